@@ -1,0 +1,1 @@
+"""What runs a model: the scheduler, the engine core, and the runners behind them."""

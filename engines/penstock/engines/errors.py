@@ -1,0 +1,106 @@
+"""The one tree of errors that a request can end with.
+
+PenstockError
+├── InvalidRequestError        the caller's fault: bad type, range, size or combination
+│   ├── ContextLengthError     prompt and max_tokens do not fit the model's context or the KV cache
+│   ├── ModelNotFoundError     no such model
+│   ├── PayloadTooLargeError   a body or a part of it is over its limit
+│   └── UnsupportedError       a known option that this server or model does not offer
+├── AuthenticationError        missing or wrong API key
+├── OverloadedError            full for now: try again later
+│   ├── QueueFullError         the scheduler's queue bound, in requests or tokens
+│   └── NotReadyError          starting, draining, or restarting its engine
+├── DeadlineExceededError      the request's time is over, queued or running
+└── EngineError                the server's fault
+    ├── EngineDeadError        the engine process died or hung; its requests end with this
+    ├── StepFailedError        a step raised; the requests of that step end with this
+    └── NumericalError         NaN or infinite logits in this request's row
+
+Below the gateway nothing knows HTTP or gRPC; `penstock.gateway.errors` maps each class to its wire shapes.
+Errors cross the process border as `(code, message)`; `code` is the class's stable name on the wire.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class PenstockError(Exception):
+    """Base of the tree. `message` is safe to show to the caller; `param` names the offending field, if any."""
+
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+        """Seconds after which another try makes sense (overload only)."""
+
+
+class InvalidRequestError(PenstockError):
+    code = "invalid_request"
+
+
+class ContextLengthError(InvalidRequestError):
+    code = "context_length_exceeded"
+
+
+class ModelNotFoundError(InvalidRequestError):
+    code = "model_not_found"
+
+
+class PayloadTooLargeError(InvalidRequestError):
+    code = "payload_too_large"
+
+
+class UnsupportedError(InvalidRequestError):
+    code = "unsupported_parameter"
+
+
+class AuthenticationError(PenstockError):
+    code = "invalid_api_key"
+
+
+class OverloadedError(PenstockError):
+    code = "overloaded"
+
+
+class QueueFullError(OverloadedError):
+    code = "queue_full"
+
+
+class NotReadyError(OverloadedError):
+    code = "not_ready"
+
+
+class DeadlineExceededError(PenstockError):
+    code = "deadline_exceeded"
+
+
+class EngineError(PenstockError):
+    code = "engine_error"
+
+
+class EngineDeadError(EngineError):
+    code = "engine_dead"
+
+
+class StepFailedError(EngineError):
+    code = "step_failed"
+
+
+class NumericalError(EngineError):
+    code = "numerical_error"
+
+
+def _subclasses(cls: type[PenstockError]) -> list[type[PenstockError]]:
+    return [cls, *(leaf for child in cls.__subclasses__() for leaf in _subclasses(child))]
+
+
+_BY_CODE = {cls.code: cls for cls in _subclasses(PenstockError)}
+
+
+def from_code(code: str, message: str) -> PenstockError:
+    """The error that crossed the process border as `(code, message)`."""
+    return _BY_CODE.get(code, EngineError)(message)

@@ -1,0 +1,1 @@
+"""Protocols in, streams out: HTTP, gRPC, admission, metrics, command line."""

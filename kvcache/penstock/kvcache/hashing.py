@@ -1,0 +1,35 @@
+"""Hashes of full blocks, chained: equal hashes mean equal tokens from the very first one on, and equal extra keys."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from array import array
+from collections.abc import Sequence
+
+from penstock.kvcache.pool import BlockHash
+
+_DIGEST_SIZE = 16
+
+
+class BlockHasher:
+    """Keyed BLAKE2b, with a key of this process: a client cannot construct colliding prompts."""
+
+    def __init__(self, key: bytes | None = None) -> None:
+        self._key = secrets.token_bytes(32) if key is None else key
+
+    def root(self, *, adapter: str = "", salt: str = "") -> BlockHash:
+        """The parent of a prompt's first block. Requests share blocks only if their extra keys are equal.
+
+        Each key is written with its length, so that no two different sets of keys look alike.
+        """
+        hasher = hashlib.blake2b(key=self._key, digest_size=_DIGEST_SIZE, person=b"root")
+        for part in (adapter, salt):
+            data = part.encode("utf-8", "surrogatepass")
+            hasher.update(len(data).to_bytes(8, "little") + data)
+        return hasher.digest()
+
+    def block(self, parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
+        """Hash of one full block behind `parent`."""
+        data = parent + array("Q", token_ids).tobytes()
+        return hashlib.blake2b(data, key=self._key, digest_size=_DIGEST_SIZE).digest()

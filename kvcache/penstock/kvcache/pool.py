@@ -1,0 +1,138 @@
+"""The pool of KV cache blocks: reference counts, free blocks, and the cached blocks among them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+BlockHash = bytes
+
+
+class BlockPool:
+    """Blocks 0..num_blocks-1, each in exactly one of three places.
+
+    - referenced: `ref_count > 0`, named by that many block tables
+    - blank: free, holds nothing worth keeping
+    - evictable: free, but its contents are in the prefix cache; least recently used first
+
+    Every operation is O(1) per block. Blank blocks are handed out before cached ones are evicted.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"a pool needs at least one block, not {num_blocks}")
+        self.num_blocks = num_blocks
+        self.num_evictions = 0
+        self._ref_counts = [0] * num_blocks
+        self._hashes: list[BlockHash | None] = [None] * num_blocks
+        self._blank = list(range(num_blocks - 1, -1, -1))
+        self._evictable: OrderedDict[int, None] = OrderedDict()
+        self._by_hash: dict[BlockHash, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be allocated, evictable ones included."""
+        return len(self._blank) + len(self._evictable)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks in the prefix cache, referenced or not."""
+        return len(self._by_hash)
+
+    def ref_count(self, block_id: int) -> int:
+        return self._ref_counts[block_id]
+
+    def is_writable(self, block_id: int) -> bool:
+        """A block may be written by its only holder, and only while nobody can find it in the prefix cache."""
+        return self._ref_counts[block_id] == 1 and self._hashes[block_id] is None
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` blocks with one reference each. Raises ValueError when there are not so many; see `num_free`."""
+        if count > self.num_free:
+            raise ValueError(f"{count} blocks asked for, {self.num_free} free")
+        blank = self._blank
+        from_blank = min(count, len(blank))
+        split = len(blank) - from_blank
+        blocks = blank[split:]
+        del blank[split:]
+        for _ in range(count - from_blank):
+            blocks.append(self._evict())
+        ref_counts = self._ref_counts
+        for block_id in blocks:
+            ref_counts[block_id] = 1
+        return blocks
+
+    def retain(self, block_ids: Sequence[int]) -> None:
+        """One more reference to each; an evictable block is in use again."""
+        ref_counts = self._ref_counts
+        for block_id in block_ids:
+            if not ref_counts[block_id]:
+                del self._evictable[block_id]
+            ref_counts[block_id] += 1
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """One reference less to each. Of the blocks freed here, the first in order are evicted first."""
+        ref_counts = self._ref_counts
+        for block_id in block_ids:
+            count = ref_counts[block_id] - 1
+            if count < 0:
+                raise ValueError(f"block {block_id} released once too often")
+            ref_counts[block_id] = count
+            if not count:
+                if self._hashes[block_id] is None:
+                    self._blank.append(block_id)
+                else:
+                    self._evictable[block_id] = None
+
+    def lookup(self, block_hash: BlockHash) -> int | None:
+        """The block that holds these contents. Retain it before the next allocation."""
+        return self._by_hash.get(block_hash)
+
+    def publish(self, block_id: int, block_hash: BlockHash) -> bool:
+        """Puts a full, computed block into the prefix cache; from now on it is immutable.
+
+        False, and nothing is done, when these contents are cached already: the first block of equal ones stays.
+        """
+        if block_hash in self._by_hash:
+            return False
+        self._by_hash[block_hash] = block_id
+        self._hashes[block_id] = block_hash
+        return True
+
+    def clear_cache(self) -> None:
+        """Empties the prefix cache. Blocks in use stay with their holders."""
+        for block_id in self._by_hash.values():
+            self._hashes[block_id] = None
+        self._by_hash.clear()
+        self._blank.extend(self._evictable)
+        self._evictable.clear()
+
+    def _evict(self) -> int:
+        block_id, _ = self._evictable.popitem(last=False)
+        block_hash = self._hashes[block_id]
+        if block_hash is not None:
+            del self._by_hash[block_hash]
+            self._hashes[block_id] = None
+        self.num_evictions += 1
+        return block_id
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError unless every block is in exactly one place and the prefix cache names real contents."""
+        blank, evictable = set(self._blank), set(self._evictable)
+        referenced = {b for b, count in enumerate(self._ref_counts) if count > 0}
+        require(len(blank) == len(self._blank), "a block is blank twice")
+        require(not blank & evictable and not (blank | evictable) & referenced, "a block is in two places")
+        require(len(blank) + len(evictable) + len(referenced) == self.num_blocks, "a block is lost")
+        require(all(self._hashes[b] is None for b in blank), "a blank block has a hash")
+        require(all(self._hashes[b] is not None for b in evictable), "an evictable block has no hash")
+        by_block = {b: h for b, h in enumerate(self._hashes) if h is not None}
+        require(by_block == {b: h for h, b in self._by_hash.items()}, "index and block hashes differ")
+
+
+class IntegrityError(AssertionError):
+    """The book-keeping contradicts itself: always a bug here, never the caller's fault."""
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise IntegrityError(message)

@@ -1,0 +1,1 @@
+"""Load tests and benchmarks. Speaks only public protocols; the micro benchmarks time the rooms' data structures."""

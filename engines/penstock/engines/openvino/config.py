@@ -1,0 +1,60 @@
+"""The runner's settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from penstock.engines.errors import InvalidRequestError
+
+Precision = Literal["auto", "bf16", "f16", "f32"]
+WeightsType = Literal["auto", "bf16", "f16", "f32", "int8"]
+KVCacheType = Literal["auto", "u8", "bf16", "f16", "f32"]
+
+
+@dataclass(frozen=True)
+class OpenVINOConfig:
+    """Raises InvalidRequestError for a value that is not allowed, naming those that are."""
+
+    model_dir: Path
+    dtype: Precision = "auto"
+    """Precision of the computation. auto: bf16 where the device computes in it, else f32."""
+    weights: WeightsType = "auto"
+    """How weights are held. auto: as in the checkpoint. int8: symmetric, one scale for each output row."""
+    kv_cache_dtype: KVCacheType = "auto"
+    """auto: as `dtype`. u8: quantized per token and head, a scale and a zero point beside the values."""
+    threads: int | None = None
+    """Compute threads; None: see `device.default_threads`."""
+    max_model_len: int | None = None
+    """Prompt and output together; None: what the model was made for. More than that is an error."""
+    num_blocks: int | None = None
+    """KV cache blocks; takes precedence over kv_cache_memory."""
+    kv_cache_memory: int | None = None
+    """Bytes of KV cache; None: a share of the free memory, no more than max_num_seqs full requests can use."""
+    max_num_seqs: int = 256
+    """Requests that live at the same time."""
+    max_num_batched_tokens: int = 2048
+    """Tokens of one step."""
+    device: str = "CPU"
+
+    def __post_init__(self) -> None:
+        _check_choice("dtype", self.dtype, get_args(Precision))
+        _check_choice("weights", self.weights, get_args(WeightsType))
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, get_args(KVCacheType))
+        for name in ("threads", "max_model_len", "num_blocks", "kv_cache_memory"):
+            value = getattr(self, name)
+            if value is not None:
+                _check_positive(name, value)
+        _check_positive("max_num_seqs", self.max_num_seqs)
+        _check_positive("max_num_batched_tokens", self.max_num_batched_tokens)
+
+
+def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InvalidRequestError(f"{name}={value!r} is not one of {', '.join(allowed)}", param=name)
+
+
+def _check_positive(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidRequestError(f"{name}={value!r} is not a positive integer", param=name)

@@ -1,0 +1,173 @@
+"""The decoder's graph around paged attention.
+
+Inputs, for T scheduled tokens of S requests: input_ids and position_ids [T] i64, past_lens [S] i32, subsequence_begins
+[S + 1] i32, block_indices [B] i32 (the requests' block tables, one after another), block_indices_begins [S + 1] i32,
+max_context_len [] i32, sampled_tokens_indices [N] i64 (which of the T tokens get logits), and for each layer n
+key_cache.n and value_cache.n. Output: logits [N, vocab] f32.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import openvino as ov
+import openvino.opset15 as ops
+from openvino.op import _PagedAttentionExtension as PagedAttention
+
+from penstock.engines.errors import UnsupportedError
+from penstock.engines.openvino.families import DecoderSpec
+from penstock.engines.openvino.weights import Node, Weights
+
+STEP_INPUTS: dict[str, tuple[type[np.generic], list[int]]] = {
+    "input_ids": (np.int64, [-1]),
+    "position_ids": (np.int64, [-1]),
+    "past_lens": (np.int32, [-1]),
+    "subsequence_begins": (np.int32, [-1]),
+    "block_indices": (np.int32, [-1]),
+    "block_indices_begins": (np.int32, [-1]),
+    "max_context_len": (np.int32, []),
+    "sampled_tokens_indices": (np.int64, [-1]),
+}
+
+
+def build_decoder(spec: DecoderSpec, weights: Weights) -> ov.Model:
+    """Raises UnsupportedError when the checkpoint holds tensors that this graph would ignore."""
+    model = _Builder(spec, weights).build()
+    ignored = [n for n in weights.unused() if not n.endswith("rotary_emb.inv_freq")]
+    if spec.tie_word_embeddings:
+        ignored = [n for n in ignored if n != "lm_head.weight"]
+    if ignored:
+        raise UnsupportedError(
+            f"the checkpoint has {len(ignored)} tensors that no part of the model uses: {ignored[0]} ..."
+        )
+    return model
+
+
+class _Builder:
+    def __init__(self, spec: DecoderSpec, weights: Weights) -> None:
+        self._spec = spec
+        self._weights = weights
+        self._inputs: dict[str, Node] = {}
+
+    def build(self) -> ov.Model:
+        spec = self._spec
+        for name, (dtype, shape) in STEP_INPUTS.items():
+            self._add_input(name, dtype, shape)
+        self._cos, self._sin = self._rotations()
+        embedding = "model.embed_tokens.weight"
+        x = self._weights.look_up(self._inputs["input_ids"], embedding, (spec.vocab_size, spec.hidden_size))
+        for n in range(spec.num_layers):
+            x = self._layer(x, n)
+        # Logits only where they are asked for: the head is the largest matrix of a small model.
+        x = ops.gather(x, self._inputs["sampled_tokens_indices"], _i64(0))
+        x = self._rms_norm(x, "model.norm.weight", spec.hidden_size)
+        head = embedding if spec.tie_word_embeddings else "lm_head.weight"
+        logits = self._weights.project(x, head, (spec.vocab_size, spec.hidden_size))
+        logits.output(0).set_names({"logits"})
+        return ov.Model([ops.result(logits)], list(self._inputs.values()), "decoder")
+
+    def _add_input(self, name: str, dtype: object, shape: list[int]) -> Node:
+        node = ops.parameter(ov.PartialShape(shape), dtype, name=name)
+        node.output(0).set_names({name})
+        self._inputs[name] = node
+        return node
+
+    def _layer(self, x: Node, n: int) -> Node:
+        prefix = f"model.layers.{n}."
+        hidden = self._spec.hidden_size
+        x = ops.add(x, self._attention(self._rms_norm(x, prefix + "input_layernorm.weight", hidden), n))
+        return ops.add(x, self._mlp(self._rms_norm(x, prefix + "post_attention_layernorm.weight", hidden), n))
+
+    def _attention(self, x: Node, n: int) -> Node:
+        spec, prefix = self._spec, f"model.layers.{n}.self_attn."
+        q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        q = self._linear(x, prefix + "q_proj", q_size, spec.hidden_size, spec.qkv_bias)
+        k = self._linear(x, prefix + "k_proj", kv_size, spec.hidden_size, spec.qkv_bias)
+        v = self._linear(x, prefix + "v_proj", kv_size, spec.hidden_size, spec.qkv_bias)
+        q = self._rotate(q, spec.num_heads, prefix + "q_norm.weight")
+        k = self._rotate(k, spec.num_kv_heads, prefix + "k_norm.weight")
+        return self._linear(self._paged_attention(q, k, v, n), prefix + "o_proj", spec.hidden_size, q_size, spec.o_bias)
+
+    def _paged_attention(self, q: Node, k: Node, v: Node, n: int) -> Node:
+        spec, inputs = self._spec, self._inputs
+        caches = [self._add_input(f"{kind}_cache.{n}", ov.Type.dynamic, [-1] * 4) for kind in ("key", "value")]
+        ints, floats = _i32([]), _f32([])
+        operands = [q, k, v, *caches]
+        operands += [inputs[i] for i in ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins")]
+        operands += [
+            _f32(spec.head_dim**-0.5),
+            _i32(spec.sliding_windows[n]),
+            floats,
+            inputs["max_context_len"],
+        ]
+        # The op's optional parts, left empty: score aggregation, cache rotation, xattention, sinks, eviction ...
+        operands += [
+            ints,
+            ints,
+            ints,
+            floats,
+            floats,
+            _i32(0),
+            _i32(0),
+            _f32(np.zeros((0, 0, 0, 0))),
+            _i32(0),
+        ]
+        operands += [ints, ints, ints, ints, ops.constant(np.zeros(0, np.uint8)), ints]
+        attention = PagedAttention([operand.output(0) for operand in operands])
+        for kind in ("k", "v"):
+            attention.get_rt_info()[f"num_{kind}_heads"] = spec.num_kv_heads
+            attention.get_rt_info()[f"{kind}_head_size"] = spec.head_dim
+        return attention.output(0)
+
+    def _mlp(self, x: Node, n: int) -> Node:
+        spec, prefix = self._spec, f"model.layers.{n}.mlp."
+        hidden, inner = spec.hidden_size, spec.intermediate_size
+        gate = self._linear(x, prefix + "gate_proj", inner, hidden, spec.mlp_bias)
+        up = self._linear(x, prefix + "up_proj", inner, hidden, spec.mlp_bias)
+        return self._linear(ops.multiply(ops.swish(gate), up), prefix + "down_proj", hidden, inner, spec.mlp_bias)
+
+    def _linear(self, x: Node, name: str, out: int, inner: int, bias: bool) -> Node:
+        y = self._weights.project(x, name + ".weight", (out, inner))
+        return ops.add(y, self._weights.vector(name + ".bias", out)) if bias else y
+
+    def _rms_norm(self, x: Node, name: str, size: int) -> Node:
+        variance = ops.reduce_mean(ops.power(x, _f32(2.0)), _i64([-1]), True)
+        scale = ops.divide(_f32(1.0), ops.sqrt(ops.add(variance, _f32(self._spec.rms_norm_eps))))
+        return ops.multiply(ops.multiply(x, scale), self._weights.vector(name, size))
+
+    def _rotations(self) -> tuple[Node, Node]:
+        """cos and sin of every token's angles, [T, 1, 1, head_dim]: the two halves of a head turn together."""
+        rope = self._spec.rope
+        positions = ops.unsqueeze(ops.convert(self._inputs["position_ids"], "f32"), _i64([1, 2]))
+        half = ops.matmul(_f32(rope.inv_freq[None, :, None]), positions, False, False)
+        angles = ops.transpose(half, _i64([0, 2, 1]))
+        angles = ops.concat([angles, angles], -1)
+        cos, sin = ops.cos(angles), ops.sin(angles)
+        if rope.attention_factor != 1.0:
+            factor = _f32(rope.attention_factor)
+            cos, sin = ops.multiply(cos, factor), ops.multiply(sin, factor)
+        return ops.unsqueeze(cos, _i64(1)), ops.unsqueeze(sin, _i64(1))
+
+    def _rotate(self, x: Node, heads: int, norm: str) -> Node:
+        """[T, heads * head_dim] rotated, after the norm of each head where the family has one."""
+        d = self._spec.head_dim
+        x = ops.reshape(x, _i64([0, heads, 1, d]), True)
+        if self._spec.qk_norm:
+            x = self._rms_norm(x, norm, d)
+        one, last = _i64([1]), _i64([3])
+        first = ops.slice(x, _i64([0]), _i64([d // 2]), one, last)
+        second = ops.slice(x, _i64([d // 2]), _i64([2**63 - 1]), one, last)
+        turned = ops.concat([ops.multiply(second, _f32(-1.0)), first], -1)
+        x = ops.add(ops.multiply(x, self._cos), ops.multiply(turned, self._sin))
+        return ops.reshape(x, _i64([0, heads * d]), True)
+
+
+def _f32(value: object) -> Node:
+    return ops.constant(np.asarray(value, np.float32))
+
+
+def _i32(value: object) -> Node:
+    return ops.constant(np.asarray(value, np.int32))
+
+
+def _i64(value: object) -> Node:
+    return ops.constant(np.asarray(value, np.int64))

@@ -1,0 +1,108 @@
+"""Fills the model's step inputs: from a SchedulerOutput and the request table to tensors that are made once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import openvino as ov
+
+from penstock.engines.openvino.decoder import STEP_INPUTS
+from penstock.engines.openvino.requests import RequestTable
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The S requests of one step, in its order."""
+
+    rows: Ints
+    """[S] rows of the request table."""
+    sampling: Ints
+    """Which of the S get a new token; their logits come first, in this order."""
+    prompt_positions: list[tuple[int, int, int]]
+    """(index of the request, first position, count) of the prompt positions whose logits follow, by request."""
+
+
+class StepInputs:
+    """Owns the tensors behind the inputs of one infer request. Not for use from several threads."""
+
+    def __init__(self, request: Any, table: RequestTable, block_size: int) -> None:
+        self._table = table
+        self._block_size = block_size
+        self._buffers = {name: _Buffer(request, name, *spec) for name, spec in STEP_INPUTS.items()}
+
+    def fill(self, rows: Ints, computed: Ints, scheduled: Ints) -> Batch:
+        """`computed` and `scheduled` tokens for each of `rows`, all [S]."""
+        table, buffers = self._table, self._buffers
+        total = computed + scheduled
+        begins = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(scheduled, out=begins[1:])
+        if begins[-1] == len(rows):
+            owner, positions = rows, computed
+        else:
+            owner = np.repeat(rows, scheduled)
+            positions = np.arange(begins[-1]) + np.repeat(computed - begins[:-1], scheduled)
+        buffers["input_ids"].put(table.tokens[owner, positions])
+        buffers["position_ids"].put(positions)
+        buffers["past_lens"].put(computed)
+        buffers["subsequence_begins"].put(begins)
+        buffers["max_context_len"].put(total.max())
+        self._fill_block_tables(rows, total)
+        sampling = np.flatnonzero(total == table.num_tokens[rows])
+        wanted, prompt_positions = self._prompt_positions(rows, computed, total, begins)
+        last = begins[1:][sampling] - 1
+        buffers["sampled_tokens_indices"].put(np.concatenate([last, *wanted]) if wanted else last)
+        return Batch(rows, sampling, prompt_positions)
+
+    def _fill_block_tables(self, rows: Ints, total: Ints) -> None:
+        used = -(-total // self._block_size)
+        begins = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(used, out=begins[1:])
+        tables = self._table.block_tables[rows, : used.max()]
+        present = np.arange(tables.shape[1]) < used[:, None]
+        self._buffers["block_indices"].put(tables[present])
+        self._buffers["block_indices_begins"].put(begins)
+
+    def _prompt_positions(
+        self, rows: Ints, computed: Ints, total: Ints, begins: Ints
+    ) -> tuple[list[Ints], list[tuple[int, int, int]]]:
+        """Flat indices, and the same by request, of prompt positions whose successor is a prompt token."""
+        flat: list[Ints] = []
+        by_request: list[tuple[int, int, int]] = []
+        for i in np.flatnonzero(self._table.wants_prompt_logprobs[rows]).tolist():
+            stop = min(int(total[i]), int(self._table.num_prompt_tokens[rows[i]]) - 1)
+            count = stop - int(computed[i])
+            if count > 0:
+                flat.append(np.arange(begins[i], begins[i] + count))
+                by_request.append((i, int(computed[i]), count))
+        return flat, by_request
+
+
+class _Buffer:
+    """A tensor that keeps its memory and is given a new length each step; it grows by doubling."""
+
+    def __init__(self, request: Any, name: str, dtype: type[np.generic], shape: list[int]) -> None:
+        self._request = request
+        self._name = name
+        self._dtype = dtype
+        self._scalar = not shape
+        self._grow(1)
+
+    def put(self, values: npt.NDArray[Any]) -> None:
+        if self._scalar:
+            self._memory[0] = values
+            return
+        count = len(values)
+        if count > len(self._memory):
+            self._grow(2 * count)
+        self._tensor.shape = [count]
+        self._memory[:count] = values
+
+    def _grow(self, capacity: int) -> None:
+        self._memory = np.zeros(capacity, self._dtype)
+        self._tensor = ov.Tensor(self._memory.reshape(()) if self._scalar else self._memory, shared_memory=True)
+        self._request.set_tensor(self._name, self._tensor)

@@ -1,0 +1,60 @@
+"""The KV cache's tensors: keys and values of all blocks for each layer, as the compiled model lays them out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import openvino as ov
+
+from penstock.engines.errors import EngineError
+
+
+class KVCache:
+    """Block b of layer n are key_cache.n[b] and value_cache.n[b], `[kv_heads, block_size, head_size]` each.
+
+    With u8 the last axis also carries scale and zero point of its row, so a copied block is a whole block.
+    """
+
+    def __init__(self, compiled: Any, num_blocks: int) -> None:
+        self._tensors: dict[str, ov.Tensor] = {}
+        for name, kind, shape in _cache_inputs(compiled):
+            self._tensors[name] = ov.Tensor(kind, ov.Shape([num_blocks, *shape]))
+        self._raw = [_bytes_of(tensor) for tensor in self._tensors.values()]
+
+    def bind(self, request: Any) -> None:
+        """Makes these the caches of an infer request."""
+        for name, tensor in self._tensors.items():
+            request.set_tensor(name, tensor)
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """(source, destination) one after the other, in every layer."""
+        for source, destination in copies:
+            for raw in self._raw:
+                raw[destination] = raw[source]
+
+
+def block_layout(compiled: Any) -> tuple[int, int]:
+    """Tokens of a block, and bytes of a block over all layers, keys and values."""
+    inputs = _cache_inputs(compiled)
+    if not inputs:
+        raise EngineError("the compiled model has no KV cache inputs")
+    return inputs[0][2][1], sum(math.prod(shape) * kind.size for _, kind, shape in inputs)
+
+
+def _cache_inputs(compiled: Any) -> list[tuple[str, Any, list[int]]]:
+    """Name, element type and shape of one block, for each cache input."""
+    found = []
+    for port in compiled.inputs:
+        name = port.any_name
+        if name.startswith(("key_cache.", "value_cache.")):
+            found.append((name, port.element_type, [axis.get_length() for axis in list(port.partial_shape)[1:]]))
+    return found
+
+
+def _bytes_of(tensor: ov.Tensor) -> Any:
+    """A writable view [blocks, bytes of a block], whatever the element type."""
+    blocks = tensor.shape[0]
+    data = tensor.data
+    return data.view("uint8").reshape(blocks, -1)

@@ -1,0 +1,85 @@
+"""How much memory may be used: what the machine and its control group leave free, and sizes written by people."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from penstock.engines.errors import InvalidRequestError
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*|%)")
+_NO_LIMIT = 2**60
+"""Control groups of version 1 write "no limit" as a number near 2**63."""
+
+
+def parse_memory(text: str | int, free: int | None = None) -> int:
+    """Bytes in "4GiB", "500 MB", "1073741824" or "40%" (of `free`; None: of what is free now).
+
+    Raises InvalidRequestError for anything else, for zero, and for more than 100%.
+    """
+    match = _SIZE.fullmatch(str(text).strip())
+    if match is None:
+        raise InvalidRequestError(f"{text!r} is not an amount of memory such as 4GiB, 40% or 1073741824")
+    number, unit = float(match[1]), match[2].upper()
+    if unit == "%":
+        if number > 100:
+            raise InvalidRequestError(f"{text!r} is more than all of the memory")
+        size = int((available_memory() if free is None else free) * number / 100)
+    elif unit in _UNITS:
+        size = int(number * _UNITS[unit])
+    else:
+        raise InvalidRequestError(f"{match[2]!r} in {text!r} is not one of {', '.join(_UNITS)[2:]}, %")
+    if size < 1:
+        raise InvalidRequestError(f"{text!r} is no memory at all")
+    return size
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """Bytes that can be taken without swapping: MemAvailable, within the limits of the control groups above us.
+
+    `root` is where /proc and /sys are looked for.
+    """
+    return max(0, min([_machine(root), *_control_groups(root)]))
+
+
+def _machine(root: Path) -> int:
+    for line in (root / "proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _control_groups(root: Path) -> list[int]:
+    """What each control group that bounds this process's memory has left."""
+    memberships = root / "proc/self/cgroup"
+    if not memberships.is_file():
+        return []
+    left: list[int] = []
+    for line in memberships.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            base, limit, usage = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        elif controllers == "":
+            base, limit, usage = root / "sys/fs/cgroup", "memory.max", "memory.current"
+        else:
+            continue
+        folder = base / path.strip("/")
+        # In a container its own group is often mounted at the root, so both it and every parent are looked at.
+        folders = [folder, *(p for p in folder.parents if p.is_relative_to(base))]
+        left += [room for f in folders if (room := _room(f, limit, usage)) is not None]
+    return left
+
+
+def _room(folder: Path, limit: str, usage: str) -> int | None:
+    """The limit less what is used, page cache that can be dropped not counted; None: unlimited."""
+    try:
+        most, used = (folder / limit).read_text().strip(), int((folder / usage).read_text())
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    if most == "max" or int(most) >= _NO_LIMIT:
+        return None
+    droppable = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
+    return int(most) - used + droppable

@@ -1,0 +1,115 @@
+"""Rotary position embedding: inverse frequencies and the factor on cos and sin, from either style of config.
+
+Types: default, linear, llama3 (Llama 3.1's smoothed bands) and yarn (arXiv:2309.00071). Types whose frequencies depend
+on the length of the sequence (dynamic, longrope) are refused: cached keys would have to be rotated anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.engines.errors import UnsupportedError
+
+Frequencies = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Rope:
+    """Position p turns pair i of a head by p * inv_freq[i]."""
+
+    inv_freq: Frequencies
+    """[head_dim / 2]"""
+    attention_factor: float = 1.0
+    """Multiplies cos and sin."""
+
+
+def parse_rope(config: Mapping[str, Any], head_dim: int) -> Rope:
+    """`config` is config.json; raises UnsupportedError for a type that is not offered."""
+    settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if any(isinstance(value, dict) for value in settings.values()):
+        raise UnsupportedError("rope_parameters for each layer type are not supported")
+    kind = settings.get("rope_type") or settings.get("type") or "default"
+    if kind not in _KINDS:
+        raise UnsupportedError(f"RoPE type {kind!r} is not supported; supported are {', '.join(_KINDS)}")
+    partial = settings.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
+    if partial != 1.0:
+        raise UnsupportedError(f"partial_rotary_factor={partial} is not supported")
+    theta = float(settings.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    settings = {"max_position_embeddings": config.get("max_position_embeddings"), **settings}
+    try:
+        return _KINDS[kind](settings, _base_frequencies(theta, head_dim), theta)
+    except KeyError as e:
+        raise UnsupportedError(f"RoPE type {kind!r} needs {e.args[0]!r} in config.json") from None
+
+
+def _base_frequencies(theta: float, head_dim: int) -> Frequencies:
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    inv_freq: Frequencies = 1.0 / np.power(np.float32(theta), exponents)
+    return inv_freq
+
+
+def _default(settings: Mapping[str, Any], inv_freq: Frequencies, theta: float) -> Rope:
+    return Rope(inv_freq)
+
+
+def _linear(settings: Mapping[str, Any], inv_freq: Frequencies, theta: float) -> Rope:
+    return Rope(inv_freq / np.float32(settings["factor"]))
+
+
+def _llama3(settings: Mapping[str, Any], inv_freq: Frequencies, theta: float) -> Rope:
+    """Long wavelengths are stretched by `factor`, short ones kept, those between blended."""
+    factor, low, high = (float(settings[key]) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    old_length = float(settings["original_max_position_embeddings"])
+    wavelength = 2 * math.pi / inv_freq
+    smooth = np.clip((old_length / wavelength - low) / (high - low), 0.0, 1.0)
+    blended = (1 - smooth) * inv_freq / factor + smooth * inv_freq
+    return Rope(blended.astype(np.float32))
+
+
+def _yarn(settings: Mapping[str, Any], inv_freq: Frequencies, theta: float) -> Rope:
+    """Pairs that turn often over the original context keep their frequency, slow ones are interpolated."""
+    old_length = float(settings["original_max_position_embeddings"])
+    factor = settings["factor"]
+    factor = float(factor) if factor is not None else settings["max_position_embeddings"] / old_length
+    head_dim = 2 * len(inv_freq)
+
+    def dimension(rotations: float) -> float:
+        return head_dim * math.log(old_length / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dimension(settings.get("beta_fast") or 32), dimension(settings.get("beta_slow") or 1)
+    if settings.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001
+    interpolated = np.clip((np.arange(len(inv_freq), dtype=np.float32) - low) / (high - low), 0.0, 1.0)
+    mixed = inv_freq / factor * interpolated + inv_freq * (1 - interpolated)
+    return Rope(mixed.astype(np.float32), _yarn_attention_factor(settings, factor))
+
+
+def _yarn_attention_factor(settings: Mapping[str, Any], factor: float) -> float:
+    given = settings.get("attention_factor")
+    if given is not None:
+        return float(given)
+
+    def scale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    mscale, mscale_all_dim = settings.get("mscale"), settings.get("mscale_all_dim")
+    if mscale and mscale_all_dim:
+        return scale(float(mscale)) / scale(float(mscale_all_dim))
+    return scale(1.0)
+
+
+_KINDS: dict[str, Callable[[Mapping[str, Any], Frequencies, float], Rope]] = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}

@@ -66,8 +66,8 @@ class Engine(Protocol):
         ...
 
     def abort(self, ids: Sequence[int]) -> None:
-        """Ends requests early; their blocks are free before the next step. Unknown ids are ignored. An aborted request's
-        stream entry ends with FinishReason.ABORT at once, without waiting for the engine."""
+        """Ends requests early; their blocks are free before the next step. Unknown ids are ignored. Their stream ends
+        them with FinishReason.ABORT at once, without waiting for the engine."""
         ...
 
     async def stop(self) -> None:

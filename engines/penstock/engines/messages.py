@@ -152,7 +152,7 @@ class EngineStats(msgspec.Struct, array_like=True):
     step_tokens: int = 0
 
 
-class StepOutputs(msgspec.Struct, array_like=True):
+class StepOutputs(msgspec.Struct, array_like=True, tag="step"):
     """One message a step (or a heart beat, with no outputs)."""
 
     outputs: list[RequestOutput]
@@ -175,4 +175,17 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """False where tokens come from no distribution (the simulated runner)."""
 
 
+class Ready(msgspec.Struct, array_like=True, tag="ready"):
+    """The engine process has loaded its model."""
+
+    info: ModelInfo
+
+
+class LoadFailed(msgspec.Struct, array_like=True, tag="load_failed"):
+    """It could not. `message` is for the operator."""
+
+    message: str
+
+
 DownMessage = AddRequest | AbortRequests
+UpMessage = Ready | LoadFailed | StepOutputs

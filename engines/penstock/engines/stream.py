@@ -1,7 +1,7 @@
 """The merging mailbox between an engine and one client call.
 
 The engine puts deltas in, once per step; the client takes out everything that has come since it last looked. A slow
-reader finds several tokens merged into one delta, so memory stays bounded by what it asked for and the engine never waits.
+reader finds several tokens merged into one delta: memory stays bounded by what it asked for, the engine never waits.
 """
 
 from __future__ import annotations

@@ -126,7 +126,10 @@ class KVCacheManager:
         return child
 
     def publish(self, table: BlockTable, token_ids: Sequence[int], num_computed: int) -> None:
-        """Offers the blocks that `num_computed` tokens fill to the prefix cache. Only call it for tokens whose step succeeded."""
+        """Offers the blocks that `num_computed` tokens fill to the prefix cache.
+
+        Only for tokens whose step succeeded: what a failed step left in a block must never be found again.
+        """
         size, hashes = self.block_size, table.hashes
         while len(hashes) < num_computed // size:
             index = len(hashes)

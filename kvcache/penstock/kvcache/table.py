@@ -24,9 +24,9 @@ class BlockTable:
 
 
 class Growth(NamedTuple):
-    """How a table changed in `KVCacheManager.grow`: from `index` on it holds `block_ids`."""
+    """How a table changed in `KVCacheManager.grow`: from entry `start` on it holds `block_ids`."""
 
-    index: int
+    start: int
     block_ids: list[int]
     copy: tuple[int, int] | None
     """(source, destination): contents to copy before the next write, since the source is shared or cached."""

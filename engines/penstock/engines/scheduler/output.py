@@ -62,7 +62,7 @@ class ModelRunnerOutput:
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """id -> one entry per sampled token, for requests with params.logprobs set."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    """id -> entries for the prompt positions computed in this step: the logprob of prompt token p + 1, given those up to
-    p, for each scheduled position p whose successor is a prompt token; for requests with params.prompt_logprobs set."""
+    """id -> entries for the prompt positions computed in this step: the logprob of prompt token p + 1, given those up
+    to p, for each scheduled position p whose successor is a prompt token; for requests with params.prompt_logprobs."""
     failed: dict[int, str] = field(default_factory=dict)
     """id -> message: requests with NaN or infinite logits in this step. They sampled nothing; others are unharmed."""

@@ -1,0 +1,5 @@
+"""The process border: an engine in a process of its own, spawned, watched and restarted."""
+
+from penstock.engines.process.client import ProcessEngine, WatchdogConfig
+
+__all__ = ["ProcessEngine", "WatchdogConfig"]

@@ -1,0 +1,240 @@
+"""The gateway's side of the process border."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from penstock.engines.errors import EngineDeadError, EngineError, NotReadyError
+from penstock.engines.messages import (
+    AbortRequests,
+    AddRequest,
+    DownMessage,
+    EngineStats,
+    FinishReason,
+    LoadFailed,
+    ModelInfo,
+    Ready,
+)
+from penstock.engines.process.link import Link
+from penstock.engines.registry import EngineSpec
+from penstock.engines.routing import StreamTable
+from penstock.engines.stream import RequestStream
+
+logger = logging.getLogger(__name__)
+
+
+_BACKOFF = 1.0
+"""Seconds of delay added with each recent restart; the first comes at once."""
+
+
+class WatchdogConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """When an engine process counts as hung, and how often it may be replaced."""
+
+    timeout: float = 60.0
+    """Seconds without a sign of life (a step's message or a heart beat) after which the process is killed."""
+    suspect_after: float = 10.0
+    """Seconds after which `ready` turns false."""
+    max_restarts: int = 5
+    """Within `restart_window`; then the engine stays down and the server says so."""
+    restart_window: float = 600.0
+
+
+class ProcessEngine:
+    """Implements Engine over an engine process. A process that dies or hangs ends its streams with EngineDeadError and
+    is replaced by a new one, with a socket of its own: nothing that the old one had still to say can arrive."""
+
+    def __init__(self, spec: EngineSpec, watchdog: WatchdogConfig | None = None, *, log_level: str = "INFO") -> None:
+        self._spec = spec
+        self._watchdog = watchdog or WatchdogConfig()
+        self._log_level = log_level
+        self._streams = StreamTable()
+        self._stats = EngineStats()
+        self._info: ModelInfo | None = None
+        self._link: Link | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._last_sign = 0.0
+        self._restarts: deque[float] = deque()
+        self._folder: Path | None = None
+        self.num_restarts = 0
+
+    @property
+    def info(self) -> ModelInfo:
+        if self._info is None:
+            raise NotReadyError("The model is still loading.", retry_after=1)
+        return self._info
+
+    @property
+    def ready(self) -> bool:
+        return self._link is not None and time.monotonic() - self._last_sign < self._watchdog.suspect_after
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    async def start(self) -> None:
+        # mkdtemp makes the folder for this user alone (0700)
+        self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))
+        await self._spawn()
+        self._keeper = asyncio.create_task(self._keep())
+
+    async def _spawn(self) -> None:
+        """Starts a process and waits until its model is loaded. Raises EngineError when that fails."""
+        address = f"ipc://{self._folder}/{self.num_restarts}"
+        link = Link(address)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "penstock.engines.process.worker",
+                address,
+                self._log_level,
+                stdin=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+            if self._process.stdin is not None:
+                self._process.stdin.write(msgspec.json.encode(self._spec) + b"\n")
+                await self._process.stdin.drain()
+            self._info = await self._loaded(link, self._process)
+        except BaseException:
+            link.close()
+            await self._kill()
+            raise
+        self._last_sign = time.monotonic()
+        self._link = link
+        link.on_messages(self._receive)
+
+    @staticmethod
+    async def _loaded(link: Link, process: asyncio.subprocess.Process) -> ModelInfo:
+        """The first message, or an error if the process ends without one."""
+        first = asyncio.ensure_future(link.first_message())
+        ended = asyncio.ensure_future(process.wait())
+        await asyncio.wait((first, ended), return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        if not first.done():
+            first.cancel()
+            raise EngineError(f"the engine process ended while it loaded the model (status {process.returncode})")
+        message = first.result()
+        if isinstance(message, Ready):
+            return message.info
+        raise EngineError(message.message if isinstance(message, LoadFailed) else "the engine process is out of order")
+
+    def _receive(self, messages: list[bytes]) -> None:
+        link = self._link
+        if link is None:
+            return
+        self._last_sign = time.monotonic()
+        for result in link.decode_steps(messages):
+            self._stats = result.stats
+            self._streams.deliver(result.outputs)
+
+    async def _keep(self) -> None:
+        """Watches the process, buries it, and raises the next one; gives up when it dies too often."""
+        while True:
+            reason = await self._until_dead()
+            self._bury(reason)
+            await self._kill()
+            if not self._may_restart():
+                logger.critical("the engine died %d times; it stays down", len(self._restarts) + 1)
+                return
+            self.num_restarts += 1
+            try:
+                await asyncio.sleep(_BACKOFF * (len(self._restarts) - 1))
+                await self._spawn()
+                logger.warning("the engine is back (restart %d)", self.num_restarts)
+            except EngineError as error:
+                logger.error("the engine could not be restarted: %s", error.message)
+
+    async def _until_dead(self) -> str:
+        process = self._process
+        if process is None or self._link is None:
+            return "it was not running"
+        ended = asyncio.ensure_future(process.wait())
+        try:
+            while True:
+                silence = time.monotonic() - self._last_sign
+                if silence >= self._watchdog.timeout:
+                    return f"it gave no sign of life for {silence:.1f} s"
+                done, _ = await asyncio.wait((ended,), timeout=self._watchdog.timeout - silence)
+                if done:
+                    return f"its process ended (status {process.returncode})"
+        finally:
+            ended.cancel()
+
+    def _bury(self, reason: str) -> None:
+        logger.error("the engine is dead: %s; %d requests end with an error", reason, len(self._streams))
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        self._streams.fail_all(EngineDeadError("The engine died while it worked on this request."))
+
+    def _may_restart(self) -> bool:
+        now = time.monotonic()
+        while self._restarts and now - self._restarts[0] > self._watchdog.restart_window:
+            self._restarts.popleft()
+        if len(self._restarts) >= self._watchdog.max_restarts:
+            return False
+        self._restarts.append(now)
+        return True
+
+    def new_ids(self, count: int) -> tuple[int, ...]:
+        return self._streams.new_ids(count)
+
+    def submit(self, requests: Sequence[AddRequest]) -> RequestStream:
+        if self._link is None:
+            raise NotReadyError("The engine is being restarted.", retry_after=2)
+        stream = RequestStream((i for r in requests for i in r.ids), self.abort)
+        self._send(*requests)
+        return self._streams.open(requests, stream)
+
+    def abort(self, ids: Sequence[int]) -> None:
+        ended = self._streams.end(ids, FinishReason.ABORT)
+        if ended:
+            self._send(AbortRequests(ended))
+
+    def _send(self, *messages: DownMessage) -> None:
+        if self._link is not None:
+            self._link.send(messages)
+
+    async def stop(self) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        self._streams.fail_all(EngineDeadError("The server was stopped."))
+        await self._end_process()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _end_process(self, patience: float = 5.0) -> None:
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), patience)
+        except TimeoutError:
+            await self._kill()
+
+    async def _kill(self) -> None:
+        process = self._process
+        if process is not None and process.returncode is None:
+            process.kill()
+            await process.wait()

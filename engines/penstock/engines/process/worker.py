@@ -1,0 +1,81 @@
+"""The engine process: `python -m penstock.engines.process.worker ADDRESS`, with an EngineSpec as one line on stdin.
+
+Stdin stays open for as long as the gateway lives: at its end this process ends too. Signals to the terminal's process
+group are the gateway's business, which drains before it closes stdin.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+
+import msgspec
+import zmq
+
+from penstock.engines.core import EngineCore
+from penstock.engines.messages import LoadFailed, Ready, StepOutputs
+from penstock.engines.process.wire import Socket, decode_down, encode, pair_socket, receive_all
+from penstock.engines.registry import EngineSpec, load_runner
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_MS = 1000
+_MAX_FAILURES = 3
+"""Failed steps in a row after which a fresh process is the better chance."""
+_PR_SET_PDEATHSIG = 1
+
+
+def serve(core: EngineCore, socket: Socket, parent: int) -> int:
+    """Steps while there is work and waits while there is none; returns an exit status when the gateway is gone."""
+    poller = zmq.Poller()
+    poller.register(socket, zmq.POLLIN)
+    poller.register(parent, zmq.POLLIN)
+    while core.failures_in_a_row < _MAX_FAILURES:
+        if not core.has_work:
+            events = dict(poller.poll(HEARTBEAT_MS))
+            if parent in events:
+                return 0
+            if not events:
+                socket.send(encode(StepOutputs([], core.scheduler.stats())))
+                continue
+        result = core.step(map(decode_down, receive_all(socket)))
+        socket.send(encode(result))
+    logger.error("%d steps failed in a row: giving up this process", _MAX_FAILURES)
+    return 1
+
+
+def main() -> int:
+    address = sys.argv[1]
+    log_level = sys.argv[2] if len(sys.argv) > 2 else "INFO"
+    logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)-7s engine: %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if sys.platform == "linux":  # even a step that never returns must not outlive the gateway
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    socket = pair_socket()
+    socket.connect(address)
+    try:
+        spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSpec)
+        runner = load_runner(spec)
+        core = EngineCore(runner, spec.scheduler, time.monotonic)
+    except Exception as error:
+        logger.debug("loading failed", exc_info=True)
+        socket.setsockopt(zmq.LINGER, 1000)
+        socket.send(encode(LoadFailed(f"{type(error).__name__}: {error}")))
+        return 1
+    socket.send(encode(Ready(runner.info)))
+    gc.freeze()  # what loading left behind never becomes garbage
+    status = serve(core, socket, sys.stdin.fileno())
+    runner.close()
+    return status
+
+
+if __name__ == "__main__":
+    status = main()
+    logging.shutdown()
+    os._exit(status)  # destructors of native libraries have nothing left to save and may hang

@@ -1,0 +1,46 @@
+"""What an engine process is told to run, and the runners it can choose from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.engines.base import ModelRunner
+from penstock.engines.scheduler.config import SchedulerConfig
+
+
+class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a new engine process needs; travels as JSON."""
+
+    runner: str
+    """A key of `RUNNERS`."""
+    options: dict[str, Any] = {}
+    """The runner's configuration."""
+    scheduler: SchedulerConfig = SchedulerConfig()
+
+
+def _openvino(options: dict[str, Any]) -> ModelRunner:
+    from penstock.engines.openvino import OpenVINOConfig, OpenVINORunner
+
+    return OpenVINORunner(OpenVINOConfig(**options | {"model_dir": Path(options["model_dir"])}))
+
+
+def _simulated(options: dict[str, Any]) -> ModelRunner:
+    from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
+
+    return SimulatedRunner(msgspec.convert(options, SimulatedConfig))
+
+
+RUNNERS = {"openvino": _openvino, "simulated": _simulated}
+"""Imported when asked for: a process loads only what it runs."""
+
+
+def load_runner(spec: EngineSpec) -> ModelRunner:
+    """Loads the model. Raises ValueError for a configuration that the runner does not take."""
+    try:
+        factory = RUNNERS[spec.runner]
+    except KeyError:
+        raise ValueError(f"no runner is called {spec.runner!r}; there are {', '.join(sorted(RUNNERS))}") from None
+    return factory(spec.options)

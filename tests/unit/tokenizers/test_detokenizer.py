@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers_tokenizers import KINDS, TEXTS, build, byte_fallback, metaspace, save_folder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.tokenizers import IncrementalDetokenizer, Tokenizer
+from penstock.tokenizers.token_table import DecoderFamily
+
+FAMILIES = {
+    "byte_level": DecoderFamily.BYTES,
+    "byte_fallback": DecoderFamily.BYTE_RUNS,
+    "unigram_fallback": DecoderFamily.BYTE_RUNS,
+    "metaspace": DecoderFamily.PIECES,
+    "wordpiece": DecoderFamily.GENERAL,
+}
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
+    folder = tmp_path_factory.mktemp("tokenizers")
+    return {kind: Tokenizer(save_folder(folder / kind, build(kind))) for kind in KINDS}
+
+
+def detokenize(tokenizer: Tokenizer, pieces: list[list[int]], skip: bool, prompt: tuple[int, ...] = ()) -> str:
+    detokenizer = IncrementalDetokenizer(tokenizer, skip, prompt)
+    return "".join([*map(detokenizer.push, pieces), detokenizer.flush()])
+
+
+def split(ids: list[int], cuts: list[int]) -> list[list[int]]:
+    edges = [0, *sorted(cut % (len(ids) + 1) for cut in cuts), len(ids)]
+    return [ids[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_decoder_section_selects_the_family(loaded: dict[str, Tokenizer], kind: str) -> None:
+    assert loaded[kind].table.family is FAMILIES[kind]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_token_by_token(loaded: dict[str, Tokenizer], kind: str, text: str) -> None:
+    tokenizer = loaded[kind]
+    ids = tokenizer.encode(f"{text}\n{text}<|im_end|> end")
+    for skip in (True, False):
+        assert detokenize(tokenizer, [[i] for i in ids], skip) == tokenizer.decode(ids, skip)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=400, deadline=None)
+@given(data=st.data())
+def test_any_ids_in_any_split(loaded: dict[str, Tokenizer], kind: str, data: st.DataObject) -> None:
+    tokenizer = loaded[kind]
+    partial = sorted(tokenizer.table.partial) or [0]
+    one = st.one_of(
+        st.integers(0, tokenizer.vocab_size + 3),
+        st.sampled_from(partial),
+        st.sampled_from(sorted(tokenizer.special_ids)),
+    )
+    ids = data.draw(st.lists(one, max_size=24))
+    cuts = data.draw(st.lists(st.integers(0, 24), max_size=24))
+    skip = data.draw(st.booleans())
+    assert detokenize(tokenizer, split(ids, cuts), skip) == tokenizer.decode(ids, skip)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_any_text_in_any_split(loaded: dict[str, Tokenizer], kind: str, data: st.DataObject) -> None:
+    tokenizer = loaded[kind]
+    text = data.draw(st.text(st.sampled_from("".join(TEXTS) + "\x00𝕏\u200d\ufe0f\ufffd"), max_size=30))
+    ids = tokenizer.encode(text)
+    cuts = data.draw(st.lists(st.integers(0, len(ids)), max_size=10))
+    assert detokenize(tokenizer, split(ids, cuts), True) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "unigram_fallback"])
+@settings(max_examples=300, deadline=None)
+@given(data=st.binary(max_size=12))
+def test_any_bytes(loaded: dict[str, Tokenizer], kind: str, data: bytes) -> None:
+    tokenizer = loaded[kind]
+    by_byte = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size - 1, -1, -1)}
+    ids = [by_byte[data[n : n + 1]] for n in range(len(data))]
+    assert detokenize(tokenizer, [[i] for i in ids], True) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
+def test_nothing_of_an_unfinished_character_comes_out(loaded: dict[str, Tokenizer], kind: str) -> None:
+    tokenizer = loaded[kind]
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    pieces = [detokenizer.push([i]) for i in tokenizer.encode("a 🧿 b")]
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert "".join(pieces).strip() == "a 🧿 b"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_a_completion_continues_the_text_of_its_prompt(
+    loaded: dict[str, Tokenizer], kind: str, data: st.DataObject
+) -> None:
+    tokenizer = loaded[kind]
+    whole = sorted(tokenizer.table.texts) or list(range(tokenizer.vocab_size))
+    prompt = data.draw(st.lists(st.sampled_from(whole), min_size=1, max_size=12))
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=8))
+    before, all_of_it = tokenizer.decode(prompt), tokenizer.decode(prompt + ids)
+    assert before + detokenize(tokenizer, [[i] for i in ids], True, tuple(prompt)) == all_of_it
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
+def test_a_character_begun_in_the_prompt_is_finished(loaded: dict[str, Tokenizer], kind: str) -> None:
+    tokenizer = loaded[kind]
+    by_byte = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size - 1, -1, -1)}
+    prompt = tuple(by_byte[bytes((b,))] for b in "x🧿".encode()[:-2])
+    ids = [by_byte[bytes((b,))] for b in "🧿y".encode()[2:]]
+    assert detokenize(tokenizer, [[i] for i in ids], True, prompt) == "🧿y"
+    assert detokenize(tokenizer, [], True, prompt) == ""
+    assert detokenize(tokenizer, [[tokenizer.id_of("z") or 0]], True, prompt) == "z"
+
+
+def test_characters_of_the_prompt_do_not_come_out_again(loaded: dict[str, Tokenizer]) -> None:
+    tokenizer = loaded["byte_fallback"]
+    prompt = tuple(tokenizer.encode("x 🧿"))
+    ids = tokenizer.encode("🧿 y")[1:]
+    assert detokenize(tokenizer, [ids], True, prompt) == "🧿 y"
+
+
+@pytest.mark.parametrize("strip", [0, 1, 2])
+def test_leading_spaces_are_dropped_only_at_the_start(tmp_path: Path, strip: int) -> None:
+    tokenizer = Tokenizer(save_folder(tmp_path, byte_fallback(strip)))
+    space = tokenizer.id_of("▁")
+    assert space is not None
+    for ids in ([space] * 4, [space, 2, space, tokenizer.id_of("a") or 0, space]):
+        assert detokenize(tokenizer, [[i] for i in ids], True) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("scheme", ["always", "never", "first"])
+def test_metaspace_schemes(tmp_path: Path, scheme: str) -> None:
+    tokenizer = Tokenizer(save_folder(tmp_path, metaspace(scheme)))
+    ids = tokenizer.encode("the fox  jumps")
+    assert detokenize(tokenizer, [[i] for i in ids], True) == tokenizer.decode(ids)

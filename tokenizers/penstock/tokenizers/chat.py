@@ -1,0 +1,173 @@
+"""Chat templates: messages to the prompt text that the model was trained on."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2 import Template
+from jinja2.exceptions import TemplateError, TemplateSyntaxError
+
+from .bounds import DEFAULT_OUTPUT_LIMIT, Bounds, Buffer, TooLarge, set_current_bounds
+from .content_format import ContentFormat, content_format
+from .environment import ChatEnvironment
+from .errors import ChatTemplateError
+from .files import SPECIAL_TOKEN_NAMES
+from .messages import normalize_messages
+from .render_threads import RenderThreads
+
+DENIED_KWARGS = frozenset(
+    (
+        *("chat_template", "tokenize", "tokenizer", "conversation", "conversations", "messages", "tools", "documents"),
+        *("add_generation_prompt", "continue_final_message", "add_special_tokens", "padding", "truncation"),
+        *("max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
+        *("processor_kwargs", "load_audio_from_video", "self", "context", "environment"),
+        *("raise_exception", "strftime_now", "namespace", "dict", "range", "cycler", "joiner"),
+        *SPECIAL_TOKEN_NAMES,
+    )
+)
+"""Names a request's `chat_template_kwargs` must not set: they would change what renders, not how."""
+
+_THREADS = RenderThreads()
+_TESTS_FOR_NONE = re.compile(r"""content['"]?\]?\s+is\s+(not\s+)?none""", re.IGNORECASE)
+
+
+class ChatTemplate:
+    """A compiled template. `special_tokens` are variables of the template, by role (`bos_token`, ...).
+
+    Raises ChatTemplateError when `source` is not valid Jinja.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+        self.source = source
+        self._special_tokens = dict(special_tokens or {})
+        self._template: Template | None = None
+        _run(self._compile, 30.0, DEFAULT_OUTPUT_LIMIT)
+        self.content_format: ContentFormat = content_format(source)
+        self._keep_none_content = _TESTS_FOR_NONE.search(source) is not None
+
+    def _compile(self) -> None:
+        self._template = ChatEnvironment().from_string(self.source)
+
+    def normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """`normalize_messages` in the way this template wants them."""
+        return normalize_messages(messages, self.content_format, keep_none_content=self._keep_none_content)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        extra: Mapping[str, Any] | None = None,
+        time_limit: float = 30.0,
+        output_limit: int = DEFAULT_OUTPUT_LIMIT,
+    ) -> str:
+        """The prompt. Blocks for up to `time_limit` seconds and a second more; call it off the event loop.
+
+        `extra` are further variables, as requests supply them. `output_limit` is in characters. Raises
+        ChatTemplateError, and ChatTemplateTimeout when time is up.
+        """
+        check_kwargs(extra or {})
+        if continue_final_message and add_generation_prompt:
+            raise ChatTemplateError("continue_final_message and add_generation_prompt exclude each other")
+        variables: dict[str, Any] = {
+            **self._special_tokens,
+            **_plain(extra or {}),
+            "messages": _plain(messages),
+            "tools": _plain(tools),
+            "documents": _plain(documents),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        mark = _mark_final_message(variables["messages"]) if continue_final_message else None
+        text = self._render(variables, time_limit, output_limit)
+        return text if mark is None else _cut_at(mark, text)
+
+    def _render(self, variables: dict[str, Any], time_limit: float, output_limit: int) -> str:
+        pieces: list[str] = []
+
+        def work() -> None:
+            buffer = Buffer(Bounds(output_limit))
+            if self._template is not None:
+                buffer.extend(self._template.generate(variables))
+            pieces.append("".join(buffer))
+
+        _run(work, time_limit, output_limit)
+        return pieces[0]
+
+
+def check_kwargs(kwargs: Mapping[str, Any]) -> None:
+    """Raises ChatTemplateError naming the first key that requests must not set."""
+    for key in kwargs:
+        if key in DENIED_KWARGS or key.startswith("_"):
+            raise ChatTemplateError(f"chat_template_kwargs must not set {key!r}")
+
+
+def _run(work: Any, time_limit: float, output_limit: int) -> None:
+    """Runs `work` within the bounds. Whatever it raises becomes a ChatTemplateError of one safe line."""
+
+    def bounded() -> None:
+        set_current_bounds(Bounds(output_limit))
+        work()
+
+    try:
+        _THREADS.run(bounded, time_limit)
+    except ChatTemplateError:
+        raise
+    except TemplateSyntaxError as error:
+        raise ChatTemplateError(_line(f"the chat template is not valid Jinja: line {error.lineno}: {error}")) from None
+    except (TemplateError, TooLarge) as error:
+        raise ChatTemplateError(_line(str(error)) or "the chat template refused the messages") from None
+    except RecursionError:
+        raise ChatTemplateError("the chat template or the messages are nested too deeply") from None
+    except MemoryError:
+        raise ChatTemplateError("the chat template needs too much memory") from None
+    except Exception as error:
+        raise ChatTemplateError(_line(f"the chat template failed: {type(error).__name__}: {error}")) from None
+
+
+def _line(message: str) -> str:
+    lines = message.splitlines()
+    return lines[0][:500] if lines else ""
+
+
+def _plain(value: Any) -> Any:
+    """A copy made of JSON's own types: objects of any other kind have methods the sandbox knows nothing about."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    raise ChatTemplateError(f"chat templates take JSON values, not {type(value).__name__}")
+
+
+def _mark_final_message(messages: list[Any]) -> str:
+    """Puts a mark at the end of the final message's text, to find that place in the prompt again."""
+    mark = f"[{secrets.token_hex(16)}]"
+    final = messages[-1] if messages else None
+    content = final.get("content") if isinstance(final, dict) else None
+    if isinstance(final, dict) and isinstance(content, str):
+        final["content"] = f"{content}{mark} "
+        return mark
+    for part in reversed(content if isinstance(content, list) else []):
+        if isinstance(part, dict) and isinstance(part.get("text"), str):
+            part["text"] = f"{part['text']}{mark} "
+            return mark
+    raise ChatTemplateError("continue_final_message: the final message has no text to continue")
+
+
+def _cut_at(mark: str, text: str) -> str:
+    place = text.rfind(mark)
+    if place < 0:
+        raise ChatTemplateError("continue_final_message: the chat template leaves the final message out")
+    if text.startswith(" ", place + len(mark)):
+        return text[:place]
+    # The space after the mark is gone, so the template trims content, and would have trimmed this one.
+    return text[:place].rstrip()

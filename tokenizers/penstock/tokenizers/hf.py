@@ -1,0 +1,169 @@
+"""A tokenizer from a local Hugging Face folder, on the `tokenizers` library alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from .errors import TokenizerError
+from .files import TokenizerFiles, read_tokenizer_files
+from .token_table import DecoderFamily, TokenTable, build_token_table
+
+
+class Tokenizer:
+    """Text to token ids and back. Safe to use from several threads.
+
+    `folder` holds tokenizer.json and what belongs to it. Raises TokenizerError naming what is missing or broken.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        folder = Path(folder)
+        self._backend = _load_backend(folder)
+        files = read_tokenizer_files(folder)
+        _add_tokens(self._backend, files)
+        self.special_tokens: dict[str, str] = dict(files.special_tokens)
+        """By role, as chat templates know them: `bos_token`, `eos_token`, `pad_token`, `unk_token`, ..."""
+        self.chat_templates: dict[str, str] = dict(files.chat_templates)
+        """By name, for folders with several (`default`, `tool_use`, `rag`)."""
+        added = self._backend.get_added_tokens_decoder()
+        self.special_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)
+        vocab = self._backend.get_vocab(with_added_tokens=True)
+        self.vocab_size: int = max(vocab.values(), default=-1) + 1
+        """One more than the highest token id."""
+
+    @property
+    def bos_token(self) -> str | None:
+        return self.special_tokens.get("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        return self.special_tokens.get("eos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return None if self.eos_token is None else self.id_of(self.eos_token)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template to use when none is asked for by name; None: this is no chat model."""
+        return self.chat_templates.get("default")
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`. Special tokens written out in the text become their ids.
+
+        The library's batch call is used for one text because it is the one that releases the GIL.
+        """
+        try:
+            encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        except TypeError:
+            raise TokenizerError("text is not valid Unicode") from None
+        except Exception as error:  # the library has no exception of its own
+            raise TokenizerError(f"the text cannot be tokenized: {error}") from None
+        return list(encoding.ids)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of `ids` taken as one text from its start; ids the vocabulary lacks contribute nothing."""
+        try:
+            return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
+        except OverflowError:
+            raise TokenizerError("a token id is out of range") from None
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes `token_id` contributes inside a text; a single token may hold a part of a character."""
+        partial = self.table.partial.get(token_id)
+        if partial is not None:
+            return partial
+        text = self.table.texts.get(token_id)
+        if text is None:
+            if self._backend.id_to_token(token_id) is None:
+                raise TokenizerError(f"the vocabulary has no token {token_id}")
+            text = self.decode([token_id], skip_special_tokens=False)
+        return text.encode()
+
+    def token_text(self, token_id: int) -> str:
+        r"""A printable form for logprobs: the token's text, or `bytes:\xe2\x82` where that is not whole characters."""
+        data = self.token_bytes(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token as the vocabulary writes it (`<|im_end|>`, `Ġthe`)."""
+        token_id = self._backend.token_to_id(token)
+        return None if token_id is None else int(token_id)
+
+    @cached_property
+    def table(self) -> TokenTable:
+        """What each id contributes, special tokens included."""
+        backend = self._backend
+        tokens = {i: token for i in range(self.vocab_size) if (token := backend.id_to_token(i)) is not None}
+        decoder = backend.decoder
+        # A decoder's pickled state is its section of tokenizer.json; serialising the vocabulary too would be slow.
+        section: dict[str, Any] | None = None if decoder is None else json.loads(decoder.__getstate__())
+        return build_token_table(section, tokens)
+
+    @cached_property
+    def text_table(self) -> TokenTable:
+        """What each id contributes when special tokens are skipped."""
+        return self.table.without(self.special_ids)
+
+    def is_silent(self, token_id: int, skip_special_tokens: bool) -> bool:
+        """Whether the decoder never gets to see this id: skipped, or not in the vocabulary."""
+        if token_id in self.special_ids:
+            return skip_special_tokens
+        if self.table.family is not DecoderFamily.GENERAL:
+            return token_id not in self.table.texts and token_id not in self.table.partial
+        return token_id < 0 or self._backend.id_to_token(token_id) is None
+
+
+def _load_backend(folder: Path) -> tokenizers.Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise TokenizerError(_what_is_missing(folder))
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception for files it cannot read
+        raise TokenizerError(f"{path} is not a tokenizer of the `tokenizers` library: {error}") from None
+    # Files saved by a training script may cut or pad every text they encode.
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _what_is_missing(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"{folder} is not a folder"
+    if (folder / "tokenizer.model").is_file():
+        return (
+            f"{folder} has tokenizer.model but no tokenizer.json; convert it once with transformers: "
+            f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+        )
+    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        return (
+            f"{folder} has vocab.json and merges.txt but no tokenizer.json; convert it once with transformers: "
+            f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+        )
+    return f"{folder} has no tokenizer.json"
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, files: TokenizerFiles) -> None:
+    """Adds tokens that only the side files know, and marks the special ones as such.
+
+    A token that would get another id than the file says is left out: the model has no row for it.
+    """
+    for token_id, spec in sorted(files.added_tokens.items()):
+        known = backend.token_to_id(spec.content)
+        if known == token_id or (known is None and token_id == backend.get_vocab_size(with_added_tokens=True)):
+            token = tokenizers.AddedToken(spec.content, special=spec.special, **spec.flags)
+            (backend.add_special_tokens if spec.special else backend.add_tokens)([token])
+    specials = [*files.special_tokens.values(), *files.extra_special_tokens]
+    known_specials = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
+    for content in specials:
+        if content not in known_specials and backend.token_to_id(content) is not None:
+            backend.add_special_tokens([tokenizers.AddedToken(content, special=True, normalized=False)])

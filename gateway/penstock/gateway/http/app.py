@@ -1,0 +1,89 @@
+"""The ASGI app: routes, keys by default, and one place where every error becomes a response."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from penstock.engines.errors import PenstockError
+from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.errors import HttpError
+from penstock.gateway.http.auth import ApiKeys
+from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.health import Live, Metrics, Ready, Version
+from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.openai.chat import ChatCompletions
+from penstock.gateway.openai.completions import Completions
+from penstock.gateway.openai.models import ModelDetail, ModelList
+
+logger = logging.getLogger(__name__)
+
+
+def build_app(dataplane: DataPlane, settings: AppSettings, extra_routes: Sequence[BaseRoute] = ()) -> ASGIApp:
+    """The public port. `extra_routes` (other protocols) stand behind the same keys and the same error handling; their
+    endpoints must be ASGI callables, which find their `Exchange` in the scope under SCOPE_KEY."""
+    routes = [
+        Route("/v1/chat/completions", ChatCompletions(dataplane, settings), methods=["POST"]),
+        Route("/v1/completions", Completions(dataplane, settings), methods=["POST"]),
+        Route("/v1/models", ModelList(dataplane), methods=["GET"]),
+        Route("/v1/models/{name:path}", ModelDetail(dataplane), methods=["GET"]),
+        *_health_routes(dataplane, settings),
+        Route("/version", Version(dataplane, settings), methods=["GET"]),
+        *extra_routes,
+    ]
+    return _App(routes, settings, ApiKeys(settings.api_keys))
+
+
+def build_metrics_app(dataplane: DataPlane, settings: AppSettings) -> ASGIApp:
+    """The metrics port: metrics and health, open without a key, so bind it where only the operator reaches it."""
+    return _App(_health_routes(dataplane, settings), settings, ApiKeys({}))
+
+
+def _health_routes(dataplane: DataPlane, settings: AppSettings) -> list[BaseRoute]:
+    return [
+        Route("/health", Live(dataplane), methods=["GET"]),
+        Route("/health/live", Live(dataplane), methods=["GET"]),
+        Route("/health/ready", Ready(dataplane, settings), methods=["GET"]),
+        Route("/metrics", Metrics(settings), methods=["GET"]),
+    ]
+
+
+class _App:
+    """Plain ASGI. Every path but `open_paths` needs a key, whether a route exists for it or not; what is compared is
+    `scope["path"]`, which no Host header can bend."""
+
+    def __init__(self, routes: Sequence[BaseRoute], settings: AppSettings, keys: ApiKeys) -> None:
+        self._router = Router(routes, redirect_slashes=False)
+        self._settings = settings
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"This server has no use for ASGI scopes of type {scope['type']}.")
+        exchange = Exchange(scope, receive, send, self._settings.drain)
+        scope[SCOPE_KEY] = exchange
+        scope["app"] = self  # makes starlette raise its 404 and 405 instead of answering in its own shape
+        try:
+            if scope["path"] not in self._settings.open_paths:
+                exchange.tenant = self._keys.tenant(exchange.header(b"authorization"))
+            await self._router(scope, receive, exchange.send)
+        except PenstockError as error:
+            await exchange.fail(error)
+        except HTTPException as error:
+            await exchange.fail(_route_error(error))
+        except Exception as error:
+            logger.exception("Unexpected error; request %s", exchange.request_id.decode())
+            await exchange.fail(error)
+
+
+def _route_error(error: HTTPException) -> HttpError:
+    if error.status_code == 404:
+        return HttpError(404, "No such route.", code="route_not_found")
+    headers = tuple((key.lower().encode(), value.encode()) for key, value in (error.headers or {}).items())
+    return HttpError(
+        error.status_code, "This route does not allow that method.", code="method_not_allowed", headers=headers
+    )

@@ -1,0 +1,71 @@
+"""Whether the server takes work, and what is still in flight: the handle that the process's lifecycle holds.
+
+accepting ──begin()──► draining ──expire()──► expired
+
+While draining, readiness is 503 and new work is refused with 503 and Retry-After; what runs, runs on. At expiry each
+survivor is interrupted: its stream ends with an error event, its answer becomes a 503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from penstock.engines.errors import NotReadyError
+
+
+class Interruptible(Protocol):
+    def interrupt(self, error: NotReadyError) -> None: ...
+
+
+class DrainState:
+    def __init__(self, retry_after: float = 5.0) -> None:
+        self.retry_after = retry_after
+        """Seconds told to refused clients: about the time until another server takes over."""
+        self._draining = False
+        self._calls: set[Interruptible] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that were admitted and have not ended."""
+        return len(self._calls)
+
+    def begin(self) -> None:
+        """Refuses new work from now on. Idempotent."""
+        self._draining = True
+
+    def expire(self) -> None:
+        """Ends what is still in flight. Idempotent; implies `begin`."""
+        self._draining = True
+        for call in tuple(self._calls):
+            call.interrupt(self._shutting_down())
+
+    def admit(self, call: Interruptible) -> None:
+        """Counts a call in. Raises NotReadyError while draining."""
+        if self._draining:
+            raise self._shutting_down()
+        self._calls.add(call)
+        self._idle.clear()
+
+    def release(self, call: Interruptible) -> None:
+        self._calls.discard(call)
+        if not self._calls:
+            self._idle.set()
+
+    async def wait_idle(self, seconds: float | None = None) -> bool:
+        """True once nothing is in flight, False when that many seconds passed before."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _shutting_down(self) -> NotReadyError:
+        return NotReadyError("The server is shutting down.", retry_after=self.retry_after)

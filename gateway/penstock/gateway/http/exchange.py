@@ -1,0 +1,140 @@
+"""One HTTP request and its response, as our endpoints see them."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterable
+
+from starlette.types import Message, Receive, Scope, Send
+
+from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError
+from penstock.gateway.errors import HttpError, error_headers, error_json, wire_shape
+from penstock.gateway.http.drain import DrainState
+
+SCOPE_KEY = "penstock.exchange"
+_JSON = b"application/json"
+_NOT_IN_REQUEST_ID = re.compile(rb"[^A-Za-z0-9._:/+=@-]")
+_MAX_REQUEST_ID = 128
+_SSE_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class ClientGone(Exception):
+    """The client left before its request was complete; nobody is there to answer."""
+
+
+class Exchange:
+    """Reads the body within its limit; sends a whole response or a stream of ready-made frames.
+
+    `raw_send` is the server's own: the token path calls it without a layer between.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, drain: DrainState) -> None:
+        self.scope = scope
+        self.receive = receive
+        self.raw_send = send
+        self.drain = drain
+        self.tenant = ""
+        self.started = False
+        self.streaming = False
+        self.request_id = _request_id(self.header(b"x-request-id"))
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first header of this (lower-case) name."""
+        return next((value for key, value in self.scope["headers"] if key == name), None)
+
+    async def body(self, limit: int) -> bytes:
+        """The whole JSON body. Checks Content-Length first, then counts. Raises PayloadTooLargeError, HttpError 415,
+        and ClientGone when the client leaves before the end."""
+        self._check_body_headers(limit)
+        chunks: list[bytes] = []
+        size = 0
+        while True:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            chunk: bytes = message.get("body", b"")
+            size += len(chunk)
+            if size > limit:
+                raise _too_large(limit)
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                return b"".join(chunks)
+
+    def _check_body_headers(self, limit: int) -> None:
+        encoding = self.header(b"content-encoding")
+        if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
+            raise HttpError(415, "Compressed request bodies are not supported.", code="unsupported_encoding")
+        kind = (self.header(b"content-type") or _JSON).partition(b";")[0].strip().lower()
+        if kind != _JSON:
+            raise HttpError(415, "The request body must be application/json.", code="unsupported_media_type")
+        length = self.header(b"content-length")
+        if length is None:
+            return
+        if not length.isdigit() or len(length) > 19:
+            raise InvalidRequestError("Content-Length is not a number.")
+        if int(length) > limit:
+            raise _too_large(limit)
+
+    async def send(self, message: Message) -> None:
+        """For endpoints that speak ASGI themselves: notes the start and adds what every response carries."""
+        if message["type"] == "http.response.start":
+            self.started = True
+            message = {**message, "headers": [*message.get("headers", ()), *self._common_headers()]}
+        await self.raw_send(message)
+
+    async def respond(
+        self,
+        status: int,
+        body: bytes,
+        *,
+        content_type: bytes = _JSON,
+        headers: Iterable[tuple[bytes, bytes]] = (),
+    ) -> None:
+        length = b"%d" % len(body)
+        await self._start(status, [(b"content-type", content_type), (b"content-length", length), *headers])
+        await self.raw_send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def start_stream(self) -> None:
+        """Sends 200 and the headers of an event stream."""
+        self.streaming = True
+        await self._start(200, _SSE_HEADERS)
+
+    async def write(self, frames: bytes) -> None:
+        await self.raw_send({"type": "http.response.body", "body": frames, "more_body": True})
+
+    async def finish(self, frames: bytes) -> None:
+        """Sends the last frames and ends the stream."""
+        await self.raw_send({"type": "http.response.body", "body": frames, "more_body": False})
+
+    async def fail(self, error: Exception) -> None:
+        """Says the error in the shape that is still possible: a status before the first byte, an event after it."""
+        if self.streaming:
+            await self.finish(b"data: " + error_json(error) + b"\n\ndata: [DONE]\n\n")
+        elif not self.started:
+            await self.respond(wire_shape(error).status, error_json(error), headers=error_headers(error))
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.started = True
+        headers = [*headers, *self._common_headers()]
+        await self.raw_send({"type": "http.response.start", "status": status, "headers": headers})
+
+    def _common_headers(self) -> list[tuple[bytes, bytes]]:
+        headers = [(b"x-request-id", self.request_id)]
+        if self.drain.draining:
+            headers.append((b"connection", b"close"))
+        return headers
+
+
+def _request_id(given: bytes | None) -> bytes:
+    """The client's id, cut and cleaned, which is only ever echoed; or a fresh one."""
+    cleaned = _NOT_IN_REQUEST_ID.sub(b"", given or b"")[:_MAX_REQUEST_ID]
+    return cleaned or uuid.uuid4().hex.encode()
+
+
+def _too_large(limit: int) -> PayloadTooLargeError:
+    return PayloadTooLargeError(f"The request body is larger than {limit} bytes.")

@@ -1,0 +1,22 @@
+"""Bounds on what one connection may cost before a handler has seen it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    max_headers: int = 100
+    max_header_bytes: int = 64 << 10
+    """Names and values of one request together."""
+    max_uri_bytes: int = 8 << 10
+    max_chunks: int = 65_536
+    """Of a chunked body (Triton's limit)."""
+    header_timeout: float = 10.0
+    """Seconds from the first byte, or from connecting, to the end of the headers, however they trickle in."""
+    body_idle_timeout: float = 10.0
+    """Seconds without any byte of an unfinished body."""
+    send_timeout: float = 60.0
+    """Seconds without any byte taken by the client while output waits for it."""
+    keep_alive_timeout: float = 5.0

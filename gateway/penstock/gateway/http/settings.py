@@ -1,0 +1,32 @@
+"""What the composition root tells the HTTP app."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from penstock.gateway.http.drain import DrainState
+
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
+"""Answered without a key, for probes. Everything else needs one: /version, and /metrics on this port, too."""
+
+
+def _no_metrics() -> tuple[bytes, str]:
+    return b"", "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppSettings:
+    version: str = "0"
+    policy: str = "fcfs"
+    """The scheduler's; requests may carry a nonzero priority only under `priority`."""
+    api_keys: Mapping[str, str] = field(default_factory=dict)
+    """Tenant name to key. Empty: open to all."""
+    metrics: Callable[[], tuple[bytes, str]] = _no_metrics
+    """Gives the metrics text and its content type."""
+    drain: DrainState = field(default_factory=DrainState)
+    open_paths: frozenset[str] = OPEN_PATHS
+    max_body_bytes: int = 8 << 20
+    max_choices: int = 1024
+    """Bound on prompts x n of one call."""
+    system_fingerprint: str = "penstock"

@@ -1,0 +1,101 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from penstock.gateway.dataplane import DataPlane, GenerateRequest, Generation
+from penstock.gateway.http.call import Call
+from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.openai.collect import Collected, collect
+from penstock.gateway.openai.logprobs import chat_logprobs
+from penstock.gateway.openai.messages import generation_prompt, template_kwargs, template_messages
+from penstock.gateway.openai.objects import (
+    AssistantMessage,
+    ChatChoice,
+    new_head,
+    running_usage,
+    spliced,
+    usage_object,
+)
+from penstock.gateway.openai.schemas import ChatRequest, StreamOptions
+from penstock.gateway.openai.sse import Frames, stream
+from penstock.gateway.openai.unsupported import CHAT
+from penstock.gateway.openai.validation import chat_generate_request, parse
+
+
+class ChatCompletions:
+    def __init__(self, dataplane: DataPlane, settings: AppSettings) -> None:
+        self._dataplane = dataplane
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope[SCOPE_KEY]
+        async with Call(exchange) as call:
+            request = parse(await exchange.body(self._settings.max_body_bytes), ChatRequest, CHAT)
+            call.watch()
+            generation = await self._dataplane.generate(await self._wanted(request, exchange.tenant))
+            try:
+                await (self._stream if request.stream else self._answer)(exchange, request, generation)
+            finally:
+                generation.close()
+
+    async def _wanted(self, request: ChatRequest, tenant: str) -> GenerateRequest:
+        model = self._dataplane.model(request.model)
+        messages = template_messages(request.messages)
+        opens, continues = generation_prompt(request)
+        wanted = chat_generate_request(request, model, self._settings, tenant)
+        prompt = await self._dataplane.chat_prompt(
+            request.model,
+            messages,
+            add_generation_prompt=opens,
+            continue_final_message=continues,
+            template_kwargs=template_kwargs(request),
+        )
+        return replace(wanted, prompts=[prompt])
+
+    async def _stream(self, exchange: Exchange, request: ChatRequest, generation: Generation) -> None:
+        options = request.stream_options or StreamOptions()
+        count = request.n or 1
+        frames = Frames(
+            new_head("chatcmpl", "chat.completion.chunk", request.model, self._settings.system_fingerprint),
+            count,
+            opening=b'"delta":{"content":',
+            closing=b"}",
+            logprobs=(lambda _, entries: chat_logprobs(entries)) if request.logprobs else None,
+            extra=(lambda delta: {"token_ids": delta.token_ids}) if request.return_token_ids else None,
+            usage=partial(running_usage, generation) if options.continuous_usage_stats else None,
+        )
+
+        def roles() -> bytes:
+            prompt = generation.prompt_token_ids[0] if request.return_token_ids else None
+            return b"".join(frames.role(index, prompt) for index in range(count))
+
+        def ending() -> bytes:
+            return frames.end(generation.usage if options.include_usage else None)
+
+        await stream(exchange, generation, frames, opening=roles, ending=ending)
+
+    async def _answer(self, exchange: Exchange, request: ChatRequest, generation: Generation) -> None:
+        collected = await collect(generation, request.n or 1)
+        extra = {"prompt_token_ids": generation.prompt_token_ids[0]} if request.return_token_ids else {}
+        head = new_head("chatcmpl", "chat.completion", request.model, self._settings.system_fingerprint)
+        choices = [_choice(request, index, each) for index, each in enumerate(collected)]
+        body = spliced(head, choices=choices, usage=usage_object(generation.usage), **extra)
+        await exchange.respond(200, body)
+
+
+def _choice(request: ChatRequest, index: int, collected: Collected) -> ChatChoice:
+    return ChatChoice(
+        index=index,
+        message=AssistantMessage(collected.text),
+        logprobs=chat_logprobs(collected.logprobs) if request.logprobs else None,
+        finish_reason=collected.finish_reason,
+        stop_reason=collected.stop_reason,
+        token_ids=collected.token_ids if request.return_token_ids else msgspec.UNSET,
+    )

@@ -1,0 +1,40 @@
+"""A whole generation as one result per choice, for answers that do not stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from penstock.gateway.dataplane import ChoiceDelta, TokenLogprob
+
+
+@dataclass(slots=True)
+class Collected:
+    """All deltas of one choice, joined."""
+
+    parts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
+
+    def add(self, delta: ChoiceDelta) -> None:
+        self.parts.append(delta.text)
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs or ()
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+            self.stop_reason = delta.stop_reason
+
+
+async def collect(deltas: AsyncIterator[list[ChoiceDelta]], choices: int) -> list[Collected]:
+    """Raises the error that ended a choice, if one did."""
+    collected = [Collected() for _ in range(choices)]
+    async for batch in deltas:
+        for delta in batch:
+            collected[delta.index].add(delta)
+    return collected

@@ -1,0 +1,52 @@
+"""Log probabilities in the two shapes of the OpenAI API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.gateway.dataplane import Candidate, TokenLogprob
+from penstock.gateway.openai.objects import ChatLogprobs, CompletionLogprobs, ContentLogprob, TopLogprob
+
+_LOWEST = -9999.0
+"""Stands for minus infinity, which JSON does not know (vLLM's value)."""
+
+
+class FirstToken(TokenLogprob):
+    """A prompt's first token: nothing stands before it, so it has no probability."""
+
+
+def chat_logprobs(entries: Sequence[TokenLogprob]) -> ChatLogprobs:
+    return ChatLogprobs([_content(entry) for entry in entries])
+
+
+class CompletionLogprobsFormat:
+    """The legacy shape: parallel lists. Keeps each choice's text offset, counted in characters over its chunks."""
+
+    def __init__(self) -> None:
+        self._offsets: dict[int, int] = {}
+
+    def __call__(self, index: int, entries: Sequence[TokenLogprob]) -> CompletionLogprobs:
+        result = CompletionLogprobs([], [], [], [])
+        offset = self._offsets.get(index, 0)
+        for entry in entries:
+            result.text_offset.append(offset)
+            result.tokens.append(entry.token)
+            offset += len(entry.token)
+            if isinstance(entry, FirstToken):
+                result.token_logprobs.append(None)
+                result.top_logprobs.append(None)
+            else:
+                candidates: list[Candidate] = [*entry.top, entry]
+                result.token_logprobs.append(_finite(entry.logprob))
+                result.top_logprobs.append({each.token: _finite(each.logprob) for each in candidates})
+        self._offsets[index] = offset
+        return result
+
+
+def _content(entry: TokenLogprob) -> ContentLogprob:
+    top = [TopLogprob(each.token, _finite(each.logprob), each.bytes) for each in entry.top]
+    return ContentLogprob(entry.token, _finite(entry.logprob), entry.bytes, top)
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _LOWEST)

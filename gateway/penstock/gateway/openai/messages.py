@@ -1,0 +1,102 @@
+"""Chat messages as templates want them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.gateway.http.json_body import check_json, decode_json
+from penstock.gateway.openai.schemas import ChatMessage, ChatRequest, ContentPart, ToolCall
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_KNOWN_PARTS = frozenset(
+    {"image_url", "input_image", "input_audio", "audio_url", "video_url", "file", "refusal", "image_embeds"}
+)
+_RESERVED_KWARGS = frozenset(
+    {
+        "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents", "max_length",
+        "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize", "tokenizer",
+        "tokenizer_kwargs", "tools", "truncation",
+    }
+)  # fmt: skip
+"""Arguments of the render call itself: a template of the caller's own is code, and the rest would change its result."""
+
+
+def template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
+    """Raises InvalidRequestError for an unknown role or a message without content, UnsupportedError for parts other
+    than text."""
+    if not messages:
+        raise InvalidRequestError("messages must not be empty.", param="messages")
+    return [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
+
+
+def template_kwargs(request: ChatRequest) -> dict[str, Any]:
+    kwargs = request.chat_template_kwargs or {}
+    if not _RESERVED_KWARGS.isdisjoint(kwargs):
+        message = "chat_template_kwargs holds a reserved name."
+        raise InvalidRequestError(message, param="chat_template_kwargs")
+    return kwargs
+
+
+def generation_prompt(request: ChatRequest) -> tuple[bool, bool]:
+    """(add_generation_prompt, continue_final_message): the assistant's turn is either opened or continued."""
+    if request.add_generation_prompt and request.continue_final_message:
+        message = "add_generation_prompt and continue_final_message exclude each other."
+        raise InvalidRequestError(message, param="continue_final_message")
+    if request.continue_final_message:
+        return False, True
+    return request.add_generation_prompt is not False, False
+
+
+def _message(message: ChatMessage, where: str) -> dict[str, Any]:
+    role = _ROLES.get(message.role)
+    if role is None:
+        text = f"{where}.role must be system, developer, user, assistant or tool."
+        raise InvalidRequestError(text, param=f"{where}.role")
+    if message.content is None and not (role == "assistant" and message.tool_calls):
+        raise InvalidRequestError(f"{where}.content is missing.", param=f"{where}.content")
+    result: dict[str, Any] = {"role": role, "content": _text(message.content, where)}
+    if message.name is not None:
+        result["name"] = message.name
+    if message.tool_call_id is not None:
+        result["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        if role != "assistant":
+            text = f"{where}.tool_calls: only the assistant calls tools."
+            raise InvalidRequestError(text, param=f"{where}.tool_calls")
+        result["tool_calls"] = [_tool_call(call, where) for call in message.tool_calls]
+    return result
+
+
+def _text(content: str | list[ContentPart] | None, where: str) -> str:
+    """Parts are joined by line ends, as vLLM does for templates that know only strings."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return "\n".join(_part_text(part, f"{where}.content[{number}]") for number, part in enumerate(content))
+
+
+def _part_text(part: ContentPart, where: str) -> str:
+    if part.type == "text":
+        if part.text is None:
+            raise InvalidRequestError(f"{where}.text is missing.", param=f"{where}.text")
+        return part.text
+    if part.type in _KNOWN_PARTS:
+        raise UnsupportedError(f"Content parts of type '{part.type}' are not supported.", param=f"{where}.type")
+    raise InvalidRequestError("Unknown type of content part.", param=f"{where}.type")
+
+
+def _tool_call(call: ToolCall, where: str) -> dict[str, Any]:
+    """Templates want the arguments as an object; on the wire they are its JSON text."""
+    arguments = call.function.arguments
+    if isinstance(arguments, str):
+        try:
+            text = (arguments or "{}").encode()
+            check_json(text)
+            arguments = decode_json(text, dict[str, Any])
+        except InvalidRequestError:
+            message = f"{where}.tool_calls: the arguments are not a JSON object."
+            raise InvalidRequestError(message, param=f"{where}.tool_calls") from None
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}

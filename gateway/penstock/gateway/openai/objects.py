@@ -1,0 +1,101 @@
+"""Response objects of the OpenAI API."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+import msgspec
+
+from penstock.gateway.dataplane import Generation, Usage
+
+
+class PromptTokensDetails(msgspec.Struct):
+    cached_tokens: int
+
+
+class UsageObject(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+def usage_object(usage: Usage) -> UsageObject:
+    return _usage(usage, usage.completion_tokens)
+
+
+def running_usage(generation: Generation, index: int) -> UsageObject:
+    """What one choice has used so far."""
+    return _usage(generation.usage, generation.usage_by_choice[index])
+
+
+def _usage(usage: Usage, completion_tokens: int) -> UsageObject:
+    total = usage.prompt_tokens + completion_tokens
+    return UsageObject(usage.prompt_tokens, completion_tokens, total, PromptTokensDetails(usage.cached_tokens))
+
+
+class TopLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: list[ContentLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(msgspec.Struct):
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class AssistantMessage(msgspec.Struct):
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Head(msgspec.Struct):
+    """The first fields of every response and of every chunk of a stream."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+def new_head(prefix: str, kind: str, model: str, fingerprint: str) -> Head:
+    return Head(f"{prefix}-{uuid.uuid4().hex}", kind, int(time.time()), model, fingerprint)
+
+
+def spliced(head: Head, **fields: object) -> bytes:
+    """One JSON object: the head's fields, then these."""
+    return msgspec.json.encode(head)[:-1] + b"," + msgspec.json.encode(fields)[1:]

@@ -1,0 +1,125 @@
+"""From the sampling fields of a request to SamplingParams: the ranges of OpenAI, vLLM's where OpenAI has none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.engines.messages import ModelInfo, SamplingParams
+from penstock.gateway.openai.schemas import CommonRequest
+
+_INT32_MAX = 2**31 - 1
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+
+MAX_STOPS = 4
+MAX_STOP_CHARS = 256
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIAS = 1024
+
+
+def sampling_params(
+    request: CommonRequest,
+    info: ModelInfo,
+    defaults: Mapping[str, Any],
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+) -> SamplingParams:
+    """Raises InvalidRequestError for the first value out of range. `max_tokens` 0: whatever the context leaves."""
+    if (logprobs is not None or prompt_logprobs is not None) and not info.supports_logprobs:
+        raise UnsupportedError("This model's engine does not give logprobs.", param="logprobs")
+    top_k = _integer(request, "top_k", defaults, 0, -1, _INT32_MAX)
+    min_tokens = _integer(request, "min_tokens", {}, 0, 0, _INT32_MAX)
+    if max_tokens and min_tokens > max_tokens:
+        raise InvalidRequestError("min_tokens must not be greater than max_tokens.", param="min_tokens")
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=_number(request, "temperature", defaults, 1.0, 0.0, 2.0),
+        top_p=_number(request, "top_p", defaults, 1.0, 0.0, 1.0, above=True),
+        top_k=max(top_k, 0),
+        min_p=_number(request, "min_p", defaults, 0.0, 0.0, 1.0),
+        seed=_seed(request.seed),
+        presence_penalty=_number(request, "presence_penalty", defaults, 0.0, -2.0, 2.0),
+        frequency_penalty=_number(request, "frequency_penalty", defaults, 0.0, -2.0, 2.0),
+        repetition_penalty=_number(request, "repetition_penalty", defaults, 1.0, 0.0, 1e6, above=True),
+        logit_bias=_logit_bias(request.logit_bias or {}, info.vocab_size),
+        stop_token_ids=_stop_token_ids(request.stop_token_ids or [], info.vocab_size),
+        ignore_eos=bool(request.ignore_eos),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
+    """At most 4 strings of 1 to 256 characters."""
+    strings = [stop] if isinstance(stop, str) else stop or []
+    if len(strings) > MAX_STOPS:
+        raise InvalidRequestError(f"stop: at most {MAX_STOPS} strings are allowed.", param="stop")
+    if any(not 1 <= len(text) <= MAX_STOP_CHARS for text in strings):
+        raise InvalidRequestError(f"stop: each string must have 1 to {MAX_STOP_CHARS} characters.", param="stop")
+    return tuple(strings)
+
+
+def bounded(value: int, name: str, low: int, high: int) -> int:
+    """The value, or InvalidRequestError outside low..high."""
+    if not low <= value <= high:
+        raise InvalidRequestError(f"{name} must be between {low} and {high}.", param=name)
+    return value
+
+
+def _number(
+    request: CommonRequest,
+    name: str,
+    defaults: Mapping[str, Any],
+    fallback: float,
+    low: float,
+    high: float,
+    *,
+    above: bool = False,
+) -> float:
+    """`above`: the lower bound itself is not allowed."""
+    given: float | None = getattr(request, name)
+    if given is None:
+        return float(defaults.get(name, fallback))
+    if not low <= given <= high or (above and given == low):
+        bound = f"greater than {low:g} and at most {high:g}" if above else f"between {low:g} and {high:g}"
+        raise InvalidRequestError(f"{name} must be {bound}.", param=name)
+    return given
+
+
+def _integer(request: CommonRequest, name: str, defaults: Mapping[str, Any], fallback: int, low: int, high: int) -> int:
+    given: int | None = getattr(request, name)
+    if given is None:
+        return int(defaults.get(name, fallback))
+    return bounded(given, name, low, high)
+
+
+def _seed(seed: int | None) -> int | None:
+    if seed is not None and not _INT64_MIN <= seed <= _INT64_MAX:
+        raise InvalidRequestError("seed must fit in 64 bits.", param="seed")
+    return seed
+
+
+def _stop_token_ids(ids: list[int], vocab_size: int) -> tuple[int, ...]:
+    if len(ids) > MAX_STOP_TOKEN_IDS:
+        message = f"stop_token_ids: at most {MAX_STOP_TOKEN_IDS} are allowed."
+        raise InvalidRequestError(message, param="stop_token_ids")
+    if any(not 0 <= token_id < vocab_size for token_id in ids):
+        raise InvalidRequestError("stop_token_ids: a token id is not in the vocabulary.", param="stop_token_ids")
+    return tuple(ids)
+
+
+def _logit_bias(bias: dict[str, float], vocab_size: int) -> dict[int, float]:
+    if len(bias) > MAX_LOGIT_BIAS:
+        raise InvalidRequestError(f"logit_bias: at most {MAX_LOGIT_BIAS} are allowed.", param="logit_bias")
+    for key, value in bias.items():
+        if not _TOKEN_ID.fullmatch(key) or int(key) >= vocab_size:
+            raise InvalidRequestError("logit_bias: a key is not a token id of the vocabulary.", param="logit_bias")
+        if not -100 <= value <= 100:
+            raise InvalidRequestError("logit_bias: values must be between -100 and 100.", param="logit_bias")
+    return {int(key): value for key, value in bias.items()}

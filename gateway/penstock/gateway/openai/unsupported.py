@@ -1,0 +1,106 @@
+"""Options that OpenAI's or vLLM's API knows and this server does not offer.
+
+Ignoring one silently would give an answer to another question (unconstrained text where a schema was asked for), so
+each is refused by name, except at a value that asks for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from penstock.engines.errors import InvalidRequestError, UnsupportedError
+
+_NOTHING = ("null",)
+_OFF = ("null", "false")
+_EMPTY = ("null", "[]", "{}")
+
+_BOTH: dict[str, tuple[str, ...]] = {
+    "allowed_token_ids": _NOTHING,
+    "bad_words": _EMPTY,
+    "best_of": ("null", "1"),
+    "ebnf": _NOTHING,
+    "ec_transfer_params": _NOTHING,
+    "grammar": _NOTHING,
+    "guided_choice": _NOTHING,
+    "guided_decoding": _NOTHING,
+    "guided_decoding_backend": _NOTHING,
+    "guided_grammar": _NOTHING,
+    "guided_json": _NOTHING,
+    "guided_regex": _NOTHING,
+    "guided_whitespace_pattern": _NOTHING,
+    "json_schema": _NOTHING,
+    "kv_transfer_params": _NOTHING,
+    "length_penalty": ("null", "1", "1.0"),
+    "logits_processors": _EMPTY,
+    "logprob_token_ids": _EMPTY,
+    "logprobs_mode": _NOTHING,
+    "prompt_embeds": _NOTHING,
+    "prompt_logprobs": _NOTHING,
+    "regex": _NOTHING,
+    "repetition_detection": _NOTHING,
+    "return_prompt_text": _OFF,
+    "return_token_offsets": _OFF,
+    "return_tokens_as_token_ids": _OFF,
+    "spaces_between_special_tokens": ("null", "true"),
+    "stop_regex": _NOTHING,
+    "stream_interval": ("null", "1"),
+    "structured_outputs": _NOTHING,
+    "thinking_token_budget": _NOTHING,
+    "truncate_prompt_tokens": _NOTHING,
+    "truncation_side": _NOTHING,
+    "use_beam_search": _OFF,
+    "vllm_xargs": _EMPTY,
+    "watermarking": _OFF,
+}
+
+CHAT: Mapping[str, tuple[str, ...]] = _BOTH | {
+    "add_special_tokens": _OFF,
+    "audio": _NOTHING,
+    "chat_template": _NOTHING,
+    "documents": _EMPTY,
+    "echo": _OFF,
+    "function_call": ("null", '"none"'),
+    "functions": _NOTHING,
+    "include_reasoning": ("null", "true"),
+    "media_io_kwargs": _EMPTY,
+    "mm_processor_kwargs": _EMPTY,
+    "modalities": ("null", '["text"]'),
+    "moderation": _NOTHING,
+    "prediction": _NOTHING,
+    "reasoning_effort": _NOTHING,
+    "response_format": ("null", '{"type":"text"}'),
+    "service_tier": ("null", '"auto"', '"default"'),
+    "store": _OFF,
+    "suffix": _NOTHING,
+    "tool_choice": ("null", '"none"'),
+    "tools": _NOTHING,
+    "verbosity": ("null", '"medium"'),
+    "web_search_options": _NOTHING,
+}
+
+COMPLETION: Mapping[str, tuple[str, ...]] = _BOTH | {
+    "response_format": ("null", '{"type":"text"}'),
+    "suffix": ("null", '""'),
+}
+
+_LONGEST_NEUTRAL = 64
+
+
+def refuse_unsupported(fields: Mapping[str, msgspec.Raw], table: Mapping[str, tuple[str, ...]]) -> None:
+    """Raises UnsupportedError for the first field of a body that asks for something this server does not do."""
+    for name in fields:
+        neutral = table.get(name)
+        if neutral is not None and _compact(fields[name]) not in neutral:
+            if name in ("tools", "functions") and _compact(fields[name]) == "[]":
+                raise InvalidRequestError(f"'{name}' must not be an empty list.", param=name)
+            raise UnsupportedError(f"'{name}' is not supported by this server with that value.", param=name)
+
+
+def _compact(raw: msgspec.Raw) -> str:
+    """The value without white space; anything long is not neutral anyway."""
+    text = bytes(raw)
+    if len(text) > _LONGEST_NEUTRAL:
+        return ""
+    return "".join(text.decode().split())

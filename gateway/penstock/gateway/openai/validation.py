@@ -1,0 +1,178 @@
+"""The one way from a body to a GenerateRequest. Every check that needs no engine is made here, before admission."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+
+from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.gateway.dataplane import GenerateRequest, ServedModel
+from penstock.gateway.http.json_body import check_json, decode_json
+from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.openai.sampling import bounded, sampling_params, stop_strings
+from penstock.gateway.openai.schemas import ChatRequest, CommonRequest, CompletionRequest
+from penstock.gateway.openai.unsupported import refuse_unsupported
+
+MAX_N = 128
+MAX_LOGPROBS = 20
+MAX_PROMPTS = 1024
+_MAX_TOKENS = 2**31 - 1
+_MAX_CACHE_SALT = 128
+_COMPLETION_MAX_TOKENS = 16
+"""OpenAI's default for /v1/completions."""
+
+_R = TypeVar("_R", bound=CommonRequest)
+
+
+def parse(body: bytes, kind: type[_R], unsupported: Mapping[str, tuple[str, ...]]) -> _R:
+    """Decodes a body. Raises InvalidRequestError, UnsupportedError."""
+    check_json(body)
+    refuse_unsupported(decode_json(body, dict[str, msgspec.Raw]), unsupported)
+    return decode_json(body, kind)
+
+
+def chat_generate_request(
+    request: ChatRequest, model: ServedModel, settings: AppSettings, tenant: str
+) -> GenerateRequest:
+    """What a chat call asks for, still without its prompt: all that can be refused is refused before the template is
+    rendered, which may cost much."""
+    if not model.has_chat_template:
+        raise InvalidRequestError("This model has no chat template; use /v1/completions.", param="model")
+    return _generate_request(
+        request,
+        [[]],
+        model,
+        settings,
+        tenant,
+        max_tokens=_max_tokens(request.max_completion_tokens, request.max_tokens),
+        logprobs=_chat_logprobs(request),
+        add_special_tokens=False,
+    )
+
+
+def completion_generate_request(
+    request: CompletionRequest, model: ServedModel, settings: AppSettings, tenant: str
+) -> GenerateRequest:
+    """What a text completion call asks for. `max_tokens` 0 with echo becomes 1, whose token the front drops: an engine
+    always makes one."""
+    logprobs = request.logprobs
+    if logprobs is not None:
+        bounded(logprobs, "logprobs", 0, MAX_LOGPROBS)
+    max_tokens = request.max_tokens
+    if max_tokens is None:
+        max_tokens = _COMPLETION_MAX_TOKENS
+    bounded(max_tokens, "max_tokens", 0 if request.echo else 1, _MAX_TOKENS)
+    prompts = _prompts(request.prompt, model.info.vocab_size)
+    prompt_logprobs = None
+    if request.echo and (logprobs is not None or isinstance(prompts[0], list)):
+        prompt_logprobs = logprobs or 0  # they also carry the texts of prompts given as token ids
+    return _generate_request(
+        request,
+        prompts,
+        model,
+        settings,
+        tenant,
+        max_tokens=max(max_tokens, 1),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        add_special_tokens=request.add_special_tokens is not False,
+    )
+
+
+def _generate_request(
+    request: CommonRequest,
+    prompts: list[str | list[int]],
+    model: ServedModel,
+    settings: AppSettings,
+    tenant: str,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+    add_special_tokens: bool,
+) -> GenerateRequest:
+    n = 1 if request.n is None else bounded(request.n, "n", 1, MAX_N)
+    if n * len(prompts) > settings.max_choices:
+        message = f"The number of prompts times n must not be greater than {settings.max_choices}."
+        raise InvalidRequestError(message, param="n")
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequestError("stream_options needs stream to be true.", param="stream_options")
+    return GenerateRequest(
+        model=request.model,
+        prompts=prompts,
+        params=sampling_params(
+            request,
+            model.info,
+            model.default_params,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        ),
+        n=n,
+        stop=stop_strings(request.stop),
+        include_stop_str_in_output=bool(request.include_stop_str_in_output),
+        skip_special_tokens=request.skip_special_tokens is not False,
+        add_special_tokens=add_special_tokens,
+        priority=_priority(request.priority, settings.policy),
+        tenant=tenant,
+        cache_salt=_cache_salt(request.cache_salt),
+    )
+
+
+def _max_tokens(*given: int | None) -> int:
+    """The first that is set, at least 1; 0 when none is: what the context leaves."""
+    for name, value in zip(("max_completion_tokens", "max_tokens"), given, strict=True):
+        if value is not None:
+            return bounded(value, name, 1, _MAX_TOKENS)
+    return 0
+
+
+def _chat_logprobs(request: ChatRequest) -> int | None:
+    top = request.top_logprobs
+    if top is not None:
+        bounded(top, "top_logprobs", 0, MAX_LOGPROBS)
+        if not request.logprobs:
+            raise InvalidRequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
+    return (top or 0) if request.logprobs else None
+
+
+def _prompts(prompt: str | list[str | int | list[int]], vocab_size: int) -> list[str | list[int]]:
+    """One prompt (a text or a list of token ids) or a list of them, all of one kind."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise InvalidRequestError("prompt must not be empty.", param="prompt")
+    texts = [item for item in prompt if isinstance(item, str)]
+    token_ids = [item for item in prompt if isinstance(item, int)]
+    lists = [item for item in prompt if isinstance(item, list)]
+    if len(prompt) not in (len(texts), len(token_ids), len(lists)):
+        raise InvalidRequestError("prompt must not mix texts and token ids.", param="prompt")
+    if token_ids:
+        lists = [token_ids]
+    elif len(prompt) > MAX_PROMPTS:
+        raise InvalidRequestError(f"prompt: at most {MAX_PROMPTS} prompts are allowed.", param="prompt")
+    if not all(lists):
+        raise InvalidRequestError("prompt must not be empty.", param="prompt")
+    if any(not 0 <= min(ids) <= max(ids) < vocab_size for ids in lists):
+        raise InvalidRequestError("prompt: a token id is not in the vocabulary.", param="prompt")
+    return [*texts, *lists]
+
+
+def _priority(priority: int | None, policy: str) -> int:
+    if not priority:
+        return 0
+    if policy != "priority":
+        message = f"priority needs the scheduling policy 'priority'; this server runs '{policy}'."
+        raise UnsupportedError(message, param="priority")
+    return bounded(priority, "priority", -(2**31), 2**31 - 1)
+
+
+def _cache_salt(salt: str | None) -> str:
+    if salt is None:
+        return ""
+    if not 1 <= len(salt) <= _MAX_CACHE_SALT or any(char in "@/\\\0" for char in salt):
+        message = f"cache_salt must have 1 to {_MAX_CACHE_SALT} characters, none of them @, /, \\ or NUL."
+        raise InvalidRequestError(message, param="cache_salt")
+    return salt

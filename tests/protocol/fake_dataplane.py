@@ -1,0 +1,133 @@
+"""A data plane that plays scripts: what each generation yields, step by step, is decided by the test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from penstock.engines.errors import InvalidRequestError, ModelNotFoundError
+from penstock.engines.messages import ModelInfo
+from penstock.gateway.dataplane import (
+    ChoiceDelta,
+    DataPlane,
+    GenerateRequest,
+    Generation,
+    ServedModel,
+    TokenLogprob,
+    Usage,
+)
+
+Step = list[ChoiceDelta] | Exception | asyncio.Event
+"""Deltas to give out, an error to raise, or an event to wait for (one that is never set hangs)."""
+Script = Callable[[GenerateRequest], Iterable[Step]]
+
+INFO = ModelInfo(vocab_size=100, max_model_len=64, block_size=16, num_blocks=64, eos_token_ids=(0,), runner="scripted")
+MODEL = ServedModel("tiny", "penstock/tiny", 1_700_000_000, INFO)
+
+
+def delta(index: int, text: str, finish: str | None = None, **fields: Any) -> ChoiceDelta:
+    return ChoiceDelta(index, text, fields.pop("token_ids", [len(text)]), finish, **fields)
+
+
+class ScriptedGeneration(Generation):
+    def __init__(self, request: GenerateRequest, steps: Iterable[Step]) -> None:
+        self._steps = iter(steps)
+        self.closed = asyncio.Event()
+        self.waiting = asyncio.Event()
+        self.prompt_token_ids = [
+            [ord(char) % 100 for char in each] if isinstance(each, str) else each for each in request.prompts
+        ]
+        self.prompt_logprobs: list[list[TokenLogprob | None]] | None = None
+        self.usage = Usage(prompt_tokens=sum(map(len, self.prompt_token_ids)), cached_tokens=1)
+        self.usage_by_choice = [0] * (len(request.prompts) * request.n)
+
+    def __aiter__(self) -> ScriptedGeneration:
+        return self
+
+    async def __anext__(self) -> list[ChoiceDelta]:
+        for step in self._steps:
+            if isinstance(step, Exception):
+                raise step
+            if isinstance(step, asyncio.Event):
+                self.waiting.set()
+                await step.wait()
+                continue
+            for each in step:
+                self.usage.completion_tokens += len(each.token_ids)
+                self.usage_by_choice[each.index] += len(each.token_ids)
+            return step
+        raise StopAsyncIteration
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def words(request: GenerateRequest) -> Iterable[Step]:
+    """Each choice says "one two three", a word a step."""
+    choices = range(len(request.prompts) * request.n)
+    yield [delta(index, "one") for index in choices]
+    yield [delta(index, " two") for index in choices]
+    yield [delta(index, " three", "stop") for index in choices]
+
+
+class FakeDataPlane(DataPlane):
+    """Serves one model named `tiny`; keeps the requests and generations it has made."""
+
+    def __init__(self, script: Script = words, models: tuple[ServedModel, ...] = (MODEL,)) -> None:
+        self.script = script
+        self.served = {model.name: model for model in models}
+        self.requests: list[GenerateRequest] = []
+        self.generations: list[ScriptedGeneration] = []
+        self.prompts: list[tuple[list[dict[str, Any]], dict[str, Any]]] = []
+        self.admit: Exception | asyncio.Event | None = None
+        """What `generate` meets before it returns: an error, or an event to wait for."""
+        self.generating = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self.is_live = self.is_ready = True
+
+    def models(self) -> list[ServedModel]:
+        return list(self.served.values())
+
+    def model(self, name: str) -> ServedModel:
+        if name not in self.served:
+            raise ModelNotFoundError("The model does not exist.", param="model")
+        return self.served[name]
+
+    @property
+    def live(self) -> bool:
+        return self.is_live
+
+    @property
+    def ready(self) -> bool:
+        return self.is_ready
+
+    async def chat_prompt(
+        self,
+        model: str,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> list[int]:
+        options = {"opens": add_generation_prompt, "continues": continue_final_message, "kwargs": template_kwargs}
+        self.prompts.append((messages, options))
+        if messages[-1]["content"] == "refuse me":
+            raise InvalidRequestError("The template refuses this.", param="messages")
+        return [ord(char) % 100 for message in messages for char in message["content"]]
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        self.requests.append(request)
+        self.generating.set()
+        if isinstance(self.admit, Exception):
+            raise self.admit
+        if self.admit is not None:
+            try:
+                await self.admit.wait()
+            except asyncio.CancelledError:
+                self.cancelled.set()
+                raise
+        generation = ScriptedGeneration(request, self.script(request))
+        self.generations.append(generation)
+        return generation

@@ -45,6 +45,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def failed(self) -> bool:
+        """True when it is down and will not come back by itself."""
+        ...
+
+    @property
     def stats(self) -> EngineStats:
         """The newest that the engine has sent."""
         ...

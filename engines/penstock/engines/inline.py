@@ -44,6 +44,10 @@ class InlineEngine:
         return self._task is not None and not self._task.done()
 
     @property
+    def failed(self) -> bool:
+        return self._task is not None and self._task.done()
+
+    @property
     def stats(self) -> EngineStats:
         return self._stats
 

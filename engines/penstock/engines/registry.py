@@ -22,9 +22,16 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _openvino(options: dict[str, Any]) -> ModelRunner:
-    from penstock.engines.openvino import OpenVINOConfig, OpenVINORunner
+    from penstock.engines.openvino.config import OpenVINOConfig
+    from penstock.engines.openvino.memory import parse_memory
+    from penstock.engines.openvino.runner import OpenVINORunner
 
-    return OpenVINORunner(OpenVINOConfig(**options | {"model_dir": Path(options["model_dir"])}))
+    memory = options["kv_cache_memory"]
+    resolved = options | {
+        "model_dir": Path(options["model_dir"]),
+        "kv_cache_memory": None if memory is None else parse_memory(memory),
+    }
+    return OpenVINORunner(OpenVINOConfig(**resolved))
 
 
 def _simulated(options: dict[str, Any]) -> ModelRunner:

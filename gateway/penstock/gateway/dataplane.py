@@ -1,131 +1,94 @@
-"""The protocol-neutral verbs. OpenAI and KServe, HTTP and gRPC all call these, and nothing protocol-shaped goes below.
-
-(interface under construction: types and signatures are final, bodies follow)
-"""
+"""The protocol-neutral verbs. OpenAI and KServe, HTTP and gRPC all call these; nothing protocol-shaped goes below."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import asyncio
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from penstock.engines.messages import ModelInfo, SamplingParams
+import msgspec
 
+from penstock.engines.errors import (
+    ContextLengthError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    NotReadyError,
+    UnsupportedError,
+)
+from penstock.engines.messages import AddRequest, ModelInfo, SamplingParams
+from penstock.gateway.generation import (
+    Candidate,
+    ChoiceDelta,
+    GenerateRequest,
+    Generation,
+    TokenLogprob,
+    Usage,
+)
+from penstock.gateway.models import LoadedModel, ServedModel
+from penstock.tokenizers import ChatTemplateError, TokenizerError
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateRequest:
-    """What to generate. Fronts build it from their own schemas; `DataPlane.generate` validates it against the model."""
+__all__ = [
+    "Candidate",
+    "ChoiceDelta",
+    "DataPlane",
+    "GenerateRequest",
+    "Generation",
+    "ServedModel",
+    "TokenLogprob",
+    "Usage",
+]
 
-    model: str
-    prompts: Sequence[str | list[int]]
-    """Texts, encoded by the model's tokenizer, or token ids as they are."""
-    params: SamplingParams
-    """`max_tokens` 0 means: whatever the context leaves."""
-    n: int = 1
-    """Samples per prompt."""
-    stop: tuple[str, ...] = ()
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    add_special_tokens: bool = True
-    """For text prompts: let the tokenizer add BOS and the like. False for rendered chat templates."""
-    priority: int = 0
-    tenant: str = ""
-    cache_salt: str = ""
-    timeout: float | None = None
-    """Seconds from now; the smaller of this and the server's own bound holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One token with its logprob, as text."""
-
-    token: str
-    token_id: int
-    logprob: float
-    bytes: list[int]
-    """The token's UTF-8 bytes, which may be a part of a character."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob(Candidate):
-    top: list[Candidate]
-    """The likeliest tokens at this position, best first; as many as were asked for."""
-
-
-@dataclass(slots=True)
-class ChoiceDelta:
-    """What one choice has got since the last delta."""
-
-    index: int
-    """prompt number * n + sample number."""
-    text: str
-    token_ids: list[int]
-    finish_reason: str | None = None
-    """"stop" or "length", in the choice's last delta."""
-    stop_reason: str | int | None = None
-    """The stop string or stop token id that ended it; None for EOS."""
-    logprobs: list[TokenLogprob] | None = None
-    """One for each of token_ids, when asked for."""
-
-
-@dataclass(slots=True)
-class Usage:
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-
-
-class Generation:
-    """The choices of one call: an async iterator of lists of ChoiceDelta (at most one per choice in each list).
-
-    Iterating raises the PenstockError that ended a choice, if one did. `close()` (idempotent; also at the end of
-    `async with`) aborts whatever still runs.
-    """
-
-    prompt_token_ids: list[list[int]]
-    prompt_logprobs: list[list[TokenLogprob | None]] | None
-    """For each prompt, when asked for: None for its first token, then one for each other. Known with the first delta of that prompt."""
-    usage: Usage
-    """Counts up while the generation is consumed. prompt_tokens counts each prompt once, whatever n is."""
-    usage_by_choice: list[int]
-    """Completion tokens of each choice."""
-
-    def __aiter__(self) -> Generation: ...
-    async def __anext__(self) -> list[ChoiceDelta]: ...
-    def close(self) -> None: ...
-    async def __aenter__(self) -> Generation: ...
-    async def __aexit__(self, *exc: object) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """A model under one public name."""
-
-    name: str
-    root: str
-    """The folder or hub id it came from, without local paths: shown in /v1/models."""
-    created: int
-    """Unix seconds."""
-    info: ModelInfo
-    default_params: dict[str, Any] = field(default_factory=dict)
-    """From the model's generation_config.json: temperature, top_p, top_k, repetition_penalty, where set. Fronts use these where the caller is silent."""
-    has_chat_template: bool = True
+_INLINE_CHARS = 4096
+"""Texts up to this length are tokenized on the event loop (well under a millisecond); longer ones in a thread."""
+_TEMPLATE_SECONDS = 10.0
 
 
 class DataPlane:
+    """Validates, encodes and submits; whatever a front has read off the wire goes through here."""
+
+    def __init__(self, *, request_timeout: float | None = None) -> None:
+        self._models: dict[str, LoadedModel] = {}
+        self._request_timeout = request_timeout
+        self._salt_key = secrets.token_bytes(32)
+
+    def add(self, model: LoadedModel) -> None:
+        for name in model.names:
+            self._models[name] = model
+
     def models(self) -> list[ServedModel]:
-        """All served names, the base model first."""
-        ...
+        """All served names, the base model first. Empty while nothing has been loaded."""
+        return [model.describe(name) for name, model in self._models.items() if model.loaded]
+
+    def loaded_models(self) -> list[tuple[str, LoadedModel]]:
+        """(first name, model) of everything that is loaded, for operators' views."""
+        return [(model.names[0], model) for model in dict.fromkeys(self._models.values()) if model.loaded]
 
     def model(self, name: str) -> ServedModel:
-        """Raises ModelNotFoundError. While the engine loads, models() is empty and model() raises NotReadyError."""
-        ...
+        """Raises ModelNotFoundError, or NotReadyError while the model loads."""
+        return self._find(name).describe(name)
+
+    def _find(self, name: str) -> LoadedModel:
+        model = self._models.get(name)
+        if model is None:
+            raise ModelNotFoundError(f"The model `{name[:64]}` does not exist.", param="model")
+        if not model.loaded:
+            raise NotReadyError("The model is still loading.", retry_after=2)
+        return model
 
     @property
-    def live(self) -> bool: ...
+    def live(self) -> bool:
+        """False when a model is down for good: only a new server can help."""
+        return not any(model.failed for model in self._models.values())
 
     @property
-    def ready(self) -> bool: ...
+    def ready(self) -> bool:
+        """True while all models would serve a request now."""
+        return bool(self._models) and all(model.engine.ready for model in self._models.values())
 
     async def chat_prompt(
         self,
@@ -136,12 +99,104 @@ class DataPlane:
         continue_final_message: bool = False,
         template_kwargs: dict[str, Any] | None = None,
     ) -> list[int]:
-        """Renders the chat template and encodes it. Raises InvalidRequestError for messages that the template refuses."""
-        ...
+        """Renders the chat template and encodes it. Raises InvalidRequestError for messages that it refuses."""
+        loaded = self._find(model)
+        template = loaded.chat_template
+        if template is None:
+            raise InvalidRequestError(
+                f"The model `{model}` has no chat template; use /v1/completions, or start the server with "
+                "--chat-template."
+            )
+        render = partial(
+            template.render,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            extra=template_kwargs,
+            time_limit=_TEMPLATE_SECONDS,
+        )
+        try:
+            text = await asyncio.to_thread(render)
+        except ChatTemplateError as error:
+            raise InvalidRequestError(str(error), param="messages") from None
+        return await self._encode(loaded, text, add_special_tokens=False)
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Returns when the first output is there, so that whatever can be refused has been refused before a response starts.
+        """Returns when the first output is there: whatever can be refused has been refused before a response starts.
 
-        Raises InvalidRequestError and its kin for values that do not fit the model, OverloadedError, DeadlineExceededError, EngineError.
+        Raises InvalidRequestError and its kin for values that do not fit the model, OverloadedError,
+        DeadlineExceededError, EngineError.
         """
-        ...
+        arrival = time.monotonic()
+        model = self._find(request.model)
+        info = model.engine.info
+        _check_supported(request.params, info)
+        prompts = [await self._prompt(model, prompt, request) for prompt in request.prompts]
+        adds = [self._add(model, request, prompt, info, arrival) for prompt in prompts]
+        stream = model.engine.submit(adds)
+        ids = [add.ids for add in adds]
+        generation = Generation(stream, model.tokenizer, request, prompts, ids, model.metrics, model.engine.abort)
+        try:
+            return await generation.begin()
+        except BaseException:
+            generation.close()
+            raise
+
+    async def _prompt(self, model: LoadedModel, prompt: str | list[int], request: GenerateRequest) -> list[int]:
+        if isinstance(prompt, str):
+            return await self._encode(model, prompt, add_special_tokens=request.add_special_tokens)
+        vocab_size = model.engine.info.vocab_size
+        if any(not 0 <= token_id < vocab_size for token_id in prompt):
+            raise InvalidRequestError(f"Token ids must be in 0..{vocab_size - 1}.", param="prompt")
+        return prompt
+
+    async def _encode(self, model: LoadedModel, text: str, *, add_special_tokens: bool) -> list[int]:
+        encode: Callable[[], list[int]] = partial(model.tokenizer.encode, text, add_special_tokens)
+        try:
+            return encode() if len(text) <= _INLINE_CHARS else await asyncio.to_thread(encode)
+        except TokenizerError as error:
+            raise InvalidRequestError(str(error), param="prompt") from None
+
+    def _add(
+        self, model: LoadedModel, request: GenerateRequest, prompt: list[int], info: ModelInfo, arrival: float
+    ) -> AddRequest:
+        params = msgspec.structs.replace(request.params, max_tokens=_max_tokens(request.params, prompt, info))
+        timeouts = [t for t in (request.timeout, self._request_timeout) if t]
+        return AddRequest(
+            ids=model.engine.new_ids(request.n),
+            prompt_token_ids=prompt,
+            params=params,
+            arrival_time=arrival,
+            deadline=arrival + min(timeouts) if timeouts else None,
+            priority=request.priority,
+            tenant=request.tenant,
+            cache_salt=self._salt(request.tenant, request.cache_salt),
+        )
+
+    def _salt(self, tenant: str, caller_salt: str) -> str:
+        """Tenants never share cached prefixes nor guess one another's salt; a caller may divide its own further."""
+        if not tenant and not caller_salt:
+            return ""
+        parts = f"{len(tenant)}:{tenant}{caller_salt}".encode("utf-8", "surrogatepass")
+        return hmac.new(self._salt_key, parts, hashlib.sha256).hexdigest()
+
+
+def _check_supported(params: SamplingParams, info: ModelInfo) -> None:
+    if not info.supports_logprobs and (params.logprobs is not None or params.prompt_logprobs is not None):
+        raise UnsupportedError(f"The {info.runner} engine has no logprobs.", param="logprobs")
+
+
+def _max_tokens(params: SamplingParams, prompt: list[int], info: ModelInfo) -> int:
+    """What was asked for, or what the context leaves. Raises InvalidRequestError, ContextLengthError."""
+    room = info.max_model_len - len(prompt)
+    if not prompt:
+        raise InvalidRequestError("The prompt is empty.", param="prompt")
+    if room < max(params.max_tokens, 1):
+        asked = f" and {params.max_tokens} in the completion" if params.max_tokens else ""
+        raise ContextLengthError(
+            f"This model's maximum context length is {info.max_model_len} tokens. However, you requested "
+            f"{len(prompt) + params.max_tokens} tokens ({len(prompt)} in the prompt{asked}). Please reduce "
+            "the length of the prompt or the completion.",
+            param="prompt",
+        )
+    return params.max_tokens or room

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -33,6 +33,8 @@ from penstock.engines.stream import RequestStream
 logger = logging.getLogger(__name__)
 
 
+_LAST_WORDS = 0.5
+"""Seconds to wait for the message of a process that has already ended."""
 _BACKOFF = 1.0
 """Seconds of delay added with each recent restart; the first comes at once."""
 
@@ -53,10 +55,18 @@ class ProcessEngine:
     """Implements Engine over an engine process. A process that dies or hangs ends its streams with EngineDeadError and
     is replaced by a new one, with a socket of its own: nothing that the old one had still to say can arrive."""
 
-    def __init__(self, spec: EngineSpec, watchdog: WatchdogConfig | None = None, *, log_level: str = "INFO") -> None:
+    def __init__(
+        self,
+        spec: EngineSpec,
+        watchdog: WatchdogConfig | None = None,
+        *,
+        log_level: str = "INFO",
+        on_step: Callable[[EngineStats], None] | None = None,
+    ) -> None:
         self._spec = spec
         self._watchdog = watchdog or WatchdogConfig()
         self._log_level = log_level
+        self._on_step = on_step
         self._streams = StreamTable()
         self._stats = EngineStats()
         self._info: ModelInfo | None = None
@@ -77,6 +87,10 @@ class ProcessEngine:
     @property
     def ready(self) -> bool:
         return self._link is not None and time.monotonic() - self._last_sign < self._watchdog.suspect_after
+
+    @property
+    def failed(self) -> bool:
+        return self._keeper is not None and self._keeper.done()
 
     @property
     def stats(self) -> EngineStats:
@@ -125,6 +139,8 @@ class ProcessEngine:
         ended = asyncio.ensure_future(process.wait())
         await asyncio.wait((first, ended), return_when=asyncio.FIRST_COMPLETED)
         ended.cancel()
+        if not first.done():  # its last words may still be on their way through the socket
+            await asyncio.wait((first,), timeout=_LAST_WORDS)
         if not first.done():
             first.cancel()
             raise EngineError(f"the engine process ended while it loaded the model (status {process.returncode})")
@@ -140,6 +156,8 @@ class ProcessEngine:
         self._last_sign = time.monotonic()
         for result in link.decode_steps(messages):
             self._stats = result.stats
+            if self._on_step is not None:
+                self._on_step(result.stats)
             self._streams.deliver(result.outputs)
 
     async def _keep(self) -> None:

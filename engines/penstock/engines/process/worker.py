@@ -18,6 +18,7 @@ import msgspec
 import zmq
 
 from penstock.engines.core import EngineCore
+from penstock.engines.errors import PenstockError
 from penstock.engines.messages import LoadFailed, Ready, StepOutputs
 from penstock.engines.process.wire import Socket, decode_down, encode, pair_socket, receive_all
 from penstock.engines.registry import EngineSpec, load_runner
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_MS = 1000
 _MAX_FAILURES = 3
 """Failed steps in a row after which a fresh process is the better chance."""
+_FAREWELL_MS = 2000
+"""How long the last message may take to leave."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -49,6 +52,12 @@ def serve(core: EngineCore, socket: Socket, parent: int) -> int:
     return 1
 
 
+def _reason(error: Exception) -> str:
+    """Errors of our own and of bad settings speak for themselves; others need their type."""
+    known = isinstance(error, PenstockError | ValueError | OSError)
+    return str(error) if known else f"{type(error).__name__}: {error}"
+
+
 def main() -> int:
     address = sys.argv[1]
     log_level = sys.argv[2] if len(sys.argv) > 2 else "INFO"
@@ -65,8 +74,9 @@ def main() -> int:
         core = EngineCore(runner, spec.scheduler, time.monotonic)
     except Exception as error:
         logger.debug("loading failed", exc_info=True)
-        socket.setsockopt(zmq.LINGER, 1000)
-        socket.send(encode(LoadFailed(f"{type(error).__name__}: {error}")))
+        socket.send(encode(LoadFailed(_reason(error))))
+        socket.close(linger=_FAREWELL_MS)
+        zmq.Context.instance().term()
         return 1
     socket.send(encode(Ready(runner.info)))
     gc.freeze()  # what loading left behind never becomes garbage

@@ -1,0 +1,104 @@
+"""The command line: `penstock serve`. Flags are derived from the configuration tree; nothing else happens here."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from penstock.gateway.config import LISTS, SECTIONS, Config, ConfigError, load_config
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    args = vars(parser.parse_args(argv))
+    args.pop("command")
+    file = args.pop("config", None)
+    try:
+        config = load_config(args, file=file)
+    except ConfigError as error:
+        parser.error(str(error))
+    return _serve(config)
+
+
+def _serve(config: Config) -> int:
+    from penstock.gateway.lifecycle import serve  # only now: --help stays quick
+
+    return serve(config)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="penstock", description="Serves language models over the OpenAI API, with continuous batching."
+    )
+    parser.add_argument("--version", action="version", version=f"penstock {version('penstock')}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve = commands.add_parser(
+        "serve",
+        help="serve a model",
+        usage="penstock serve [MODEL] [options]",
+        description="Serves MODEL. Without one, the demo model that comes along.",
+        epilog="Each setting can also stand in the file given by --config (TOML or YAML), or in a variable named "
+        "PENSTOCK_ and the flag's name in capitals, as in PENSTOCK_HTTP_PORT. Flags win over variables, those over "
+        "the file.",
+        argument_default=argparse.SUPPRESS,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
+    )
+    serve.add_argument("--config", type=Path, metavar="FILE", help="read settings from this TOML or YAML file")
+    for name, section in SECTIONS.items():
+        _add_section(serve, name, section)
+    return parser
+
+
+def _add_section(parser: argparse.ArgumentParser, name: str, section: type[msgspec.Struct]) -> None:
+    group = parser.add_argument_group(name, (section.__doc__ or "").strip())
+    info = inspect.type_info(section)
+    if not isinstance(info, inspect.StructType):
+        raise TypeError(f"{section} is not a struct")
+    for field in info.fields:
+        kind = field.type
+        while isinstance(kind, inspect.Metadata):
+            kind = kind.type
+        _add_flag(group, field, kind)
+
+
+def _add_flag(group: Any, field: inspect.Field, kind: inspect.Type) -> None:
+    flag = "--" + field.name.replace("_", "-")
+    options: dict[str, Any] = {"help": _help(field)}
+    if field.name == "model":
+        group.add_argument("model", nargs="?", metavar="MODEL", **options)
+    elif isinstance(kind, inspect.BoolType):
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
+    elif isinstance(kind, inspect.LiteralType):
+        group.add_argument(flag, choices=kind.values, **options)
+    elif field.name in LISTS:
+        group.add_argument(flag, action="extend", type=lambda text: text.split(","), metavar="NAME[,NAME]", **options)
+    else:
+        group.add_argument(flag, metavar=_metavar(kind), **options)
+
+
+def _help(field: inspect.Field) -> str:
+    text = (
+        (field.type.extra_json_schema or {}).get("description", "") if isinstance(field.type, inspect.Metadata) else ""
+    )
+    silent = field.default in (None, (), "")
+    return text if silent or isinstance(field.default, bool) else f"{text} (default: {field.default})"
+
+
+def _metavar(kind: inspect.Type) -> str:
+    names = {inspect.IntType: "N", inspect.FloatType: "X"}
+    if isinstance(kind, inspect.UnionType):
+        kind = next(member for member in kind.types if not isinstance(member, inspect.NoneType))
+        while isinstance(kind, inspect.Metadata):
+            kind = kind.type
+    return names.get(type(kind), "TEXT")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

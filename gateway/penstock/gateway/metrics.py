@@ -1,0 +1,122 @@
+"""Prometheus families for the life of a request. What the engine knows comes from its newest stats, when scraped."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, GCCollector, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from penstock.engines.messages import EngineStats
+from penstock.gateway.histogram import Histogram
+
+_LATENCY = (0.005, 0.01, 0.02, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 1.5, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
+_GAP = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40)
+_SIZE = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
+    ("requests_running", "Requests in the running batch.", lambda s: s.num_running),
+    ("requests_waiting", "Requests in the queue.", lambda s: s.num_waiting),
+    ("tokens_waiting", "Known tokens of the requests in the queue.", lambda s: s.num_waiting_tokens),
+    ("kv_cache_blocks", "Blocks of the KV cache.", lambda s: s.num_blocks),
+    ("kv_cache_free_blocks", "Blocks that no request holds.", lambda s: s.num_free_blocks),
+    ("kv_cache_cached_blocks", "Blocks in the prefix cache, held or not.", lambda s: s.num_cached_blocks),
+    (
+        "kv_cache_usage_ratio",
+        "Share of blocks that requests hold, 0 to 1.",
+        lambda s: 1 - s.num_free_blocks / s.num_blocks if s.num_blocks else 0,
+    ),
+)
+_COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
+    ("engine_admitted", "Samples that the engine has taken in.", lambda s: s.admitted),
+    ("prompt_tokens", "Prompt tokens computed; prefix hits are not among them.", lambda s: s.prompt_tokens),
+    ("generation_tokens", "Tokens generated.", lambda s: s.generation_tokens),
+    ("preemptions", "Requests that lost their blocks and were computed again.", lambda s: s.preemptions),
+    ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda s: s.prefix_queries),
+    ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda s: s.prefix_hits),
+    ("engine_steps", "Iterations of the engine.", lambda s: s.steps),
+)
+
+
+class ModelMetrics:
+    """One model's metrics. The label `model` is the served name, never what a client sent."""
+
+    def __init__(self, model: str, stats: Callable[[], EngineStats], ready: Callable[[], bool]) -> None:
+        self._labels = {"model": model}
+        self._stats = stats
+        self._ready = ready
+        self._finished: Counter[str] = Counter()
+        self._ttft = Histogram("penstock_time_to_first_token_seconds", "From arrival to the first token.", _LATENCY)
+        self._itl = Histogram("penstock_inter_token_latency_seconds", "Between two tokens of a choice.", _GAP)
+        self._e2e = Histogram("penstock_request_duration_seconds", "From arrival to the last token.", _LATENCY)
+        self._queue = Histogram("penstock_queue_time_seconds", "From arrival to the first step.", _LATENCY)
+        self._step = Histogram("penstock_step_duration_seconds", "Duration of an iteration.", _GAP)
+        self._batch = Histogram("penstock_step_requests", "Requests in an iteration.", _SIZE)
+        self._batch_tokens = Histogram("penstock_step_tokens", "Tokens in an iteration.", _SIZE)
+
+    def step(self, stats: EngineStats) -> None:
+        """Once for each of the engine's steps."""
+        if stats.step_requests:
+            self._step.observe(stats.step_seconds)
+            self._batch.observe(stats.step_requests)
+            self._batch_tokens.observe(stats.step_tokens)
+
+    def tokens(self, count: int, last: float | None, now: float, arrival: float) -> None:
+        """`count` tokens of a choice came at `now`; the one before at `last`, None if these are the first.
+
+        Tokens that come together share the time since the last one evenly.
+        """
+        if last is not None:
+            self._itl.observe((now - last) / count, count)
+            return
+        self._ttft.observe(now - arrival)
+        if count > 1:
+            self._itl.observe(0.0, count - 1)
+
+    def queued(self, seconds: float) -> None:
+        self._queue.observe(seconds)
+
+    def finished(self, reason: str, seconds: float) -> None:
+        """A choice has ended: stop, length, abort, or error:<code>."""
+        self._finished[reason] += 1
+        self._e2e.observe(seconds)
+
+    def collect(self) -> Iterator[Metric]:
+        stats, names, values = self._stats(), list(self._labels), list(self._labels.values())
+        yield self._gauge("engine_ready", "1 while the engine serves.", float(self._ready()))
+        for name, text, value in _GAUGES:
+            yield self._gauge(name, text, value(stats))
+        for name, text, value in _COUNTERS:
+            counter = CounterMetricFamily(f"penstock_{name}", text, labels=names)
+            counter.add_metric(values, value(stats))
+            yield counter
+        ends = CounterMetricFamily(
+            "penstock_requests_finished", "Choices by the way they ended.", labels=[*names, "finish_reason"]
+        )
+        for reason, count in self._finished.items():
+            ends.add_metric([*values, reason], count)
+        yield ends
+        for histogram in (self._ttft, self._itl, self._e2e, self._queue, self._step, self._batch, self._batch_tokens):
+            yield from histogram.samples(self._labels)
+
+    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
+        gauge = GaugeMetricFamily(f"penstock_{name}", text, labels=list(self._labels))
+        gauge.add_metric(list(self._labels.values()), value)
+        return gauge
+
+
+class Metrics:
+    """The process's registry: one collector for each model, and the usual process metrics."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
+
+    def add(self, model: ModelMetrics) -> None:
+        self._registry.register(model)
+
+    def render(self) -> tuple[bytes, str]:
+        """(exposition text, content type)."""
+        return generate_latest(self._registry), CONTENT_TYPE_LATEST

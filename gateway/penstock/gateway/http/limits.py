@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
+    max_connections: int = 8192
     max_headers: int = 100
     max_header_bytes: int = 64 << 10
     """Names and values of one request together."""

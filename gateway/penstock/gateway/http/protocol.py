@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from enum import Enum, auto
 from typing import Any
 
 import httptools
@@ -15,9 +16,18 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.errors import HttpError, error_json, wire_shape
+from penstock.engines.errors import InvalidRequestError, OverloadedError, PenstockError
+from penstock.gateway.errors import HttpError, error_headers, error_json, wire_shape
 from penstock.gateway.http.limits import ConnectionLimits
+
+_LINGER_SECONDS = 1.0
+
+
+class _Phase(Enum):
+    """What the client has to send next. HEADERS also stands for the pause between requests."""
+
+    HEADERS = auto()
+    BODY = auto()
 
 
 class _Pipelined(Exception):
@@ -43,64 +53,66 @@ class LimitedProtocol(HttpToolsProtocol):
         self._on_lost = on_lost
         self._deaf = False
         """Nothing more is read from this client."""
-        self._in_headers = True
-        self._in_body = False
-        self._raw_header_bytes = 0
+        self._pipelined = False
+        self._phase = _Phase.HEADERS
+        self._overhead = 0
+        """Bytes received since the last piece of body: header lines, trailers, chunk extensions."""
         self._header_bytes = 0
         self._chunks = 0
-        self._body_progress = False
+        self._last_body = 0.0
         self._receive_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
         self._unsent = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._arm_header_timer()
+        self._arm_receive(self._limits.header_timeout, self._headers_late)
+        if len(self.connections) > self._limits.max_connections:
+            self._refuse(OverloadedError("Too many connections."))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deaf = True
-        self._cancel_receive_timer()
-        self._cancel_send_timer()
+        self._disarm_receive()
+        self._disarm_send()
         super().connection_lost(exc)
         self._on_lost()
+
+    # Receiving
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
         self._unset_keepalive_if_required()
-        if self._in_headers:
-            self._raw_header_bytes += len(data)
+        if self._receive_timer is None and self._phase is _Phase.HEADERS:
+            self._arm_receive(self._limits.header_timeout, self._headers_late)
+        self._overhead += len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._stop_reading()  # the request is answered as if it had not asked; what follows is not HTTP
+            self._hang_up_after_response()  # it is answered as if it had not asked; what follows is not HTTP
         except httptools.HttpParserError as error:
             self._parser_failed(error)
         else:
-            limits = self._limits
-            if self._in_headers and self._raw_header_bytes > limits.max_header_bytes + limits.max_uri_bytes:
-                self._refuse(_HEADERS_TOO_LARGE)
+            if self._overhead > self._limits.max_header_bytes + self._limits.max_uri_bytes:
+                self._refuse(_headers_too_large())
 
     def _parser_failed(self, error: httptools.HttpParserError) -> None:
-        """httptools wraps what its callbacks raise."""
-        cause = error.__context__
+        cause = error.__context__  # httptools wraps what its callbacks raise
         if isinstance(cause, _Pipelined):
-            self._stop_reading()
+            self._hang_up_after_response()
         elif isinstance(cause, HttpError):
             self._refuse(cause)
         else:
             self._refuse(InvalidRequestError("Invalid HTTP request."))
 
     def on_message_begin(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
-            raise _Pipelined
+        self._pipelined = self.cycle is not None and not self.cycle.response_complete
         super().on_message_begin()
-        self._in_headers = True
         self._header_bytes = self._chunks = 0
-        if self._receive_timer is None:
-            self._arm_header_timer()
 
     def on_url(self, url: bytes) -> None:
+        if self._pipelined:  # an exception in on_message_begin would be lost in httptools
+            raise _Pipelined
         super().on_url(url)
         if len(self.url) > self._limits.max_uri_bytes:
             raise HttpError(414, "The URI is too long.", code="uri_too_long")
@@ -109,14 +121,15 @@ class LimitedProtocol(HttpToolsProtocol):
         self._header_bytes += len(name) + len(value)
         limits = self._limits
         if len(self.headers) >= limits.max_headers or self._header_bytes > limits.max_header_bytes:
-            raise _HEADERS_TOO_LARGE
-        super().on_header(name, value)
+            raise _headers_too_large()
+        if self._phase is _Phase.HEADERS:  # trailers are counted and dropped: the request is already being handled
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._in_headers = False
-        self._raw_header_bytes = 0
-        self._cancel_receive_timer()
-        self._in_body = True
+        self._phase = _Phase.BODY
+        self._overhead = 0
+        self._last_body = self.loop.time()
+        self._arm_receive(self._limits.body_idle_timeout, self._body_idle)
         super().on_headers_complete()
 
     def on_chunk_header(self) -> None:
@@ -125,12 +138,114 @@ class LimitedProtocol(HttpToolsProtocol):
             raise HttpError(400, "The request body has too many chunks.", code="too_many_chunks")
 
     def on_body(self, body: bytes) -> None:
-        self._body_progress = True
-        if self._receive_timer is None:
-            self._receive_timer = self.loop.call_later(self._limits.body_idle_timeout, self._body_timeout)
+        self._overhead = 0
+        self._last_body = self.loop.time()
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._in_body = False
-        self._cancel_receive_timer()
+        self._phase = _Phase.HEADERS
+        self._overhead = 0
+        self._disarm_receive()
         super().on_message_complete()
+
+    def _headers_late(self) -> None:
+        self._refuse(_too_slow())
+
+    def _body_idle(self) -> None:
+        """Fires for a body that has rested too long; waits on while we ourselves do not read."""
+        now = self.loop.time()
+        if self.flow.read_paused:
+            self._last_body = now
+        rest = self._last_body + self._limits.body_idle_timeout - now
+        if rest > 0:
+            self._arm_receive(rest, self._body_idle)
+        else:
+            self._refuse(_too_slow())
+
+    def _arm_receive(self, seconds: float, late: Callable[[], None]) -> None:
+        self._disarm_receive()
+        self._receive_timer = self.loop.call_later(seconds, late)
+
+    def _disarm_receive(self) -> None:
+        if self._receive_timer is not None:
+            self._receive_timer.cancel()
+            self._receive_timer = None
+
+    # Refusing
+
+    def _hang_up_after_response(self) -> None:
+        """No pipelining: what came behind the running request is dropped, and the client may send it again."""
+        self._deaf = True
+        if self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    def _refuse(self, error: PenstockError) -> None:
+        """Answers in the handler's stead, unless it has begun to, and closes."""
+        self._deaf = True
+        self._disarm_receive()
+        if self.transport.is_closing():
+            return
+        if self._phase is _Phase.BODY and self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if self.cycle.response_started:
+                self.transport.close()
+                return
+        self.transport.write(_response(error))
+        if self.transport.can_write_eof():
+            # Closing at once would reset the connection while the client still sends, and eat the answer.
+            self.transport.write_eof()
+            self._receive_timer = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
+        else:
+            self.transport.close()
+
+    # Sending
+
+    def on_response_complete(self) -> None:
+        self._watch_unsent()
+        if self._phase is _Phase.BODY:
+            # Refused before its end: the rest is read and dropped for a while, so that the answer arrives.
+            self._arm_receive(self._limits.body_idle_timeout, self.transport.close)
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_unsent()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._disarm_send()
+
+    def _watch_unsent(self) -> None:
+        if self._send_timer is None:
+            self._unsent = self.transport.get_write_buffer_size()
+            self._send_timer = self.loop.call_later(self._limits.send_timeout, self._check_unsent)
+
+    def _check_unsent(self) -> None:
+        """Cuts off a client that has taken nothing for the whole of the last period."""
+        self._send_timer = None
+        unsent = self.transport.get_write_buffer_size()
+        if unsent and unsent >= self._unsent:
+            self.transport.abort()
+        elif unsent:
+            self._watch_unsent()
+
+    def _disarm_send(self) -> None:
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+            self._send_timer = None
+
+
+def _headers_too_large() -> HttpError:
+    return HttpError(431, "The request's headers are too large.", code="headers_too_large")
+
+
+def _too_slow() -> HttpError:
+    return HttpError(408, "The request took too long to arrive.", code="request_timeout")
+
+
+def _response(error: PenstockError) -> bytes:
+    body = error_json(error)
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *error_headers(error)]
+    lines = [b"%b: %b\r\n" % header for header in headers]
+    return b"".join([STATUS_LINE[wire_shape(error).status], *lines, b"connection: close\r\n\r\n", body])

@@ -41,8 +41,8 @@ class Frames:
         usage: Callable[[int], object] | None = None,
     ) -> None:
         self._start = b"data: " + _encode(head)[:-1]
-        choice = self._start + b',"choices":[{"index":%d,' + opening
-        self._prefixes = [choice.replace(b"%d", b"%d" % index, 1) for index in range(choices)]
+        choice = self._start + b',"choices":[{"index":'
+        self._prefixes = [choice + b"%d," % index + opening for index in range(choices)]
         self._closing = closing
         self._suffix = closing + _RUNNING
         self._logprobs = logprobs

@@ -70,8 +70,8 @@ def unigram_fallback() -> tokenizers.Tokenizer:
 def metaspace(prepend_scheme: str = "always") -> tokenizers.Tokenizer:
     """Unigram with word-start marks, as in T5."""
     tokenizer = tokenizers.Tokenizer(models.Unigram())
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend_scheme)  # type: ignore[arg-type]
-    tokenizer.decoder = decoders.Metaspace(prepend_scheme=prepend_scheme)  # type: ignore[arg-type]
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend_scheme)
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme=prepend_scheme)
     trainer = trainers.UnigramTrainer(vocab_size=250, special_tokens=SPECIALS, unk_token="<unk>", show_progress=False)
     tokenizer.train_from_iterator(TEXTS, trainer)
     return tokenizer
@@ -117,4 +117,4 @@ def _byte_fallback_decoder(strip: int) -> decoders.Decoder:
     steps: list[decoders.Decoder] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     if strip:
         steps.append(decoders.Strip(content=" ", left=strip, right=0))
-    return decoders.Sequence(steps)  # type: ignore[arg-type]
+    return decoders.Sequence(steps)

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from helpers_tokenizers import KINDS, TEXTS, build, byte_fallback, metaspace, save_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers_tokenizers import KINDS, TEXTS, build, byte_fallback, metaspace, save_folder
 from penstock.tokenizers import IncrementalDetokenizer, Tokenizer
 from penstock.tokenizers.token_table import DecoderFamily
 
@@ -32,7 +33,7 @@ def detokenize(tokenizer: Tokenizer, pieces: list[list[int]], skip: bool, prompt
 
 def split(ids: list[int], cuts: list[int]) -> list[list[int]]:
     edges = [0, *sorted(cut % (len(ids) + 1) for cut in cuts), len(ids)]
-    return [ids[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [ids[a:b] for a, b in pairwise(edges)]
 
 
 @pytest.mark.parametrize("kind", KINDS)

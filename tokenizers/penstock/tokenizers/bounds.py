@@ -11,7 +11,11 @@ DEFAULT_OUTPUT_LIMIT = 16 * 1024 * 1024
 """Characters. A million tokens are about four million."""
 _LARGE = 4096
 _MOST_BITS = 1 << 14
-_DIGITS = re.compile(r"\d+")
+_DIGITS = re.compile(r"[0-9]+")
+_PERCENT_FIELD = re.compile(r"%(?:\([^)]*\))?[^a-zA-Z%]*")
+_STAR_WIDTH = re.compile(r"%(?:\([^)]*\))?[-+ #0-9.]*\*")
+_BRACE_FIELD = re.compile(r"\{[^{}]*")
+_NESTED_FIELD = re.compile(r"\{[^{}]*\{")
 
 
 class TooLarge(Exception):
@@ -19,13 +23,13 @@ class TooLarge(Exception):
 
 
 class Bounds:
-    """`limit` bounds each value and the output; 16 times that bounds the sum of all large values of a render."""
+    """`limit` bounds each value and the output; 8 times that bounds the sum of all large values of a render."""
 
     __slots__ = ("_budget", "limit")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._budget = 16 * limit
+        self._budget = 8 * limit
 
     def check(self, size: int) -> None:
         """Raises TooLarge for a value of `size` characters or elements."""
@@ -96,28 +100,46 @@ def check_binary_operation(operator: str, left: Any, right: Any) -> None:
     """Raises TooLarge where `left operator right` would be too large. Operators `+ * ** %`."""
     bounds = current_bounds()
     if isinstance(left, int) and isinstance(right, int):
-        bits = {"*": left.bit_length() + right.bit_length(), "**": left.bit_length() * abs(right)}.get(operator, 0)
-        if bits > _MOST_BITS:
+        bits = {"*": left.bit_length() + right.bit_length(), "**": left.bit_length() * abs(right)}
+        if bits.get(operator, 0) > _MOST_BITS:
             raise TooLarge("the chat template computes a number that is too large")
-    elif operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
-        bounds.charge(len(left) + len(right))
+    elif operator == "+":
+        bounds.charge(_length(left) + _length(right))
     elif operator == "*":
         sequence, count = (right, left) if isinstance(left, int) else (left, right)
-        if isinstance(count, int) and hasattr(sequence, "__len__"):
-            bounds.charge(len(sequence) * max(count, 0))
+        if isinstance(count, int):
+            bounds.charge(_length(sequence) * max(count, 0))
     elif operator == "%" and isinstance(left, str | bytes):
-        check_format(left, right if isinstance(right, tuple) else (right,))
+        check_percent_format(left, right)
 
 
-def check_format(template: str | bytes, values: Any) -> None:
-    """For `%` and `str.format`: widths and precisions are counted, and computed ones refused."""
-    bounds = current_bounds()
+def _length(value: Any) -> int:
+    """Of a string in characters, of any other sequence eight for each element, 0 for what has no length."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    return 8 * len(value) if hasattr(value, "__len__") else 0
+
+
+def check_percent_format(template: str | bytes, values: Any) -> None:
+    """For `template % values`."""
     text = template if isinstance(template, str) else template.decode("latin-1")
-    if ("*" in text and "%" in text) or re.search(r"\{[^{}]*\{", text.replace("{{", "")):
+    if _STAR_WIDTH.search(text):
         raise TooLarge("the chat template computes the width of a format")
-    fields = text.count("%") + text.count("{")
-    widths = sum(min(int(digits[:12]), bounds.limit + 1) for digits in _DIGITS.findall(text))
-    bounds.charge(len(text) + widths + fields * bounds.size_of(values))
+    _charge_format(text, _PERCENT_FIELD.findall(text), values)
+
+
+def check_format(template: str, values: Any) -> None:
+    """For `template.format(...)` and `template.format_map(...)`."""
+    if _NESTED_FIELD.search(template.replace("{{", "")):
+        raise TooLarge("the chat template computes the width of a format")
+    _charge_format(template, _BRACE_FIELD.findall(template), values)
+
+
+def _charge_format(text: str, fields: list[str], values: Any) -> None:
+    """Each field may be as wide as the numbers in it say, and show all of the values."""
+    bounds = current_bounds()
+    widths = sum(min(int(digits[:12]), bounds.limit + 1) for field in fields for digits in _DIGITS.findall(field))
+    bounds.charge(len(text) + widths + len(fields) * bounds.size_of(values))
 
 
 def check_method(owner: Any, name: str, args: tuple[Any, ...]) -> None:

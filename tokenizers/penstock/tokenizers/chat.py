@@ -30,6 +30,7 @@ DENIED_KWARGS = frozenset(
 )
 """Names a request's `chat_template_kwargs` must not set: they would change what renders, not how."""
 
+COMPILE_TIME_LIMIT = 30.0
 _THREADS = RenderThreads()
 _TESTS_FOR_NONE = re.compile(r"""content['"]?\]?\s+is\s+(not\s+)?none""", re.IGNORECASE)
 
@@ -43,13 +44,15 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
         self.source = source
         self._special_tokens = dict(special_tokens or {})
-        self._template: Template | None = None
-        _run(self._compile, 30.0, DEFAULT_OUTPUT_LIMIT)
-        self.content_format: ContentFormat = content_format(source)
         self._keep_none_content = _TESTS_FOR_NONE.search(source) is not None
+        self._template: Template
+        self.content_format: ContentFormat
+        # Constant expressions are evaluated while compiling, so that is done within bounds too.
+        _run(self._compile, COMPILE_TIME_LIMIT, DEFAULT_OUTPUT_LIMIT)
 
     def _compile(self) -> None:
         self._template = ChatEnvironment().from_string(self.source)
+        self.content_format = content_format(self.source)
 
     def normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """`normalize_messages` in the way this template wants them."""
@@ -75,12 +78,10 @@ class ChatTemplate:
         check_kwargs(extra or {})
         if continue_final_message and add_generation_prompt:
             raise ChatTemplateError("continue_final_message and add_generation_prompt exclude each other")
+        given = {**(extra or {}), "messages": messages, "tools": tools, "documents": documents}
         variables: dict[str, Any] = {
             **self._special_tokens,
-            **_plain(extra or {}),
-            "messages": _plain(messages),
-            "tools": _plain(tools),
-            "documents": _plain(documents),
+            **_plain_variables(given),
             "add_generation_prompt": add_generation_prompt,
         }
         mark = _mark_final_message(variables["messages"]) if continue_final_message else None
@@ -92,8 +93,7 @@ class ChatTemplate:
 
         def work() -> None:
             buffer = Buffer(Bounds(output_limit))
-            if self._template is not None:
-                buffer.extend(self._template.generate(variables))
+            buffer.extend(self._template.generate(variables))
             pieces.append("".join(buffer))
 
         _run(work, time_limit, output_limit)
@@ -133,6 +133,13 @@ def _run(work: Any, time_limit: float, output_limit: int) -> None:
 def _line(message: str) -> str:
     lines = message.splitlines()
     return lines[0][:500] if lines else ""
+
+
+def _plain_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return {name: _plain(value) for name, value in variables.items()}
+    except RecursionError:
+        raise ChatTemplateError("the messages are nested too deeply") from None
 
 
 def _plain(value: Any) -> Any:

@@ -202,7 +202,7 @@ class DiffStream:
 
     CONTEXT = 8
     MOST_HELD = 32
-    """Tokens after which text that keeps ending in U+FFFD counts as finished: it is no unfinished character."""
+    """So many tokens are no unfinished character, whatever their text ends with."""
 
     __slots__ = ("_context", "_held", "_skip", "_tokenizer")
 
@@ -215,30 +215,21 @@ class DiffStream:
     def push(self, token_ids: Sequence[int]) -> str:
         # Ids without text of their own would crowd the context out.
         self._held += [i for i in token_ids if not self._tokenizer.is_silent(i, self._skip)]
-        if not self._held:
-            return ""
-        text = self._new_text()
-        if text is None or (text.endswith(_REPLACEMENT) and len(self._held) < self.MOST_HELD):
-            return ""
-        self._keep_context()
-        return text
-
-    def _new_text(self) -> str | None:
-        """None when the new tokens changed text that is out already, and so may change it back."""
-        before = self._tokenizer.decode(self._context, self._skip)
-        after = self._tokenizer.decode(self._context + self._held, self._skip)
-        return after[len(before) :] if after.startswith(before) else None
-
-    def _keep_context(self) -> None:
-        self._context = (self._context + self._held)[-self.CONTEXT :]
-        self._held = []
+        return self._new_text(self.MOST_HELD) if self._held else ""
 
     def flush(self) -> str:
-        if not self._held:
+        return self._new_text(0) if self._held else ""
+
+    def _new_text(self, most_held: int) -> str:
+        """What the held tokens add; `""` while fewer than `most_held` are held and their text may still change."""
+        before = self._tokenizer.decode(self._context, self._skip)
+        after = self._tokenizer.decode(self._context + self._held, self._skip)
+        settled = after.startswith(before) and not after.endswith(_REPLACEMENT)
+        if not settled and len(self._held) < most_held:
             return ""
-        text = self._new_text()
-        self._keep_context()
-        return text or ""
+        self._context = (self._context + self._held)[-self.CONTEXT :]
+        self._held = []
+        return after[len(before) :]
 
     def prime(self, prompt_ids: Sequence[int]) -> None:
         visible = (i for i in reversed(prompt_ids) if not self._tokenizer.is_silent(i, self._skip))

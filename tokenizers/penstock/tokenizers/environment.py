@@ -25,6 +25,7 @@ from .bounds import (
     check_format,
     check_join,
     check_method,
+    check_percent_format,
     check_replace,
     current_bounds,
 )
@@ -190,7 +191,7 @@ def _guard_list(value: Any) -> None:
 
 
 def _guard_format(value: Any, *args: Any, **kwargs: Any) -> None:
-    check_format(str(value), (args, kwargs))
+    check_percent_format(str(value), kwargs or args)
 
 
 def _guard_string(value: Any) -> None:

@@ -80,7 +80,7 @@ class Tokenizer:
             return partial
         text = self.table.texts.get(token_id)
         if text is None:
-            if self._backend.id_to_token(token_id) is None:
+            if not self._has_token(token_id):
                 raise TokenizerError(f"the vocabulary has no token {token_id}")
             text = self.decode([token_id], skip_special_tokens=False)
         return text.encode()
@@ -119,7 +119,10 @@ class Tokenizer:
             return skip_special_tokens
         if self.table.family is not DecoderFamily.GENERAL:
             return token_id not in self.table.texts and token_id not in self.table.partial
-        return token_id < 0 or self._backend.id_to_token(token_id) is None
+        return not self._has_token(token_id)
+
+    def _has_token(self, token_id: int) -> bool:
+        return 0 <= token_id < self.vocab_size and self._backend.id_to_token(token_id) is not None
 
 
 def _load_backend(folder: Path) -> tokenizers.Tokenizer:

@@ -1,0 +1,183 @@
+"""The process border: an engine process that loads, dies, hangs or cannot be loaded, as its streams see it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.engines.errors import EngineError, NotReadyError
+from penstock.engines.messages import AddRequest, EngineStats, FinishReason, RequestOutput, SamplingParams
+from penstock.engines.process import ProcessEngine, WatchdogConfig
+from penstock.engines.registry import EngineSpec
+from penstock.engines.stream import RequestStream
+
+SLOW = {"latency": {"per_step": 0.02}}
+MARKER = 7
+
+
+def spec(**options: object) -> EngineSpec:
+    return EngineSpec(runner="simulated", options={"num_blocks": 8192, "first_token_id": 100, **options})
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Callable[..., object]]:
+    engines: list[ProcessEngine] = []
+
+    async def _start(watchdog: WatchdogConfig | None = None, **options: object) -> ProcessEngine:
+        engine = ProcessEngine(spec(**options), watchdog)
+        engines.append(engine)
+        await engine.start()
+        return engine
+
+    yield _start
+    for engine in engines:
+        await engine.stop()
+
+
+def submit(engine: ProcessEngine, *, prompt: list[int] | None = None, max_tokens: int = 8, n: int = 1) -> RequestStream:
+    add = AddRequest(
+        engine.new_ids(n), prompt or [1, 2, 3], SamplingParams(max_tokens=max_tokens), arrival_time=time.monotonic()
+    )
+    return engine.submit([add])
+
+
+async def collect(stream: RequestStream) -> list[RequestOutput]:
+    return [output async for outputs in stream for output in outputs]
+
+
+def ends(outputs: list[RequestOutput]) -> list[tuple[FinishReason, str | None]]:
+    return [(o.finish_reason, o.error.code if o.error else None) for o in outputs if o.finish_reason is not None]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_request_runs_to_its_end(start):
+    engine = await start()
+    outputs = await collect(submit(engine, max_tokens=8, n=2))
+    assert ends(outputs) == [(FinishReason.LENGTH, None)] * 2
+    assert sum(len(o.token_ids) for o in outputs) == 16
+
+
+async def test_kill_9_ends_every_stream_with_one_error_and_the_engine_comes_back(start):
+    engine = await start(**SLOW)
+    streams = [submit(engine, max_tokens=6_000) for _ in range(8)]
+    await streams[0].__anext__()
+    os.kill(engine.pid, signal.SIGKILL)
+    for stream in streams:
+        assert ends(await collect(stream)) == [(FinishReason.ERROR, "engine_dead")]
+    with pytest.raises(NotReadyError):
+        submit(engine)
+    await until(lambda: engine.ready)
+    assert engine.num_restarts == 1
+    assert ends(await collect(submit(engine))) == [(FinishReason.LENGTH, None)]
+    assert engine.stats.num_free_blocks == engine.stats.num_blocks
+
+
+async def test_a_hung_process_is_replaced_within_the_watchdog_time(start):
+    engine = await start(WatchdogConfig(timeout=1.5, suspect_after=0.5), **SLOW, faults=f"hang={MARKER}")
+    stream = submit(engine, prompt=[1, MARKER, 2])
+    await until(lambda: not engine.ready)
+    assert ends(await collect(stream)) == [(FinishReason.ERROR, "engine_dead")]
+    await until(lambda: engine.ready)
+    assert ends(await collect(submit(engine))) == [(FinishReason.LENGTH, None)]
+
+
+async def test_an_idle_engine_stays_ready_by_its_heart_beats(start):
+    engine = await start(WatchdogConfig(timeout=3.0, suspect_after=2.5))
+    deadline = time.monotonic() + 4
+    await until(lambda: time.monotonic() > deadline)
+    assert engine.ready
+    assert engine.num_restarts == 0
+
+
+async def test_an_engine_that_dies_too_often_stays_down_and_says_so(start):
+    engine = await start(WatchdogConfig(max_restarts=1))
+    os.kill(engine.pid, signal.SIGKILL)
+    await until(lambda: engine.num_restarts == 1 and engine.ready)
+    assert not engine.failed
+    os.kill(engine.pid, signal.SIGKILL)
+    await until(lambda: engine.failed)
+    assert not engine.ready
+
+
+async def test_a_step_that_raises_fails_its_requests_only(start):
+    engine = await start(**SLOW, faults=f"raise={MARKER}")
+    assert ends(await collect(submit(engine, prompt=[MARKER]))) == [(FinishReason.ERROR, "step_failed")]
+    assert ends(await collect(submit(engine))) == [(FinishReason.LENGTH, None)]
+    assert engine.num_restarts == 0
+
+
+async def test_steps_that_fail_in_a_row_bring_a_new_process(start):
+    engine = await start(faults=f"raise={MARKER}")
+    for _ in range(3):
+        await collect(submit(engine, prompt=[MARKER]))
+    await until(lambda: engine.num_restarts == 1 and engine.ready)
+
+
+async def test_nan_fails_one_request_and_leaves_its_neighbour_alone(start):
+    engine = await start(**SLOW, faults=f"nan={MARKER}")
+    good, bad = submit(engine, max_tokens=20), submit(engine, prompt=[MARKER])
+    assert ends(await collect(bad)) == [(FinishReason.ERROR, "numerical_error")]
+    assert ends(await collect(good)) == [(FinishReason.LENGTH, None)]
+
+
+async def test_a_model_that_cannot_be_loaded_says_why():
+    engine = ProcessEngine(
+        EngineSpec(runner="openvino", options={"model_dir": "/nonexistent", "kv_cache_memory": None})
+    )
+    with pytest.raises(EngineError, match="nonexistent"):
+        await engine.start()
+    await engine.stop()
+
+
+async def test_closing_a_stream_frees_its_blocks(start):
+    engine = await start(**SLOW)
+    async with submit(engine, max_tokens=6_000, n=3) as stream:
+        await stream.__anext__()
+    await until(lambda: engine.stats.finished.get("abort") == 3)
+    assert engine.stats.num_free_blocks == engine.stats.num_blocks
+    assert engine.stats.num_running == engine.stats.num_waiting == 0
+
+
+async def test_every_step_is_seen_by_the_observer():
+    seen: list[EngineStats] = []
+    engine = ProcessEngine(spec(), on_step=seen.append)
+    await engine.start()
+    await collect(submit(engine, max_tokens=5))
+    await engine.stop()
+    assert [s.step_tokens for s in seen if s.step_requests] == [3, 1, 1, 1, 1]
+
+
+async def test_the_socket_lies_in_a_folder_of_this_user_alone(start, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    await start()
+    [folder] = tmp_path.iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+async def test_an_engine_process_listens_on_no_network_port(start):
+    engine = await start()
+    inodes = {os.readlink(f).strip("socket:[]") for f in Path(f"/proc/{engine.pid}/fd").iterdir() if f.is_symlink()}
+    listening = set()
+    for table in ("tcp", "tcp6"):
+        rows = Path(f"/proc/{engine.pid}/net/{table}").read_text().splitlines()[1:]
+        listening |= {row.split()[9] for row in rows if row.split()[3] == "0A"}
+    assert not inodes & listening
+
+
+async def test_the_process_ends_with_the_gateway(start):
+    engine = await start()
+    process = engine.pid
+    await engine.stop()
+    assert not Path(f"/proc/{process}").exists()

@@ -1,0 +1,97 @@
+"""The configuration tree: where settings come from, which wins, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.gateway import cli
+from penstock.gateway.config import SECTIONS, Config, ConfigError, load_config
+
+
+def load(flags=None, file=None, environ=None) -> Config:
+    return load_config(flags or {}, file=file, environ=environ or {})
+
+
+def test_defaults():
+    config = load()
+    assert config.server.host == "127.0.0.1"
+    assert (config.server.http_port, config.server.grpc_port, config.server.metrics_port) == (8000, 8001, 8002)
+    assert config.model.model is None
+
+
+def test_flags_win_over_environment_over_file_over_defaults(tmp_path):
+    file = tmp_path / "penstock.toml"
+    file.write_text('[server]\nhttp_port = 1\ngrpc-port = 1\nmetrics_port = 1\n\n[model]\nengine = "simulated"\n')
+    environ = {"PENSTOCK_HTTP_PORT": "2", "PENSTOCK_GRPC_PORT": "2"}
+    config = load({"http_port": "3"}, file, environ)
+    assert (config.server.http_port, config.server.grpc_port, config.server.metrics_port) == (3, 2, 1)
+    assert config.model.engine == "simulated"
+    assert config.scheduling.max_num_seqs == 256
+
+
+def test_yaml_may_be_flat_or_in_sections(tmp_path):
+    file = tmp_path / "penstock.yaml"
+    file.write_text("max-num-seqs: 8\nserver:\n  api_key: [a, b]\n")
+    config = load(file=file)
+    assert config.scheduling.max_num_seqs == 8
+    assert config.server.api_key == ("a", "b")
+
+
+def test_lists_from_the_environment_are_comma_separated():
+    assert load(environ={"PENSTOCK_API_KEY": "a,b"}).server.api_key == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({"http_port": "70000"}, "http_port"),
+        ({"http_port": "x"}, "http_port"),
+        ({"max_num_seqs": "0"}, "max_num_seqs"),
+        ({"policy": "lifo"}, "policy"),
+        ({"drain_timeout": "-1"}, "drain_timeout"),
+        ({"prefix_caching": "perhaps"}, "prefix_caching"),
+    ],
+)
+def test_a_bad_value_is_refused_by_name(flags, named):
+    with pytest.raises(ConfigError, match=named):
+        load(flags)
+
+
+@pytest.mark.parametrize("text", ["htp_port = 1", "[server]\nhtp_port = 1", "= 1", '["a"]'])
+def test_a_bad_file_is_refused(tmp_path, text):
+    file = tmp_path / "penstock.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError):
+        load(file=file)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="cannot read"):
+        load(file=tmp_path / "absent.toml")
+
+
+def test_every_setting_has_a_flag_and_a_description(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help"])
+    text = capsys.readouterr().out
+    for section in SECTIONS.values():
+        for name in section.__struct_fields__:
+            assert name == "model" or f"--{name.replace('_', '-')}" in text, name
+
+
+def test_the_command_line_reaches_the_tree(monkeypatch):
+    seen: list[Config] = []
+    monkeypatch.setattr(cli, "_serve", lambda config: seen.append(config) or 0)
+    argv = ["serve", "folder", "--no-prefix-caching", "--api-key", "a,b", "--api-key", "c", "--request-timeout", "1.5"]
+    assert cli.main(argv) == 0
+    assert seen[0].model.model == "folder"
+    assert not seen[0].cache.prefix_caching
+    assert seen[0].server.api_key == ("a", "b", "c")
+    assert seen[0].scheduling.request_timeout == 1.5
+
+
+def test_a_bad_flag_ends_with_usage_and_status_2(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "--http-port", "70000"])
+    assert ended.value.code == 2
+    assert "http_port" in capsys.readouterr().err

@@ -52,14 +52,28 @@ class Checkpoint:
 
     def __init__(self, model_dir: Path) -> None:
         self._tensors: dict[str, StoredTensor] = {}
+        self._maps: list[mmap.mmap] = []
         for path in _weight_files(model_dir):
-            self._tensors.update(_read(path))
+            mapping = _map(path)
+            self._maps.append(mapping)
+            self._tensors.update(_read(path.name, mapping))
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors together."""
+        return sum(len(tensor.data) for tensor in self._tensors.values())
+
+    def release_pages(self) -> None:
+        """Gives the memory behind the mapping back to the system; what is read again comes from the file again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            for mapping in self._maps:
+                mapping.madvise(mmap.MADV_DONTNEED)
 
     def __getitem__(self, name: str) -> StoredTensor:
         try:
@@ -86,19 +100,26 @@ def _weight_files(model_dir: Path) -> list[Path]:
     return [model_dir / name for name in names]
 
 
-def _read(path: Path) -> dict[str, StoredTensor]:
+def _map(path: Path) -> mmap.mmap:
     try:
         with path.open("rb") as file:
-            buffer = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as e:
+        raise EngineError(f"{path.name} cannot be read: {e}") from e
+
+
+def _read(name: str, mapping: mmap.mmap) -> dict[str, StoredTensor]:
+    try:
+        buffer = np.frombuffer(mapping, np.uint8)
         length = int.from_bytes(buffer[:8].tobytes(), "little")
         if length > min(_HEADER_LIMIT, len(buffer) - 8):
             raise ValueError(f"a header of {length} bytes")
         header: dict[str, Any] = json.loads(buffer[8 : 8 + length].tobytes())
         header.pop("__metadata__", None)
         data = buffer[8 + length :]
-        return {name: _tensor(name, entry, data) for name, entry in header.items()}
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise EngineError(f"{path.name} cannot be read as safetensors: {e}") from e
+        return {key: _tensor(key, entry, data) for key, entry in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise EngineError(f"{name} cannot be read as safetensors: {e!r}") from e
 
 
 def _tensor(name: str, entry: dict[str, Any], data: npt.NDArray[np.uint8]) -> StoredTensor:

@@ -17,7 +17,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The S requests of one step, in its order."""
+    """The S requests of one inference."""
 
     rows: Ints
     """[S] rows of the request table."""

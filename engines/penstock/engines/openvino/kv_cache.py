@@ -8,13 +8,18 @@ from typing import Any
 
 import openvino as ov
 
-from penstock.engines.errors import EngineError
+from penstock.engines.errors import EngineError, UnsupportedError
+from penstock.engines.openvino.config import OpenVINOConfig
+from penstock.engines.openvino.memory import available_memory
+
+_SHARE_OF_FREE_MEMORY = 0.5
+"""Of what is free once the weights are loaded: the rest is for activations, logits and other processes."""
 
 
 class KVCache:
     """Block b of layer n are key_cache.n[b] and value_cache.n[b], `[kv_heads, block_size, head_size]` each.
 
-    With u8 the last axis also carries scale and zero point of its row, so a copied block is a whole block.
+    With u8 they also carry their scales and zero points, so a copied block needs nothing from elsewhere.
     """
 
     def __init__(self, compiled: Any, num_blocks: int) -> None:
@@ -38,9 +43,25 @@ class KVCache:
 def block_layout(compiled: Any) -> tuple[int, int]:
     """Tokens of a block, and bytes of a block over all layers, keys and values."""
     inputs = _cache_inputs(compiled)
-    if not inputs:
-        raise EngineError("the compiled model has no KV cache inputs")
-    return inputs[0][2][1], sum(math.prod(shape) * kind.size for _, kind, shape in inputs)
+    # Values only: quantized keys carry scales for each channel, as further rows of the axis that counts the tokens.
+    tokens = {shape[1] for name, _, shape in inputs if name.startswith("value_cache.")}
+    if len(tokens) != 1:
+        raise EngineError(f"the compiled model's KV cache has no one block size: {sorted(tokens)}")
+    return tokens.pop(), sum(math.prod(shape) * kind.size for _, kind, shape in inputs)
+
+
+def size_cache(config: OpenVINOConfig, max_model_len: int, block_size: int, block_bytes: int) -> int:
+    """How many blocks: as asked for, or as many as the memory holds and max_num_seqs full requests can use."""
+    if config.num_blocks is not None:
+        return config.num_blocks
+    if config.kv_cache_memory is not None:
+        count = config.kv_cache_memory // block_bytes
+    else:
+        usable = config.max_num_seqs * -(-max_model_len // block_size)
+        count = min(usable, int(available_memory() * _SHARE_OF_FREE_MEMORY) // block_bytes)
+    if count < 1:
+        raise UnsupportedError(f"the KV cache does not hold one block of {block_bytes} bytes", param="kv_cache_memory")
+    return count
 
 
 def _cache_inputs(compiled: Any) -> list[tuple[str, Any, list[int]]]:

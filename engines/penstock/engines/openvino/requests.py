@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engines.messages import SamplingParams
 from penstock.engines.sampling import SamplingState
 from penstock.engines.scheduler.output import NewRequest, SchedulerOutput
 
@@ -23,8 +22,8 @@ class RequestTable:
         self.num_tokens: npt.NDArray[np.int64] = np.zeros(num_rows, np.int64)
         self.num_prompt_tokens: npt.NDArray[np.int64] = np.zeros(num_rows, np.int64)
         self.wants_prompt_logprobs: npt.NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
+        self.num_prompt_logprobs: npt.NDArray[np.int32] = np.zeros(num_rows, np.int32)
         self.sampling: list[SamplingState | None] = [None] * num_rows
-        self.params: list[SamplingParams | None] = [None] * num_rows
         self._eos_token_ids = tuple(eos_token_ids)
         self._rows: dict[int, int] = {}
         self._free = list(range(num_rows - 1, -1, -1))
@@ -61,12 +60,12 @@ class RequestTable:
         self.num_tokens[row] = count
         self.num_prompt_tokens[row] = request.num_prompt_tokens
         self.wants_prompt_logprobs[row] = request.params.prompt_logprobs is not None
-        self.params[row] = request.params
+        self.num_prompt_logprobs[row] = request.params.prompt_logprobs or 0
         prompt, output = request.token_ids[: request.num_prompt_tokens], request.token_ids[request.num_prompt_tokens :]
         self.sampling[row] = SamplingState.create(request.params, request.seed, self._eos_token_ids, prompt, output)
 
     def _drop(self, request_id: int) -> None:
         row = self._rows.pop(request_id, None)
         if row is not None:
-            self.sampling[row] = self.params[row] = None
+            self.sampling[row] = None
             self._free.append(row)

@@ -2,62 +2,61 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import openvino as ov
 
-from penstock.engines.errors import ContextLengthError, EngineError, UnsupportedError
-from penstock.engines.messages import ModelInfo, TokenLogprobs
+from penstock.engines.messages import ModelInfo, SamplingParams
 from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.decoder import build_decoder
-from penstock.engines.openvino.device import compile_decoder, compute_precision, default_threads
+from penstock.engines.openvino.device import (
+    compile_decoder,
+    compute_precision,
+    default_threads,
+    kv_cache_type,
+    usable_cores,
+)
 from penstock.engines.openvino.families import DecoderSpec, parse_config
-from penstock.engines.openvino.inputs import Batch, StepInputs
-from penstock.engines.openvino.kv_cache import KVCache, block_layout
-from penstock.engines.openvino.memory import available_memory
+from penstock.engines.openvino.inputs import Batch, Ints, StepInputs
+from penstock.engines.openvino.kv_cache import KVCache, block_layout, size_cache
 from penstock.engines.openvino.requests import RequestTable
+from penstock.engines.openvino.settings import eos_token_ids, max_model_len, read_json
 from penstock.engines.openvino.weights import Weights
 from penstock.engines.sampling import sample, token_logprobs
-from penstock.engines.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from penstock.engines.scheduler.output import ModelRunnerOutput, NewRequest, SchedulerOutput
 
-_SHARE_OF_FREE_MEMORY = 0.5
-"""Of what is free once the weights are loaded: the rest is for activations, logits and the other processes."""
+_SCORED_BYTES = 256 << 20
+"""Most logits that prompt logprobs may take at a time; longer prompts are computed in several inferences."""
+
+_NOT_FINITE = "the model's logits are not finite"
 
 
 class OpenVINORunner:
     """A `ModelRunner`. Loading raises UnsupportedError for a model that it cannot run, EngineError for a broken one."""
 
     def __init__(self, config: OpenVINOConfig) -> None:
-        settings = _read_json(config.model_dir / "config.json")
-        spec = parse_config(settings)
-        max_model_len = _max_model_len(config, spec)
-        core = ov.Core()
-        precision = compute_precision(core, config)
-        # The plugin may read constants where they are: the mapping has to live as long as the compiled model.
-        self._checkpoint = Checkpoint(config.model_dir)
-        weights = Weights(self._checkpoint, config.weights)
-        compiled = compile_decoder(core, build_decoder(spec, weights), config, precision)
-        self._request = compiled.create_infer_request()
-        block_size, block_bytes = block_layout(compiled)
-        num_blocks = _num_blocks(config, max_model_len, block_size, block_bytes)
-        self._cache = KVCache(compiled, num_blocks)
-        self._cache.bind(self._request)
-        eos_token_ids = _eos_token_ids(config.model_dir, settings)
-        self._table = RequestTable(config.max_num_seqs, max_model_len, block_size, eos_token_ids)
+        model_settings = read_json(config.model_dir / "config.json")
+        spec = parse_config(model_settings)
+        model_len = max_model_len(config, spec.max_position_embeddings)
+        eos = eos_token_ids(config.model_dir, model_settings)
+        description = self._load(config, spec)
+        block_size, block_bytes = block_layout(self._compiled)
+        self._table = RequestTable(config.max_num_seqs, model_len, block_size, eos)
         self._inputs = StepInputs(self._request, self._table, block_size)
-        kv = precision if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-        threads = config.threads or default_threads()
+        self._max_scored = max(1, _SCORED_BYTES // (4 * spec.vocab_size))
+        self._warm_up()
+        num_blocks = size_cache(config, model_len, block_size, block_bytes)
+        self._bind_cache(num_blocks)
         self._info = ModelInfo(
             vocab_size=spec.vocab_size,
-            max_model_len=max_model_len,
+            max_model_len=model_len,
             block_size=block_size,
             num_blocks=num_blocks,
-            eos_token_ids=eos_token_ids,
-            runner=f"openvino {precision}, weights {config.weights}, kv {kv}, {threads} threads",
+            eos_token_ids=eos,
+            runner=description,
         )
 
     @property
@@ -68,17 +67,21 @@ class OpenVINORunner:
         """Computes one step (`ModelRunner.execute`)."""
         self._table.apply(step)
         self._cache.copy_blocks(step.block_copies)
+        output = ModelRunnerOutput([[] for _ in step.request_ids])
         if not step.request_ids:
-            return ModelRunnerOutput([])
+            return output
+        rows = self._table.rows_of(step.request_ids)
         computed = np.array(step.num_computed_tokens, np.int64)
         scheduled = np.array(step.num_scheduled_tokens, np.int64)
-        batch = self._inputs.fill(self._table.rows_of(step.request_ids), computed, scheduled)
-        self._request.infer()
-        logits = self._request.get_output_tensor(0).data
-        output = ModelRunnerOutput([[] for _ in step.request_ids])
-        self._sample(step, batch, logits[: len(batch.sampling)], output)
-        if batch.prompt_positions:
-            self._score_prompts(step, batch, logits[len(batch.sampling) :], output)
+        for part, part_computed, part_scheduled in self._parts(rows, computed, scheduled):
+            ids = step.request_ids if len(part) == len(rows) else [step.request_ids[i] for i in part]
+            batch = self._inputs.fill(rows[part], part_computed, part_scheduled)
+            self._request.infer()
+            logits = self._request.get_output_tensor(0).data
+            if batch.prompt_positions:
+                self._score_prompts(ids, batch, logits[len(batch.sampling) :], output)
+            if len(batch.sampling):
+                self._sample(ids, part, batch, logits[: len(batch.sampling)], output)
         return output
 
     def reset(self) -> None:
@@ -86,84 +89,78 @@ class OpenVINORunner:
 
     def close(self) -> None:
         """Frees the weights and the cache; the runner cannot be used afterwards."""
-        self.reset()
-        for name in ("_inputs", "_request", "_cache", "_checkpoint", "_table"):
+        # The mapped file goes last: the compiled model may look into it.
+        for name in ("_inputs", "_request", "_compiled", "_cache", "_table", "_checkpoint"):
             if hasattr(self, name):
                 delattr(self, name)
 
-    def _sample(self, step: SchedulerOutput, batch: Batch, logits: Any, output: ModelRunnerOutput) -> None:
-        if not len(batch.sampling):
+    def _load(self, config: OpenVINOConfig, spec: DecoderSpec) -> str:
+        """Compiles the model; returns what it runs with, in words."""
+        core = ov.Core()
+        precision = compute_precision(core, config)
+        kv_type = kv_cache_type(config, precision)
+        self._checkpoint = Checkpoint(config.model_dir)
+        threads = config.threads or default_threads(self._checkpoint.num_bytes, usable_cores())
+        model = build_decoder(spec, Weights(self._checkpoint, config.weights))
+        self._compiled = compile_decoder(core, model, config, precision, kv_type, threads)
+        self._request = self._compiled.create_infer_request()
+        return f"openvino {precision}, weights {config.weights}, kv {kv_type}, {threads} threads"
+
+    def _bind_cache(self, num_blocks: int) -> None:
+        self._cache = KVCache(self._compiled, num_blocks)
+        self._cache.bind(self._request)
+
+    def _warm_up(self) -> None:
+        """Computes one token, at which the plugin packs the weights: the first request does not wait for that, and
+        the cache is sized by the memory that is left then."""
+        self._bind_cache(1)
+        request = NewRequest(0, [0], 1, [0], SamplingParams(max_tokens=1, temperature=0.0), 0)
+        self.execute(SchedulerOutput([request], [0], [1], [0]))
+        self.reset()
+        self._checkpoint.release_pages()
+
+    def _parts(self, rows: Ints, computed: Ints, scheduled: Ints) -> Iterator[tuple[Ints, Ints, Ints]]:
+        """(indices of requests, computed, scheduled) for each inference of a step.
+
+        That is one, unless prompt logprobs ask for more logits than memory should be spent on: those prompts are then
+        computed by themselves, in chunks.
+        """
+        table, every = self._table, np.arange(len(rows))
+        scored = table.wants_prompt_logprobs[rows]
+        if not scored.any() or scheduled[scored].sum() <= self._max_scored:
+            yield every, computed, scheduled
             return
-        rows = batch.rows[batch.sampling]
-        sampling = self._table.sampling
+        others = every[~scored]
+        if len(others):
+            yield others, computed[others], scheduled[others]
+        for i in every[scored]:
+            for start in range(0, int(scheduled[i]), self._max_scored):
+                count = min(self._max_scored, int(scheduled[i]) - start)
+                yield every[i : i + 1], computed[i : i + 1] + start, np.array([count])
+
+    def _sample(self, ids: list[int], part: Ints, batch: Batch, logits: Any, output: ModelRunnerOutput) -> None:
+        rows, sampling = batch.rows[batch.sampling], self._table.sampling
         result = sample(logits, [sampling[row] for row in rows.tolist()])
-        for i, token_id in zip(batch.sampling.tolist(), result.token_ids.tolist(), strict=True):
-            if token_id >= 0:
-                output.sampled_token_ids[i].append(token_id)
+        for n, (i, token_id) in enumerate(zip(batch.sampling.tolist(), result.token_ids.tolist(), strict=True)):
+            if token_id < 0 or ids[i] in output.failed:
+                output.failed[ids[i]] = _NOT_FINITE
+                result.token_ids[n] = -1
             else:
-                output.failed[step.request_ids[i]] = "the model's logits are not finite"
+                output.sampled_token_ids[part[i]].append(token_id)
         good = result.token_ids >= 0
         self._table.append(rows[good], result.token_ids[good])
         for n, entry in result.logprobs.items():
-            output.logprobs[step.request_ids[batch.sampling[n]]] = [entry]
+            output.logprobs[ids[batch.sampling[n]]] = [entry]
 
-    def _score_prompts(self, step: SchedulerOutput, batch: Batch, logits: Any, output: ModelRunnerOutput) -> None:
+    def _score_prompts(self, ids: list[int], batch: Batch, logits: Any, output: ModelRunnerOutput) -> None:
         table, start = self._table, 0
         for i, first, count in batch.prompt_positions:
             row = int(batch.rows[i])
+            scores, start = logits[start : start + count], start + count
+            if not np.isfinite(scores.max(axis=1)).all():
+                output.failed[ids[i]] = _NOT_FINITE
+                continue
             targets = table.tokens[row, first + 1 : first + count + 1].tolist()
-            params = table.params[row]
-            top = params.prompt_logprobs or 0 if params else 0
-            entries: list[TokenLogprobs] = [
-                token_logprobs(logits[start + n], target, top) for n, target in enumerate(targets)
-            ]
-            output.prompt_logprobs[step.request_ids[i]] = entries
-            start += count
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        settings = json.loads(path.read_bytes())
-    except OSError as e:
-        raise EngineError(f"{path} cannot be read: {e.strerror}") from e
-    except ValueError as e:
-        raise EngineError(f"{path} is not JSON: {e}") from e
-    if not isinstance(settings, dict):
-        raise EngineError(f"{path} does not hold an object")
-    return settings
-
-
-def _max_model_len(config: OpenVINOConfig, spec: DecoderSpec) -> int:
-    limit = spec.max_position_embeddings
-    if config.max_model_len is None:
-        return limit
-    if config.max_model_len > limit:
-        raise ContextLengthError(
-            f"max_model_len={config.max_model_len} is above the model's {limit}", param="max_model_len"
-        )
-    return config.max_model_len
-
-
-def _num_blocks(config: OpenVINOConfig, max_model_len: int, block_size: int, block_bytes: int) -> int:
-    if config.num_blocks is not None:
-        return config.num_blocks
-    if config.kv_cache_memory is not None:
-        count = config.kv_cache_memory // block_bytes
-    else:
-        usable = config.max_num_seqs * -(-max_model_len // block_size)
-        count = min(usable, int(available_memory() * _SHARE_OF_FREE_MEMORY) // block_bytes)
-    if count < 1:
-        raise UnsupportedError(f"the KV cache does not hold one block of {block_bytes} bytes", param="kv_cache_memory")
-    return count
-
-
-def _eos_token_ids(model_dir: Path, settings: dict[str, Any]) -> tuple[int, ...]:
-    """generation_config.json wins over config.json, as in transformers."""
-    path = model_dir / "generation_config.json"
-    generation = _read_json(path) if path.is_file() else {}
-    eos = generation.get("eos_token_id")
-    if eos is None:
-        eos = settings.get("eos_token_id")
-    if eos is None:
-        return ()
-    return tuple(eos) if isinstance(eos, list) else (int(eos),)
+            entries = output.prompt_logprobs.setdefault(ids[i], [])
+            top = int(table.num_prompt_logprobs[row])
+            entries += [token_logprobs(scores[n], target, top) for n, target in enumerate(targets)]

@@ -41,8 +41,11 @@ class Weights:
         """x [T, in] times the transposed matrix of `shape` (out, in): [T, out]."""
         values, scales = self._matrix(name, shape)
         matrix = values if values.get_element_type() == ov.Type.f32 else ops.convert(values, "f32")
-        # The plugin recognises Convert (and Multiply) on a constant and unpacks it inside the multiplication.
-        return ops.matmul(x, matrix if scales is None else ops.multiply(matrix, scales), False, True)
+        if scales is not None:
+            matrix = ops.multiply(matrix, scales)
+        elif matrix is not values:
+            _convert_when_used(matrix)
+        return ops.matmul(x, matrix, False, True)
 
     def look_up(self, ids: Node, name: str, shape: tuple[int, int]) -> Node:
         """Rows `ids` [T] of the matrix, f32 [T, in]. Converted after the look-up, so that no f32 table is ever made."""
@@ -81,6 +84,15 @@ class Weights:
             values = ov.Tensor(_OV_TYPES[storage], ov.Shape(tensor.shape))
             _convert(tensor, values.data, storage)
         return Constant(values, True), None
+
+
+def _convert_when_used(convert: Node) -> None:
+    """Makes a conversion of float weights part of the multiplication, by the attribute that IR files carry for this.
+
+    Without it the plugin folds the conversion while it loads: it makes an f32 copy of the weights, of which it packs
+    another copy, which takes seven times as long and three times the memory.
+    """
+    convert.get_rt_info()["decompression_0"] = ""
 
 
 def quantize_rows(tensor: StoredTensor, out: npt.NDArray[np.int8]) -> npt.NDArray[np.float32]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import pytest
 from huggingface_hub import constants, hf_api
@@ -52,7 +53,7 @@ def test_a_model_without_generation_config_has_no_defaults(tmp_path):
 class _Hub(BaseHTTPRequestHandler):
     """The answers of a model hub that a snapshot of one small repository takes."""
 
-    FILES = {"config.json": b'{"model_type": "llama"}', "weights.bin": b"never asked for"}
+    FILES: ClassVar = {"config.json": b'{"model_type": "llama"}', "weights.bin": b"never asked for"}
     COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
     def do_HEAD(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import threading
 
 import pytest
@@ -211,6 +213,28 @@ def test_work_that_cannot_be_interrupted_is_left_behind_and_counted() -> None:
     ran = []
     threads.run(lambda: ran.append(1), 10.0)
     assert ran == [1]
+
+
+def test_interruptions_at_any_moment_lose_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    died: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", died.append)
+    threads = RenderThreads(max_stuck=1)
+
+    def interrupt_at_random(seed: int) -> None:
+        draw = random.Random(seed)
+        for _ in range(300):
+            done: list[int] = []
+            with contextlib.suppress(ChatTemplateTimeout):
+                threads.run(lambda: done.append(sum(range(draw.randrange(20_000)))), draw.random() * 0.001)  # noqa: B023
+                assert done
+
+    callers = [threading.Thread(target=interrupt_at_random, args=(n,)) for n in range(3)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    threads.run(lambda: None, 10.0)
+    assert not died
 
 
 def test_many_renders_at_once_with_timeouts_among_them() -> None:

@@ -1,15 +1,22 @@
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Regex, decoders
 
 from helpers_tokenizers import KINDS, TEXTS, build, byte_fallback, metaspace, save_folder
 from penstock.tokenizers import IncrementalDetokenizer, Tokenizer
 from penstock.tokenizers.token_table import DecoderFamily
+
+REPLACE = decoders.Replace("▁", " ")
+STRIP = decoders.Strip(content=" ", left=1, right=0)
 
 FAMILIES = {
     "byte_level": DecoderFamily.BYTES,
@@ -127,6 +134,49 @@ def test_characters_of_the_prompt_do_not_come_out_again(loaded: dict[str, Tokeni
     prompt = tuple(tokenizer.encode("x 🧿"))
     ids = tokenizer.encode("🧿 y")[1:]
     assert detokenize(tokenizer, [ids], True, prompt) == "🧿 y"
+
+
+VARIANTS: dict[str, tuple[list[Any], DecoderFamily]] = {
+    "gemma": ([REPLACE, decoders.ByteFallback(), decoders.Fuse()], DecoderFamily.BYTE_RUNS),
+    "no fuse": ([REPLACE, decoders.ByteFallback()], DecoderFamily.BYTE_RUNS),
+    "no replace": ([decoders.ByteFallback(), decoders.Fuse(), STRIP], DecoderFamily.BYTE_RUNS),
+    "marks vanish": (
+        [decoders.Replace("▁", ""), decoders.Replace("t", "T"), decoders.ByteFallback(), decoders.Fuse()],
+        DecoderFamily.BYTE_RUNS,
+    ),
+    "nested": ([decoders.Sequence([decoders.ByteLevel()])], DecoderFamily.BYTES),
+    "strip each token": ([REPLACE, STRIP, decoders.Fuse()], DecoderFamily.GENERAL),
+    "pattern": ([decoders.Replace(Regex("▁+"), " "), decoders.ByteFallback(), decoders.Fuse()], DecoderFamily.GENERAL),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants_of_the_decoder(tmp_path: Path, name: str) -> None:
+    steps, family = VARIANTS[name]
+    backend = byte_fallback()
+    backend.decoder = decoders.Sequence(steps)
+    tokenizer = Tokenizer(save_folder(tmp_path, backend))
+    assert tokenizer.table.family is family
+    draw = random.Random(7)
+    ids_of = list(range(tokenizer.vocab_size)) if family is not DecoderFamily.GENERAL else list(range(262, 300))
+    for _ in range(300):
+        ids = draw.choices(ids_of, k=draw.randrange(12))
+        assert detokenize(tokenizer, [[i] for i in ids], False) == tokenizer.decode(ids, False)
+
+
+def test_without_a_decoder_tokens_are_words(tmp_path: Path) -> None:
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "a": 1, "b": 2}, unk_token="<unk>"))
+    tokenizer = Tokenizer(save_folder(tmp_path, backend))
+    assert detokenize(tokenizer, [[1], [2], [2, 1]], True) == tokenizer.decode([1, 2, 2, 1]) == "a b b a"
+
+
+def test_the_general_path_gives_up_waiting_for_a_character(tmp_path: Path) -> None:
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "\ufffd": 1}, unk_token="<unk>"))
+    tokenizer = Tokenizer(save_folder(tmp_path, backend))
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    pieces = [detokenizer.push([1]) for _ in range(100)]
+    assert any(pieces)
+    assert "".join([*pieces, detokenizer.flush()]) == tokenizer.decode([1] * 100)
 
 
 @pytest.mark.parametrize("strip", [0, 1, 2])

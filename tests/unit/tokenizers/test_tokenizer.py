@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -105,6 +107,30 @@ def test_ids_out_of_range(tokenizer: Tokenizer, bad: int) -> None:
 def test_a_lone_surrogate_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(TokenizerError, match="not valid Unicode"):
         tokenizer.encode("a\ud800b")
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(tokenizer: Tokenizer) -> None:
+    ready, go, ran = threading.Semaphore(0), threading.Semaphore(0), []
+
+    def other() -> None:
+        ready.release()
+        go.acquire()
+        ran.append(True)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    ready.acquire()
+    interval = sys.getswitchinterval()
+    # From here on the interpreter changes threads only where one lets go of the GIL by itself.
+    sys.setswitchinterval(60)
+    try:
+        go.release()
+        tokenizer.encode("The quick brown fox. " * 20_000)
+        ran_meanwhile = list(ran)
+    finally:
+        sys.setswitchinterval(interval)
+        thread.join()
+    assert ran_meanwhile == [True]
 
 
 def test_several_chat_templates(tmp_path: Path) -> None:

@@ -85,10 +85,10 @@ class _Worker:
         while (job := self.inbox.get()) is not None:
             try:
                 job.run()
+                job.settle()
             except RenderInterrupted:
-                pass
-            finally:
-                job.end()
+                pass  # it may come as late as in `settle`; after that none is on its way
+            job.end()
             if job.interrupted:
                 return
 
@@ -104,23 +104,30 @@ class _Job:
         """Released once the job has ended. A bare lock is the fastest thing to wait on."""
         self.done.acquire()
         self._lock = threading.Lock()
+        self._started = False
         self._finished = False
         self._on_end: Callable[[], None] | None = None
 
     def run(self) -> None:
-        """In the worker's thread. Once `_finished` is set no further exception is sent to it."""
+        """In the worker's thread. Exceptions are sent to it only between `_started` and `_finished`."""
         try:
-            self.work()
+            with self._lock:
+                self._started = not self.interrupted
+            if self._started:
+                self.work()
         except Exception as error:
             self.error = error
         finally:
             with self._lock:
                 self._finished = True
 
-    def end(self) -> None:
-        """In the worker's thread, after `run`."""
+    def settle(self) -> None:
+        """In the worker's thread, after `run`: takes back an exception that was sent and has not been raised."""
         if self.interrupted:
             _set_async_exception(threading.get_ident(), None)
+
+    def end(self) -> None:
+        """In the worker's thread, once no exception can come any more."""
         with self._lock:
             self._finished = True
             on_end, self._on_end = self._on_end, None
@@ -129,12 +136,13 @@ class _Job:
             on_end()
 
     def interrupt(self, thread_id: int) -> bool:
-        """Sends RenderInterrupted to the job; False when it has finished."""
+        """Sends RenderInterrupted to the job, or keeps it from starting; False when it has finished."""
         with self._lock:
             if self._finished:
                 return False
             self.interrupted = True
-            _set_async_exception(thread_id, RenderInterrupted)
+            if self._started:
+                _set_async_exception(thread_id, RenderInterrupted)
             return True
 
     def leave_behind(self, on_end: Callable[[], None]) -> bool:

@@ -1,0 +1,138 @@
+"""A real `penstock serve` process for tests, on ports of its own choosing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+from openai import OpenAI
+
+_LISTENING = re.compile(r"listening on http://127\.0\.0\.1:(\d+) \(gRPC health (\d+), metrics (\d+)\)")
+
+
+class Server:
+    """Starts with `flags`; the log is kept in `log`."""
+
+    def __init__(self, *flags: str, environ: dict[str, str] | None = None) -> None:
+        ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.gateway.cli", "serve", *ports, *flags],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=clean | (environ or {}),
+        )
+        self.log: list[str] = []
+        self._lines = threading.Condition()
+        threading.Thread(target=self._read_log, daemon=True).start()
+
+    def _read_log(self) -> None:
+        for line in self.process.stderr or ():
+            with self._lines:
+                self.log.append(line.rstrip())
+                self._lines.notify_all()
+        with self._lines:
+            self.log.append("<end>")
+            self._lines.notify_all()
+
+    def wait_for_log(self, pattern: str, seconds: float = 60) -> re.Match[str]:
+        """The first match in the log, waited for."""
+
+        def found() -> re.Match[str] | None:
+            return next((m for line in self.log if (m := re.search(pattern, line))), None)
+
+        with self._lines:
+            self._lines.wait_for(lambda: found() is not None or "<end>" in self.log, seconds)
+            match = found()
+        if match is None:
+            raise AssertionError(f"no {pattern!r} in the log:\n" + "\n".join(self.log))
+        return match
+
+    def _port(self, number: int) -> int:
+        return int(self.wait_for_log(_LISTENING.pattern)[number])
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port(1)}"
+
+    @property
+    def grpc(self) -> str:
+        return f"127.0.0.1:{self._port(2)}"
+
+    @property
+    def operator(self) -> str:
+        return f"http://127.0.0.1:{self._port(3)}"
+
+    def wait_ready(self) -> Server:
+        self.wait_for_log(r"ready: ")
+        wait_until(lambda: httpx.get(self.url + "/health/ready").status_code == 200)
+        return self
+
+    def client(self, key: str = "none", **options: Any) -> OpenAI:
+        return OpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=60, **options)
+
+    def post(self, path: str, body: dict[str, Any], **options: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=60, **options)
+
+    @contextmanager
+    def stream(self, path: str, body: dict[str, Any]) -> Iterator[Iterator[Any]]:
+        """The events of a stream as JSON, and "[DONE]" as it is; leaving the block early disconnects."""
+        with httpx.stream("POST", self.url + path, json=body | {"stream": True}, timeout=60) as response:
+            if response.status_code != 200:
+                raise AssertionError(response.read())
+            yield (
+                line[6:] if line == "data: [DONE]" else json.loads(line[6:])
+                for line in response.iter_lines()
+                if line.startswith("data: ")
+            )
+
+    def state(self) -> dict[str, Any]:
+        """The scheduler's state of the one model."""
+        [state] = httpx.get(self.operator + "/debug/scheduler").json().values()
+        return dict(state)
+
+    def engine_pid(self) -> int:
+        """The engine process: the server's only child."""
+        task = f"/proc/{self.process.pid}/task/{self.process.pid}/children"
+        with open(task) as children:
+            [pid] = map(int, children.read().split())
+        return pid
+
+    def stop(self, number: int = signal.SIGTERM, seconds: float = 30) -> int:
+        """Signals the server and gives its exit status."""
+        self.process.send_signal(number)
+        return self.process.wait(seconds)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+@contextmanager
+def serving(*flags: str, environ: dict[str, str] | None = None) -> Iterator[Server]:
+    """A server that is ready."""
+    server = Server(*flags, environ=environ)
+    try:
+        yield server.wait_ready()
+    finally:
+        server.close()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    """Polls a process that has no other way to tell."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError("it did not come about in time")
+        threading.Event().wait(0.02)

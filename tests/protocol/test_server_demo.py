@@ -1,0 +1,152 @@
+"""A newcomer's first minutes: the demo model, curl and the openai SDK, against a real server process."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from helpers_server import Server, serving, wait_until
+
+README = Path(__file__).parents[2] / "README.md"
+QUESTION = [{"role": "user", "content": "What does os.path.join do?"}]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving() as running:
+        yield running
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README.read_text(), re.DOTALL)
+
+
+def test_the_readme_s_curl_streams_an_answer(server):
+    [command] = [block for block in blocks("sh") if "curl -N" in block]
+    command = command.replace("http://127.0.0.1:8000", server.url)
+    printed = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout
+    assert printed.count("data: {") > 5
+    assert printed.rstrip().endswith("data: [DONE]")
+
+
+def test_the_readme_s_python_prints_an_answer(server, capsys):
+    [code] = blocks("python")
+    exec(code.replace("http://127.0.0.1:8000", server.url), {})
+    answer = capsys.readouterr().out
+    assert "path" in answer
+    assert len(answer.split()) > 5
+
+
+def test_it_stops_by_itself(server):
+    answer = server.client().chat.completions.create(model="penstock-demo", messages=QUESTION)
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.prompt_tokens > 5
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_streamed_and_whole_answers_are_the_same(server):
+    request = {"model": "penstock-demo", "messages": QUESTION, "temperature": 0, "max_tokens": 40}
+    client = server.client()
+    whole = client.chat.completions.create(**request).choices[0].message.content
+    parts = [c.choices[0].delta.content or "" for c in client.chat.completions.create(**request, stream=True)]
+    assert "".join(parts) == whole
+
+
+def test_a_seed_repeats_itself_and_samples_differ(server):
+    request = {"model": "penstock-demo", "messages": QUESTION, "temperature": 1.5, "max_tokens": 24, "n": 3, "seed": 5}
+    client = server.client()
+    first, second = ([c.message.content for c in client.chat.completions.create(**request).choices] for _ in range(2))
+    assert first == second
+    assert len(set(first)) == 3
+
+
+def test_logprobs_fit_the_answer(server):
+    answer = server.client().chat.completions.create(
+        model="penstock-demo", messages=QUESTION, temperature=0, max_tokens=8, logprobs=True, top_logprobs=3
+    )
+    entries = answer.choices[0].logprobs.content
+    assert "".join(entry.token for entry in entries) == answer.choices[0].message.content
+    for entry in entries:
+        assert entry.logprob <= 0
+        assert entry.top_logprobs[0].token == entry.token
+        assert [t.logprob for t in entry.top_logprobs] == sorted((t.logprob for t in entry.top_logprobs), reverse=True)
+
+
+def test_a_stop_string_ends_the_answer_before_itself(server):
+    client = server.client()
+    request = {"model": "penstock-demo", "messages": QUESTION, "temperature": 0, "max_tokens": 40}
+    whole = client.chat.completions.create(**request).choices[0].message.content
+    stop = whole[10:14]
+    cut = client.chat.completions.create(**request, stop=stop)
+    assert cut.choices[0].message.content == whole[: whole.index(stop)]
+    assert cut.choices[0].finish_reason == "stop"
+    parts = [
+        c.choices[0].delta.content or "" for c in client.chat.completions.create(**request, stop=stop, stream=True)
+    ]
+    assert "".join(parts) == whole[: whole.index(stop)]
+    wait_until(lambda: server.state()["num_running"] == 0)
+
+
+def test_completions_of_several_prompts_in_text_and_ids(server):
+    client = server.client()
+    answer = client.completions.create(
+        model="penstock-demo", prompt=["def f(", "import "], max_tokens=4, echo=True, n=2
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert [choice.text[:6] for choice in answer.choices] == ["def f(", "def f(", "import", "import"]
+    by_ids = client.completions.create(model="penstock-demo", prompt=[[10, 11, 12]], max_tokens=4)
+    assert by_ids.usage.prompt_tokens == 3
+
+
+def test_echo_with_logprobs_scores_the_prompt(server):
+    answer = server.client().completions.create(
+        model="penstock-demo", prompt="import os", max_tokens=0, echo=True, logprobs=1
+    )
+    logprobs = answer.choices[0].logprobs
+    assert "".join(logprobs.tokens) == "import os"
+    assert logprobs.token_logprobs[0] is None
+    assert all(value < 0 for value in logprobs.token_logprobs[1:])
+
+
+def test_the_second_time_the_prompt_comes_from_the_cache(server):
+    request = {"model": "penstock-demo", "prompt": [list(range(20, 120))], "max_tokens": 1}
+    client = server.client()
+    client.completions.create(**request)
+    again = client.completions.create(**request)
+    assert again.usage.prompt_tokens_details.cached_tokens >= 96
+
+
+def test_errors_have_the_sdk_s_types(server):
+    client = server.client()
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="absent", messages=QUESTION)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="penstock-demo", messages=QUESTION, temperature=3)
+    assert refused.value.param == "temperature"
+    with pytest.raises(openai.BadRequestError) as too_long:
+        client.completions.create(model="penstock-demo", prompt=[[5] * 3000], max_tokens=1)
+    assert too_long.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError) as unsupported:
+        client.chat.completions.create(
+            model="penstock-demo", messages=QUESTION, response_format={"type": "json_object"}
+        )
+    assert unsupported.value.code == "unsupported_parameter"
+
+
+def test_models_and_version(server):
+    client = server.client()
+    assert [model.id for model in client.models.list()] == ["penstock-demo"]
+    assert client.models.retrieve("penstock-demo").id == "penstock-demo"
+    assert httpx.get(server.url + "/version").json()["version"]
+
+
+def test_neither_process_has_loaded_torch(server):
+    for pid in (server.process.pid, server.engine_pid()):
+        with open(f"/proc/{pid}/maps") as maps:
+            assert "torch" not in maps.read()

@@ -1,0 +1,245 @@
+"""The life of a server process: readiness, drain, overload, deadlines, disconnects, and the death of its engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import httpx
+import openai
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from helpers_server import Server, serving, wait_until
+
+SIMULATED = ("--engine", "simulated", "--served-model-name", "m")
+SLOW = (*SIMULATED, "--sim-step-ms", "20")
+COMPLETIONS = "/v1/completions"
+
+
+def body(max_tokens: int = 8, **more: object) -> dict[str, object]:
+    return {"model": "m", "prompt": [[300, 301, 302]], "max_tokens": max_tokens, **more}
+
+
+def assert_idle(server: Server) -> None:
+    """Conservation: nothing runs, nothing waits, every block is free, and all that came has ended."""
+    wait_until(lambda: (lambda s: s["num_running"] == s["num_waiting"] == 0)(server.state()))
+    state = server.state()
+    assert state["num_free_blocks"] == state["num_blocks"]
+    assert state["admitted"] == sum(state["finished"].values())
+
+
+def test_readiness_tells_the_truth_while_loading():
+    server = Server(*SIMULATED)
+    try:
+        assert httpx.get(server.url + "/health/live").status_code == 200
+        seen = {httpx.get(server.url + "/health/ready").status_code}
+        server.wait_ready()
+        seen.add(httpx.get(server.url + "/health/ready").status_code)
+        assert seen <= {200, 503}
+        assert 200 in seen
+    finally:
+        server.close()
+
+
+def test_sigterm_drains():
+    with serving(*SLOW) as server, server.stream(COMPLETIONS, body(60)) as events:
+        next(events)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: httpx.get(server.url + "/health/ready").status_code == 503)
+        refused = server.post(COMPLETIONS, body())
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["message"]
+        rest = list(events)
+        assert rest[-1] == "[DONE]"
+        assert rest[-2]["choices"][0]["finish_reason"] == "length"
+        assert server.process.wait(30) == 0
+
+
+def test_what_outlives_the_drain_ends_with_an_error_event():
+    with serving(*SLOW, "--drain-timeout", "0.5") as server, server.stream(COMPLETIONS, body(5000)) as events:
+        next(events)
+        server.process.send_signal(signal.SIGTERM)
+        rest = list(events)
+        assert rest[-1] == "[DONE]"
+        assert "error" in rest[-2]
+        assert server.process.wait(30) == 0
+
+
+def test_a_second_signal_does_not_wait():
+    with serving(*SLOW, "--drain-timeout", "600") as server, server.stream(COMPLETIONS, body(5000)) as events:
+        next(events)
+        server.process.send_signal(signal.SIGINT)
+        server.wait_for_log("draining 1 requests")
+        server.process.send_signal(signal.SIGINT)
+        assert "error" in list(events)[-2]
+        assert server.process.wait(30) == 0
+
+
+def test_kill_9_of_the_engine_ends_streams_and_the_server_recovers():
+    with serving(*SLOW) as server:
+        with server.stream(COMPLETIONS, body(5000)) as events:
+            next(events)
+            os.kill(server.engine_pid(), signal.SIGKILL)
+            rest = list(events)
+        assert rest[-1] == "[DONE]"
+        assert rest[-2]["error"]["message"]
+        wait_until(lambda: httpx.get(server.url + "/health/ready").status_code == 200)
+        assert server.post(COMPLETIONS, body()).status_code == 200
+        assert_idle(server)
+
+
+def test_a_hung_engine_is_noticed_and_replaced():
+    with serving(*SLOW, "--watchdog-timeout", "2") as server:
+        with server.stream(COMPLETIONS, body(5000)) as events:
+            next(events)
+            os.kill(server.engine_pid(), signal.SIGSTOP)
+            assert "error" in list(events)[-2]
+        wait_until(lambda: httpx.get(server.url + "/health/ready").status_code == 200)
+        assert server.post(COMPLETIONS, body()).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_disconnects_free_blocks_at_once(stream):
+    with serving(*SLOW) as server:
+        if stream:
+            with server.stream(COMPLETIONS, body(5000)) as events:
+                next(events)
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(server.url + COMPLETIONS, json=body(5000), timeout=0.5)
+        assert_idle(server)
+        assert server.state()["finished"] == {"abort": 1}
+
+
+def test_random_aborts_leave_nothing_behind():
+    def call(server: Server, number: int) -> None:
+        with server.stream(COMPLETIONS, body(number % 40 + 1, n=number % 3 + 1)) as events:
+            for _, _event in zip(range(number % 17), events, strict=False):
+                pass
+
+    flags = ("--sim-step-ms", "2", "--num-kv-blocks", "24", "--max-num-seqs", "16")
+    with serving(*SIMULATED, *flags) as server:
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(lambda number: call(server, number), range(300)))
+        assert_idle(server)
+        assert server.state()["admitted"] == sum(number % 3 + 1 for number in range(300))
+
+
+def test_a_full_queue_is_503_with_retry_after():
+    flags = ("--max-num-seqs", "1", "--max-queued-requests", "1")
+    with serving(*SLOW, *flags) as server, server.stream(COMPLETIONS, body(5000)) as events:
+        next(events)
+        with ThreadPoolExecutor(4) as pool:
+            waiting = pool.submit(server.post, COMPLETIONS, body(5000, user="waits"))
+            wait_until(lambda: server.state()["num_waiting"] == 1)
+            refused = server.post(COMPLETIONS, body())
+            assert refused.status_code == 503
+            assert int(refused.headers["retry-after"]) >= 1
+            with pytest.raises(openai.InternalServerError):
+                server.client().completions.create(**body())
+            server.close()
+            with pytest.raises(httpx.HTTPError):
+                waiting.result()
+
+
+def test_deadlines_hold_in_the_queue_and_while_running():
+    with serving(*SLOW, "--max-num-seqs", "1", "--request-timeout", "1") as server:
+        with server.stream(COMPLETIONS, body(5000)) as events:
+            next(events)
+            queued = server.post(COMPLETIONS, body(5000))
+            assert queued.status_code == 504
+            assert queued.json()["error"]["code"] == "deadline_exceeded"
+            rest = list(events)
+        assert rest[-2]["error"]["code"] == "deadline_exceeded"
+        assert rest[-1] == "[DONE]"
+        assert_idle(server)
+
+
+def test_keys_are_asked_for_everywhere_but_on_health():
+    with serving(*SIMULATED, environ={"PENSTOCK_API_KEY": "right,other"}) as server:
+        assert httpx.get(server.url + "/health/ready").status_code == 200
+        for path in ("/v1/models", "/metrics", "/version", "/v1/absent"):
+            assert httpx.get(server.url + path).status_code == 401
+        with pytest.raises(openai.AuthenticationError):
+            server.client("wrong").completions.create(**body())
+        for key in ("right", "other"):
+            assert server.client(key).completions.create(**body()).choices
+        assert not any("right" in line for line in server.log)
+
+
+def test_tenants_do_not_share_cached_prefixes():
+    with serving(*SIMULATED, "--api-key", "a,b") as server:
+        prompt = {"model": "m", "prompt": [list(range(300, 400))], "max_tokens": 1}
+        cached = [
+            server.client(key).completions.create(**prompt).usage.prompt_tokens_details.cached_tokens
+            for key in ("a", "a", "b", "b")
+        ]
+        assert cached[0] == cached[2] == 0
+        assert cached[1] == cached[3] > 0
+
+
+def test_grpc_health_follows_readiness():
+    with serving(*SIMULATED) as server, grpc.insecure_channel(server.grpc) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest()
+        wait_until(lambda: stub.Check(request).status == health_pb2.HealthCheckResponse.SERVING)
+        watch = stub.Watch(request)
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        server.process.send_signal(signal.SIGTERM)
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def test_metrics_add_up():
+    with serving(*SIMULATED) as server:
+        for _ in range(3):
+            server.post(COMPLETIONS, body(5, n=2))
+        assert_idle(server)
+        text = httpx.get(server.operator + "/metrics").text
+        values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("penstock_"))
+        assert values['penstock_requests_finished_total{finish_reason="length",model="m"}'] == "6.0"
+        assert values['penstock_generation_tokens_total{model="m"}'] == "30.0"
+        assert values['penstock_prompt_tokens_total{model="m"}'] == "9.0"
+        assert values['penstock_time_to_first_token_seconds_count{model="m"}'] == "6.0"
+        assert values['penstock_inter_token_latency_seconds_count{model="m"}'] == "24.0"
+        assert values['penstock_request_duration_seconds_count{model="m"}'] == "6.0"
+        assert values['penstock_kv_cache_usage_ratio{model="m"}'] == "0.0"
+
+
+def test_the_live_feed_tells_the_scheduler_s_state():
+    with serving(*SIMULATED) as server, httpx.stream("GET", server.operator + "/debug/scheduler/stream") as feed:
+        assert feed.headers["content-type"].startswith("text/event-stream")
+        assert '"num_running":0' in next(line for line in feed.iter_lines() if line.startswith("data: "))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("/no/such/folder",), "is not a folder"),
+        (("--kv-cache-memory", "plenty"), "plenty"),
+        (("--max-num-seqs", "64", "--max-num-batched-tokens", "8"), "max_num_batched_tokens"),
+        (("--max-model-len", "1000000"), "1000000"),
+    ],
+)
+def test_a_server_that_cannot_start_says_why_and_ends_with_1(flags, said):
+    server = Server(*flags)
+    try:
+        assert server.process.wait(60) == 1
+        assert said in server.wait_for_log("ERROR").string
+        assert not any("Traceback" in line for line in server.log)
+    finally:
+        server.close()
+
+
+def test_a_port_in_use_is_said_in_one_line():
+    with serving(*SIMULATED) as first:
+        port = first.url.rpartition(":")[2]
+        second = Server(*SIMULATED, "--http-port", port)
+        try:
+            assert second.process.wait(60) == 1
+            assert "cannot listen" in second.wait_for_log("ERROR").string
+        finally:
+            second.close()

@@ -1,0 +1,166 @@
+"""Small models for tests: transformers classes with random weights, saved as safetensors beside a byte-level tokenizer.
+
+Weights are larger than those of a fresh model, so that logits differ enough for greedy tokens to be compared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+EOS_TOKEN_ID = 2
+VOCAB_SIZE = 384
+"""More than the tokenizer's 259 entries, as in many models of the field."""
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "eos_token_id": EOS_TOKEN_ID,
+    "bos_token_id": None,
+    "pad_token_id": 0,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+
+FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
+    "llama": (LlamaForCausalLM, LlamaConfig, {}),
+    "llama-biases": (LlamaForCausalLM, LlamaConfig, {"attention_bias": True, "mlp_bias": True, "head_dim": 32}),
+    "llama-linear": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": _LINEAR}),
+    "llama-llama3": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": _LLAMA3}),
+    "llama-yarn": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": _YARN}),
+    "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": 24, "head_dim": 16}),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True}),
+    "qwen2-sliding": (
+        Qwen2ForCausalLM,
+        Qwen2Config,
+        {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
+    ),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 32}),
+}
+"""By name: the model's class, its config's class, and what its config says beyond the common shape."""
+
+
+def make_model(
+    directory: Path,
+    family: str = "llama",
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    shards: int = 1,
+    **overrides: Any,
+) -> Path:
+    """Saves a model and a tokenizer in `directory`, which is returned. `overrides` go to the model's config."""
+    model_class, config_class, differences = FAMILIES[family]
+    torch.manual_seed(seed)
+    model = model_class(config_class(**{**_SHAPE, **differences, **overrides}))
+    _spread(model)
+    model = model.to(dtype)
+    model.generation_config = GenerationConfig(eos_token_id=EOS_TOKEN_ID, pad_token_id=0)
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    model.save_pretrained(directory, max_shard_size=size if shards == 1 else -(-size // shards))
+    make_tokenizer().save_pretrained(directory)
+    return directory
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level without merges: three special tokens, then one token for each byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def edit_config(directory: Path, **changes: Any) -> None:
+    """Rewrites keys of config.json; None removes a key."""
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    for key, value in changes.items():
+        if value is None:
+            config.pop(key, None)
+        else:
+            config[key] = value
+    path.write_text(json.dumps(config))
+
+
+def load_reference(directory: Path) -> PreTrainedModel:
+    """The model in float32 with transformers' plain attention."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    return model.eval()
+
+
+def reference_tokens(model: PreTrainedModel, prompt: Sequence[int], count: int) -> list[int]:
+    """`count` greedy tokens after the prompt, EOS or not."""
+    with torch.inference_mode():
+        output = model.generate(
+            torch.tensor([list(prompt)]), max_new_tokens=count, min_new_tokens=count, do_sample=False, eos_token_id=-1
+        )
+    return output[0, len(prompt) :].tolist()
+
+
+def reference_logprobs(model: PreTrainedModel, token_ids: Sequence[int]) -> torch.Tensor:
+    """log-softmax at every position, float64 [len(token_ids), vocab]."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([list(token_ids)])).logits[0]
+    return torch.log_softmax(logits.double(), dim=-1)
+
+
+def _spread(model: PreTrainedModel) -> None:
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim == 2:
+                parameter.copy_(noise * (0.4 if "embed" in name else 2.0 / parameter.shape[1] ** 0.5))
+            elif name.endswith("norm.weight"):
+                parameter.copy_(1.0 + 0.2 * noise)
+            else:
+                parameter.copy_(0.3 * noise)

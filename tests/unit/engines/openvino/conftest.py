@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers_models import load_reference, make_model
+from penstock.engines.openvino.config import OpenVINOConfig
+from penstock.engines.openvino.runner import OpenVINORunner
+
+MakeRunner = Callable[..., OpenVINORunner]
+
+
+@pytest.fixture(scope="session")
+def llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("llama"), "llama")
+
+
+@pytest.fixture(scope="session")
+def llama_reference(llama_dir: Path) -> Any:
+    return load_reference(llama_dir)
+
+
+@pytest.fixture
+def make_runner() -> Any:
+    """Runners in f32 on one thread, closed after the test."""
+    made: list[OpenVINORunner] = []
+
+    def make(model_dir: Path, **settings: Any) -> OpenVINORunner:
+        defaults = {"dtype": "f32", "threads": 1, "num_blocks": 64, "max_num_seqs": 8}
+        runner = OpenVINORunner(OpenVINOConfig(model_dir, **{**defaults, **settings}))
+        made.append(runner)
+        return runner
+
+    yield make
+    for runner in made:
+        runner.close()

@@ -115,3 +115,8 @@ def test_reasoning_goes_by_the_names_templates_read(name: str) -> None:
 def test_other_shapes_are_refused(message: Any, error: str) -> None:
     with pytest.raises(ChatTemplateError, match=error):
         normalize_messages([{"role": "user", "content": "ok"}, message])
+
+
+def test_content_format_of_a_template_that_is_nested_too_deeply() -> None:
+    with pytest.raises(ChatTemplateError, match="nested too deeply"):
+        content_format("{{ " + "(" * 100_000 + "1" + ")" * 100_000 + " }}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from jinja2 import nodes
+from jinja2.exceptions import TemplateSyntaxError
 
 from .environment import ChatEnvironment
 from .errors import ChatTemplateError
@@ -13,11 +14,17 @@ ContentFormat = Literal["string", "openai"]
 
 
 def content_format(source: str) -> ContentFormat:
-    """`openai` when the template loops over a message's `content`, directly or by way of variables and macros."""
+    """`openai` when the template loops over a message's `content`, directly or by way of variables and macros.
+
+    Raises ChatTemplateError when `source` is not valid Jinja.
+    """
     try:
         tree = ChatEnvironment().parse(source)
-    except Exception as error:
-        raise ChatTemplateError(f"the chat template is not valid Jinja: {error}") from None
+    except TemplateSyntaxError as error:
+        message = f"the chat template is not valid Jinja: line {error.lineno}: {error.message}"
+        raise ChatTemplateError(message) from None
+    except RecursionError:
+        raise ChatTemplateError("the chat template is nested too deeply") from None
     names = _names_of_content(tree)
     loops = tree.find_all(nodes.For)
     return "openai" if any(_is_content(loop.iter, names) for loop in loops) else "string"

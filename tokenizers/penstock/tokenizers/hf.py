@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,11 @@ class Tokenizer:
         vocab = self._backend.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocab.values(), default=-1) + 1
         """One more than the highest token id."""
+        # Built here and not on demand: it takes half a second for a large vocabulary.
+        self.table: TokenTable = self._build_table()
+        """What each id contributes to a text, special tokens included."""
+        self.text_table: TokenTable = self.table.without(self.special_ids)
+        """The same when special tokens are skipped."""
 
     @property
     def bos_token(self) -> str | None:
@@ -98,20 +102,13 @@ class Tokenizer:
         token_id = self._backend.token_to_id(token)
         return None if token_id is None else int(token_id)
 
-    @cached_property
-    def table(self) -> TokenTable:
-        """What each id contributes, special tokens included."""
+    def _build_table(self) -> TokenTable:
         backend = self._backend
         tokens = {i: token for i in range(self.vocab_size) if (token := backend.id_to_token(i)) is not None}
         decoder = backend.decoder
         # A decoder's pickled state is its section of tokenizer.json; serialising the vocabulary too would be slow.
         section: dict[str, Any] | None = None if decoder is None else json.loads(decoder.__getstate__())
         return build_token_table(section, tokens)
-
-    @cached_property
-    def text_table(self) -> TokenTable:
-        """What each id contributes when special tokens are skipped."""
-        return self.table.without(self.special_ids)
 
     def is_silent(self, token_id: int, skip_special_tokens: bool) -> bool:
         """Whether the decoder never gets to see this id: skipped, or not in the vocabulary."""

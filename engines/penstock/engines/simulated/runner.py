@@ -1,9 +1,10 @@
 """A runner without a model whose every token depends on the whole history, as read back through the block tables.
 
-Each position's slot in the (simulated) KV cache holds a digest of all tokens up to it, computed from the slot of the
-position before, and the next token is a function of the newest digest. A wrong block table, a missed copy on write, a
-stale prefix hit, a slot overwritten by somebody else: all of them change the tokens. So the scheduler and the cache are
-tested through it for the one thing that matters, that a request's output does not depend on its neighbours.
+Each position's slot in the (simulated) KV cache holds a digest of the adapter and all tokens up to it, computed from
+the slot of the position before, and the next token is a function of the newest digest. A wrong block table, a missed
+copy on write, a stale prefix hit, a slot overwritten by somebody else: all of them change the tokens. So the scheduler
+and the cache are tested through it for the one thing that matters, that a request's output does not depend on its
+neighbours.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from zlib import crc32
 
 import msgspec
 
@@ -51,6 +53,8 @@ class SimulatedConfig(msgspec.Struct, frozen=True, kw_only=True):
 class _State:
     token_ids: list[int]
     block_ids: list[int]
+    origin: int
+    """The digest before the first token: it stands for the adapter."""
 
 
 class SimulatedRunner:
@@ -99,7 +103,8 @@ class SimulatedRunner:
         for request_id in step.dropped_ids:
             del states[request_id]
         for new in step.new_requests:
-            states[new.id] = _State(list(new.token_ids), list(new.block_ids))
+            origin = _SEED ^ crc32(new.adapter.encode("utf-8", "surrogatepass"))
+            states[new.id] = _State(list(new.token_ids), list(new.block_ids), origin)
         for request_id, (start, block_ids) in step.new_block_ids.items():
             states[request_id].block_ids[start:] = block_ids
         for source, destination in step.block_copies:
@@ -107,7 +112,7 @@ class SimulatedRunner:
 
     def _compute(self, state: _State, start: int, count: int) -> list[int]:
         slots, size, table, tokens = self._slots, self._config.block_size, state.block_ids, state.token_ids
-        digest = slots[table[(start - 1) // size] * size + (start - 1) % size] if start else _SEED
+        digest = slots[table[(start - 1) // size] * size + (start - 1) % size] if start else state.origin
         for position in range(start, start + count):
             # one round of a multiplicative hash: enough to make every earlier token matter
             digest = ((digest ^ tokens[position]) * 0xBF58476D1CE4E5B9 + position) & _MASK

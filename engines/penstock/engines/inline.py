@@ -59,11 +59,19 @@ class InlineEngine:
             await self._wake.wait()
             self._wake.clear()
             while self._inbox or self.core.has_work:
-                messages, self._inbox = self._inbox, []
-                result = self.core.step(messages)
-                self._stats = result.stats
-                self._streams.deliver(result.outputs)
+                self._step()
                 await asyncio.sleep(0)
+
+    def _step(self) -> None:
+        messages, self._inbox = self._inbox, []
+        try:
+            result = self.core.step(messages)
+        except Exception:
+            # not the runner's failure, which the core takes: the books may be wrong now, nobody can be served any more
+            self._streams.fail_all(EngineDeadError("The engine has failed."))
+            raise
+        self._stats = result.stats
+        self._streams.deliver(result.outputs)
 
     def new_ids(self, count: int) -> tuple[int, ...]:
         return self._streams.new_ids(count)

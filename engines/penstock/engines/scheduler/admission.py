@@ -58,8 +58,11 @@ class Admission:
         wait = min(60.0, max(1.0, num_waiting * self._finish_interval))
         return QueueFullError(f"The queue is full: {what}. Try again later.", retry_after=wait)
 
-    def finished(self, now: float) -> None:
-        """Keeps a moving average of the time between two finished requests, from which `retry_after` is estimated."""
+    def finished(self, now: float, *, idle: bool) -> None:
+        """Keeps a moving average of the time between two finished requests, from which `retry_after` is estimated.
+
+        `idle`: nobody is left. How long it takes until somebody comes says nothing about how long service takes.
+        """
         if self._last_finish is not None:
             self._finish_interval += 0.1 * (now - self._last_finish - self._finish_interval)
-        self._last_finish = now
+        self._last_finish = None if idle else now

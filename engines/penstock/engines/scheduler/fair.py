@@ -76,8 +76,7 @@ class FairQueue:
 
     def charge(self, request: Request) -> None:
         """Adds what has been computed for the first time; prefix hits cost nothing, nor does recomputation."""
-        known = max(request.charged_tokens, request.num_cached_tokens)
-        served = request.num_computed_tokens
+        known, served = request.charged_tokens, request.num_computed_tokens
         if served <= known:
             return
         input_tokens = max(0, min(served, request.num_prompt_tokens) - known)

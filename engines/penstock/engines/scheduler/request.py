@@ -88,9 +88,18 @@ class Request:
         self.first_scheduled: float | None = None
         self.num_preemptions = 0
         self.charged_tokens = 0
-        """Tokens that a fair policy has charged the tenant for; recomputation is free."""
+        """Leading tokens that a fair policy charges nobody for any more: paid, found in the cache, or forked with."""
         self.prompt_logprobs: list[TokenLogprobs] = []
 
-    @property
-    def num_output_tokens(self) -> int:
-        return self.num_tokens - self.num_prompt_tokens
+    def lead(self, followers: list[Request]) -> None:
+        """Computes the prompt for these as well."""
+        self.followers = followers
+        for request in followers:
+            request.leader = self
+
+    def dismiss_followers(self) -> list[Request]:
+        """They go on by themselves."""
+        followers, self.followers = self.followers, []
+        for request in followers:
+            request.leader = None
+        return followers

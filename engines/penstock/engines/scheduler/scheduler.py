@@ -7,26 +7,20 @@ recomputation after a preemption are all that one rule.
 
 from __future__ import annotations
 
-import random
 from bisect import insort
-from collections import Counter
 from collections.abc import Iterable
 from operator import attrgetter
 
 from penstock.engines.errors import DeadlineExceededError, NumericalError, PenstockError
-from penstock.engines.messages import (
-    AddRequest,
-    EngineStats,
-    FinishReason,
-    RequestError,
-    RequestOutput,
-)
+from penstock.engines.messages import AddRequest, EngineStats, FinishReason, RequestError, RequestOutput
 from penstock.engines.scheduler.admission import Admission
 from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.engines.scheduler.counters import Counters
 from penstock.engines.scheduler.deadlines import Deadlines
 from penstock.engines.scheduler.output import ModelRunnerOutput, SchedulerOutput
-from penstock.engines.scheduler.policy import Policy, make_queue, order_key
+from penstock.engines.scheduler.policy import Policy, make_queue
 from penstock.engines.scheduler.request import Request, RequestStatus
+from penstock.engines.scheduler.samples import samples_of
 from penstock.engines.scheduler.tokens import introduce, take_tokens
 from penstock.kvcache import KVCacheManager
 
@@ -71,8 +65,7 @@ class Scheduler:
         self._watermark = max(1, kv.pool.num_blocks // 100)
         """Blocks that an admission leaves free, so that running requests can grow."""
         self._charges = config.policy is Policy.FAIR
-        self._finished: Counter[str] = Counter()
-        self._stats = EngineStats(num_blocks=kv.pool.num_blocks)
+        self._counters = Counters(kv.pool.num_blocks)
 
     # -- requests in -----------------------------------------------------------------------------------------
 
@@ -80,39 +73,20 @@ class Scheduler:
         """Queues a request, or ends it with the reason why not. Ids that are in use are ignored."""
         if any(request_id in self.requests for request_id in message.ids):
             return
-        self._stats.admitted += len(message.ids)
+        self._counters.admitted(len(message.ids))
         error = self._admission.refusal(message, self.num_waiting, self._free_seats)
         if error is not None:
             for request_id in message.ids:
                 self._emit_end(request_id, FinishReason.ERROR, error)
             return
-        leader, *followers = (self._new_request(message, n) for n in range(len(message.ids)))
-        self._lead(leader, followers)
-        self._enqueue(leader)
-
-    def _lead(self, leader: Request, followers: list[Request]) -> None:
-        leader.leader, leader.followers = None, followers
+        leader, *followers = samples = samples_of(message, self.config, self._eos)
+        for request in samples:
+            self.requests[request.id] = request
+            if request.deadline is not None:
+                self._deadlines.add(request.deadline, request.id)
+        leader.lead(followers)
         self._num_followers += len(followers)
-        for request in followers:
-            request.leader = leader
-
-    def _take_followers(self, leader: Request) -> list[Request]:
-        followers, leader.followers = leader.followers, []
-        self._num_followers -= len(followers)
-        for request in followers:
-            request.leader = None
-        return followers
-
-    def _new_request(self, message: AddRequest, sample: int) -> Request:
-        params = message.params
-        stop = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
-        seed = random.getrandbits(63) if params.seed is None else params.seed + sample
-        request = Request(message.ids[sample], message, list(message.prompt_token_ids), seed, stop)
-        request.key = order_key(self.config.policy, request, self.config.ageing_seconds)
-        self.requests[request.id] = request
-        if request.deadline is not None:
-            self._deadlines.add(request.deadline, request.id)
-        return request
+        self._enqueue(leader)
 
     def _enqueue(self, request: Request) -> None:
         self.waiting.push(request)
@@ -153,11 +127,11 @@ class Scheduler:
         step = SchedulerOutput(dropped_ids=self._dropped)
         self._dropped = []
         self._scheduled = []
-        num_preemptions = self._stats.preemptions
+        num_preemptions = self._counters.stats.preemptions
         budget = self._schedule_running(step, self.config.max_num_batched_tokens)
         step.new_requests.extend(map(introduce, self._forked))
         self._forked.clear()
-        if self._stats.preemptions == num_preemptions:
+        if self._counters.stats.preemptions == num_preemptions:
             budget = self._schedule_waiting(step, budget, now)
         step.total_num_scheduled_tokens = self.config.max_num_batched_tokens - budget
         if not step.request_ids:
@@ -168,9 +142,8 @@ class Scheduler:
         for request_id in self._deadlines.due(now):
             request = self.requests.get(request_id)
             if request is not None:
-                waited = request.first_scheduled is None
-                what = "before it was scheduled" if waited else "before it was complete"
-                error = DeadlineExceededError(f"The request's time was over {what}.")
+                what = "scheduled" if request.first_scheduled is None else "complete"
+                error = DeadlineExceededError(f"The request's time was over before it was {what}.")
                 self._finish(request, FinishReason.ERROR, now, error)
 
     def _schedule_running(self, step: SchedulerOutput, budget: int) -> int:
@@ -217,9 +190,9 @@ class Scheduler:
         self._vacate(request, step.dropped_ids)
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
-        request.prompt_logprobs.clear()
+        request.prompt_logprobs = []  # a new list: the old one may be on its way to the client
         request.num_preemptions += 1
-        self._stats.preemptions += 1
+        self._counters.preempted()
         self._enqueue(request)
 
     def _schedule_waiting(self, step: SchedulerOutput, budget: int, now: float) -> int:
@@ -250,12 +223,13 @@ class Scheduler:
         """
         shift = min(request.num_preemptions, _MAX_RESERVE_SHIFT)
         reserve = min(self._watermark << shift, self.kv.pool.num_blocks) if self.running else 0
+        read_cache = request.params.prompt_logprobs is None and self.config.enable_prefix_caching
         admitted = self.kv.admit(
             request.token_ids,
             adapter=request.adapter,
             salt=request.cache_salt,
             reserve=reserve,
-            read_cache=request.params.prompt_logprobs is None,
+            read_cache=read_cache,
         )
         if admitted is None:
             return 0
@@ -264,10 +238,10 @@ class Scheduler:
             step.block_copies.append(copy)
         if request.num_preemptions == 0:
             request.num_cached_tokens = cached
-            if self.config.enable_prefix_caching:
-                self._stats.prefix_queries += request.num_tokens
-                self._stats.prefix_hits += cached
+            if read_cache:
+                self._counters.looked_up(request.num_tokens, cached)
         request.num_computed_tokens = cached
+        request.charged_tokens = max(request.charged_tokens, cached)  # hits are free
         return self._start(request, step, budget)
 
     def _start(self, request: Request, step: SchedulerOutput, budget: int) -> int:
@@ -290,6 +264,7 @@ class Scheduler:
         """Takes the tokens in, ends what is complete, and returns what the clients get."""
         outputs = self.take_outputs()
         any_ended = False
+        num_prompt_tokens = 0
         for request, count, tokens in zip(
             self._scheduled, step.num_scheduled_tokens, result.sampled_token_ids, strict=True
         ):
@@ -298,7 +273,10 @@ class Scheduler:
                 self._fail(request, NumericalError(result.failed.get(request.id, "the request lost its blocks")), now)
                 outputs.extend(self.take_outputs())
                 continue
-            computed = request.num_computed_tokens = request.num_computed_tokens + count
+            start = request.num_computed_tokens
+            computed = request.num_computed_tokens = start + count
+            if start < request.num_prompt_tokens:
+                num_prompt_tokens += min(computed, request.num_prompt_tokens) - start
             if computed >= table.next_publish:
                 self.kv.publish(table, request.token_ids, computed)
             if result.prompt_logprobs and request.id in result.prompt_logprobs:
@@ -310,12 +288,13 @@ class Scheduler:
                     self._fork(request)
                 if output.finish_reason is not None:
                     any_ended = True
-                    self._end(request, output.finish_reason.value, now)
+                    self._counters.finished(output.finish_reason)
+                    self._end(request, now)
             if self._charges:
                 self.waiting.charge(request)
         if any_ended:
             self.running = [r for r in self.running if r.status is RequestStatus.RUNNING]
-        self._count_step(step, outputs)
+        self._counters.stepped(step, num_prompt_tokens, outputs)
         return outputs
 
     def _fork(self, leader: Request) -> None:
@@ -323,13 +302,17 @@ class Scheduler:
 
         Those that find no seat queue up as requests of their own; the prefix cache will know their prompt.
         """
-        self._promised_seats -= len(leader.followers)
-        for request in self._take_followers(leader):
+        followers = leader.dismiss_followers()
+        self._num_followers -= len(followers)
+        self._promised_seats -= len(followers)
+        for request in followers:
             if self._free_seats < 1 or leader.table is None:
                 self._enqueue(request)
                 continue
             request.num_computed_tokens = request.num_prompt_tokens - 1
+            request.charged_tokens = request.num_computed_tokens
             request.num_cached_tokens = leader.num_cached_tokens
+            request.prompt_logprobs = list(leader.prompt_logprobs)
             request.first_scheduled = leader.first_scheduled
             request.table = self.kv.fork(leader.table, request.num_computed_tokens)
             request.status = RequestStatus.RUNNING
@@ -353,7 +336,9 @@ class Scheduler:
     # -- requests out ----------------------------------------------------------------------------------------
 
     def _fail(self, request: Request, error: PenstockError, now: float) -> None:
-        self._finish(request, FinishReason.ERROR, now, error)
+        """Ends a request on which a step failed, and its followers: they would only compute the same prompt again."""
+        for sample in (*request.followers, request):
+            self._finish(sample, FinishReason.ERROR, now, error)
 
     def _finish(self, request: Request, reason: FinishReason, now: float, error: PenstockError | None = None) -> None:
         """Ends a request wherever it is, and tells its client."""
@@ -366,21 +351,20 @@ class Scheduler:
             leader.followers.remove(request)
             self._num_followers -= 1
             self._promised_seats -= leader.status is RequestStatus.RUNNING
-        label = reason.value if error is None else f"{reason.value}:{error.code}"
-        self._end(request, label, now)
+        self._end(request, now)
         self._emit_end(request.id, reason, error)
 
-    def _end(self, request: Request, label: str, now: float) -> None:
+    def _end(self, request: Request, now: float) -> None:
         """The book-keeping of every end. The caller has taken the request out of its list."""
         if request.status is RequestStatus.RUNNING:
             self._vacate(request, self._dropped)
         request.status = RequestStatus.FINISHED
         del self.requests[request.id]
-        self._finished[label] += 1
-        self._admission.finished(now)
+        self._admission.finished(now, idle=not self.requests)
         if request.followers:  # it ended before its prompt was computed: the next sample takes the lead
-            leader, *others = self._take_followers(request)
-            self._lead(leader, others)
+            leader, *others = request.dismiss_followers()
+            leader.lead(others)
+            self._num_followers -= 1
             self._enqueue(leader)
 
     def _vacate(self, request: Request, dropped: list[int]) -> None:
@@ -395,28 +379,19 @@ class Scheduler:
             dropped.append(request.id)
 
     def _emit_end(self, request_id: int, reason: FinishReason, error: PenstockError | None) -> None:
+        self._counters.finished(reason, error)
         wire = None if error is None else RequestError(error.code, error.message, error.retry_after)
         self._outputs.append(RequestOutput(request_id, [], reason, error=wire))
 
     # -- what operators see ----------------------------------------------------------------------------------
 
-    def _count_step(self, step: SchedulerOutput, outputs: list[RequestOutput]) -> None:
-        stats = self._stats
-        sampled = sum(len(output.token_ids) for output in outputs)
-        stats.steps += 1
-        stats.step_requests = len(step.request_ids)
-        stats.step_tokens = step.total_num_scheduled_tokens
-        stats.generation_tokens += sampled
-        stats.prompt_tokens += step.total_num_scheduled_tokens - sampled
-
     def stats(self, step_seconds: float = 0.0) -> EngineStats:
         """Counters and gauges of this moment; the same object is updated by the next call."""
-        stats, pool = self._stats, self.kv.pool
+        stats, pool = self._counters.snapshot(), self.kv.pool
         stats.step_seconds = step_seconds
         stats.num_running = len(self.running)
         stats.num_waiting = self.num_waiting
         stats.num_waiting_tokens = self._admission.num_waiting_tokens
         stats.num_free_blocks = pool.num_free
         stats.num_cached_blocks = pool.num_cached
-        stats.finished = dict(self._finished)
         return stats

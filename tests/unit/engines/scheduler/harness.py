@@ -1,0 +1,227 @@
+"""An engine core over the simulated runner, watched at the seam between them, and what it should answer."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from zlib import crc32
+
+from penstock.engines.core import EngineCore
+from penstock.engines.messages import (
+    AbortRequests,
+    AddRequest,
+    DownMessage,
+    FinishReason,
+    RequestOutput,
+    SamplingParams,
+    StepOutputs,
+)
+from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.engines.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from penstock.engines.scheduler.request import Request, RequestStatus
+from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
+
+RAISE, NAN = 901, 902
+"""Marker tokens: the step that computes one fails, or this request's logits are not numbers."""
+VOCAB = 8
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class WatchedRunner(SimulatedRunner):
+    """Keeps each step, and checks what every runner relies on: known ids, drops that come once, private blocks."""
+
+    core: EngineCore
+    before: Callable[[SchedulerOutput], None] | None = None
+    after: Callable[[SchedulerOutput, ModelRunnerOutput], None] | None = None
+    """More to check, before and after a step is computed."""
+
+    def __init__(self, config: SimulatedConfig) -> None:
+        super().__init__(config)
+        self.steps: list[SchedulerOutput] = []
+        self.known: set[int] = set()
+        self.problems: list[str] = []
+        """An exception would look like a failed step: findings are kept until somebody asks."""
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        self.steps.append(step)
+        self._check(self._check_ids, step)
+        self._check(self._check_counts, step)
+        self._check(self._check_writes, step)
+        self._check(self.before, step)
+        result = super().execute(step)
+        self._check(self.after, step, result)
+        return result
+
+    def _check(self, check: Callable[..., None] | None, *args: object) -> None:
+        if check is not None:
+            try:
+                check(*args)
+            except Exception:
+                self.problems.append(traceback.format_exc())
+
+    def _require(self, condition: bool, problem: str) -> None:
+        if not condition:
+            self.problems.append(problem)
+
+    def _check_ids(self, step: SchedulerOutput) -> None:
+        dropped, new = set(step.dropped_ids), {request.id for request in step.new_requests}
+        self._require(len(dropped) == len(step.dropped_ids), f"dropped twice: {step.dropped_ids}")
+        self._require(dropped <= self.known, f"dropped but never introduced: {dropped - self.known}")
+        self.known -= dropped
+        self._require(not new & self.known, f"introduced twice: {new & self.known}")
+        self._require(len(new) == len(step.new_requests), "introduced twice in one step")
+        self.known |= new
+        self._require(set(step.request_ids) == self.known, f"{set(step.request_ids)} run, {self.known} are known")
+        self._require(set(step.new_block_ids) <= self.known, "blocks for somebody unknown")
+
+    def _check_counts(self, step: SchedulerOutput) -> None:
+        config = self.core.scheduler.config
+        self._require(len(step.request_ids) == len(set(step.request_ids)), "a request is in the step twice")
+        self._require(len(step.request_ids) <= config.max_num_seqs, "more requests than seats")
+        self._require(min(step.num_scheduled_tokens) >= 1, "a request with nothing to compute")
+        self._require(sum(step.num_scheduled_tokens) == step.total_num_scheduled_tokens, "the total is wrong")
+        self._require(step.total_num_scheduled_tokens <= config.max_num_batched_tokens, "over the token budget")
+
+    def _check_writes(self, step: SchedulerOutput) -> None:
+        kv, requests = self.core.scheduler.kv, self.core.scheduler.requests
+        writers: dict[int, int] = {}
+        for request_id, start, count in zip(
+            step.request_ids, step.num_computed_tokens, step.num_scheduled_tokens, strict=True
+        ):
+            table = requests[request_id].table
+            if table is None:
+                self.problems.append(f"request {request_id} runs without blocks")
+                continue
+            for index in range(start // kv.block_size, (start + count - 1) // kv.block_size + 1):
+                block_id = table.block_ids[index]
+                writer = writers.setdefault(block_id, request_id)
+                self._require(writer == request_id, f"{writer} and {request_id} both write block {block_id}")
+                self._require(kv.pool.is_writable(block_id), f"{request_id} writes shared or cached block {block_id}")
+
+    def reset(self) -> None:
+        super().reset()
+        self.known.clear()
+
+
+class Rig:
+    """An engine core under test: messages in, what each request has got so far out."""
+
+    def __init__(self, config: SchedulerConfig, model: SimulatedConfig) -> None:
+        self.clock = Clock()
+        self.runner = WatchedRunner(model)
+        self.core = EngineCore(self.runner, config, self.clock)
+        self.runner.core = self.core
+        self.scheduler = self.core.scheduler
+        self.tokens: dict[int, list[int]] = {}
+        self.ended: dict[int, RequestOutput] = {}
+        self._next_id = 1
+
+    def request(
+        self,
+        prompt: Sequence[int],
+        n: int = 1,
+        *,
+        params: SamplingParams | None = None,
+        max_tokens: int = 4,
+        priority: int = 0,
+        tenant: str = "",
+        salt: str = "",
+        adapter: str = "",
+        deadline: float | None = None,
+        arrival_time: float | None = None,
+    ) -> AddRequest:
+        ids = tuple(range(self._next_id, self._next_id + n))
+        self._next_id += n
+        return AddRequest(
+            ids=ids,
+            prompt_token_ids=list(prompt),
+            params=params or SamplingParams(max_tokens=max_tokens),
+            arrival_time=self.clock.now if arrival_time is None else arrival_time,
+            deadline=deadline,
+            priority=priority,
+            tenant=tenant,
+            cache_salt=salt,
+            adapter=adapter,
+        )
+
+    def step(self, *messages: DownMessage) -> StepOutputs:
+        """One iteration; checks its books and that nobody gets anything after the end."""
+        result = self.core.step(messages)
+        self.core.check_integrity()
+        assert not self.runner.problems, self.runner.problems
+        for output in result.outputs:
+            assert output.id not in self.ended, f"{output.id} got {output} after its end"
+            self.tokens.setdefault(output.id, []).extend(output.token_ids)
+            if output.finish_reason is not None:
+                self.ended[output.id] = output
+        return result
+
+    def run(self, *messages: DownMessage, limit: int = 2000) -> int:
+        """Steps until nothing is left to do: the number of steps."""
+        self.step(*messages)
+        for count in range(1, limit):
+            if not self.core.has_work:
+                return count
+            self.step()
+        raise AssertionError(f"still at work after {limit} steps")
+
+    def abort(self, *ids: int) -> AbortRequests:
+        return AbortRequests(list(ids))
+
+    @property
+    def last(self) -> SchedulerOutput:
+        """What the runner was asked for most recently."""
+        return self.runner.steps[-1]
+
+    def counts(self) -> dict[int, int]:
+        """Tokens of each request in the last step."""
+        return dict(zip(self.last.request_ids, self.last.num_scheduled_tokens, strict=True))
+
+    def running(self) -> list[Request]:
+        return [request for request in self.scheduler.running if request.status is RequestStatus.RUNNING]
+
+
+def make_rig(
+    num_blocks: int = 16, block_size: int = 4, *, eos: tuple[int, ...] = (), vocab_size: int = VOCAB, **config: object
+) -> Rig:
+    """A rig with room to spare, unless told otherwise. `config` is SchedulerConfig's."""
+    limits: dict[str, object] = {"max_num_seqs": 8, "max_num_batched_tokens": 64} | config
+    model = SimulatedConfig(
+        vocab_size=vocab_size,
+        max_model_len=1000,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        eos_token_ids=eos,
+        faults=f"raise={RAISE},nan={NAN}",
+    )
+    return Rig(SchedulerConfig(**limits), model)  # type: ignore[arg-type]
+
+
+def next_token(history: Sequence[int], adapter: str = "", vocab_size: int = VOCAB) -> int:
+    """What the simulated model says after these tokens, straight from its definition and without any cache."""
+    digest = 0x9E3779B97F4A7C15 ^ crc32(adapter.encode())
+    for position, token in enumerate(history):
+        digest = ((digest ^ token) * 0xBF58476D1CE4E5B9 + position) % 2**64
+        digest ^= digest >> 29
+    return (digest >> 13) % vocab_size
+
+
+def alone(
+    prompt: Sequence[int], params: SamplingParams, *, adapter: str = "", eos: Sequence[int] = ()
+) -> tuple[list[int], FinishReason, int | None]:
+    """Output, finish reason and stop token of a request that has the model to itself."""
+    stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos))
+    tokens: list[int] = []
+    while len(tokens) < params.max_tokens:
+        token = next_token([*prompt, *tokens], adapter)
+        tokens.append(token)
+        if token in stops and len(tokens) > params.min_tokens:
+            return tokens, FinishReason.STOP, None if token in eos else token
+    return tokens, FinishReason.LENGTH, None

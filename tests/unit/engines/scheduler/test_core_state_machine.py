@@ -1,0 +1,347 @@
+"""The whole engine core against the properties that hold whatever arrives, fails, or is given up, in any order.
+
+The simulated runner reads its history back through the block tables, so one property stands above the others: what a
+request gets is what it would get alone. The tests' numbering of the properties (P1..P17) is explained at each check.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import log2
+
+from hypothesis import note
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from penstock.engines.errors import ContextLengthError, DeadlineExceededError, QueueFullError
+from penstock.engines.messages import AddRequest, DownMessage, FinishReason, RequestOutput, SamplingParams
+from penstock.engines.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from penstock.engines.scheduler.policy import Policy
+from unit.engines.scheduler.harness import NAN, RAISE, Rig, alone, make_rig
+from unit.kvcache.profiles import machine_settings
+
+MAX_SAMPLES = 4
+Prefix = tuple[str, str, tuple[int, ...]]
+
+
+@dataclass
+class Expected:
+    """What the model of the engine knows of one sample."""
+
+    message: AddRequest
+    tokens: list[int]
+    reason: FinishReason
+    stop_token_id: int | None
+    aborted: bool = False
+    """An abort has been sent: it may end that way."""
+    got: list[int] = field(default_factory=list)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    rig: Rig
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.samples: dict[int, Expected] = {}
+        self.inbox: list[DownMessage] = []
+        self.histories: list[list[int]] = [[0, 1, 0, 1, 1, 0, 1, 0, 0, 1, 0, 1]]
+        self.preemptions: dict[int, int] = {}
+        self.forked: set[int] = set()
+        """Joined at a fork in the step before."""
+        self.published: set[Prefix] = set()
+        """Prefixes whose last block may be in the cache: computed by a step that succeeded."""
+
+    @initialize(
+        num_blocks=st.integers(4, 32),
+        block_size=st.integers(2, 4),
+        seats=st.integers(1, 6),
+        spare_budget=st.sampled_from([0, 1, 3, 8, 30]),
+        policy=st.sampled_from(Policy),
+        caching=st.sampled_from([True, True, False]),
+        ageing=st.sampled_from([0.0, 1.0, 10.0]),
+        queue=st.sampled_from([100] * 4 + [0, 2, 5]),
+        queued_tokens=st.sampled_from([1000] * 5 + [40]),
+        eos=st.sampled_from([(), (7,), (6, 7)]),
+    )
+    def start(
+        self,
+        num_blocks: int,
+        block_size: int,
+        seats: int,
+        spare_budget: int,
+        policy: Policy,
+        caching: bool,
+        ageing: float,
+        queue: int,
+        queued_tokens: int,
+        eos: tuple[int, ...],
+    ) -> None:
+        self.eos = eos
+        self.rig = make_rig(
+            num_blocks,
+            block_size,
+            eos=eos,
+            max_num_seqs=seats,
+            max_num_batched_tokens=seats + spare_budget,
+            policy=policy,
+            ageing_seconds=ageing,
+            max_queued_requests=queue,
+            max_queued_tokens=queued_tokens,
+            enable_prefix_caching=caching,
+        )
+        self.rig.runner.before, self.rig.runner.after = self._before_execution, self._after_execution
+
+    # -- rules -----------------------------------------------------------------------------------------------
+
+    @rule(
+        data=st.data(),
+        n=st.sampled_from([1, 1, 1, 2, 3, MAX_SAMPLES]),
+        max_tokens=st.integers(1, 16),
+        min_tokens=st.integers(0, 3),
+        stop=st.sampled_from([(), (), (3,), (3, 7)]),
+        ignore_eos=st.booleans(),
+        priority=st.integers(-2, 2),
+        tenant=st.sampled_from(["a", "b", "c"]),
+        salt=st.sampled_from([""] * 5 + ["s"]),
+        adapter=st.sampled_from([""] * 5 + ["s"]),
+        patience=st.sampled_from([None] * 8 + [0.0, 2.0, 20.0]),
+        marker=st.sampled_from([None] * 14 + [NAN, RAISE, RAISE]),
+        prompt_logprobs=st.sampled_from([None] * 6 + [1]),
+    )
+    def submit(
+        self,
+        data: st.DataObject,
+        n: int,
+        max_tokens: int,
+        min_tokens: int,
+        stop: tuple[int, ...],
+        ignore_eos: bool,
+        priority: int,
+        tenant: str,
+        salt: str,
+        adapter: str,
+        patience: float | None,
+        marker: int | None,
+        prompt_logprobs: int | None,
+    ) -> None:
+        prompt = self._prompt(data)
+        if marker is not None:
+            prompt = [*prompt, marker, 1]
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            stop_token_ids=stop,
+            ignore_eos=ignore_eos,
+            prompt_logprobs=prompt_logprobs,
+        )
+        self._send(
+            self.rig.request(
+                prompt,
+                n,
+                params=params,
+                priority=priority,
+                tenant=tenant,
+                salt=salt,
+                adapter=adapter,
+                deadline=None if patience is None else self.rig.clock.now + patience,
+            )
+        )
+
+    @rule(
+        data=st.data(), count=st.integers(2, 5), max_tokens=st.integers(4, 24), tenant=st.sampled_from(["a", "b", "c"])
+    )
+    def burst(self, data: st.DataObject, count: int, max_tokens: int, tenant: str) -> None:
+        """Plain requests that want more blocks than there are, and go on long enough to feel it."""
+        for priority in range(count):
+            params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+            self._send(self.rig.request(self._prompt(data), params=params, tenant=tenant, priority=priority % 3))
+
+    def _prompt(self, data: st.DataObject) -> list[int]:
+        """A beginning that others have had before it, and something of its own."""
+        known = data.draw(st.sampled_from(self.histories))
+        own = data.draw(st.lists(st.integers(0, 1), max_size=4))
+        return known[: data.draw(st.integers(0, len(known)))] + own or [0]
+
+    def _send(self, message: AddRequest) -> None:
+        expected = alone(message.prompt_token_ids, message.params, adapter=message.adapter, eos=self.eos)
+        for request_id in message.ids:
+            self.samples[request_id] = Expected(message, *expected)
+        self.inbox.append(message)
+
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        """Any id in any state: waiting, following, running, preempted, forked, ended, in the inbox, or unknown."""
+        request_id = data.draw(st.sampled_from([*self.samples, 10_000]))
+        if request_id in self.samples:
+            self.samples[request_id].aborted = True
+        self.inbox.append(self.rig.abort(request_id, request_id))
+
+    @rule(seconds=st.sampled_from([0.1] * 5 + [3.0, 30.0]))
+    def jump(self, seconds: float) -> None:
+        self.rig.clock.now += seconds
+
+    @rule(really=st.sampled_from([True, False, False, False]))
+    def clear_cache(self, really: bool) -> None:
+        if really:
+            self.rig.scheduler.kv.pool.clear_cache()
+            self.published.clear()
+
+    @rule(count=st.sampled_from([1, 1, 2, 5, 20]))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self._step()
+
+    # -- one step and what must hold after it ----------------------------------------------------------------
+
+    def _step(self) -> None:
+        rig, scheduler = self.rig, self.rig.scheduler
+        messages, self.inbox = self.inbox, []
+        executed = len(rig.runner.steps)
+        result = rig.step(*messages)  # P1, P2, P3, P8 and the second half of P6 are checked there
+        stepped = len(rig.runner.steps) > executed
+        marked = stepped and any(
+            RAISE in self.samples[request_id].message.prompt_token_ids for request_id in rig.last.request_ids
+        )
+        for output in result.outputs:
+            self._check_output(output, marked)
+        live = set(scheduler.requests)
+        sent = {i for m in messages if isinstance(m, AddRequest) for i in m.ids}
+        assert sent - live <= set(rig.ended), "P6: neither live nor ended"
+        assert stepped or not live, "P9: requests, and nothing was computed"
+        overdue = [i for i in live if (self.samples[i].message.deadline or 1e9) <= rig.clock.now]
+        assert not overdue, f"P16: {overdue} are over their deadline"
+        config = scheduler.config
+        bound = config.max_num_seqs + max(config.max_queued_requests, MAX_SAMPLES - 1)
+        assert len(live) <= bound, "P15: more requests than seats and queue"
+        self._check_preemptions()
+        self._check_stats()
+
+    def _before_execution(self, step: SchedulerOutput) -> None:
+        """The step is decided, not computed."""
+        scheduler, rig = self.rig.scheduler, self.rig
+        new = [scheduler.requests[request.id] for request in step.new_requests]
+        admitted = [request for request in new if request.id not in self.forked]  # by way of the queue
+        for request in admitted:
+            self._check_hit(step, request.id)
+        if scheduler.config.policy is not Policy.FAIR and admitted and len(scheduler.waiting):
+            first_left = min(request.key for request in scheduler.waiting)
+            if max(request.key for request in admitted) > first_left:
+                rig.runner.problems.append("P11: somebody who is behind in the order was admitted earlier")
+
+    def _check_hit(self, step: SchedulerOutput, request_id: int) -> None:
+        """P13: a hit has the same salt, adapter and tokens, and was computed by a step that succeeded."""
+        index = step.request_ids.index(request_id)
+        num_cached, size = step.num_computed_tokens[index], self.rig.scheduler.kv.block_size
+        request = self.rig.scheduler.requests[request_id]
+        message = self.samples[request_id].message
+        problems = self.rig.runner.problems
+        if num_cached and (
+            message.params.prompt_logprobs is not None or not self.rig.scheduler.kv.enable_prefix_caching
+        ):
+            problems.append("P13: read from a cache that it must not read")
+        for end in range(size, num_cached + 1, size):
+            if self._prefix(message, request.token_ids, end) not in self.published:
+                problems.append(f"P13: {request_id} found {num_cached} tokens, nobody computed the first {end}")
+
+    def _prefix(self, message: AddRequest, token_ids: list[int], end: int) -> Prefix:
+        return message.cache_salt, message.adapter, tuple(token_ids[:end])
+
+    def _after_execution(self, step: SchedulerOutput, result: ModelRunnerOutput) -> None:
+        """The step has succeeded: what it computed may be found from now on."""
+        size = self.rig.scheduler.kv.block_size
+        for request_id, start, count in zip(
+            step.request_ids, step.num_computed_tokens, step.num_scheduled_tokens, strict=True
+        ):
+            if request_id not in result.failed:
+                request = self.rig.scheduler.requests[request_id]
+                for end in range((start // size + 1) * size, start + count + 1, size):
+                    self.published.add(self._prefix(self.samples[request_id].message, request.token_ids, end))
+
+    def _check_output(self, output: RequestOutput, marked: bool) -> None:
+        expected = self.samples[output.id]
+        expected.got += output.token_ids
+        count = len(expected.got)
+        assert expected.got == expected.tokens[:count], "P7: other tokens than alone"
+        if output.finish_reason is None:
+            assert count < len(expected.tokens), "P7: it has all of its tokens, and goes on"
+            return
+        history = expected.message.prompt_token_ids + expected.got
+        self.histories = [*self.histories[-5:], [token for token in history if token < NAN and token < RAISE]]
+        if output.finish_reason is FinishReason.ERROR:
+            self._check_error(output, expected, marked)
+        elif output.finish_reason is FinishReason.ABORT:
+            assert expected.aborted, "P17: aborted, and nobody asked for it"
+        else:
+            assert expected.got == expected.tokens, "P7: an early end"
+            assert (output.finish_reason, output.stop_token_id) == (expected.reason, expected.stop_token_id)
+
+    def _check_error(self, output: RequestOutput, expected: Expected, marked: bool) -> None:
+        assert output.error is not None
+        message, kv = expected.message, self.rig.scheduler.kv
+        total = len(message.prompt_token_ids) + message.params.max_tokens
+        if output.error.code == DeadlineExceededError.code:
+            assert message.deadline is not None
+            assert message.deadline <= self.rig.clock.now, "P16: ended before its time"
+        elif output.error.code == ContextLengthError.code:
+            assert kv.blocks_for(total) > kv.pool.num_blocks, "refused, but it would fit"
+        elif output.error.code == QueueFullError.code:
+            assert output.error.retry_after is not None
+            assert 1 <= output.error.retry_after <= 60
+        elif output.error.code == "numerical_error":
+            assert NAN in message.prompt_token_ids, "P14: ended by a neighbour's numerical error"
+        else:
+            assert output.error.code == "step_failed"
+            assert marked, "a step failed that should not"
+        if output.error.code == "step_failed":
+            self.published.clear()
+
+    def _check_preemptions(self) -> None:
+        """P10. Each preemption doubles what must stay free at the next admission, so after log2 of the pool it starts
+        only when nobody else runs, and then only requests that go before it can take its blocks again."""
+        scheduler = self.rig.scheduler
+        doublings = int(log2(scheduler.kv.pool.num_blocks)) + 2
+        for request in scheduler.requests.values():
+            self.preemptions[request.id] = request.num_preemptions
+            ahead = 0
+            if scheduler.config.policy is not Policy.FCFS:
+                ahead = len(self.samples)
+            assert request.num_preemptions <= doublings + ahead, "P10: preempted again and again"
+        if scheduler.running:
+            note(f"preemptions {max(r.num_preemptions for r in scheduler.running)}")
+
+    def _check_stats(self) -> None:
+        scheduler = self.rig.scheduler
+        stats = scheduler.stats()
+        live = len(scheduler.requests)
+        assert stats.num_running + stats.num_waiting + scheduler._promised_seats == live
+        assert stats.generation_tokens == sum(len(sample.got) for sample in self.samples.values())
+        assert stats.admitted == sum(stats.finished.values()) + live, "P4: admitted, and neither live nor finished"
+        self.forked = {request.id for request in scheduler._forked}
+
+    def teardown(self) -> None:
+        if not hasattr(self, "rig"):
+            return
+        for _ in range(5000):
+            if not self.inbox and not self.rig.core.has_work:
+                break
+            self._step()
+        self._check_idle()
+
+    def _check_idle(self) -> None:
+        """P4, P6: everybody has had an end, and nothing is left of anybody."""
+        rig, scheduler = self.rig, self.rig.scheduler
+        assert set(rig.ended) == set(self.samples)
+        stats = scheduler.stats()
+        assert (stats.num_running, stats.num_waiting, stats.num_waiting_tokens) == (0, 0, 0)
+        assert stats.num_free_blocks == stats.num_blocks
+        assert not scheduler.requests
+        assert not len(scheduler.waiting)
+        assert (scheduler._num_followers, scheduler._promised_seats, scheduler._forked) == (0, 0, [])
+        rig.runner.before = rig.runner.after = None
+        last = rig.request([0], max_tokens=1)
+        rig.run(last)  # its first step tells the runner of everybody who has gone
+        assert rig.runner.known == {*last.ids}
+
+
+TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine.settings = machine_settings(500, 30)

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.types import ASGIApp, Message
 
 
 class AsgiCall:
-    """One request. `disconnect()` lets the client leave."""
+    """One request. `disconnect()` lets the client leave; so does a None among the body's chunks."""
 
     def __init__(
         self,
         app: ASGIApp,
         path: str,
-        body: bytes | dict[str, Any] | list[bytes] = b"",
+        body: bytes | dict[str, Any] | Sequence[bytes | None] = b"",
         method: str = "POST",
         headers: dict[str, str] | None = None,
     ) -> None:
-        chunks = [json.dumps(body).encode()] if isinstance(body, dict) else body
-        self._chunks = list(chunks) if isinstance(chunks, list) else [chunks]
+        whole = json.dumps(body).encode() if isinstance(body, dict) else body
+        self._chunks: list[bytes | None] = [whole] if isinstance(whole, bytes) else list(whole)
         self._gone = asyncio.Event()
         self.messages: list[Message] = []
         self.sent = asyncio.Event()
@@ -39,6 +40,8 @@ class AsgiCall:
     async def _receive(self) -> Message:
         if self._chunks:
             chunk = self._chunks.pop(0)
+            if chunk is None:
+                return {"type": "http.disconnect"}
             return {"type": "http.request", "body": chunk, "more_body": bool(self._chunks)}
         await self._gone.wait()
         return {"type": "http.disconnect"}
@@ -53,6 +56,11 @@ class AsgiCall:
 
     def disconnect(self) -> None:
         self._gone.set()
+
+    @property
+    def unread(self) -> int:
+        """Chunks of the body that nobody asked for."""
+        return len(self._chunks)
 
     @property
     def status(self) -> int:

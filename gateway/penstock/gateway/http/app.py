@@ -38,9 +38,7 @@ def build_app(dataplane: DataPlane, settings: AppSettings, extra_routes: Sequenc
     return _App(routes, settings, ApiKeys(settings.api_keys))
 
 
-def build_metrics_app(
-    dataplane: DataPlane, settings: AppSettings, extra_routes: Sequence[BaseRoute] = ()
-) -> ASGIApp:
+def build_metrics_app(dataplane: DataPlane, settings: AppSettings, extra_routes: Sequence[BaseRoute] = ()) -> ASGIApp:
     """The metrics port: metrics and health, open without a key, so bind it where only the operator reaches it."""
     return _App([*_health_routes(dataplane, settings), *extra_routes], settings, ApiKeys({}))
 

@@ -58,6 +58,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._overhead = 0
         """Bytes received since the last piece of body: header lines, trailers, chunk extensions."""
         self._header_bytes = 0
+        self._headers_seen = 0
         self._chunks = 0
         self._last_body = 0.0
         self._receive_timer: asyncio.TimerHandle | None = None
@@ -108,7 +109,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._pipelined = self.cycle is not None and not self.cycle.response_complete
         super().on_message_begin()
-        self._header_bytes = self._chunks = 0
+        self._header_bytes = self._headers_seen = self._chunks = 0
 
     def on_url(self, url: bytes) -> None:
         if self._pipelined:  # an exception in on_message_begin would be lost in httptools
@@ -118,9 +119,10 @@ class LimitedProtocol(HttpToolsProtocol):
             raise HttpError(414, "The URI is too long.", code="uri_too_long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers_seen += 1
         self._header_bytes += len(name) + len(value)
         limits = self._limits
-        if len(self.headers) >= limits.max_headers or self._header_bytes > limits.max_header_bytes:
+        if self._headers_seen > limits.max_headers or self._header_bytes > limits.max_header_bytes:
             raise _headers_too_large()
         if self._phase is _Phase.HEADERS:  # trailers are counted and dropped: the request is already being handled
             super().on_header(name, value)

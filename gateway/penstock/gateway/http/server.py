@@ -21,6 +21,10 @@ from uvicorn.server import Server
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.protocol import LimitedProtocol
 
+_KERNEL_BACKLOG = 128 << 10
+"""Bytes that the kernel may hold for a client whose window is full. Its default of megabytes would hide for long that a
+client does not read, and that a slow one does."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
@@ -40,7 +44,7 @@ class HttpServer:
         self._settings = settings
         self._lost = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
-        self._socket: socket.socket | None = None
+        self._port: int | None = None
         protocol: Any = partial(LimitedProtocol, limits=settings.limits, on_lost=self._lost.set)
         config = Config(
             app,
@@ -62,10 +66,9 @@ class HttpServer:
     @property
     def port(self) -> int:
         """The bound port. Raises RuntimeError before `start`."""
-        if self._socket is None:
+        if self._port is None:
             raise RuntimeError("The server is not started.")
-        port: int = self._socket.getsockname()[1]
-        return port
+        return self._port
 
     @property
     def connections(self) -> int:
@@ -75,15 +78,18 @@ class HttpServer:
         """Binds and accepts from now on. Raises OSError when the address cannot be bound."""
         settings = self._settings
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-        self._socket = socket.create_server(
+        listener = socket.create_server(
             (settings.host, settings.port), family=family, backlog=settings.backlog, reuse_port=settings.reuse_port
         )
-        self._socket.setblocking(False)
+        listener.setblocking(False)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # accepted sockets inherit it
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _KERNEL_BACKLOG)
+        self._port = listener.getsockname()[1]
         config = self._server.config
         config.load()
         self._server.lifespan = config.lifespan_class(config)
         await self._server.on_tick(0)
-        await self._server.startup(sockets=[self._socket])
+        await self._server.startup(sockets=[listener])
         self._ticker = asyncio.get_running_loop().create_task(self._tick())
 
     def stop_accepting(self) -> None:
@@ -107,8 +113,6 @@ class HttpServer:
             await asyncio.wait(tuple(state.tasks), timeout=seconds)
         if self._ticker is not None:
             self._ticker.cancel()
-        if self._socket is not None:
-            self._socket.close()
 
     async def _all_lost(self) -> None:
         while self._server.server_state.connections:

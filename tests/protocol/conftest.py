@@ -1,0 +1,99 @@
+"""A real server on a free port, in a thread with its own uvloop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pytest
+import uvloop
+
+from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.http.app import build_app
+from penstock.gateway.http.limits import ConnectionLimits
+from penstock.gateway.http.server import HttpServer, ServerSettings
+from penstock.gateway.http.settings import AppSettings
+from protocol.fake_dataplane import FakeDataPlane
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """All that a test with a real client needs to know of a server."""
+
+    url: str
+    model: str
+    api_key: str
+
+
+class ServerThread:
+    """Serves a data plane; `do` runs a coroutine on the server's loop and gives its result here."""
+
+    def __init__(self, dataplane: DataPlane, settings: AppSettings, limits: ConnectionLimits) -> None:
+        self.dataplane = dataplane
+        self.settings = settings
+        self._limits = limits
+        self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+
+    def start(self) -> ServerThread:
+        self._thread.start()
+
+        async def started() -> HttpServer:
+            app = build_app(self.dataplane, self.settings)
+            server = HttpServer(app, ServerSettings(port=0, limits=self._limits))
+            await server.start()
+            return server
+
+        self.server = self.do(started())
+        return self
+
+    @property
+    def port(self) -> int:
+        return self.server.port
+
+    def do(self, work: Awaitable[T], seconds: float = 20) -> T:
+        async def awaited() -> T:
+            return await work
+
+        future: Future[T] = asyncio.run_coroutine_threadsafe(awaited(), self._loop)
+        return future.result(seconds)
+
+    def close(self) -> None:
+        self.do(self.server.stop(1.0))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+Serve = Callable[..., ServerThread]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Starts servers of scripted data planes: `serve(dataplane, limits=..., **AppSettings fields)`."""
+    servers: list[ServerThread] = []
+
+    def start(
+        dataplane: DataPlane | None = None, limits: ConnectionLimits | None = None, **settings: Any
+    ) -> ServerThread:
+        thread = ServerThread(dataplane or FakeDataPlane(), AppSettings(**settings), limits or ConnectionLimits())
+        servers.append(thread)
+        return thread.start()
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[Endpoint]:
+    """The server that real clients talk to: it needs a key and serves one model with a chat template."""
+    thread = ServerThread(FakeDataPlane(), AppSettings(api_keys={"tests": "secret"}), ConnectionLimits()).start()
+    yield Endpoint(f"http://127.0.0.1:{thread.port}", "tiny", "secret")
+    thread.close()

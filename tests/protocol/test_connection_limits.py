@@ -1,0 +1,253 @@
+"""Clients that send too much, too slowly or the wrong thing, and clients that do not read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Iterable
+
+import pytest
+
+from penstock.gateway.dataplane import GenerateRequest
+from penstock.gateway.http.limits import ConnectionLimits
+from protocol.conftest import Serve, ServerThread
+from protocol.fake_dataplane import FakeDataPlane, Step, delta
+from protocol.raw_http import connect, post, receive_all, receive_until, status
+
+GET = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+TEXT = {"model": "tiny", "prompt": "hi"}
+
+
+def exchanged(server: ServerThread, data: bytes) -> bytes:
+    with connect(server.port) as client:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused before all was sent
+            client.sendall(data)
+        return receive_all(client)
+
+
+def assert_refused(response: bytes, expected: int) -> None:
+    assert status(response) == expected
+    head, _, body = response.partition(b"\r\n\r\n")
+    assert b"connection: close" in head.lower()
+    assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "expected"),
+    [
+        ("99 more headers", GET + b"A: b\r\n" * 98 + b"Connection: close\r\n\r\n", 200),
+        ("100 more headers", GET + b"A: b\r\n" * 99 + b"Connection: close\r\n\r\n", 431),
+        ("20000 headers", GET + b"A: b\r\n" * 20_000 + b"\r\n", 431),
+        ("60 KiB header", GET + b"A: " + b"b" * 60_000 + b"\r\nConnection: close\r\n\r\n", 200),
+        ("64 KiB header", GET + b"A: " + b"b" * 65_536 + b"\r\n\r\n", 431),
+        ("8 MiB header", GET + b"A: " + b"b" * (8 << 20) + b"\r\n\r\n", 431),
+        ("8 MiB header name", GET + b"a" * (8 << 20) + b": b\r\n\r\n", 431),
+        ("7 KiB URI", b"GET /health?" + b"x" * 7000 + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 200),
+        ("9 KiB URI", b"GET /health?" + b"x" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 414),
+        ("8 MiB URI", b"GET /" + b"x" * (8 << 20) + b" HTTP/1.1\r\n\r\n", 414),
+        ("empty lines", b"\r\n" * 100_000, 431),
+        ("no HTTP", b"hello\r\n\r\n", 400),
+        ("two lengths", GET + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
+        ("negative length", GET + b"Content-Length: -1\r\n\r\n", 400),
+        ("length and chunks", GET + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        ("no path", b"GET http://evil HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        ("CONNECT", b"CONNECT a:1 HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        ("non-ASCII path", "GET /é HTTP/1.1\r\nHost: x\r\n\r\n".encode(), 400),
+        ("bad chunk", GET + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+    ],
+)  # fmt: skip
+def test_broken_or_oversized_head(serve: Serve, name: str, data: bytes, expected: int) -> None:
+    server = serve()
+    response = exchanged(server, data)
+    if expected == 200:
+        assert status(response) == 200
+    else:
+        assert_refused(response, expected)
+    assert status(exchanged(server, GET + b"Connection: close\r\n\r\n")) == 200
+
+
+def chunked(*chunks: bytes, trailer: bytes = b"") -> bytes:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    return head + b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in chunks) + b"0\r\n" + trailer + b"\r\n"
+
+
+BODY = json.dumps(TEXT).encode()
+
+
+def test_chunked_bodies(serve: Serve) -> None:
+    server = serve()
+    assert status(exchanged(server, chunked(*[bytes([each]) for each in BODY]))) == 200
+    assert_refused(exchanged(server, chunked(BODY, *[b" "] * 65_536)), 400)
+    assert status(exchanged(serve(max_body_bytes=100), chunked(BODY, b" " * 100))) == 413
+
+
+def test_trailers_are_no_headers(serve: Serve) -> None:
+    server = serve(api_keys={"red": "key"})
+    assert status(exchanged(server, chunked(BODY, trailer=b"Authorization: Bearer key\r\n"))) == 401
+    assert_refused(exchanged(serve(), chunked(BODY, trailer=b"A: b\r\n" * 200)), 431)
+
+
+def test_upgrade_is_answered_as_plain_http(serve: Serve) -> None:
+    data = GET + b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: x\r\n\r\n"
+    assert status(exchanged(serve(), data)) == 200
+
+
+def test_keep_alive_serves_one_request_after_another(serve: Serve) -> None:
+    server = serve()
+    with connect(server.port) as client:
+        for _ in range(3):
+            client.sendall(post(TEXT))
+            assert status(receive_until(client, b"one two three")) == 200
+            client.sendall(post({**TEXT, "stream": True}))
+            assert status(receive_until(client, b"0\r\n\r\n")) == 200
+        assert server.server.connections == 1
+
+
+def test_a_refused_body_is_read_and_dropped_so_that_the_answer_arrives(serve: Serve) -> None:
+    server = serve(max_body_bytes=100)
+    with connect(server.port) as client:
+        client.sendall(post(b" " * (4 << 20)))
+        assert b"payload_too_large" in receive_until(client, b"}}")
+        client.sendall(GET + b"\r\n")
+        assert status(receive_until(client, b"}")) == 200
+
+
+def test_an_expected_continue_is_not_sent_for_a_body_over_the_limit(serve: Serve) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nContent-Length: 101\r\nExpect: 100-continue\r\n\r\n"
+    with connect(serve(max_body_bytes=100).port) as client:
+        client.sendall(head)
+        assert status(receive_until(client, b"}}")) == 413
+
+
+SLOW = ConnectionLimits(header_timeout=0.3, body_idle_timeout=0.3, keep_alive_timeout=0.3)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("nothing at all", b""),
+        ("half a request line", b"GET /hea"),
+        ("half the headers", GET),
+        ("an empty line first", b"\r\n"),
+        ("no body", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 10\r\n\r\n"),
+        ("half a body", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 10\r\n\r\n12345"),
+        ("half a chunk", b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n12"),
+    ],
+)
+def test_a_request_that_does_not_arrive_is_given_up(serve: Serve, name: str, data: bytes) -> None:
+    server = serve(limits=SLOW)
+    with connect(server.port) as client:
+        client.sendall(data)
+        assert_refused(receive_all(client), 408)
+    assert server.do(server.settings.drain.wait_idle(5))
+
+
+def test_header_lines_that_trickle_meet_an_absolute_deadline(serve: Serve) -> None:
+    with connect(serve(limits=SLOW).port) as client:
+        client.sendall(GET)
+        client.settimeout(0.05)
+        received = b""
+        for _ in range(100):
+            try:
+                client.sendall(b"A: b\r\n")
+                received += client.recv(4096)
+            except TimeoutError:
+                continue
+            except (BrokenPipeError, ConnectionResetError):
+                break
+            break
+        assert_refused(received, 408)
+
+
+def test_the_deadline_holds_for_later_requests_too(serve: Serve) -> None:
+    with connect(serve(limits=SLOW).port) as client:
+        client.sendall(GET + b"\r\n")
+        receive_until(client, b"}")
+        client.sendall(GET)
+        assert_refused(receive_all(client), 408)
+
+
+def test_idle_connections_are_closed(serve: Serve) -> None:
+    with connect(serve(limits=SLOW).port) as client:
+        client.sendall(GET + b"\r\n")
+        assert receive_all(client).endswith(b"}")
+
+
+def test_a_steady_slow_body_is_served(serve: Serve) -> None:
+    gaps = 8
+    with connect(serve(limits=SLOW).port) as client:
+        client.settimeout(0.1)
+        head, _, body = post(TEXT).partition(b"\r\n\r\n")
+        client.sendall(head + b"\r\n\r\n")
+        for at in range(gaps):
+            with pytest.raises(TimeoutError):
+                client.recv(1)
+            client.sendall(body[at : at + 1])
+        client.settimeout(10)
+        client.sendall(body[gaps:])
+        assert status(receive_until(client, b"one two three")) == 200
+
+
+def test_connections_over_the_limit_are_turned_away(serve: Serve) -> None:
+    server = serve(limits=ConnectionLimits(max_connections=2))
+    with connect(server.port) as first, connect(server.port) as second:
+        for client in (first, second):
+            client.sendall(GET + b"\r\n")
+            assert status(receive_until(client, b"}")) == 200
+        with connect(server.port) as third:
+            assert_refused(receive_all(third), 503)
+    with connect(server.port) as later:
+        later.sendall(GET + b"Connection: close\r\n\r\n")
+        assert status(receive_all(later)) in (200, 503)
+
+
+def flood(request: GenerateRequest) -> Iterable[Step]:
+    while True:
+        yield [delta(0, "x" * 4096)]
+
+
+def test_a_reader_that_stops_reading_is_cut_off(serve: Serve) -> None:
+    dataplane = FakeDataPlane(flood)
+    server = serve(dataplane, limits=ConnectionLimits(send_timeout=0.3))
+    with connect(server.port, receive_buffer=4096) as client:
+        client.sendall(post({**TEXT, "stream": True}))
+        receive_until(client, b"200 OK")
+        server.do(dataplane.generating.wait())
+        server.do(dataplane.generations[0].closed.wait())
+        assert server.do(server.settings.drain.wait_idle(5))
+        with pytest.raises(AssertionError):
+            receive_until(client, b"[DONE]")
+
+
+def test_a_slow_but_steady_reader_is_not_cut_off(serve: Serve) -> None:
+    pieces = 800
+    dataplane = FakeDataPlane(lambda _: [*[[delta(0, "x" * 4096)] for _ in range(pieces)], [delta(0, "", "stop")]])
+    server = serve(dataplane, limits=ConnectionLimits(send_timeout=0.3))
+    got = b""
+    with connect(server.port, receive_buffer=4096) as client:
+        client.sendall(post({**TEXT, "stream": True}, "/v1/completions", b"Connection: close"))
+        while part := client.recv(1 << 18):
+            got = got[-100:] + part
+            time.sleep(0.002)  # the pace of this reader
+    assert got.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def test_a_client_that_pipelines_and_leaves_is_noticed(serve: Serve) -> None:
+    dataplane = FakeDataPlane(lambda _: [[delta(0, "a")], asyncio.Event()])
+    server = serve(dataplane)
+    with connect(server.port) as client:
+        client.sendall(post({**TEXT, "stream": True}) + post(TEXT) * 3)
+        receive_until(client, b'"a"')
+    server.do(dataplane.generations[0].closed.wait())
+    assert len(dataplane.requests) == 1
+
+
+def test_pipelined_requests_are_dropped_and_the_connection_closed(serve: Serve) -> None:
+    dataplane = FakeDataPlane()
+    server = serve(dataplane)
+    with connect(server.port) as client:
+        client.sendall(post(TEXT) + post(TEXT))
+        assert receive_all(client).count(b"HTTP/1.1 200") == 1
+    assert len(dataplane.requests) == 1

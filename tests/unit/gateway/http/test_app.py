@@ -1,0 +1,194 @@
+"""Keys by default, routes, request ids, health, and what errors tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from penstock.engines import errors as tree
+from penstock.gateway.errors import error_headers, error_json, wire_shape
+from penstock.gateway.http.app import build_app, build_metrics_app
+from penstock.gateway.http.drain import DrainState
+from penstock.gateway.http.settings import OPEN_PATHS, AppSettings
+from protocol.asgi_client import AsgiCall, call
+from protocol.fake_dataplane import FakeDataPlane
+
+ROUTES = {
+    "/v1/chat/completions": "POST",
+    "/v1/completions": "POST",
+    "/v1/models": "GET",
+    "/v1/models/tiny": "GET",
+    "/health": "GET",
+    "/health/live": "GET",
+    "/health/ready": "GET",
+    "/metrics": "GET",
+    "/version": "GET",
+}
+LOCKED = {"red": "key-one", "blue": "key-two"}
+
+
+def metrics() -> tuple[bytes, str]:
+    return b"penstock_up 1\n", "text/plain; version=0.0.4"
+
+
+async def get(path: str, *, method: str = "GET", headers: Mapping[str, str] | None = None, **settings: Any) -> AsgiCall:
+    app = build_app(FakeDataPlane(), AppSettings(metrics=metrics, **settings))
+    return await call(app, path, method=method, headers=dict(headers or {}))
+
+
+def test_the_table_here_knows_every_route() -> None:
+    app: Any = build_app(FakeDataPlane(), AppSettings())
+    known = {path.replace("tiny", "{name:path}") for path in ROUTES}
+    assert {route.path for route in app._router.routes} == known
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "BREW"])
+@pytest.mark.parametrize("path", [*ROUTES, "/", "/nowhere", "/v1", "/health/../v1/models", "/health/", "//health", ""])
+async def test_without_a_key_only_health_answers(path: str, method: str) -> None:
+    result = await get(path, method=method, api_keys=LOCKED)
+    if path in OPEN_PATHS:
+        assert result.status in (200, 405)
+        return
+    assert result.status == 401
+    assert result.headers["www-authenticate"] == "Bearer"
+    error = result.json()["error"]
+    assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+
+
+@pytest.mark.parametrize("host", ["x/health?", "x/v1/../metrics#", "a@b", "", "health"])
+async def test_host_header_opens_nothing(host: str) -> None:
+    assert (await get("/v1/models", headers={"host": host}, api_keys=LOCKED)).status == 401
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer wrong",
+        "Basic key-one",
+        "key-one",
+        "Bearer key-one key-two",
+        "Bearer key-on",
+        "Bearer key-one\0",
+    ],
+)
+async def test_wrong_keys_are_refused(value: str) -> None:
+    assert (await get("/v1/models", headers={"authorization": value}, api_keys=LOCKED)).status == 401
+
+
+@pytest.mark.parametrize("value", ["Bearer key-one", "bearer key-two", "Bearer  key-one "])
+async def test_right_keys_are_let_in(value: str) -> None:
+    assert (await get("/v1/models", headers={"authorization": value}, api_keys=LOCKED)).status == 200
+
+
+async def test_the_keys_are_compared_before_the_route_is_looked_up() -> None:
+    good = {"authorization": "Bearer key-one"}
+    assert (await get("/nowhere", headers=good, api_keys=LOCKED)).status == 404
+
+
+async def test_unknown_route_and_method_speak_openai() -> None:
+    missing = await get("/nowhere")
+    assert missing.status == 404
+    assert missing.json()["error"]["code"] == "route_not_found"
+    wrong = await get("/v1/completions")
+    assert wrong.status == 405
+    assert wrong.headers["allow"] == "POST"
+    assert wrong.json()["error"]["type"] == "invalid_request_error"
+    assert (await get("/v1/models/")).status == 404
+
+
+@pytest.mark.parametrize(
+    ("given", "echoed"),
+    [
+        ("abc-123_X.y", "abc-123_X.y"),
+        ("a b\r\nSet-Cookie: x", "abSet-Cookie:x"),
+        ("é" * 5 + "ok", "ok"),
+        ("x" * 500, "x" * 128),
+    ],
+)
+async def test_request_id_is_cleaned_and_echoed(given: str, echoed: str) -> None:
+    assert (await get("/health", headers={"X-Request-Id": given})).headers["x-request-id"] == echoed
+
+
+async def test_request_id_is_made_where_none_is_given() -> None:
+    ids = {
+        (await get("/nowhere", headers=headers)).headers["x-request-id"] for headers in ({}, {}, {"x-request-id": "\t"})
+    }
+    assert len(ids) == 3
+    assert all(len(each) == 32 for each in ids)
+
+
+async def test_health() -> None:
+    dataplane = FakeDataPlane()
+    drain = DrainState()
+    app = build_app(dataplane, AppSettings(drain=drain))
+
+    async def statuses() -> list[int]:
+        return [(await call(app, path, method="GET")).status for path in ("/health", "/health/live", "/health/ready")]
+
+    assert await statuses() == [200, 200, 200]
+    dataplane.is_ready = False
+    assert await statuses() == [200, 200, 503]
+    dataplane.is_ready, dataplane.is_live = True, False
+    assert await statuses() == [503, 503, 200]
+    dataplane.is_live = True
+    drain.begin()
+    assert await statuses() == [200, 200, 503]
+
+
+async def test_metrics_and_version() -> None:
+    result = await get("/metrics")
+    assert (result.bodies, result.headers["content-type"]) == ([b"penstock_up 1\n"], "text/plain; version=0.0.4")
+    assert (await get("/version", version="1.2")).json() == {"version": "1.2", "runners": {"tiny": "scripted"}}
+
+
+async def test_metrics_port_serves_metrics_and_health_alone() -> None:
+    app = build_metrics_app(FakeDataPlane(), AppSettings(metrics=metrics, api_keys=LOCKED))
+    for path, method in ROUTES.items():
+        expected = 200 if path.startswith(("/metrics", "/health")) else 404
+        assert (await call(app, path, method=method)).status == expected, path
+
+
+async def test_unexpected_error_is_logged_once_and_told_without_details(caplog: pytest.LogCaptureFixture) -> None:
+    dataplane = FakeDataPlane()
+    dataplane.admit = KeyError("/secret/path")
+    result = await call(build_app(dataplane, AppSettings()), "/v1/completions", {"model": "tiny", "prompt": "hi"})
+    assert result.status == 500
+    assert b"secret" not in b"".join(result.bodies)
+    assert result.json()["error"]["type"] == "server_error"
+    assert len(caplog.records) == 1
+    assert "KeyError" in caplog.text
+    assert result.headers["x-request-id"] in caplog.text
+
+
+def classes(cls: type[tree.PenstockError] = tree.PenstockError) -> list[type[tree.PenstockError]]:
+    return [
+        cls,
+        *(leaf for child in cls.__subclasses__() if child.__module__ == tree.__name__ for leaf in classes(child)),
+    ]
+
+
+@pytest.mark.parametrize("cls", classes())
+def test_every_error_has_a_shape(cls: type[tree.PenstockError]) -> None:
+    import grpc
+
+    shape = wire_shape(cls("message"))
+    assert 400 <= shape.status < 600
+    assert (shape.status < 500) == issubclass(cls, tree.InvalidRequestError | tree.AuthenticationError)
+    assert hasattr(grpc.StatusCode, shape.grpc)
+    retry = [value for name, value in error_headers(cls("message")) if name == b"retry-after"]
+    assert bool(retry) == issubclass(cls, tree.OverloadedError)
+
+
+@pytest.mark.parametrize(("given", "told"), [(None, b"1"), (0.0, b"1"), (0.2, b"1"), (1.0, b"1"), (7.1, b"8")])
+def test_retry_after_is_whole_seconds(given: float | None, told: bytes) -> None:
+    assert error_headers(tree.QueueFullError("full", retry_after=given)) == [(b"retry-after", told)]
+
+
+@pytest.mark.parametrize("char", ["a", "\0", "é", "😀", '"', "\\"])
+def test_error_bodies_stay_small(char: str) -> None:
+    assert len(error_json(tree.InvalidRequestError(char * 100_000, param=char * 100_000))) <= 4096

@@ -107,14 +107,16 @@ class DataPlane:
                 f"The model `{model}` has no chat template; use /v1/completions, or start the server with "
                 "--chat-template."
             )
-        render = partial(
-            template.render,
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            extra=template_kwargs,
-            time_limit=_TEMPLATE_SECONDS,
-        )
+
+        def render() -> str:
+            return template.render(
+                template.normalize(messages),
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                extra=template_kwargs,
+                time_limit=_TEMPLATE_SECONDS,
+            )
+
         try:
             text = await asyncio.to_thread(render)
         except ChatTemplateError as error:

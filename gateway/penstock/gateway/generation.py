@@ -256,8 +256,8 @@ class _Choice:
         rest = self._detokenizer.flush()
         if self._stops is not None:
             text, matched = self._stops.push(rest)
-            delta.stop_reason = matched
             rest = text if matched is not None else text + self._stops.flush()
+            delta.stop_reason = self._stops.matched
         delta.text += rest
         delta.finish_reason = "stop" if delta.stop_reason is not None else str(output.finish_reason)
         if delta.stop_reason is None:

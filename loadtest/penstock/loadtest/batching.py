@@ -2,9 +2,9 @@
 
 `python -m penstock.loadtest.batching [MODEL_FOLDER]`
 
-64 requests want between 8 and 256 tokens. A static batch of 16 is computed until its longest member is complete, rows that
-are complete already included, and answers together, as a padded `generate()` does; the next batch waits for it. The
-scheduler drops rows that are complete and fills every seat that becomes free, up to its own limit.
+64 requests want between 8 and 256 tokens. A static batch of 16 is computed until its longest member is complete, rows
+that are complete already included, and answers together, as a padded `generate()` does; the next batch waits for it.
+The scheduler drops rows that are complete and fills every seat that becomes free, up to its own limit.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def requests(seed: int) -> list[AddRequest]:
 
 def continuous(core: EngineCore, work: Sequence[AddRequest]) -> list[float]:
     """Seconds from the start to the end of each request."""
-    started, ended = time.perf_counter(), []
+    started = time.perf_counter()
+    ended: list[float] = []
     messages = work
     while len(ended) < len(work):
         result = core.step(messages)

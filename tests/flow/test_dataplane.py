@@ -1,0 +1,236 @@
+"""From a GenerateRequest to text, in one process: the data plane over an inline engine with the simulated runner."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import helpers_tokenizers
+from penstock.engines.errors import (
+    ContextLengthError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    NotReadyError,
+    NumericalError,
+    QueueFullError,
+    UnsupportedError,
+)
+from penstock.engines.inline import InlineEngine
+from penstock.engines.messages import SamplingParams
+from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
+from penstock.gateway.dataplane import ChoiceDelta, DataPlane, GenerateRequest
+from penstock.gateway.metrics import ModelMetrics
+from penstock.gateway.models import LoadedModel
+from penstock.tokenizers import ChatTemplate, Tokenizer
+
+MARKER = 5
+
+
+class Setup:
+    def __init__(self, folder: Path, scheduler: SchedulerConfig) -> None:
+        self.tokenizer = Tokenizer(helpers_tokenizers.save_folder(folder, helpers_tokenizers.byte_level()))
+        config = SimulatedConfig(
+            vocab_size=self.tokenizer.vocab_size,
+            first_token_id=10,
+            max_model_len=256,
+            num_blocks=64,
+            block_size=4,
+            faults=f"nan={MARKER}",
+        )
+        self.engine = InlineEngine(SimulatedRunner(config), scheduler)
+        self.metrics = ModelMetrics("m", lambda: self.engine.stats, lambda: self.engine.ready)
+        template = ChatTemplate("{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}", {})
+        self.model = LoadedModel(("m", "alias"), "root", self.engine, self.tokenizer, template, self.metrics, {})
+        self.plane = DataPlane()
+        self.plane.add(self.model)
+
+    async def generate(self, **fields: Any) -> list[ChoiceDelta]:
+        async with await self.plane.generate(request(**fields)) as generation:
+            return [delta async for deltas in generation for delta in deltas]
+
+
+def request(max_tokens: int = 8, params: dict[str, Any] | None = None, **fields: Any) -> GenerateRequest:
+    sampling = SamplingParams(max_tokens=max_tokens, **(params or {}))
+    return GenerateRequest(**{"model": "m", "prompts": ["a question"], "params": sampling, **fields})
+
+
+@pytest.fixture
+async def setup(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
+    made: list[Setup] = []
+
+    async def make(**scheduler: Any) -> Setup:
+        made.append(Setup(tmp_path, SchedulerConfig(**scheduler)))
+        await made[-1].engine.start()
+        made[-1].model.loaded = True
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.engine.core.check_integrity()
+        await each.engine.stop()
+
+
+def text_of(deltas: list[ChoiceDelta], index: int = 0) -> str:
+    return "".join(delta.text for delta in deltas if delta.index == index)
+
+
+def tokens_of(deltas: list[ChoiceDelta], index: int = 0) -> list[int]:
+    return [token for delta in deltas if delta.index == index for token in delta.token_ids]
+
+
+async def test_text_is_what_the_tokens_decode_to(setup):
+    s = await setup()
+    deltas = await s.generate(max_tokens=40)
+    assert len(tokens_of(deltas)) == 40
+    assert text_of(deltas) == s.tokenizer.decode(tokens_of(deltas))
+    assert [d.finish_reason for d in deltas if d.finish_reason] == ["length"]
+
+
+async def test_choices_are_numbered_prompt_by_prompt(setup):
+    s = await setup()
+    deltas = await s.generate(prompts=["one", "two"], n=3)
+    assert sorted({delta.index for delta in deltas}) == [0, 1, 2, 3, 4, 5]
+    assert text_of(deltas, 0) == text_of(deltas, 2) != text_of(deltas, 3)
+
+
+async def test_a_stop_string_is_never_shown_and_ends_the_engine_s_work(setup):
+    s = await setup()
+    whole = text_of(await s.generate(max_tokens=60))
+    stop = whole[20:23]
+    generation = await s.plane.generate(request(max_tokens=60, stop=(stop,)))
+    deltas = [delta async for each in generation for delta in each]
+    assert text_of(deltas) == whole[: whole.index(stop)]
+    assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", stop)
+    assert generation.usage.completion_tokens == len(tokens_of(deltas)) < 60
+    await s.generate(max_tokens=1)
+    assert s.engine.stats.num_running == 0
+
+
+async def test_usage_does_not_depend_on_how_tokens_were_merged(setup):
+    s = await setup()
+    stop = text_of(await s.generate(max_tokens=60))[20:23]
+    usages = []
+    for slow in (False, True):
+        generation = await s.plane.generate(request(max_tokens=60, stop=(stop,)))
+        while slow and s.engine.core.has_work:  # nobody reads: everything merges into one delta
+            await asyncio.sleep(0)
+        deltas = [delta async for each in generation for delta in each]
+        usages.append((generation.usage.completion_tokens, text_of(deltas)))
+    assert usages[0] == usages[1]
+
+
+async def test_the_stop_string_can_be_included(setup):
+    s = await setup()
+    stop = text_of(await s.generate(max_tokens=60))[20:23]
+    deltas = await s.generate(max_tokens=60, stop=(stop,), include_stop_str_in_output=True)
+    assert text_of(deltas).endswith(stop)
+
+
+async def test_a_stop_token_ends_the_text_before_itself(setup):
+    s = await setup()
+    tokens = tokens_of(await s.generate(max_tokens=20))
+    stop = tokens[9]
+    deltas = await s.generate(max_tokens=20, params={"stop_token_ids": (stop,)})
+    expected = tokens[: tokens.index(stop)]
+    assert tokens_of(deltas) == [*expected, stop]
+    assert text_of(deltas) == s.tokenizer.decode(expected)
+    assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", stop)
+
+
+async def test_max_tokens_0_means_what_the_context_leaves(setup):
+    s = await setup()
+    deltas = await s.generate(max_tokens=0, prompts=[[20] * 250])
+    assert len(tokens_of(deltas)) == 6
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"model": "absent"}, ModelNotFoundError),
+        ({"prompts": [[]]}, InvalidRequestError),
+        ({"prompts": [[-1]]}, InvalidRequestError),
+        ({"prompts": [[10**9]]}, InvalidRequestError),
+        ({"prompts": ["\ud800"]}, InvalidRequestError),
+        ({"prompts": [[20] * 256]}, ContextLengthError),
+        ({"prompts": [[20] * 250], "max_tokens": 7}, ContextLengthError),
+        ({"params": {"logprobs": 1}}, UnsupportedError),
+        ({"prompts": [[20, MARKER]]}, NumericalError),
+    ],
+)
+async def test_what_cannot_be_is_refused_before_anything_is_answered(setup, fields, error):
+    s = await setup()
+    with pytest.raises(error):
+        await s.plane.generate(request(**fields))
+    await s.generate()
+
+
+async def test_a_full_queue_says_when_to_come_back(setup):
+    s = await setup(max_num_seqs=1, max_num_batched_tokens=8, max_queued_requests=0)
+    async with await s.plane.generate(request(max_tokens=100)):
+        with pytest.raises(QueueFullError) as refused:
+            await s.plane.generate(request())
+    assert refused.value.retry_after >= 1
+
+
+async def test_a_deadline_ends_a_request(setup):
+    s = await setup()
+    with pytest.raises(DeadlineExceededError):
+        await s.generate(max_tokens=200, timeout=1e-9)
+
+
+async def test_closing_early_aborts(setup):
+    s = await setup()
+    async with await s.plane.generate(request(max_tokens=200, n=2)):
+        pass
+    await s.generate(max_tokens=1)
+    assert s.engine.stats.finished == {"abort": 2, "length": 1}
+
+
+async def test_tenants_and_salts_divide_the_prefix_cache(setup):
+    s = await setup()
+
+    async def cached(**fields: Any) -> int:
+        generation = await s.plane.generate(request(max_tokens=1, prompts=[list(range(20, 60))], **fields))
+        [_ async for _ in generation]
+        return generation.usage.cached_tokens
+
+    assert await cached() == 0
+    assert await cached() == 39
+    assert await cached(tenant="a") == 0
+    assert await cached(tenant="a") == 39
+    assert await cached(tenant="a", cache_salt="x") == 0
+    assert await cached(tenant="ax") == 0
+
+
+async def test_chat_prompts_are_rendered_and_encoded(setup):
+    s = await setup()
+    ids = await s.plane.chat_prompt("m", [{"role": "user", "content": [{"type": "text", "text": "hi"}]}])
+    assert s.tokenizer.decode(ids) == "user: hi\n"
+
+
+async def test_a_model_without_template_refuses_chats(setup):
+    s = await setup()
+    s.model.chat_template = None
+    with pytest.raises(InvalidRequestError, match="no chat template"):
+        await s.plane.chat_prompt("m", [{"role": "user", "content": "hi"}])
+
+
+async def test_while_loading_nothing_is_served(setup):
+    s = await setup()
+    s.model.loaded = False
+    assert s.plane.models() == []
+    with pytest.raises(NotReadyError):
+        s.plane.model("m")
+
+
+async def test_every_name_is_listed(setup):
+    s = await setup()
+    assert [model.name for model in s.plane.models()] == ["m", "alias"]
+    assert s.plane.ready
+    assert s.plane.live

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import penstock.gateway.http.app
 from penstock.engines import errors as tree
 from penstock.gateway.errors import error_headers, error_json, wire_shape
 from penstock.gateway.http.app import build_app, build_metrics_app
@@ -192,3 +194,29 @@ def test_retry_after_is_whole_seconds(given: float | None, told: bytes) -> None:
 @pytest.mark.parametrize("char", ["a", "\0", "é", "😀", '"', "\\"])
 def test_error_bodies_stay_small(char: str) -> None:
     assert len(error_json(tree.InvalidRequestError(char * 100_000, param=char * 100_000))) <= 4096
+
+
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [
+        ("BaseHTTPMiddleware", "below it a handler never sees its client leave"),
+        ("StreamingResponse", "the token path writes its own frames"),
+        ("request.url", "it is rebuilt from the Host header, which the caller chooses"),
+    ],
+)
+def test_sources_keep_away_from(word: str, why: str) -> None:
+    room = Path(penstock.gateway.http.app.__file__).parents[1]
+    users = [path.name for path in room.rglob("*.py") if word in path.read_text()]
+    assert users == [], why
+
+
+async def test_keys_are_never_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    dataplane = FakeDataPlane()
+    dataplane.admit = RuntimeError("broken")
+    app = build_app(dataplane, AppSettings(api_keys=LOCKED))
+    for value in ("Bearer key-one", "Bearer key-wrong"):
+        headers = {"authorization": value}
+        await call(app, "/v1/completions", {"model": "tiny", "prompt": "hi"}, headers=headers)
+    assert "broken" in caplog.text
+    assert "key-" not in caplog.text

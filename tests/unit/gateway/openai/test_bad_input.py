@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.gateway.dataplane import ServedModel
 from penstock.gateway.http.app import build_app
 from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.openai.schemas import ChatRequest, CompletionRequest
+from penstock.gateway.openai.unsupported import CHAT as CHAT_TABLE
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import INFO, FakeDataPlane
 
@@ -115,35 +120,38 @@ async def test_of_duplicate_keys_the_last_one_wins() -> None:
     assert dataplane.requests[0].n == 2
 
 
-BOTH: list[tuple[str, Any]] = [
-    *[("n", value) for value in (0, -1, 129, 2**31, 10**9, 10**30, 1.5, 1.0, "2", True, [], {})],
-    *[("temperature", value) for value in (-0.1, 2.1, 1e308, "1", True, [])],
-    *[("top_p", value) for value in (0, -0.5, 1.01, "0.5", False)],
-    *[("top_k", value) for value in (-2, 2**31, 1.5, "1", True)],
-    *[("min_p", value) for value in (-0.1, 1.1, "0")],
-    *[("presence_penalty", value) for value in (-2.1, 2.1, "0")],
-    *[("frequency_penalty", value) for value in (-2.1, 2.1, True)],
-    *[("repetition_penalty", value) for value in (0, -1, 1e7, "1")],
-    *[("seed", value) for value in (2**63, -(2**63) - 1, 1.0, "1", True)],
-    *[("max_tokens", value) for value in (0, -1, 2**31, 1.0, "5", True)],
-    *[("min_tokens", value) for value in (-1, 2**31, 1.0, "1")],
-    *[("stop", value) for value in ("", ["a", ""], ["a"] * 5, "x" * 257, 5, [5], {}, [["a"]])],
-    *[("stop_token_ids", value) for value in ([-1], [100], [0] * 129, [1.0], ["1"], [True], 5, "5")],
-    *[("logit_bias", value) for value in ({"100": 1}, {"-1": 1}, {"x": 1}, {"01": 1}, {" 1": 1}, {"1.0": 1})],
-    *[("logit_bias", value) for value in ({"1": 101}, {"1": -101}, {"1": "1"}, {"1": True}, {"1": None}, [1])],
-    ("logit_bias", {"²": 1}),
-    ("logit_bias", {str(number): 1 for number in range(1025)}),
-    *[("priority", value) for value in (1, -1, 1.0, "1", True)],
-    *[("stream", value) for value in (1, "true", [])],
-    *[("stream_options", value) for value in ({"include_usage": True}, {}, True, [])],
-    *[("ignore_eos", value) for value in (1, "true")],
-    *[("cache_salt", value) for value in ("", "a" * 129, "a@b", "a/b", "a\\b", "a\0b", 5)],
-    *[("user", value) for value in (5, [])],
-    *[("model", value) for value in (5, None, ["tiny"])],
-]  # fmt: skip
+WRONG_BIASES: list[Any] = [101, -101, "1", True, None, []]
+BOTH: dict[str, list[Any]] = {
+    "n": [0, -1, 129, 2**31, 10**9, 10**30, 1.5, 1.0, "2", True, [], {}],
+    "temperature": [-0.1, 2.1, 1e308, "1", True, []],
+    "top_p": [0, -0.5, 1.01, "0.5", False],
+    "top_k": [-2, 2**31, 1.5, "1", True],
+    "min_p": [-0.1, 1.1, "0"],
+    "presence_penalty": [-2.1, 2.1, "0"],
+    "frequency_penalty": [-2.1, 2.1, True],
+    "repetition_penalty": [0, -1, 1e7, "1"],
+    "seed": [2**63, -(2**63) - 1, 1.0, "1", True],
+    "max_tokens": [0, -1, 2**31, 1.0, "5", True],
+    "min_tokens": [-1, 2**31, 1.0, "1"],
+    "stop": ["", ["a", ""], ["a"] * 5, "x" * 257, 5, [5], {}, [["a"]]],
+    "stop_token_ids": [[-1], [100], [0] * 129, [1.0], ["1"], [True], 5, "5"],
+    "logit_bias": [
+        *[{key: 1} for key in ("100", "-1", "x", "01", " 1", "1.0", "²", "")],
+        *[{"1": bias} for bias in WRONG_BIASES],
+        {str(number): 1 for number in range(1025)},
+        [1],
+    ],
+    "priority": [1, -1, 1.0, "1", True],
+    "stream": [1, "true", []],
+    "stream_options": [{"include_usage": True}, {}, True, []],
+    "ignore_eos": [1, "true"],
+    "cache_salt": ["", "a" * 129, "a@b", "a/b", "a\\b", "a\0b", 5],
+    "user": [5, []],
+    "model": [5, None, ["tiny"]],
+}
 
 
-@pytest.mark.parametrize(("param", "value"), BOTH)
+@pytest.mark.parametrize(("param", "value"), [(name, value) for name, values in BOTH.items() for value in values])
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 async def test_value_out_of_range_or_type(path: str, param: str, value: Any) -> None:
     body = chat() if path == CHAT else text()
@@ -288,3 +296,27 @@ async def test_bounds_themselves_are_allowed(path: str) -> None:
     result = await call(build_app(dataplane, AppSettings()), path, {**body, **edges})
     assert result.status == 200, result.json()
     assert dataplane.requests[0].params.seed == -(2**63)
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
+NAMES = st.text(max_size=5)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=8
+)
+FIELDS = st.sampled_from(sorted({*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *CHAT_TABLE}))
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@settings(max_examples=150, deadline=None)
+@given(changes=st.dictionaries(FIELDS, VALUES, max_size=3))
+def test_whatever_the_fields_hold_it_is_never_the_servers_fault(path: str, changes: dict[str, Any]) -> None:
+    body = {**(chat() if path == CHAT else text()), **changes}
+    result = asyncio.run(call(build_app(FakeDataPlane(), AppSettings()), path, body))
+    assert result.status in (200, 400, 404)
+
+
+@settings(max_examples=150, deadline=None)
+@given(body=st.binary(max_size=60) | st.text(alphabet='{}[]":,\\u0dmodeltiny1-.e', max_size=60).map(str.encode))
+def test_whatever_the_bytes_are_it_is_never_the_servers_fault(body: bytes) -> None:
+    result = asyncio.run(call(build_app(FakeDataPlane(), AppSettings()), TEXT, body))
+    assert result.status in (200, 400, 404)

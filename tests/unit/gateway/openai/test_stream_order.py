@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.engines.errors import DeadlineExceededError, EngineDeadError, QueueFullError
 from penstock.gateway.dataplane import Candidate, ChoiceDelta, GenerateRequest, ServedModel, TokenLogprob
@@ -232,3 +234,20 @@ async def test_deltas_leave_as_they_come() -> None:
     gate.set()
     await task
     assert b"late" in running.bodies[-1]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.tuples(st.integers(0, 2), st.text(max_size=6)), max_size=4), max_size=6))
+def test_however_deltas_are_split_their_concatenation_arrives(batches: list[list[tuple[int, str]]]) -> None:
+    steps: list[Step] = [[delta(index, text) for index, text in dict(batch).items()] for batch in batches]
+    steps.append([delta(index, "end", "stop") for index in range(3)])
+    result = asyncio.run(streamed(*steps, n=3))
+    texts = ["", "", ""]
+    for event in result.events()[:-1]:
+        choice = event["choices"][0]
+        texts[choice["index"]] += choice["delta"]["content"]
+    expected = ["", "", ""]
+    for batch in batches:
+        for index, text in dict(batch).items():
+            expected[index] += text
+    assert texts == [text + "end" for text in expected]

@@ -1,4 +1,4 @@
-"""A real server on a free port, in a thread with its own uvloop."""
+"""Real servers on free ports: the HTTP front over a scripted data plane, and whole server processes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pytest
 import uvloop
 
+from helpers_server import serving
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.http.app import build_app
 from penstock.gateway.http.limits import ConnectionLimits
@@ -91,9 +92,14 @@ def serve() -> Iterator[Serve]:
         server.close()
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[Endpoint]:
-    """The server that real clients talk to: it needs a key and serves one model with a chat template."""
-    thread = ServerThread(FakeDataPlane(), AppSettings(api_keys={"tests": "secret"}), ConnectionLimits()).start()
-    yield Endpoint(f"http://127.0.0.1:{thread.port}", "tiny", "secret")
-    thread.close()
+@pytest.fixture(scope="module", params=["scripted", "demo"])
+def endpoint(request: pytest.FixtureRequest) -> Iterator[Endpoint]:
+    """The server that real clients talk to; it needs a key. Once a script behind the HTTP front alone, once a whole
+    server process with the demo model."""
+    if request.param == "demo":
+        with serving("--api-key", "secret") as process:
+            yield Endpoint(process.url, "penstock-demo", "secret")
+    else:
+        thread = ServerThread(FakeDataPlane(), AppSettings(api_keys={"tests": "secret"}), ConnectionLimits()).start()
+        yield Endpoint(f"http://127.0.0.1:{thread.port}", "tiny", "secret")
+        thread.close()

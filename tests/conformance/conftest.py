@@ -1,0 +1,82 @@
+"""The engines under test, each with an oracle that knows what greedy decoding must give.
+
+To put another engine under the suite, add a `Candidate` here: how to load its runner, and the tokens to expect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from helpers_models import FAMILIES, load_reference, make_model, reference_tokens
+from penstock.engines.base import ModelRunner
+from penstock.engines.openvino.config import OpenVINOConfig
+from penstock.engines.openvino.runner import OpenVINORunner
+from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
+
+Oracle = Callable[[Sequence[int], int], list[int]]
+
+NUM_BLOCKS = 24
+MAX_MODEL_LEN = 512
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """`runner` has NUM_BLOCKS blocks; `expect(prompt, count)` gives the first `count` greedy tokens after a prompt."""
+
+    runner: ModelRunner
+    expect: Oracle
+
+
+def _simulated(folder: Path) -> Candidate:
+    """Its oracle is the runner itself, alone with one request and fresh blocks."""
+    config = SimulatedConfig(vocab_size=384, num_blocks=NUM_BLOCKS, block_size=32, max_model_len=MAX_MODEL_LEN)
+
+    def expect(prompt: Sequence[int], count: int) -> list[int]:
+        from helpers_engine import generate_alone
+
+        return generate_alone(SimulatedRunner(config), prompt, count)
+
+    return Candidate(SimulatedRunner(config), expect)
+
+
+def _openvino(family: str) -> Callable[[Path], Candidate]:
+    def load(folder: Path) -> Candidate:
+        """Its oracle is transformers' generate."""
+        make_model(folder, family, eos_token_id=None)
+        reference = load_reference(folder)
+        known: dict[tuple[int, ...], list[int]] = {}
+
+        def expect(prompt: Sequence[int], count: int) -> list[int]:
+            tokens = known.get(tuple(prompt), [])
+            if len(tokens) < count:
+                tokens = known[tuple(prompt)] = reference_tokens(reference, prompt, count)
+            return tokens[:count]
+
+        config = OpenVINOConfig(
+            model_dir=folder,
+            dtype="f32",
+            weights="f32",
+            kv_cache_dtype="f32",
+            threads=2,
+            num_blocks=NUM_BLOCKS,
+            max_num_seqs=16,
+            max_num_batched_tokens=256,
+        )
+        return Candidate(OpenVINORunner(config), expect)
+
+    return load
+
+
+CANDIDATES: dict[str, Callable[[Path], Candidate]] = {
+    "simulated": _simulated,
+    **{f"openvino-{family}": _openvino(family) for family in FAMILIES},
+}
+
+
+@pytest.fixture(scope="session", params=CANDIDATES)
+def candidate(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Candidate:
+    return CANDIDATES[request.param](tmp_path_factory.mktemp(request.param))

@@ -1,0 +1,65 @@
+"""Driving an engine core by hand, one step at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock.engines.base import ModelRunner
+from penstock.engines.core import EngineCore
+from penstock.engines.messages import AbortRequests, AddRequest, DownMessage, RequestOutput, SamplingParams
+from penstock.engines.scheduler.config import SchedulerConfig
+
+
+class Driver:
+    """An engine core with an inbox, that checks its own integrity after every step and at idle."""
+
+    def __init__(self, runner: ModelRunner, **scheduler: Any) -> None:
+        runner.reset()
+        self.now = 0.0
+        self.core = EngineCore(runner, SchedulerConfig(**scheduler), lambda: self.now)
+        self.tokens: dict[int, list[int]] = {}
+        self.ends: dict[int, RequestOutput] = {}
+        self._inbox: list[DownMessage] = []
+        self._next_id = 1
+
+    def add(self, prompt: Sequence[int], max_tokens: int, n: int = 1, **params: Any) -> tuple[int, ...]:
+        """Greedy unless told otherwise, and never ended by EOS."""
+        ids = tuple(range(self._next_id, self._next_id + n))
+        self._next_id += n
+        sampling = SamplingParams(**{"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, **params})
+        self._inbox.append(AddRequest(ids, list(prompt), sampling, arrival_time=self.now))
+        self.tokens.update((i, []) for i in ids)
+        return ids
+
+    def abort(self, *ids: int) -> None:
+        self._inbox.append(AbortRequests(list(ids)))
+
+    def step(self) -> list[RequestOutput]:
+        messages, self._inbox = self._inbox, []
+        outputs = self.core.step(messages).outputs
+        self.core.check_integrity()
+        for output in outputs:
+            self.tokens[output.id] += output.token_ids
+            if output.finish_reason is not None:
+                if output.id in self.ends:
+                    raise AssertionError(f"request {output.id} ended twice")
+                self.ends[output.id] = output
+        return outputs
+
+    def run(self, until: Callable[[], bool] | None = None) -> None:
+        """Steps until everything has ended, or until a condition holds."""
+        while (self._inbox or self.core.has_work) and not (until is not None and until()):
+            self.step()
+
+    @property
+    def stats(self) -> Any:
+        return self.core.scheduler.stats()
+
+
+def generate_alone(runner: ModelRunner, prompt: Sequence[int], count: int) -> list[int]:
+    """What one request gives that has the engine to itself."""
+    driver = Driver(runner, enable_prefix_caching=False)
+    [request_id] = driver.add(prompt, count)
+    driver.run()
+    return driver.tokens[request_id]

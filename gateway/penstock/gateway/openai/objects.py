@@ -25,9 +25,9 @@ def usage_object(usage: Usage) -> UsageObject:
     return _usage(usage, usage.completion_tokens)
 
 
-def running_usage(generation: Generation, index: int) -> UsageObject:
-    """What one choice has used so far."""
-    return _usage(generation.usage, generation.usage_by_choice[index])
+def running_usage(generation: Generation, index: int | None) -> UsageObject:
+    """What one choice has used so far; None for one that has not begun."""
+    return _usage(generation.usage, 0 if index is None else generation.usage_by_choice[index])
 
 
 def _usage(usage: Usage, completion_tokens: int) -> UsageObject:

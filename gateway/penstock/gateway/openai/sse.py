@@ -38,7 +38,7 @@ class Frames:
         closing: bytes = b"",
         logprobs: LogprobsFormat | None = None,
         extra: Callable[[ChoiceDelta], Mapping[str, object]] | None = None,
-        usage: Callable[[int], object] | None = None,
+        usage: Callable[[int | None], object] | None = None,
     ) -> None:
         self._start = b"data: " + _encode(head)[:-1]
         choice = self._start + b',"choices":[{"index":'
@@ -83,9 +83,9 @@ class Frames:
         """The chunk that opens a chat choice."""
         fields = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
         extra = b"" if prompt_token_ids is None else b',"prompt_token_ids":' + _encode(prompt_token_ids)
-        return self._start + extra + b',"choices":[' + fields % index + b"]" + self._tail(index)
+        return self._start + extra + b',"choices":[' + fields % index + b"]" + self._tail(None)
 
-    def _tail(self, index: int) -> bytes:
+    def _tail(self, index: int | None) -> bytes:
         if self._usage is None:
             return b"}\n\n"
         return b',"usage":' + _encode(self._usage(index)) + b"}\n\n"

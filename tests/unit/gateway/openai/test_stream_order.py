@@ -173,6 +173,7 @@ async def test_running_usage_counts_each_choice_alone() -> None:
     )
     events = result.events()[:-1]
     seen = [(event["choices"][0]["index"], event["usage"]["completion_tokens"]) for event in events[:-1]]
+    assert seen[:2] == [(0, 0), (1, 0)]
     assert seen[2:] == [(0, 2), (1, 1), (0, 2), (1, 2)]
     assert events[-1]["usage"]["completion_tokens"] == 4
 

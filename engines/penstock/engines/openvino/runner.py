@@ -25,7 +25,7 @@ from penstock.engines.openvino.kv_cache import KVCache, block_layout, size_cache
 from penstock.engines.openvino.requests import RequestTable
 from penstock.engines.openvino.settings import eos_token_ids, max_model_len, read_json
 from penstock.engines.openvino.weights import Weights
-from penstock.engines.sampling import sample, token_logprobs
+from penstock.engines.sampling import Sampler, token_logprobs
 from penstock.engines.scheduler.output import ModelRunnerOutput, NewRequest, SchedulerOutput
 
 _SCORED_BYTES = 256 << 20
@@ -46,6 +46,7 @@ class OpenVINORunner:
         block_size, block_bytes = block_layout(self._compiled)
         self._table = RequestTable(config.max_num_seqs, model_len, block_size, eos)
         self._inputs = StepInputs(self._request, self._table, block_size)
+        self._sampler = Sampler(spec.vocab_size)
         self._max_scored = max(1, _SCORED_BYTES // (4 * spec.vocab_size))
         self._warm_up()
         num_blocks = size_cache(config, model_len, block_size, block_bytes)
@@ -140,7 +141,7 @@ class OpenVINORunner:
 
     def _sample(self, ids: list[int], part: Ints, batch: Batch, logits: Any, output: ModelRunnerOutput) -> None:
         rows, sampling = batch.rows[batch.sampling], self._table.sampling
-        result = sample(logits, [sampling[row] for row in rows.tolist()])
+        result = self._sampler.sample(logits, [sampling[row] for row in rows.tolist()])
         for n, (i, token_id) in enumerate(zip(batch.sampling.tolist(), result.token_ids.tolist(), strict=True)):
             if token_id < 0 or ids[i] in output.failed:
                 output.failed[ids[i]] = _NOT_FINITE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from penstock.gateway import cli
@@ -77,6 +79,12 @@ def test_every_setting_has_a_flag_and_a_description(capsys):
     for section in SECTIONS.values():
         for name in section.__struct_fields__:
             assert name == "model" or f"--{name.replace('_', '-')}" in text, name
+
+
+def test_every_setting_is_documented():
+    text = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text()
+    missing = [n for section in SECTIONS.values() for n in section.__struct_fields__ if f"`{n}`" not in text]
+    assert not missing
 
 
 def test_the_command_line_reaches_the_tree(monkeypatch):

@@ -104,9 +104,6 @@ class Exchange:
         self.streaming = True
         await self._start(200, _SSE_HEADERS)
 
-    async def write(self, frames: bytes) -> None:
-        await self.raw_send({"type": "http.response.body", "body": frames, "more_body": True})
-
     async def finish(self, frames: bytes) -> None:
         """Sends the last frames and ends the stream."""
         await self.raw_send({"type": "http.response.body", "body": frames, "more_body": False})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from dataclasses import replace
 from functools import partial
 
@@ -41,7 +42,10 @@ class ChatCompletions:
             call.watch()
             generation = await self._dataplane.generate(await self._wanted(request, exchange.tenant))
             try:
-                await (self._stream if request.stream else self._answer)(exchange, request, generation)
+                if request.stream:
+                    await self._stream(exchange, request, generation)
+                else:
+                    await self._answer(exchange, request, generation)
             finally:
                 generation.close()
 
@@ -59,7 +63,7 @@ class ChatCompletions:
         )
         return replace(wanted, prompts=[prompt])
 
-    async def _stream(self, exchange: Exchange, request: ChatRequest, generation: Generation) -> None:
+    def _stream(self, exchange: Exchange, request: ChatRequest, generation: Generation) -> Awaitable[None]:
         options = request.stream_options or StreamOptions()
         count = request.n or 1
         frames = Frames(
@@ -79,7 +83,7 @@ class ChatCompletions:
         def ending() -> bytes:
             return frames.end(generation.usage if options.include_usage else None)
 
-        await stream(exchange, generation, frames, opening=roles, ending=ending)
+        return stream(exchange, generation, frames, opening=roles, ending=ending)
 
     async def _answer(self, exchange: Exchange, request: ChatRequest, generation: Generation) -> None:
         collected = await collect(generation, request.n or 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from functools import partial
 
 from starlette.types import Receive, Scope, Send
@@ -35,11 +36,14 @@ class Completions:
             generation = await self._dataplane.generate(wanted)
             try:
                 result = CompletionResult(request, wanted, generation)
-                await (self._stream if request.stream else self._answer)(exchange, request, result)
+                if request.stream:
+                    await self._stream(exchange, request, result)
+                else:
+                    await self._answer(exchange, request, result)
             finally:
                 generation.close()
 
-    async def _stream(self, exchange: Exchange, request: CompletionRequest, result: CompletionResult) -> None:
+    def _stream(self, exchange: Exchange, request: CompletionRequest, result: CompletionResult) -> Awaitable[None]:
         options = request.stream_options or StreamOptions()
         frames = Frames(
             new_head("cmpl", "text_completion", request.model, self._settings.system_fingerprint),
@@ -53,7 +57,7 @@ class Completions:
         def ending() -> bytes:
             return frames.end(result.usage if options.include_usage else None)
 
-        await stream(exchange, result.deltas(), frames, ending=ending)
+        return stream(exchange, result.deltas(), frames, ending=ending)
 
     async def _answer(self, exchange: Exchange, request: CompletionRequest, result: CompletionResult) -> None:
         collected = await collect(result.deltas(), result.choices)

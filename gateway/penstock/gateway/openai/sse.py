@@ -107,18 +107,20 @@ async def stream(
 ) -> None:
     """Sends a generation to its end. An error before the first delta is raised with no byte sent.
 
-    The deltas that finish the last choice leave together with what `ending` gives.
+    The deltas that finish the last choice leave together with what `ending` gives. This coroutine is resumed for every
+    step of the engine, and with it all that await it: keep that chain short.
     """
     data = opening() + frames.render(await anext(deltas, []))
     await exchange.start_stream()
+    send = exchange.raw_send
     if frames.live:
-        await exchange.write(data)
+        await send({"type": "http.response.body", "body": data, "more_body": True})
         async for batch in deltas:
             data = frames.render(batch)
             if not frames.live:
                 break
             if data:
-                await exchange.write(data)
+                await send({"type": "http.response.body", "body": data, "more_body": True})
         else:
             data = b""
     await exchange.finish(data + ending())

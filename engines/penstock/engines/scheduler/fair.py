@@ -26,8 +26,10 @@ class FairQueue:
         self._backlogged: list[tuple[float, str]] = []
         self._in_heap: set[str] = set()
         self._floor = 0.0
-        """Counter of the tenant served last; a tenant that arrives when nobody waits starts here."""
+        """No tenant that waits is below; it only grows."""
+        self._served_last = ""
         self._size = 0
+        self._prune_at = _PRUNE_ABOVE
 
     def __len__(self) -> int:
         return self._size
@@ -43,10 +45,9 @@ class FairQueue:
         tenant = request.tenant
         queue = self._queues.get(tenant)
         if queue is None:
+            self._raise_floor()
             self._prune()
-            lowest = self._lowest()
-            floor = self._floor if lowest is None else lowest[0]
-            self._counters[tenant] = max(self.counter(tenant), floor)
+            self._counters[tenant] = max(self.counter(tenant), self._floor)
             queue = self._queues[tenant] = KeyedQueue()
             if tenant not in self._in_heap:
                 self._in_heap.add(tenant)
@@ -63,6 +64,7 @@ class FairQueue:
         if lowest is None:
             raise IndexError("the queue is empty")
         self._floor, tenant = lowest
+        self._served_last = tenant
         request = self._queues[tenant].pop()
         self._size -= 1
         self._drop_if_empty(tenant)
@@ -86,6 +88,12 @@ class FairQueue:
             self.counter(request.tenant) + INPUT_WEIGHT * input_tokens + OUTPUT_WEIGHT * output_tokens
         )
 
+    def _raise_floor(self) -> None:
+        """To the lowest of those that wait; when nobody does, to the tenant that was served last."""
+        lowest = self._lowest()
+        level = self.counter(self._served_last) if lowest is None else lowest[0]
+        self._floor = max(self._floor, level)
+
     def _lowest(self) -> tuple[float, str] | None:
         heap = self._backlogged
         while heap:
@@ -105,5 +113,6 @@ class FairQueue:
 
     def _prune(self) -> None:
         """Forgets idle tenants that would be lifted to the floor anyway: names are the callers', memory is ours."""
-        if len(self._counters) > _PRUNE_ABOVE + 2 * len(self._queues):
+        if len(self._counters) >= self._prune_at:
             self._counters = {t: c for t, c in self._counters.items() if t in self._queues or c > self._floor}
+            self._prune_at = max(_PRUNE_ABOVE, 2 * len(self._counters))

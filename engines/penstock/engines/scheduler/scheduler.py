@@ -310,7 +310,7 @@ class Scheduler:
                 self._enqueue(request)
                 continue
             request.num_computed_tokens = request.num_prompt_tokens - 1
-            request.charged_tokens = request.num_computed_tokens
+            request.charged_tokens = request.num_prompt_tokens
             request.num_cached_tokens = leader.num_cached_tokens
             request.prompt_logprobs = list(leader.prompt_logprobs)
             request.first_scheduled = leader.first_scheduled

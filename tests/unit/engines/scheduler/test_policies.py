@@ -1,0 +1,197 @@
+"""Order among requests: first come first served, priority with ageing, and shares between tenants."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.engines.messages import SamplingParams
+from penstock.engines.scheduler.fair import INPUT_WEIGHT, OUTPUT_WEIGHT, FairQueue
+from penstock.engines.scheduler.policy import Policy
+from penstock.engines.scheduler.request import Request
+from unit.engines.scheduler.harness import Rig, make_rig
+
+
+def first_steps(rig: Rig) -> list[int]:
+    """Ids in the order in which the runner met them."""
+    seen: dict[int, None] = {}
+    for step in rig.runner.steps:
+        seen.update((new.id, None) for new in step.new_requests)
+    return list(seen)
+
+
+def fair_queue(rig: Rig) -> FairQueue:
+    queue = rig.scheduler.waiting
+    assert isinstance(queue, FairQueue)
+    return queue
+
+
+def test_first_come_first_served_goes_by_arrival_not_by_message() -> None:
+    rig = make_rig(max_num_seqs=1)
+    now = rig.clock.now
+    rig.run(*(rig.request([0], max_tokens=1, arrival_time=now - waited) for waited in (1, 3, 2)))
+    assert first_steps(rig) == [2, 3, 1]
+
+
+def test_lower_priorities_run_earlier() -> None:
+    rig = make_rig(max_num_seqs=1, policy=Policy.PRIORITY)
+    rig.run(*(rig.request([0], max_tokens=1, priority=priority) for priority in (1, -1, 0, 0)))
+    assert first_steps(rig) == [2, 3, 4, 1]
+
+
+def test_waiting_is_worth_a_level_of_priority() -> None:
+    rig = make_rig(max_num_seqs=1, policy=Policy.PRIORITY, ageing_seconds=10.0)
+    rig.step(rig.request([0], max_tokens=5))
+    rig.step(rig.request([0], max_tokens=1, priority=2))
+    rig.clock.now += 19  # two levels are worth twenty seconds
+    rig.step(rig.request([0], max_tokens=1, priority=0))
+    rig.clock.now += 2
+    rig.step(rig.request([0], max_tokens=1, priority=0))
+    rig.run()
+    assert first_steps(rig) == [1, 3, 2, 4]
+
+
+@pytest.mark.parametrize("ageing", [1.0, 10.0])
+def test_no_flood_of_urgent_requests_starves_the_others(ageing: float) -> None:
+    rig = make_rig(max_num_seqs=1, policy=Policy.PRIORITY, ageing_seconds=ageing)
+    rig.step(rig.request([0], max_tokens=1), rig.request([0], max_tokens=1, priority=3))
+    waited = 0
+    while 2 not in rig.ended:
+        rig.clock.now += 1.0
+        rig.step(rig.request([0], max_tokens=1, priority=0), rig.request([0], max_tokens=1, priority=0))
+        waited += 1
+        assert waited <= 2 * 3 * ageing + 3, "those that came within three levels' worth of waiting, and no more"
+    assert waited >= 3 * ageing, "it does wait"
+
+
+# -- fair ------------------------------------------------------------------------------------------------------
+
+
+def test_tenants_take_turns() -> None:
+    rig = make_rig(max_num_seqs=1, policy=Policy.FAIR)
+    many = [rig.request([0], max_tokens=2, tenant="many") for _ in range(4)]
+    rig.run(*many, rig.request([0], max_tokens=2, tenant="few"))
+    assert first_steps(rig).index(5) <= 1
+
+
+def test_shares_are_counted_in_weighted_tokens_each_once() -> None:
+    rig = make_rig(max_num_seqs=1, policy=Policy.FAIR)
+    rig.run(rig.request(range(10), max_tokens=5, tenant="a"))
+    # the last token is sampled, but never computed
+    assert fair_queue(rig).counter("a") == 10 * INPUT_WEIGHT + 4 * OUTPUT_WEIGHT
+    rig.run(rig.request(range(10), max_tokens=1, tenant="b"))
+    assert fair_queue(rig).counter("b") - fair_queue(rig).counter("a") <= 2 * INPUT_WEIGHT, "hits are free"
+
+
+def test_samples_pay_for_their_prompt_once() -> None:
+    rig = make_rig(32, policy=Policy.FAIR, enable_prefix_caching=False)
+    rig.run(rig.request(range(10), n=3, max_tokens=3, tenant="a"))
+    # after the fork each follower computes the prompt's last token anew, for which nobody is charged
+    assert fair_queue(rig).counter("a") == 10 * INPUT_WEIGHT + 3 * 2 * OUTPUT_WEIGHT
+
+
+def test_recomputation_after_a_preemption_is_free() -> None:
+    rig = make_rig(4, 2, max_num_seqs=2, policy=Policy.FAIR, enable_prefix_caching=False)
+    rig.run(rig.request([0, 1], max_tokens=5, tenant="a"), rig.request([1, 0, 1], max_tokens=4, tenant="b"))
+    assert rig.scheduler.stats().preemptions
+    assert fair_queue(rig).counter("a") == 2 * INPUT_WEIGHT + 4 * OUTPUT_WEIGHT
+    assert fair_queue(rig).counter("b") == 3 * INPUT_WEIGHT + 3 * OUTPUT_WEIGHT
+
+
+def test_nobody_saves_up_shares_while_idle() -> None:
+    rig = make_rig(32, max_num_seqs=1, policy=Policy.FAIR)
+    rig.run(*(rig.request([0, 1], max_tokens=20, tenant="busy") for _ in range(5)))
+    rig.step(*(rig.request([0, 1], max_tokens=20, tenant="busy") for _ in range(5)))
+    served = fair_queue(rig).counter("busy")
+    rig.step(*(rig.request([1, 0], max_tokens=20, tenant="back") for _ in range(5)))
+    assert fair_queue(rig).counter("back") >= served - 20 * OUTPUT_WEIGHT
+    rig.run()
+    order = first_steps(rig)[6:]
+    assert {request_id > 10 for request_id in order[:2]} == {True, False}, "they take turns from now on"
+
+
+@pytest.mark.parametrize("seats", [1, 3])
+@pytest.mark.parametrize(("long_prompt", "long_output"), [(2, 24), (30, 2), (16, 8)])
+def test_two_backlogged_tenants_stay_within_the_bound(seats: int, long_prompt: int, long_output: int) -> None:
+    """Theorem 4.4 of Sheng et al.: never more than 2 * max(input weight * longest prompt, output weight * tokens that
+    run at once) apart, however different their requests are."""
+    rig = make_rig(64, 4, max_num_seqs=seats, policy=Policy.FAIR, max_queued_requests=1000, vocab_size=1 << 20)
+    large = [rig.request([9, i, *range(long_prompt - 2)], max_tokens=long_output, tenant="large") for i in range(40)]
+    small = [rig.request([8, i], max_tokens=2, tenant="small") for i in range(300)]
+    rig.step(*large, *small)
+    queue = fair_queue(rig)
+    bound = 2 * max(INPUT_WEIGHT * long_prompt, OUTPUT_WEIGHT * seats * (long_prompt + long_output))
+    apart = 0.0
+    while {request.tenant for request in queue} == {"large", "small"}:
+        rig.step()
+        apart = max(apart, abs(queue.counter("large") - queue.counter("small")))
+    assert 0 < apart <= bound
+    assert queue.counter("small") > 3 * bound, "long enough to tell"
+
+
+def test_tenants_names_do_not_pile_up() -> None:
+    rig = make_rig(max_num_seqs=1, policy=Policy.FAIR)
+    for index in range(4000):
+        rig.run(rig.request([0], max_tokens=1, tenant=f"tenant {index}"))
+    assert len(fair_queue(rig)._counters) < 2500
+    assert len(fair_queue(rig)._backlogged) < 2500
+    assert fair_queue(rig)._queues == {}
+
+
+def test_a_tenant_that_leaves_and_returns_is_in_line_once() -> None:
+    queue, rig = FairQueue(), make_rig()
+    for index in range(50):
+        request = Request(index, rig.request([0], tenant="a"), [0], 0, frozenset())
+        queue.push(request)
+        queue.remove(request)
+    assert len(queue._backlogged) == 1
+    assert queue.peek() is None
+
+
+# -- preemption ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", Policy)
+@pytest.mark.parametrize("seats", [2, 4, 8])
+def test_competing_for_too_few_blocks_does_not_livelock(policy: Policy, seats: int) -> None:
+    """Eight requests of which each wants the whole pool: all of them end, and none is thrown out again and again."""
+    rig = make_rig(8, 2, max_num_seqs=seats, policy=policy, max_queued_requests=100, vocab_size=1 << 20)
+    requests = [
+        rig.request([index, index], max_tokens=14, tenant=str(index % 3), priority=index % 2) for index in range(8)
+    ]
+    worst: dict[int, int] = {}
+    rig.step(*requests)
+    steps = 1
+    while rig.core.has_work:
+        worst |= {r.id: r.num_preemptions for r in rig.scheduler.requests.values()}
+        rig.step()
+        steps += 1
+    assert max(worst.values()) >= 1, "the pool is too small for this to happen without"
+    # what must stay free at an admission doubles with each preemption: 2, 4, 8 of 8 blocks
+    assert max(worst.values()) <= 4
+    # one at a time they would take 8 * 14 steps
+    assert steps <= 2 * 8 * 14
+
+
+def test_the_first_in_order_is_never_preempted() -> None:
+    rig = make_rig(8, 2, max_num_seqs=8, vocab_size=1 << 20)
+    rig.step(*(rig.request([index], max_tokens=15) for index in range(6)))
+    while rig.core.has_work:
+        for first in rig.scheduler.running[:1]:
+            computed, preemptions = first.num_computed_tokens, first.num_preemptions
+            rig.step()
+            assert first.num_preemptions == preemptions
+            assert first.num_computed_tokens > computed
+        if not rig.scheduler.running:
+            rig.step()
+    assert rig.scheduler.stats().preemptions
+
+
+def test_preempted_requests_go_before_those_that_came_later() -> None:
+    rig = make_rig(4, 2, max_num_seqs=3, vocab_size=1 << 20)
+    rig.step(rig.request([0, 1], max_tokens=5), rig.request([1, 0, 1], max_tokens=4))
+    while not rig.scheduler.stats().preemptions:
+        rig.step()
+    rig.step(rig.request([3], params=SamplingParams(max_tokens=1)))
+    rig.run()
+    order = [new.id for step in rig.runner.steps for new in step.new_requests]
+    assert order == [1, 2, 2, 3]

@@ -92,9 +92,9 @@ def _weight_files(model_dir: Path) -> list[Path]:
         raise UnsupportedError(f"no model.safetensors in {model_dir}: weights are read from safetensors only{found}")
     try:
         names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError) as e:
+        outside = [name for name in names if Path(name).name != name]
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise EngineError(f"{index.name} is damaged: {e!r}") from e
-    outside = [name for name in names if Path(name).name != name]
     if outside:
         raise EngineError(f"{index.name} names a file outside its folder: {outside[0]}")
     return [model_dir / name for name in names]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from penstock.engines.errors import EngineError
 from penstock.engines.sampling import SamplingState
 from penstock.engines.scheduler.output import NewRequest, SchedulerOutput
 
@@ -52,6 +53,10 @@ class RequestTable:
 
     def _add(self, request: NewRequest) -> None:
         self._drop(request.id)
+        if not self._free:
+            raise EngineError(
+                f"request {request.id} is one more than the {len(self.num_tokens)} that may live at a time"
+            )
         row = self._free.pop()
         self._rows[request.id] = row
         count = len(request.token_ids)

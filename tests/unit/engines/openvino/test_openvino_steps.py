@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from helpers_models import VOCAB_SIZE, make_model, reference_logprobs, reference_tokens
+from penstock.engines.errors import EngineError
 from penstock.engines.messages import SamplingParams
 from unit.engines.openvino.runner_driver import GREEDY, Driver
 
@@ -217,3 +218,11 @@ def test_seeded_sampling_does_not_depend_on_the_batch(llama_dir: Path, make_runn
         crowd.step()
     assert same.output == request.output
     assert len(set(request.output)) > 4
+
+
+def test_one_request_too_many(llama_dir: Path, make_runner: Any) -> None:
+    driver = Driver(make_runner(llama_dir, max_num_seqs=2))
+    for request_id in range(3):
+        driver.add(request_id, [5, 6])
+    with pytest.raises(EngineError, match="request 2 is one more than the 2 of max_num_seqs"):
+        driver.step()

@@ -1,0 +1,99 @@
+"""Lower precisions stay close to f32; exactness is for f32 only."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from helpers_models import VOCAB_SIZE, make_model, reference_logprobs
+from penstock.engines.errors import UnsupportedError
+from penstock.engines.messages import SamplingParams
+from penstock.engines.openvino.checkpoint import Checkpoint
+from penstock.engines.openvino.weights import quantize_rows
+from unit.engines.openvino.runner_driver import Driver
+
+CAPABILITIES = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+needs_bf16 = pytest.mark.skipif("BF16" not in CAPABILITIES, reason="this CPU does not compute in bf16")
+
+
+def prompt_logprobs(runner: Any, tokens: list[int]) -> Any:
+    driver = Driver(runner)
+    driver.add(1, tokens, SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1))
+    entries = driver.step().prompt_logprobs[1]
+    return np.array([e.logprob for e in entries]), [e.top[0][0] for e in entries]
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "agreement"),
+    [
+        pytest.param({"kv_cache_dtype": "u8"}, 0.1, 0.9, id="u8"),
+        pytest.param({"kv_cache_dtype": "f16"}, 0.02, 0.97, id="kv-f16"),
+        pytest.param({"weights": "bf16"}, 0.1, 0.9, id="weights-bf16"),
+        pytest.param({"weights": "f16"}, 0.02, 0.97, id="weights-f16"),
+        pytest.param({"weights": "int8"}, 0.3, 0.85, id="int8"),
+        pytest.param({"weights": "int8", "kv_cache_dtype": "u8"}, 0.3, 0.85, id="int8-u8"),
+        pytest.param({"dtype": "bf16"}, 0.3, 0.85, id="bf16", marks=needs_bf16),
+        pytest.param(
+            {"dtype": "bf16", "weights": "int8", "kv_cache_dtype": "u8"}, 0.5, 0.8, id="all", marks=needs_bf16
+        ),
+    ],
+)
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_close_to_the_reference(
+    settings: dict[str, Any], error: float, agreement: float, family: str, tmp_path: Path, make_runner: Any
+) -> None:
+    from helpers_models import load_reference
+
+    make_model(tmp_path, family)
+    rng = random.Random(3)
+    tokens = [rng.randrange(3, VOCAB_SIZE) for _ in range(200)]
+    wanted = reference_logprobs(load_reference(tmp_path), tokens).numpy()
+    logprobs, likeliest = prompt_logprobs(make_runner(tmp_path, **settings), tokens)
+    assert np.abs(logprobs - wanted[np.arange(199), tokens[1:]]).mean() < error
+    assert (wanted[:-1].argmax(axis=1) == likeliest).mean() > agreement
+
+
+def test_f16_computation_where_there_is_none(llama_dir: Path, make_runner: Any) -> None:
+    if "FP16" in CAPABILITIES:
+        assert make_runner(llama_dir, dtype="f16").info.runner.startswith("openvino f16")
+    else:
+        with pytest.raises(UnsupportedError, match="dtype=f16 is not offered by CPU; it has .*f32"):
+            make_runner(llama_dir, dtype="f16")
+
+
+def test_auto_takes_what_the_cpu_has(llama_dir: Path, make_runner: Any) -> None:
+    wanted = "bf16" if "BF16" in CAPABILITIES else "f32"
+    assert f"openvino {wanted}, weights auto, kv {wanted}" in make_runner(llama_dir, dtype="auto").info.runner
+
+
+def test_rows_quantized(tmp_path: Path) -> None:
+    matrix = torch.randn(7, 40) * torch.logspace(-6, 6, 7)[:, None]
+    matrix[3] = 0
+    save_file({"w": matrix}, tmp_path / "model.safetensors")
+    values = np.empty((7, 40), np.int8)
+    scales = quantize_rows(Checkpoint(tmp_path)["w"], values)
+    assert np.isfinite(scales).all()
+    assert (values[3] == 0).all()
+    assert (np.abs(values).max(axis=1)[[0, 1, 2, 4, 5, 6]] == 127).all()
+    error = np.abs(values * scales - matrix.numpy())
+    assert (error <= scales * 0.5001).all()
+
+
+def test_a_model_with_an_all_zero_row_in_int8(tmp_path: Path, make_runner: Any) -> None:
+    from helpers_models import load_reference
+
+    make_model(tmp_path, "llama")
+    model = load_reference(tmp_path)
+    model.model.layers[1].mlp.up_proj.weight.data[5] = 0
+    model.lm_head.weight.data[9] = 0
+    model.save_pretrained(tmp_path)
+    driver = Driver(make_runner(tmp_path, weights="int8"))
+    assert [len(tokens) for tokens in driver.generate([[4, 5, 6]], 5)] == [5]
+    assert driver.last.failed == {}

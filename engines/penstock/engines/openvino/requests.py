@@ -54,9 +54,7 @@ class RequestTable:
     def _add(self, request: NewRequest) -> None:
         self._drop(request.id)
         if not self._free:
-            raise EngineError(
-                f"request {request.id} is one more than the {len(self.num_tokens)} that may live at a time"
-            )
+            raise EngineError(f"request {request.id} is one more than the {len(self.num_tokens)} of max_num_seqs")
         row = self._free.pop()
         self._rows[request.id] = row
         count = len(request.token_ids)

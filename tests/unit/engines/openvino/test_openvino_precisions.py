@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from helpers_models import VOCAB_SIZE, make_model, reference_logprobs
+from helpers_models import VOCAB_SIZE, load_reference, make_model, reference_logprobs
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.messages import SamplingParams
 from penstock.engines.openvino.checkpoint import Checkpoint
@@ -20,6 +20,7 @@ from penstock.engines.openvino.weights import quantize_rows
 from unit.engines.openvino.runner_driver import Driver
 
 CAPABILITIES = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+LOW = {"weights": "int8", "kv_cache_dtype": "u8"}
 needs_bf16 = pytest.mark.skipif("BF16" not in CAPABILITIES, reason="this CPU does not compute in bf16")
 
 
@@ -38,10 +39,10 @@ def prompt_logprobs(runner: Any, tokens: list[int]) -> Any:
         pytest.param({"weights": "bf16"}, 0.1, 0.9, id="weights-bf16"),
         pytest.param({"weights": "f16"}, 0.02, 0.97, id="weights-f16"),
         pytest.param({"weights": "int8"}, 0.3, 0.85, id="int8"),
-        pytest.param({"weights": "int8", "kv_cache_dtype": "u8"}, 0.3, 0.85, id="int8-u8"),
+        pytest.param(LOW, 0.3, 0.85, id="int8-u8"),
         pytest.param({"dtype": "bf16"}, 0.3, 0.85, id="bf16", marks=needs_bf16),
         pytest.param(
-            {"dtype": "bf16", "weights": "int8", "kv_cache_dtype": "u8"}, 0.5, 0.8, id="all", marks=needs_bf16
+            {"dtype": "bf16", "weights": "int8", "kv_cache_dtype": "u8"}, 0.5, 0.8, id="low", marks=needs_bf16
         ),
     ],
 )
@@ -49,8 +50,6 @@ def prompt_logprobs(runner: Any, tokens: list[int]) -> Any:
 def test_close_to_the_reference(
     settings: dict[str, Any], error: float, agreement: float, family: str, tmp_path: Path, make_runner: Any
 ) -> None:
-    from helpers_models import load_reference
-
     make_model(tmp_path, family)
     rng = random.Random(3)
     tokens = [rng.randrange(3, VOCAB_SIZE) for _ in range(200)]
@@ -64,7 +63,7 @@ def test_f16_computation_where_there_is_none(llama_dir: Path, make_runner: Any) 
     if "FP16" in CAPABILITIES:
         assert make_runner(llama_dir, dtype="f16").info.runner.startswith("openvino f16")
     else:
-        with pytest.raises(UnsupportedError, match="dtype=f16 is not offered by CPU; it has .*f32"):
+        with pytest.raises(UnsupportedError, match=r"dtype=f16 is not offered by CPU; it has .*f32"):
             make_runner(llama_dir, dtype="f16")
 
 
@@ -87,8 +86,6 @@ def test_rows_quantized(tmp_path: Path) -> None:
 
 
 def test_a_model_with_an_all_zero_row_in_int8(tmp_path: Path, make_runner: Any) -> None:
-    from helpers_models import load_reference
-
     make_model(tmp_path, "llama")
     model = load_reference(tmp_path)
     model.model.layers[1].mlp.up_proj.weight.data[5] = 0

@@ -29,7 +29,7 @@ CONFIG: dict[str, Any] = {
     [
         (
             {"architectures": ["GPT2LMHeadModel"]},
-            "GPT2LMHeadModel is not supported .* LlamaForCausalLM, MistralForCausalLM",
+            "GPT2LMHeadModel is not supported .* LlamaForCausalLM, Mistral",
         ),
         ({"architectures": None}, "unnamed is not supported"),
         ({"architectures": ["X"], "auto_map": {"AutoModel": "evil.py"}}, r"auto_map\) is never run"),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers_models import VOCAB_SIZE, make_model, reference_logprobs, reference_tokens
+from helpers_models import VOCAB_SIZE, load_reference, make_model, reference_logprobs, reference_tokens
 from penstock.engines.errors import EngineError
 from penstock.engines.messages import SamplingParams
 from unit.engines.openvino.runner_driver import GREEDY, Driver
@@ -164,8 +164,6 @@ def test_prompt_logprobs(chunk: int, scored: int, llama_dir: Path, llama_referen
 
 
 def test_only_the_row_with_nan_fails(tmp_path: Path, make_runner: Any) -> None:
-    from helpers_models import load_reference
-
     make_model(tmp_path, "llama")
     reference = load_reference(tmp_path)
     poison = 77
@@ -187,8 +185,6 @@ def test_only_the_row_with_nan_fails(tmp_path: Path, make_runner: Any) -> None:
 
 
 def test_nan_under_prompt_logprobs(tmp_path: Path, make_runner: Any) -> None:
-    from helpers_models import load_reference
-
     make_model(tmp_path, "llama")
     reference = load_reference(tmp_path)
     reference.model.embed_tokens.weight.data[77] = float("nan")

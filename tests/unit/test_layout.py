@@ -1,0 +1,131 @@
+"""The layout that everything else rests on: rooms, who may import whom, and what must never be imported at all."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MAY_IMPORT = {
+    "gateway": {"gateway", "engines", "kvcache", "tokenizers"},
+    "engines": {"engines", "kvcache"},
+    "kvcache": {"kvcache"},
+    "tokenizers": {"tokenizers"},
+}
+NEEDS_TORCH = (
+    "engines/penstock/engines/torch/",
+    "engines/penstock/engines/vllm/",
+    "gateway/penstock/gateway/backends/",
+)
+"""Runners and backends that are made of it."""
+
+
+def sources(*folders: str) -> list[Path]:
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Modules that are imported anywhere, with the names taken from them: "a.b" and "a.b.c" for `from a.b import c`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            # a relative one starts in the module's package: room/penstock/room/...
+            package = path.relative_to(ROOT).parts[1 : -node.level] if node.level else ()
+            module = ".".join((*package, *filter(None, [node.module])))
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def imported(path: Path) -> set[str]:
+    return set(imports(path))
+
+
+def test_the_rooms_are_here() -> None:
+    for room in MAY_IMPORT:
+        assert sources(room), f"{room} has no source"
+
+
+@pytest.mark.parametrize("room", [*MAY_IMPORT, "loadtest"])
+def test_penstock_is_one_namespace(room: str) -> None:
+    assert not (ROOT / room / "__init__.py").exists(), "a top-level package would shadow others, tokenizers for one"
+    assert not (ROOT / room / "penstock" / "__init__.py").exists(), "it would hide the other rooms"
+    assert [path.name for path in (ROOT / room / "penstock").iterdir() if path.is_dir()] == [room]
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_rooms_import_only_what_they_may(room: str) -> None:
+    for path in sources(room):
+        ours = {name.split(".")[1] for name in imported(path) if name.startswith("penstock.")}
+        assert ours <= MAY_IMPORT[room], f"{name_of(path)} imports {ours - MAY_IMPORT[room]}"
+
+
+def test_books_are_kept_without_concurrency() -> None:
+    forbidden = {"threading", "asyncio", "multiprocessing", "concurrent", "queue", "_thread", "time", "socket", "zmq"}
+    for path in sources("kvcache", "engines/penstock/engines/scheduler"):
+        found = {name.split(".")[0] for name in imported(path)} & forbidden
+        assert not found, f"{name_of(path)} imports {found}"
+        asynchronous = [
+            n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.AsyncFunctionDef | ast.Await)
+        ]
+        assert not asynchronous, f"{name_of(path)} awaits"
+
+
+def test_nothing_unpickles() -> None:
+    """Unpickling what came from outside runs it."""
+    modules = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+    attributes = {"recv_pyobj", "send_pyobj"}
+    for path in sources(*MAY_IMPORT, "loadtest"):
+        found = {name.split(".")[0] for name in imported(path)} & modules
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and (
+                node.attr in attributes or ast.unparse(node) in ("torch.load", "numpy.load", "np.load")
+            ):
+                found.add(ast.unparse(node))
+        assert not found, f"{name_of(path)} uses {found}"
+
+
+def test_only_runners_that_are_made_of_torch_import_it() -> None:
+    for path in sources(*MAY_IMPORT, "loadtest"):
+        if not name_of(path).startswith(NEEDS_TORCH):
+            found = {name.split(".")[0] for name in imported(path)} & {"torch", "transformers", "vllm", "tensorrt_llm"}
+            assert not found, f"{name_of(path)} imports {found}"
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_hugging_faces_tokenizers_is_found_from_the_repository() -> None:
+    assert "site-packages" in run_python(
+        "import tokenizers; from tokenizers import Tokenizer; print(tokenizers.__file__)"
+    )
+
+
+@pytest.mark.parametrize(
+    "module", ["penstock.engines.process.worker", "penstock.engines.process.client", "penstock.gateway.cli"]
+)
+def test_starting_up_does_not_import_torch(module: str) -> None:
+    code = f"import sys, {module}; print(sorted({{'torch', 'transformers', 'tensorflow', 'jax'}} & set(sys.modules)))"
+    assert run_python(code) == "[]"
+
+
+def test_an_engine_process_of_simulated_models_loads_no_openvino() -> None:
+    code = (
+        "import sys, penstock.engines.process.worker; from penstock.engines.registry import EngineSpec, load_runner;"
+        "load_runner(EngineSpec(runner='simulated')); print('openvino' in sys.modules)"
+    )
+    assert run_python(code) == "False"

@@ -11,6 +11,7 @@ from penstock.engines.errors import InvalidRequestError
 Precision = Literal["auto", "bf16", "f16", "f32"]
 WeightsType = Literal["auto", "bf16", "f16", "f32", "int8"]
 KVCacheType = Literal["auto", "u8", "bf16", "f16", "f32"]
+Device = Literal["CPU"]
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,15 @@ class OpenVINOConfig:
     max_num_seqs: int = 256
     """Requests that live at the same time."""
     max_num_batched_tokens: int = 2048
-    """Tokens of one step."""
-    device: str = "CPU"
+    """Tokens of one step; more are computed all the same, after the input buffers have grown."""
+    device: Device = "CPU"
+    """Elsewhere the cache would have to be tensors of the device, which the block copies here are not made for."""
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, get_args(Precision))
         _check_choice("weights", self.weights, get_args(WeightsType))
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, get_args(KVCacheType))
+        _check_choice("device", self.device, get_args(Device))
         for name in ("threads", "max_model_len", "num_blocks", "kv_cache_memory"):
             value = getattr(self, name)
             if value is not None:

@@ -98,12 +98,12 @@ def compile_decoder(
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_PRECISION_HINT": precision,
         "KV_CACHE_PRECISION": kv_type,
-    }
-    if config.device == "CPU":
+        "INFERENCE_NUM_THREADS": threads,
         # Pinned threads cannot step aside for the server's other processes: a step took up to 1.8 times as long.
-        properties |= {"INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False}
-        if config.weights == "int8":
-            properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = _ACTIVATION_GROUP
+        "ENABLE_CPU_PINNING": False,
+    }
+    if config.weights == "int8":
+        properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = _ACTIVATION_GROUP
     try:
         return core.compile_model(model, config.device, properties)
     except RuntimeError as e:

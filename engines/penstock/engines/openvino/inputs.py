@@ -30,10 +30,11 @@ class Batch:
 class StepInputs:
     """Owns the tensors behind the inputs of one infer request. Not for use from several threads."""
 
-    def __init__(self, request: Any, table: RequestTable, block_size: int) -> None:
+    def __init__(self, request: Any, table: RequestTable, block_size: int, capacity: int) -> None:
+        """`capacity`: for how many values there is room at the start."""
         self._table = table
         self._block_size = block_size
-        self._buffers = {name: _Buffer(request, name, *spec) for name, spec in STEP_INPUTS.items()}
+        self._buffers = {name: _Buffer(request, name, *spec, capacity) for name, spec in STEP_INPUTS.items()}
 
     def fill(self, rows: Ints, computed: Ints, scheduled: Ints) -> Batch:
         """`computed` and `scheduled` tokens for each of `rows`, all [S]."""
@@ -85,12 +86,12 @@ class StepInputs:
 class _Buffer:
     """A tensor that keeps its memory and is given a new length each step; it grows by doubling."""
 
-    def __init__(self, request: Any, name: str, dtype: type[np.generic], shape: list[int]) -> None:
+    def __init__(self, request: Any, name: str, dtype: type[np.generic], shape: list[int], capacity: int) -> None:
         self._request = request
         self._name = name
         self._dtype = dtype
         self._scalar = not shape
-        self._grow(1)
+        self._grow(1 if self._scalar else capacity)
 
     def put(self, values: npt.NDArray[Any]) -> None:
         if self._scalar:

@@ -45,7 +45,7 @@ class OpenVINORunner:
         description = self._load(config, spec)
         block_size, block_bytes = block_layout(self._compiled)
         self._table = RequestTable(config.max_num_seqs, model_len, block_size, eos)
-        self._inputs = StepInputs(self._request, self._table, block_size)
+        self._inputs = StepInputs(self._request, self._table, block_size, config.max_num_batched_tokens)
         self._sampler = Sampler(spec.vocab_size)
         self._max_scored = max(1, _SCORED_BYTES // (4 * spec.vocab_size))
         self._warm_up()

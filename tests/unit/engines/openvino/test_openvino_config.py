@@ -19,6 +19,7 @@ HERE = Path()
         ("dtype", "fp32", "auto, bf16, f16, f32"),
         ("weights", "int3", "auto, bf16, f16, f32, int8"),
         ("kv_cache_dtype", "fp8", "auto, u8, bf16, f16, f32"),
+        ("device", "GPU", "CPU"),
         ("threads", 0, "positive"),
         ("num_blocks", -1, "positive"),
         ("max_model_len", 1.5, "positive"),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.engines.messages import SamplingParams
 from penstock.engines.sampling import Sampler, SamplingState
+from penstock.engines.sampling.sampler import _inverse_cdf
 from unit.engines.sampling.oracle import adjusted, distribution
 
 EOS = (2,)
@@ -282,3 +283,17 @@ def test_plain_greedy_needs_no_state() -> None:
     assert state(params(temperature=0.0)) is None
     assert state(params(temperature=0.0, top_p=0.5, top_k=3)) is None
     assert state(params(temperature=0.0, logprobs=0)) is not None
+
+
+@pytest.mark.parametrize("width", [256, 1024])
+def test_inverse_cdf_never_gives_a_token_without_weight(width: int) -> None:
+    rng = np.random.default_rng(1)
+    weights = rng.random((200, width)).astype(np.float32) * (rng.random((200, width)) < 0.01)
+    weights[np.arange(200), rng.integers(0, width, 200)] = 1e-3
+    for numbers in (np.zeros(200), np.full(200, 1 - 2.0**-53), rng.random(200)):
+        ids = _inverse_cdf(weights, numbers)
+        assert (weights[np.arange(200), ids] > 0).all()
+        sums = np.cumsum(weights, axis=1, dtype=np.float64)
+        wanted = (sums <= (numbers * sums[:, -1])[:, None]).sum(axis=1)
+        assert (ids == wanted).mean() > 0.99  # float32 sums of blocks round
+    assert _inverse_cdf(weights, np.zeros(200)).tolist() == (weights > 0).argmax(axis=1).tolist()

@@ -222,3 +222,9 @@ def test_one_request_too_many(llama_dir: Path, make_runner: Any) -> None:
         driver.add(request_id, [5, 6])
     with pytest.raises(EngineError, match="request 2 is one more than the 2 of max_num_seqs"):
         driver.step()
+
+
+def test_steps_larger_than_announced(llama_dir: Path, llama_reference: Any, make_runner: Any) -> None:
+    driver = Driver(make_runner(llama_dir, max_num_batched_tokens=1))
+    tokens = [prompt(length, length) for length in (3, 40, 120)]
+    assert driver.generate(tokens, 4) == [reference_tokens(llama_reference, t, 4) for t in tokens]

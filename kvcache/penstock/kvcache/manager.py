@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from penstock.kvcache.hashing import BlockHasher
-from penstock.kvcache.pool import BlockPool, require
+from penstock.kvcache.pool import BlockHash, BlockPool, require
 from penstock.kvcache.table import BlockTable, Growth
 
 
@@ -50,14 +50,22 @@ class KVCacheManager:
         salt: str = "",
         reserve: int = 0,
         read_cache: bool = True,
+        known_hashes: list[BlockHash] | None = None,
     ) -> tuple[BlockTable, int, tuple[int, int] | None] | None:
         """A table with room for all of `token_ids`: (table, number of leading tokens found in the cache, block copy).
 
         At least one token is left to compute, since its logits are wanted: after a hit on every token the last block is
         copied, as Growth.copy. None, and nothing changes, unless `reserve` blocks would stay free.
+
+        `known_hashes` is the caller's memory of earlier calls for the same tokens and keys, extended here: a long
+        prompt that has to try again in every step is hashed once.
         """
+        if reserve >= self.pool.num_free:  # whoever has something to compute needs a block
+            return None
         table = BlockTable(self._hasher.root(adapter=adapter, salt=salt))
-        cached = self._match(table, token_ids) if read_cache and self.enable_prefix_caching else []
+        cached: list[int] = []
+        if read_cache and self.enable_prefix_caching:
+            cached = self._match(table, token_ids, [] if known_hashes is None else known_hashes)
         num_computed = min(len(cached) * self.block_size, len(token_ids) - 1)
         copied = num_computed < len(cached) * self.block_size
         needed = self.blocks_for(len(token_ids)) - len(cached) + copied
@@ -72,16 +80,18 @@ class KVCacheManager:
         growth = self.grow(table, num_computed, len(token_ids))
         return table, num_computed, growth.copy if growth else None
 
-    def _match(self, table: BlockTable, token_ids: Sequence[int]) -> list[int]:
-        """Cached blocks of the longest known prefix; the hashes that were computed on the way stay in the table."""
-        parent, size, found = table.root, self.block_size, []
-        for start in range(0, len(token_ids) - size + 1, size):
-            parent = self._hasher.block(parent, token_ids[start : start + size])
-            block_id = self.pool.lookup(parent)
+    def _match(self, table: BlockTable, token_ids: Sequence[int], hashes: list[BlockHash]) -> list[int]:
+        """Cached blocks of the longest known prefix; their hashes go into the table."""
+        size, found = self.block_size, []
+        for index in range(len(token_ids) // size):
+            if index == len(hashes):
+                tokens = token_ids[index * size : (index + 1) * size]
+                hashes.append(self._hasher.block(hashes[-1] if hashes else table.root, tokens))
+            block_id = self.pool.lookup(hashes[index])
             if block_id is None:
                 break
-            table.hashes.append(parent)
             found.append(block_id)
+        table.hashes = hashes[: len(found)]
         return found
 
     def grow(self, table: BlockTable, start: int, end: int) -> Growth | None:

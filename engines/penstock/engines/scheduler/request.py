@@ -28,6 +28,7 @@ class Request:
     __slots__ = (
         "adapter",
         "arrival_time",
+        "block_hashes",
         "cache_salt",
         "charged_tokens",
         "deadline",
@@ -81,6 +82,8 @@ class Request:
         """The policy's order, fixed at arrival: lower runs first, and the highest is preempted first. That it never
         changes is why preemption cannot livelock: the lowest key always advances."""
         self.table: BlockTable | None = None
+        self.block_hashes: list[bytes] = []
+        """Of its leading full blocks, as far as an admission has had to know them."""
         self.followers: list[Request] = []
         """Samples that will fork from this one once its prompt is computed."""
         self.leader: Request | None = None

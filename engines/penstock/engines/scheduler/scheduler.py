@@ -230,6 +230,7 @@ class Scheduler:
             salt=request.cache_salt,
             reserve=reserve,
             read_cache=read_cache,
+            known_hashes=request.block_hashes,
         )
         if admitted is None:
             return 0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import pytest
 
@@ -73,6 +74,16 @@ def test_only_computed_blocks_are_shared() -> None:
     assert kv.pool.num_cached == 2
 
 
+def test_a_table_says_when_its_next_block_is_full() -> None:
+    kv = KVCacheManager(8, 4)
+    table, _, _ = admit(kv, list(range(9)))
+    assert table.next_publish == 4
+    kv.publish(table, list(range(9)), 9)
+    assert table.next_publish == 12
+    assert admit(kv, list(range(9)))[0].next_publish == 12
+    assert kv.fork(table, 6).next_publish == 8
+
+
 @pytest.mark.parametrize("keys", [{"salt": "x"}, {"adapter": "x"}, {"read_cache": False}])
 def test_what_is_not_for_sharing_is_not_found(keys: dict[str, object]) -> None:
     kv = KVCacheManager(8, 4)
@@ -109,6 +120,35 @@ def test_a_hit_does_not_count_as_free_too() -> None:
     assert kv.admit([1, 2, 3, 4, 5, 6, 7, 8, 9]) is None
     assert (kv.pool.num_free, kv.pool.num_cached) == (4, 2)
     kv.check_integrity()
+
+
+def test_trying_again_hashes_nothing_again() -> None:
+    hashed = 0
+
+    class CountingHasher(BlockHasher):
+        def block(self, parent: bytes, token_ids: Sequence[int]) -> bytes:
+            nonlocal hashed
+            hashed += 1
+            return super().block(parent, token_ids)
+
+    kv = KVCacheManager(8, 2, hasher=CountingHasher())
+    serve(kv, list(range(8)))
+    tokens, known, hashed = [*range(8), 9, 9, 9], list[bytes](), 0
+    assert kv.admit(tokens, reserve=5, known_hashes=known) is None
+    assert hashed == 5, "four that are found and the first that is not"
+    assert kv.admit(tokens, reserve=5, known_hashes=known) is None
+    table, num_cached, _ = admit(kv, tokens, known_hashes=known)
+    assert hashed == 5
+    assert num_cached == 8
+    assert table.hashes == known[:4]
+
+
+def test_without_free_blocks_nothing_is_looked_up() -> None:
+    kv = KVCacheManager(2, 2)
+    admit(kv, [1, 2, 3])
+    known: list[bytes] = []
+    assert kv.admit([1, 2, 3], known_hashes=known) is None
+    assert known == []
 
 
 def test_growth_says_what_is_new() -> None:

@@ -296,15 +296,16 @@ class EngineMachine(RuleBasedStateMachine):
             self.published.clear()
 
     def _check_preemptions(self) -> None:
-        """P10. Each preemption doubles what must stay free at the next admission, so after log2 of the pool it starts
-        only when nobody else runs, and then only requests that go before it can take its blocks again."""
+        """P10. Each preemption doubles what must stay free at the next admission. After as many as the pool's size has
+        doublings a request starts only when nobody else runs, and from then on only somebody who comes later and goes
+        before it can take its blocks: under `fcfs` samples whose leader had taken their place in the order."""
         scheduler = self.rig.scheduler
         doublings = int(log2(scheduler.kv.pool.num_blocks)) + 2
         for request in scheduler.requests.values():
             self.preemptions[request.id] = request.num_preemptions
-            ahead = 0
-            if scheduler.config.policy is not Policy.FCFS:
-                ahead = len(self.samples)
+            ahead = len(self.samples)
+            if scheduler.config.policy is Policy.FCFS:
+                ahead = sum(i < request.id and i != sample.message.ids[0] for i, sample in self.samples.items())
             assert request.num_preemptions <= doublings + ahead, "P10: preempted again and again"
         if scheduler.running:
             note(f"preemptions {max(r.num_preemptions for r in scheduler.running)}")

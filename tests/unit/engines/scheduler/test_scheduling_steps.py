@@ -92,6 +92,15 @@ def test_the_output_of_one_request_is_the_prefix_of_the_next() -> None:
     assert rig.last.num_computed_tokens == [8], "the last token was sampled, never computed: two full blocks"
 
 
+def test_blocks_are_shared_as_soon_as_they_are_full() -> None:
+    rig = make_rig(32, 4, max_num_batched_tokens=12)
+    rig.step(rig.request(range(11), max_tokens=9))
+    rig.step(rig.request(range(11)))
+    assert rig.last.num_computed_tokens == [11, 8], "the first one is still running"
+    rig.step(rig.request([*range(11), *rig.tokens[1][:1], 0]))
+    assert rig.last.num_computed_tokens == [12, 11, 12], "its third block became full with its first token"
+
+
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 8, 9])
 def test_samples_of_one_prompt_compute_it_once(length: int) -> None:
     rig = make_rig(32)

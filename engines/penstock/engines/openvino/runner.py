@@ -77,7 +77,7 @@ class OpenVINORunner:
         for part, part_computed, part_scheduled in self._parts(rows, computed, scheduled):
             ids = step.request_ids if len(part) == len(rows) else [step.request_ids[i] for i in part]
             batch = self._inputs.fill(rows[part], part_computed, part_scheduled)
-            self._request.infer()
+            self._request.infer(share_outputs=True)  # no copy of the logits
             logits = self._request.get_output_tensor(0).data
             if batch.prompt_positions:
                 self._score_prompts(ids, batch, logits[len(batch.sampling) :], output)

@@ -176,8 +176,9 @@ def test_idle_connections_are_closed(serve: Serve) -> None:
 
 
 def test_a_steady_slow_body_is_served(serve: Serve) -> None:
-    gaps = 8
-    with connect(serve(limits=SLOW).port) as client:
+    gaps = 14
+    limits = ConnectionLimits(header_timeout=1.0, body_idle_timeout=1.0)
+    with connect(serve(limits=limits).port) as client:
         client.settimeout(0.1)
         head, _, body = post(TEXT).partition(b"\r\n\r\n")
         client.sendall(head + b"\r\n\r\n")
@@ -222,8 +223,7 @@ def test_a_reader_that_stops_reading_is_cut_off(serve: Serve) -> None:
 
 
 def test_a_slow_but_steady_reader_is_not_cut_off(serve: Serve) -> None:
-    pieces = 800
-    dataplane = FakeDataPlane(lambda _: [*[[delta(0, "x" * 4096)] for _ in range(pieces)], [delta(0, "", "stop")]])
+    dataplane = FakeDataPlane(lambda _: [[delta(0, "x" * (3 << 20), "stop")]])
     server = serve(dataplane, limits=ConnectionLimits(send_timeout=0.3))
     got = b""
     with connect(server.port, receive_buffer=4096) as client:

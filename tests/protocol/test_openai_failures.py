@@ -70,7 +70,7 @@ def test_leaving_a_stream_closes_the_generation(serve: Serve) -> None:
 def test_giving_up_on_an_answer_closes_the_generation(serve: Serve) -> None:
     dataplane = hanging()
     server = serve(dataplane)
-    with client_of(server, timeout=0.3) as client, pytest.raises(openai.APITimeoutError):
+    with client_of(server, timeout=1.0) as client, pytest.raises(openai.APITimeoutError):
         client.chat.completions.create(model="tiny", messages=MESSAGES)
     server.do(dataplane.generations[0].closed.wait())
 
@@ -79,7 +79,7 @@ def test_giving_up_in_the_queue_cancels_the_call(serve: Serve) -> None:
     dataplane = FakeDataPlane()
     dataplane.admit = asyncio.Event()
     server = serve(dataplane)
-    with client_of(server, timeout=0.3) as client, pytest.raises(openai.APITimeoutError):
+    with client_of(server, timeout=1.0) as client, pytest.raises(openai.APITimeoutError):
         client.completions.create(model="tiny", prompt="hi")
     server.do(dataplane.cancelled.wait())
     assert server.do(server.settings.drain.wait_idle(5))

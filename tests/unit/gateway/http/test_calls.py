@@ -123,3 +123,21 @@ async def test_client_that_leaves_after_expiry_is_harmless() -> None:
     running.call.disconnect()
     await running.task
     assert running.drain.in_flight == 0
+
+
+async def test_the_task_of_a_client_that_left_can_go_on() -> None:
+    dataplane = FakeDataPlane(lambda _: [[delta(0, "a")], asyncio.Event()])
+    body = {**BODIES["/v1/completions"], "stream": True}
+    request = AsgiCall(build_app(dataplane, AppSettings()), "/v1/completions", body)
+
+    async def server_task() -> int:
+        await request.run()
+        task = asyncio.current_task()
+        assert task is not None
+        return task.cancelling()
+
+    task = asyncio.create_task(server_task())
+    await dataplane.generating.wait()
+    await dataplane.generations[0].waiting.wait()
+    request.disconnect()
+    assert await task == 0

@@ -81,6 +81,7 @@ MALFORMED = {
     "depth 101": nested(100),
     "depth 100 000": nested(100_000),
     "unclosed depth": b"[" * 200_000,
+    "unclosed string of quotes": b"[" * 101 + b'"' + b'\\"' * 500_000,
     "nan": with_number(b"NaN"),
     "infinity": with_number(b"Infinity"),
     "minus infinity": with_number(b"-Infinity"),

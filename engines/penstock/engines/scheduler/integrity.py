@@ -1,4 +1,4 @@
-"""The scheduler checks itself: in tests after every step, in production when it goes idle."""
+"""The scheduler checks itself: in tests after every step, elsewhere whenever somebody doubts."""
 
 from __future__ import annotations
 

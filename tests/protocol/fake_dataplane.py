@@ -33,6 +33,7 @@ def delta(index: int, text: str, finish: str | None = None, **fields: Any) -> Ch
 class ScriptedGeneration(Generation):
     def __init__(self, request: GenerateRequest, steps: Iterable[Step]) -> None:
         self._steps = iter(steps)
+        self._prompts = request.prompts
         self.closed = asyncio.Event()
         self.waiting = asyncio.Event()
         self.prompt_token_ids = [
@@ -41,6 +42,14 @@ class ScriptedGeneration(Generation):
         self.prompt_logprobs: list[list[TokenLogprob | None]] | None = None
         self.usage = Usage(prompt_tokens=sum(map(len, self.prompt_token_ids)), cached_tokens=1)
         self.usage_by_choice = [0] * (len(request.prompts) * request.n)
+
+    def prompt_text(self, prompt: int) -> str:
+        return "".join(f"<{token_id}>" for token_id in self.prompt_token_ids[prompt])
+
+    def first_token(self, prompt: int) -> tuple[str, bytes]:
+        given = self._prompts[prompt]
+        text = given[0] if isinstance(given, str) else f"<{given[0]}>"
+        return text, text.encode()
 
     def __aiter__(self) -> ScriptedGeneration:
         return self

@@ -12,6 +12,8 @@ import openai
 import pytest
 
 from helpers_server import Server, serving, wait_until
+from penstock.gateway.models import find_model
+from penstock.tokenizers import Tokenizer
 
 README = Path(__file__).parents[2] / "README.md"
 QUESTION = [{"role": "user", "content": "What does os.path.join do?"}]
@@ -102,6 +104,21 @@ def test_completions_of_several_prompts_in_text_and_ids(server):
     assert [choice.text[:6] for choice in answer.choices] == ["def f(", "def f(", "import", "import"]
     by_ids = client.completions.create(model="penstock-demo", prompt=[[10, 11, 12]], max_tokens=4)
     assert by_ids.usage.prompt_tokens == 3
+
+
+def test_echo_of_token_ids_spells_the_prompt(server):
+    client = server.client()
+    request = {"model": "penstock-demo", "max_tokens": 0, "echo": True, "logprobs": 0}
+    by_text = client.completions.create(prompt="import os.path", **request).choices[0]
+    by_ids = client.completions.create(prompt=[_ids(by_text.logprobs.tokens)], **request).choices[0]
+    assert by_ids.text == "import os.path"
+    assert by_ids.logprobs.tokens == by_text.logprobs.tokens
+    assert by_ids.logprobs.token_logprobs == by_text.logprobs.token_logprobs
+
+
+def _ids(tokens: list[str]) -> list[int]:
+    tokenizer = Tokenizer(find_model(None).folder)
+    return [token_id for token in tokens for token_id in tokenizer.encode(token)]
 
 
 def test_echo_with_logprobs_scores_the_prompt(server):

@@ -117,6 +117,15 @@ class Generation:
             for sample, request_id in enumerate(samples)
         }
 
+    def prompt_text(self, prompt: int) -> str:
+        """The text of a prompt that was given as token ids."""
+        return self._tokenizer.decode(self.prompt_token_ids[prompt], skip_special_tokens=False)
+
+    def first_token(self, prompt: int) -> tuple[str, bytes]:
+        """(printable form, bytes) of a prompt's first token, which `prompt_logprobs` has no entry for."""
+        token_id = self.prompt_token_ids[prompt][0]
+        return self._tokenizer.token_text(token_id), self._tokenizer.token_bytes(token_id)
+
     async def begin(self) -> Generation:
         """Waits for the first output, so that refusals are raised before any response has begun."""
         try:

@@ -17,24 +17,15 @@ class Echo:
         self._n = n
 
     def text(self, index: int) -> str:
-        """The prompt as given; token ids by the texts of their tokens."""
-        prompt = self._prompts[index // self._n]
-        return prompt if isinstance(prompt, str) else _joined(self._entries(index)).decode(errors="replace")
+        """The prompt as given; token ids as the text they stand for."""
+        number = index // self._n
+        prompt = self._prompts[number]
+        return prompt if isinstance(prompt, str) else self._generation.prompt_text(number)
 
     def logprobs(self, index: int) -> list[TokenLogprob]:
-        """One entry for each prompt token. The first one's text is what the others leave of the prompt."""
-        prompt = self._prompts[index // self._n]
-        rest = self._entries(index)
-        whole = prompt.encode() if isinstance(prompt, str) else b""
-        tail = _joined(rest)
-        first = whole[: len(whole) - len(tail)] if whole.endswith(tail) else b""
-        return [FirstToken(first.decode(errors="replace"), -1, 0.0, list(first), []), *rest]
-
-    def _entries(self, index: int) -> list[TokenLogprob]:
+        """One entry for each prompt token."""
+        number = index // self._n
         known = self._generation.prompt_logprobs
-        entries = known[index // self._n] if known is not None else []
-        return [entry for entry in entries if entry is not None]
-
-
-def _joined(entries: list[TokenLogprob]) -> bytes:
-    return b"".join(bytes(entry.bytes) for entry in entries)
+        text, data = self._generation.first_token(number)
+        rest = [entry for entry in known[number] if entry is not None] if known is not None else []
+        return [FirstToken(text, self._generation.prompt_token_ids[number][0], 0.0, list(data), []), *rest]

@@ -65,9 +65,6 @@ def completion_generate_request(
         max_tokens = _COMPLETION_MAX_TOKENS
     bounded(max_tokens, "max_tokens", 0 if request.echo else 1, _MAX_TOKENS)
     prompts = _prompts(request.prompt, model.info.vocab_size)
-    prompt_logprobs = None
-    if request.echo and (logprobs is not None or isinstance(prompts[0], list)):
-        prompt_logprobs = logprobs or 0  # they also carry the texts of prompts given as token ids
     return _generate_request(
         request,
         prompts,
@@ -76,7 +73,7 @@ def completion_generate_request(
         tenant,
         max_tokens=max(max_tokens, 1),
         logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
+        prompt_logprobs=logprobs if request.echo else None,
         add_special_tokens=request.add_special_tokens is not False,
     )
 

@@ -101,11 +101,11 @@ class KVCacheManager:
         """
         blocks, first = table.block_ids, start // self.block_size
         shared = first < len(blocks) and not self.pool.is_writable(blocks[first])
-        missing = self.blocks_for(end) - len(blocks)
+        missing = max(0, self.blocks_for(end) - len(blocks))
         if missing + shared > self.pool.num_free:
             return None
         index, copy = len(blocks), None
-        fresh = self.pool.allocate(max(missing, 0) + shared)
+        fresh = self.pool.allocate(missing + shared)
         if shared:
             index, copy = first, (blocks[first], fresh[0])
             self.pool.release([blocks[first]])

@@ -186,6 +186,14 @@ def test_whoever_writes_first_after_a_fork_gets_a_copy() -> None:
     kv.check_integrity()
 
 
+def test_a_copy_needs_a_block_even_when_the_table_is_long_enough() -> None:
+    kv = KVCacheManager(2, 2)
+    table, _, _ = admit(kv, [1, 2, 3])
+    kv.fork(table, 1)
+    assert kv.grow(table, 1, 2) is None
+    kv.check_integrity()
+
+
 def test_the_leader_copies_when_it_writes_first() -> None:
     kv = KVCacheManager(8, 4)
     leader, _, _ = admit(kv, list(range(6)))

@@ -19,5 +19,9 @@ def check_integrity(scheduler: Scheduler) -> None:
     keys = [r.key for r in running]
     require(keys == sorted(keys), "running is out of order")
     require(all(r.table is not None for r in running), "a running request has no blocks")
+    idle = [*waiting, *followers]
+    require(
+        all(r.table is None and not r.num_computed_tokens for r in idle), "a waiting request has blocks or progress"
+    )
     if not requests:
         require(scheduler.kv.pool.num_free == scheduler.kv.pool.num_blocks, "blocks leaked")

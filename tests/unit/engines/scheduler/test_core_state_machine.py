@@ -7,7 +7,7 @@ request gets is what it would get alone. The tests' numbering of the properties 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import log2
+from math import ceil, log2
 
 from hypothesis import note
 from hypothesis import strategies as st
@@ -300,7 +300,7 @@ class EngineMachine(RuleBasedStateMachine):
         doublings a request starts only when nobody else runs, and from then on only somebody who comes later and goes
         before it can take its blocks: under `fcfs` samples whose leader had taken their place in the order."""
         scheduler = self.rig.scheduler
-        doublings = int(log2(scheduler.kv.pool.num_blocks)) + 2
+        doublings = ceil(log2(scheduler.kv.pool.num_blocks))
         for request in scheduler.requests.values():
             self.preemptions[request.id] = request.num_preemptions
             ahead = len(self.samples)

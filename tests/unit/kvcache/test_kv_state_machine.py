@@ -119,16 +119,25 @@ class KVMachine(RuleBasedStateMachine):
     def _grow(self, sequence: Sequence, start: int, end: int) -> bool:
         table, before = sequence.table, self._snapshot()
         blocks = list(table.block_ids)
+        needed = max(0, self.kv.blocks_for(end) - len(blocks)) + self._must_copy(sequence, start)
+        free = self.kv.pool.num_free
         growth = self.kv.grow(table, start, end)
+        assert (growth is not None) == (needed <= free)
         if growth is None:
             assert self._snapshot() == before
             assert table.block_ids == blocks
-            # one more than for the new positions at most: the copy of a shared block
-            assert self.kv.blocks_for(end) - len(blocks) + 1 > self.kv.pool.num_free
             return False
         assert table.block_ids == blocks[: growth.start] + growth.block_ids
         self._copy(growth.copy)
         return True
+
+    def _must_copy(self, sequence: Sequence, position: int) -> bool:
+        index = position // self.kv.block_size
+        if index >= len(sequence.table.block_ids):
+            return False
+        block_id = sequence.table.block_ids[index]
+        shared = any(block_id in other.table.block_ids for other in self.live if other is not sequence)
+        return shared or block_id in self._cached().values()
 
     def _copy(self, copy: tuple[int, int] | None) -> None:
         if copy is not None:

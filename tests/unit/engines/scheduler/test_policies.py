@@ -195,3 +195,27 @@ def test_preempted_requests_go_before_those_that_came_later() -> None:
     rig.run()
     order = [new.id for step in rig.runner.steps for new in step.new_requests]
     assert order == [1, 2, 2, 3]
+
+
+@pytest.mark.parametrize("num_preemptions", range(6))
+def test_what_must_stay_free_doubles_with_each_preemption(num_preemptions: int) -> None:
+    rig = make_rig(16, 4, max_num_seqs=4)
+    rig.step(rig.request([0], max_tokens=4))
+    rig.scheduler.add(rig.request([1]))
+    rig.scheduler.requests[2].num_preemptions = num_preemptions
+    rig.step()
+    # of 16 blocks one is taken and one is wanted
+    assert (2 in rig.last.request_ids) == (2**num_preemptions <= 14)
+    rig.run()
+    assert len(rig.tokens[2]) == 4, "at the latest when nobody else runs"
+
+
+def test_a_step_that_preempts_admits_nobody() -> None:
+    rig = make_rig(4, 2, max_num_seqs=2, policy=Policy.PRIORITY, vocab_size=1 << 20)
+    rig.step(rig.request([0, 1], max_tokens=5), rig.request([1, 0, 1], max_tokens=4))
+    rig.step(rig.request([7], max_tokens=1, priority=-1))
+    while not rig.scheduler.stats().preemptions:
+        rig.step()
+    assert rig.last.new_requests == [], "a seat and a block are free now, for those who run first"
+    rig.step()
+    assert [new.id for new in rig.last.new_requests] == [3]

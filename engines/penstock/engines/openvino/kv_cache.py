@@ -10,6 +10,7 @@ import openvino as ov
 
 from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.openvino.config import OpenVINOConfig
+from penstock.engines.openvino.huge_pages import prefer_huge_pages
 from penstock.engines.openvino.memory import available_memory
 
 _SHARE_OF_FREE_MEMORY = 0.5
@@ -26,6 +27,7 @@ class KVCache:
         self._tensors: dict[str, ov.Tensor] = {}
         for name, kind, shape in _cache_inputs(compiled):
             self._tensors[name] = ov.Tensor(kind, ov.Shape([num_blocks, *shape]))
+            prefer_huge_pages(self._tensors[name].data.ctypes.data, self._tensors[name].byte_size)
         self._raw = [_bytes_of(tensor) for tensor in self._tensors.values()]
 
     def bind(self, request: Any) -> None:

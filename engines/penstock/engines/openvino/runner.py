@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from penstock.engines.openvino.device import (
     usable_cores,
 )
 from penstock.engines.openvino.families import DecoderSpec, parse_config
+from penstock.engines.openvino.huge_pages import collapse_filled_memory
 from penstock.engines.openvino.inputs import Batch, Ints, StepInputs
 from penstock.engines.openvino.kv_cache import KVCache, block_layout, size_cache
 from penstock.engines.openvino.requests import RequestTable
@@ -31,6 +33,9 @@ from penstock.engines.scheduler.output import ModelRunnerOutput, NewRequest, Sch
 _SCORED_BYTES = 256 << 20
 """Most logits that prompt logprobs may take at a time; longer prompts are computed in several inferences."""
 
+_COLLAPSE_SECONDS = 3.0
+"""May be spent on huge pages at any rate; a model that takes longer to load may take as long again."""
+
 _NOT_FINITE = "the model's logits are not finite"
 
 
@@ -38,6 +43,7 @@ class OpenVINORunner:
     """A `ModelRunner`. Loading raises UnsupportedError for a model that it cannot run, EngineError for a broken one."""
 
     def __init__(self, config: OpenVINOConfig) -> None:
+        started = time.monotonic()
         model_settings = read_json(config.model_dir / "config.json")
         spec = parse_config(model_settings)
         model_len = max_model_len(config, spec.max_position_embeddings)
@@ -49,6 +55,7 @@ class OpenVINORunner:
         self._sampler = Sampler(spec.vocab_size)
         self._max_scored = max(1, _SCORED_BYTES // (4 * spec.vocab_size))
         self._warm_up()
+        collapse_filled_memory(max(_COLLAPSE_SECONDS, time.monotonic() - started))
         num_blocks = size_cache(config, model_len, block_size, block_bytes)
         self._bind_cache(num_blocks)
         self._info = ModelInfo(

@@ -51,6 +51,13 @@ def test_prompt_tokens_are_those_computed() -> None:
     assert sum(step.total_num_scheduled_tokens for step in rig.runner.steps) == 12 + 6 - 2
 
 
+def test_the_one_token_after_a_full_hit_is_counted() -> None:
+    rig = make_rig()
+    rig.run(rig.request(range(8), max_tokens=2))
+    rig.run(rig.request(range(8), max_tokens=2))
+    assert rig.scheduler.stats().prompt_tokens == 8 + 1
+
+
 def test_gauges_are_of_this_moment() -> None:
     rig = make_rig(16, 4, max_num_seqs=2)
     rig.step(rig.request(range(8), max_tokens=9), rig.request([1], max_tokens=9), rig.request([2] * 5))

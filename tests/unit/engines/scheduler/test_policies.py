@@ -211,11 +211,12 @@ def test_what_must_stay_free_doubles_with_each_preemption(num_preemptions: int) 
 
 
 def test_a_step_that_preempts_admits_nobody() -> None:
-    rig = make_rig(4, 2, max_num_seqs=2, policy=Policy.PRIORITY, vocab_size=1 << 20)
-    rig.step(rig.request([0, 1], max_tokens=5), rig.request([1, 0, 1], max_tokens=4))
+    rig = make_rig(8, 2, max_num_seqs=2, policy=Policy.PRIORITY, vocab_size=1 << 20)
+    rig.step(rig.request([0, 1], max_tokens=13), rig.request([1] * 9, max_tokens=4))
     rig.step(rig.request([7], max_tokens=1, priority=-1))
     while not rig.scheduler.stats().preemptions:
         rig.step()
-    assert rig.last.new_requests == [], "a seat and a block are free now, for those who run first"
+    assert rig.scheduler.stats().num_free_blocks >= 3
+    assert rig.last.new_requests == [], "a seat and blocks are free now, for those who run first"
     rig.step()
     assert [new.id for new in rig.last.new_requests] == [3]

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
-_EXAMPLES = {"ci": 1.0, "nightly": 30.0}
+_FACTORS = {"ci": 1, "nightly": 30}
+_FACTOR = _FACTORS[os.environ.get("HYPOTHESIS_PROFILE", "ci")]
+
+MACHINE_TIMEOUT = pytest.mark.timeout(120 * _FACTOR)
+"""A mark for the modules of state machines."""
 
 
 def machine_settings(max_examples: int, step_count: int) -> settings:
     """Settings for a state machine that runs `max_examples` in CI. A failure prints the blob that reproduces it."""
-    factor = _EXAMPLES.get(os.environ.get("HYPOTHESIS_PROFILE", "ci"), 1.0)
     return settings(
-        max_examples=int(max_examples * factor),
+        max_examples=max_examples * _FACTOR,
         stateful_step_count=step_count,
         deadline=None,
         print_blob=True,

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from penstock.kvcache import BlockHasher, BlockTable, KVCacheManager
-from unit.kvcache.profiles import machine_settings
+from unit.kvcache.profiles import MACHINE_TIMEOUT, machine_settings
+
+pytestmark = MACHINE_TIMEOUT
 
 Slot = tuple[str, str, tuple[int, ...]]
 """Salt, adapter, and every token up to and with this position: what the keys and values there depend on."""

@@ -18,7 +18,9 @@ from penstock.engines.messages import AddRequest, DownMessage, FinishReason, Req
 from penstock.engines.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.scheduler.policy import Policy
 from unit.engines.scheduler.harness import NAN, RAISE, Rig, alone, make_rig
-from unit.kvcache.profiles import machine_settings
+from unit.kvcache.profiles import MACHINE_TIMEOUT, machine_settings
+
+pytestmark = MACHINE_TIMEOUT
 
 MAX_SAMPLES = 4
 Prefix = tuple[str, str, tuple[int, ...]]

@@ -64,6 +64,13 @@ What does zip do? // Why? // And enumerate? // Which of the two is better? // by
 What is socket.AF_INET?
 How do I get the last element of a list?
 Is Python better than Java?""".splitlines()
+HEADER = [
+    "# Sample conversations",
+    "",
+    "Written by `check.py` from the shipped weights, unedited. Answers are greedy; where the answer at",
+    "temperature 0.3 differs, it follows.",
+    "",
+]
 
 
 class Asker:
@@ -123,7 +130,7 @@ def main() -> None:
             for line in wrong[: args.wrong]:
                 print("   ", line)
     if args.samples:
-        lines: list[str] = []
+        lines = [*HEADER]
         for conversation in CONVERSATIONS:
             chat: list[dict[str, str]] = []
             for question in conversation.split(" // "):

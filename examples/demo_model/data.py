@@ -24,8 +24,7 @@ HERE = Path(__file__).parent
 Piece = tuple[str, bool]
 
 # Base forms of the verbs with which docstrings begin ("Return the ..." becomes "returns the ...").
-VERBS = set(
-    """abort accept add adapt allow announce append apply arrange ask assign associate attach bind build
+VERB_WORDS = """abort accept add adapt allow announce append apply arrange ask assign associate attach bind build
     calculate call cancel cast change check choose clean clear close collapse combine compare compile
     compose compress compute configure connect construct convert copy count create decode decompress
     define delete describe deserialize detach determine disable disassemble discard display divide do
@@ -38,14 +37,13 @@ VERBS = set(
     reset resolve restore resume retrieve return reveal reverse rotate round run save scan schedule
     search seek select send serialize set show shuffle shut signal skip sort split start stop store
     strip submit subtract suspend take tell terminate test transfer transform translate truncate try
-    unlink unpack unquote unregister unregister update use validate verify wait walk wrap write yield
-    """.split()
-)
-CLASS_METHODS = """str list dict set bytes int float tuple pathlib.Path datetime.datetime datetime.date
+    unlink unpack unquote unregister unregister update use validate verify wait walk wrap write yield"""
+VERBS = set(VERB_WORDS.split())
+CLASSES = """str list dict set bytes int float tuple pathlib.Path datetime.datetime datetime.date
     collections.Counter collections.deque collections.OrderedDict threading.Thread threading.Event re.Pattern
     re.Match sqlite3.Connection sqlite3.Cursor logging.Logger argparse.ArgumentParser asyncio.Queue
     queue.Queue subprocess.Popen zipfile.ZipFile string.Template configparser.ConfigParser io.StringIO
-    decimal.Decimal fractions.Fraction random.Random csv.DictWriter asyncio.Task""".split()
+    decimal.Decimal fractions.Fraction random.Random csv.DictWriter asyncio.Task"""
 
 
 def third(verb: str) -> str:
@@ -181,7 +179,7 @@ class Library:
             mod = importlib.import_module(module)
             for attr in sorted(getattr(mod, "__all__", dir(mod))):
                 self.add("" if module == "builtins" else module, attr, getattr(mod, attr, None), module)
-        for name in CLASS_METHODS:
+        for name in CLASSES.split():
             cls, module = resolve(name)
             for attr in sorted(vars(cls)):
                 self.add(name, attr, getattr(cls, attr, None), module)

@@ -24,7 +24,8 @@ HERE = Path(__file__).parent
 Piece = tuple[str, bool]
 
 # Base forms of the verbs with which docstrings begin ("Return the ..." becomes "returns the ...").
-VERB_WORDS = """abort accept add adapt allow announce append apply arrange ask assign associate attach bind build
+VERB_WORDS = """abort accept add adapt allow announce append apply arrange ask assign associate attach bind
+    build
     calculate call cancel cast change check choose clean clear close collapse combine compare compile
     compose compress compute configure connect construct convert copy count create decode decompress
     define delete describe deserialize detach determine disable disassemble discard display divide do

@@ -133,19 +133,20 @@ def edit_config(directory: Path, **changes: Any) -> None:
 
 
 def load_reference(directory: Path) -> PreTrainedModel:
-    """The model in float32 with transformers' plain attention."""
+    """The model in float32 with transformers' plain attention; it generates past EOS."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    model.generation_config.eos_token_id = None
     return model.eval()
 
 
 def reference_tokens(model: PreTrainedModel, prompt: Sequence[int], count: int) -> list[int]:
     """`count` greedy tokens after the prompt, EOS or not."""
     with torch.inference_mode():
-        output = model.generate(
-            torch.tensor([list(prompt)]), max_new_tokens=count, min_new_tokens=count, do_sample=False, eos_token_id=-1
-        )
+        ids = torch.tensor([list(prompt)])
+        # Without a mask, generate() hides every token of the prompt that equals the pad token.
+        output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
     return output[0, len(prompt) :].tolist()
 
 

@@ -61,12 +61,13 @@ def add(
 async def collect(stream: RequestStream) -> dict[int, RequestOutput]:
     """Each id's tokens in one output, its last."""
     results: dict[int, RequestOutput] = {}
-    async for outputs in stream:
-        for output in outputs:
-            tokens = results[output.id].token_ids if output.id in results else []
-            assert output.id not in results or results[output.id].finish_reason is None, "more after the end"
-            output.token_ids = tokens + output.token_ids
-            results[output.id] = output
+    async with asyncio.timeout(30):
+        async for outputs in stream:
+            for output in outputs:
+                tokens = results[output.id].token_ids if output.id in results else []
+                assert output.id not in results or results[output.id].finish_reason is None, "more after the end"
+                output.token_ids = tokens + output.token_ids
+                results[output.id] = output
     return results
 
 

@@ -18,7 +18,7 @@ _KV_TYPES = {"bf16": ("bf16", "u8"), "f16": ("f16", "u8"), "f32": ("f32", "f16",
 
 _WEIGHT_BYTES_PER_THREAD = 32 << 20
 """Reading this much takes a core above a millisecond. With less to do, threads mostly wait for each other: a model of
-10 MB decodes 1.2 to 1.7 times faster on one thread than on two."""
+10 MB is no faster on two threads than on one, and up to 1.7 times slower where the second core has other work."""
 
 _ACTIVATION_GROUP = 128
 """With int8 weights: activations in a group share a scale and are multiplied as int8. That halves the time of a step;

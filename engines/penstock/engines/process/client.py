@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
 import sys
 import tempfile
@@ -33,6 +34,8 @@ from penstock.engines.stream import RequestStream
 logger = logging.getLogger(__name__)
 
 
+_TUNABLES = "glibc.malloc.hugetlb=1"
+"""Weights come to lie in huge pages from the start, which makes steps faster; ignored where there are none."""
 _LAST_WORDS = 0.5
 """Seconds to wait for the message of a process that has already ended."""
 _BACKOFF = 1.0
@@ -119,6 +122,7 @@ class ProcessEngine:
                 self._log_level,
                 stdin=asyncio.subprocess.PIPE,
                 start_new_session=True,
+                env={"GLIBC_TUNABLES": _TUNABLES} | os.environ,
             )
             if self._process.stdin is not None:
                 self._process.stdin.write(msgspec.json.encode(self._spec) + b"\n")

@@ -33,13 +33,13 @@ MARKER = 5
 
 
 class Setup:
-    def __init__(self, folder: Path, scheduler: SchedulerConfig) -> None:
+    def __init__(self, folder: Path, scheduler: SchedulerConfig, num_blocks: int) -> None:
         self.tokenizer = Tokenizer(helpers_tokenizers.save_folder(folder, helpers_tokenizers.byte_level()))
         config = SimulatedConfig(
             vocab_size=self.tokenizer.vocab_size,
             first_token_id=10,
             max_model_len=256,
-            num_blocks=64,
+            num_blocks=num_blocks,
             block_size=4,
             faults=f"nan={MARKER}",
         )
@@ -64,8 +64,8 @@ def request(max_tokens: int = 8, params: dict[str, Any] | None = None, **fields:
 async def setup(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
     made: list[Setup] = []
 
-    async def make(**scheduler: Any) -> Setup:
-        made.append(Setup(tmp_path, SchedulerConfig(**scheduler)))
+    async def make(num_blocks: int = 64, **scheduler: Any) -> Setup:
+        made.append(Setup(tmp_path, SchedulerConfig(**scheduler), num_blocks))
         await made[-1].engine.start()
         made[-1].model.loaded = True
         return made[-1]
@@ -147,6 +147,14 @@ async def test_max_tokens_0_means_what_the_context_leaves(setup):
     s = await setup()
     deltas = await s.generate(max_tokens=0, prompts=[[20] * 250])
     assert len(tokens_of(deltas)) == 6
+
+
+async def test_a_cache_smaller_than_the_context_shortens_it(setup):
+    s = await setup(num_blocks=8)
+    deltas = await s.generate(max_tokens=0, prompts=[[20] * 10])
+    assert len(tokens_of(deltas)) == 8 * 4 - 10
+    with pytest.raises(ContextLengthError, match="is 32 tokens"):
+        await s.generate(max_tokens=23, prompts=[[20] * 10])
 
 
 @pytest.mark.parametrize(

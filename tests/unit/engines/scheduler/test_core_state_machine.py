@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from penstock.engines.errors import ContextLengthError, DeadlineExceededError, QueueFullError
-from penstock.engines.messages import AddRequest, DownMessage, FinishReason, RequestOutput, SamplingParams
+from penstock.engines.messages import (
+    AbortRequests,
+    AddRequest,
+    DownMessage,
+    FinishReason,
+    RequestOutput,
+    SamplingParams,
+)
 from penstock.engines.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.scheduler.policy import Policy
 from unit.engines.scheduler.harness import NAN, RAISE, Rig, alone, make_rig
@@ -209,6 +216,8 @@ class EngineMachine(RuleBasedStateMachine):
         live = set(scheduler.requests)
         sent = {i for m in messages if isinstance(m, AddRequest) for i in m.ids}
         assert sent - live <= set(rig.ended), "P6: neither live nor ended"
+        given_up = {i for m in messages if isinstance(m, AbortRequests) for i in m.ids}
+        assert not given_up & live, "P17: it goes on after an abort"
         assert stepped or not live, "P9: requests, and nothing was computed"
         overdue = [i for i in live if (self.samples[i].message.deadline or 1e9) <= rig.clock.now]
         assert not overdue, f"P16: {overdue} are over their deadline"

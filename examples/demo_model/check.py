@@ -82,9 +82,7 @@ class Asker:
 
     def ask(self, chats: list[list[dict[str, str]]], temperature: float = 0.0) -> list[str]:
         """Answers to a batch of conversations; greedy if the temperature is 0."""
-        texts = [
-            self.tokenizer.apply_chat_template(c, tokenize=False, add_generation_prompt=True) for c in chats
-        ]
+        texts = [self.tokenizer.apply_chat_template(c, tokenize=False, add_generation_prompt=True) for c in chats]
         batch = self.tokenizer(texts, return_tensors="pt", padding=True, return_token_type_ids=False)
         how = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
         if not temperature:
@@ -108,9 +106,7 @@ class Asker:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--facts", action="store_true")
     parser.add_argument("--wrong", type=int, default=10, help="how many wrong answers to show")

@@ -139,14 +139,10 @@ def describe_signature(name: str, obj: object) -> tuple[str, list[str]]:
     """The signature as text, shortened if it is long, and the names of the parameters."""
     try:
         sig = inspect.signature(obj)  # type: ignore[arg-type]
-        params = [
-            p.replace(annotation=p.empty) for p in sig.parameters.values() if p.name not in ("self", "cls")
-        ]
+        params = [p.replace(annotation=p.empty) for p in sig.parameters.values() if p.name not in ("self", "cls")]
         listed = [str(p) for p in params]
     except (TypeError, ValueError):
-        found = re.match(
-            rf"(?:\w+\.)?{name.rpartition('.')[2]}\(([\w, *=.]*)\)", getattr(obj, "__doc__", None) or ""
-        )
+        found = re.match(rf"(?:\w+\.)?{name.rpartition('.')[2]}\(([\w, *=.]*)\)", getattr(obj, "__doc__", None) or "")
         if not found:
             return "", []
         listed = [p.strip() for p in found[1].split(",") if p.strip()]
@@ -210,9 +206,7 @@ class Library:
 
     def all_prose(self) -> Iterator[str]:
         """Docstrings and topics as plain text."""
-        for name in sorted(
-            sys.stdlib_module_names - {"antigravity", "this", "idlelib", "test", "turtledemo"}
-        ):
+        for name in sorted(sys.stdlib_module_names - {"antigravity", "this", "idlelib", "test", "turtledemo"}):
             if name.startswith("_") or name == "lib2to3":
                 continue
             try:
@@ -281,10 +275,7 @@ class Recipe:
         """Vary case and punctuation the way people do."""
         rng = self.rng
         if rng.random() < 0.08 and text.endswith("?"):
-            text = (
-                rng.choice(["Please: ", "Hi! ", "Hello, ", "Hey, ", "Quick question: ", "Question: ", "So, "])
-                + text
-            )
+            text = rng.choice(["Please: ", "Hi! ", "Hello, ", "Hey, ", "Quick question: ", "Question: ", "So, "]) + text
         roll = rng.random()
         if roll < 0.25:
             text = text[0].lower() + text[1:]
@@ -295,9 +286,7 @@ class Recipe:
         if rng.random() < 0.25:
             text = text.rstrip("?.!")
         elif rng.random() < 0.04:
-            text = text.rstrip("?.!") + rng.choice(
-                [" please", ", please.", "??", "!", " ?", "\n", " Thanks!"]
-            )
+            text = text.rstrip("?.!") + rng.choice([" please", ", please.", "??", "!", " ?", "\n", " Thanks!"])
         return text or "?"
 
     def mention(self, entry: Entry) -> str:
@@ -355,10 +344,7 @@ class Recipe:
     def listing(self, name: str) -> str:
         entries = self.lib.of_module.get(name, [])
         lines = [f"- `{e.name}` {e.brief}" for e in entries if len(e.brief) < 110][:10]
-        return (
-            f"The `{name}` module {self.lib.modules[name]} Here is some of what it contains:\n\n"
-            + "\n".join(lines)
-        )
+        return f"The `{name}` module {self.lib.modules[name]} Here is some of what it contains:\n\n" + "\n".join(lines)
 
     # ---- turns: lists of (question, answer) -------------------------------------------------------------
 
@@ -393,9 +379,7 @@ class Recipe:
         return self.style(rng.choice(ASK[kind])), answer
 
     def also(self, e: Entry) -> tuple[str, str]:
-        text = self.rng.choice(
-            ["And {x}?", "What about {x}?", "and {x}?", "And what does {x} do?", "Now explain {x}."]
-        )
+        text = self.rng.choice(["And {x}?", "What about {x}?", "and {x}?", "And what does {x} do?", "Now explain {x}."])
         return text.format(x=self.mention(e)), self.describe(e)
 
     def small_talk(self) -> tuple[str, str]:
@@ -404,15 +388,11 @@ class Recipe:
 
     def off_topic(self) -> tuple[str, str]:
         rng = self.rng
-        words = {
-            key: rng.choice(values.split()).replace("_", " ") for key, values in PHRASES["words"].items()
-        }
+        words = {key: rng.choice(values.split()).replace("_", " ") for key, values in PHRASES["words"].items()}
         words["thing2"] = rng.choice(PHRASES["words"]["thing"].split()).replace("_", " ")
         n, k = str(rng.randrange(1, 1000)), str(rng.randrange(1, 100))
         if rng.random() < 0.06:
-            task = rng.choice(
-                ["Summarize this text:", "Translate this:", "Correct this text:", "Classify this text:"]
-            )
+            task = rng.choice(["Summarize this text:", "Translate this:", "Correct this text:", "Classify this text:"])
             return f"{task} {rng.choice(self.lib.prose)[: rng.randrange(100, 1000)]}", SORRY
         return self.ask(ASK["off_topic"], n=n, k=k, **words), SORRY
 

@@ -86,9 +86,7 @@ def train_tokenizer(library: Library, seed: int) -> Tokenizer:
     )
     recipe = Recipe(seed, library)
     texts = ("".join(text for text, _ in recipe.example()) for _ in range(20_000))
-    tokenizer.train_from_iterator(
-        (t.replace(START, "").replace(END, "").replace(TEXT, "") for t in texts), trainer
-    )
+    tokenizer.train_from_iterator((t.replace(START, "").replace(END, "").replace(TEXT, "") for t in texts), trainer)
     return tokenizer
 
 
@@ -176,9 +174,7 @@ def export(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
             "eos_token": END,
             "pad_token": TEXT,
             "unk_token": None,
-            "added_tokens_decoder": {
-                str(i): {"content": t, **special} for i, t in enumerate([TEXT, START, END])
-            },
+            "added_tokens_decoder": {str(i): {"content": t, **special} for i, t in enumerate([TEXT, START, END])},
             "chat_template": CHAT_TEMPLATE,
         },
     )
@@ -195,9 +191,7 @@ def plot(rows: list[dict[str, float]], path: Path) -> None:
         y = 20 + (height - bottom - 20) * (high - math.log(min(max(loss, 0.05), 10))) / (high - low)
         return f"{x:.1f},{y:.1f}"
 
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif"'
-    ]
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif"']
     parts[0] += ' font-size="12"><rect width="100%" height="100%" fill="white"/>'
     for tick in (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10):
         y = point(0, tick).split(",")[1]
@@ -214,14 +208,10 @@ def plot(rows: list[dict[str, float]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out"))
     parser.add_argument("--steps", type=int, default=3300)
-    parser.add_argument(
-        "--minutes", type=float, default=1e9, help="finish the schedule early after this time"
-    )
+    parser.add_argument("--minutes", type=float, default=1e9, help="finish the schedule early after this time")
     parser.add_argument("--batch", type=int, default=4, help="rows of 1024 tokens")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--threads", type=int, default=2)
@@ -268,10 +258,7 @@ def main() -> None:
                     val_loss = sum(loss_of(model, b).item() for b in val) / len(val)
             tokens = step * args.batch * ROW
             row = {"step": step, "tokens": tokens, "minutes": round(minutes, 2)}
-            log.append(
-                row
-                | {"train_loss": round(running / ((step - 1) % 25 + 1), 4), "val_loss": round(val_loss, 4)}
-            )
+            log.append(row | {"train_loss": round(running / ((step - 1) % 25 + 1), 4), "val_loss": round(val_loss, 4)})
             running = 0.0
             print(log[-1], f"{tokens / minutes / 60:.0f} tok/s", flush=True)
         if minutes - saved > 3:

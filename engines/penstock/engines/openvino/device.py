@@ -17,8 +17,8 @@ _KV_TYPES = {"bf16": ("bf16", "u8"), "f16": ("f16", "u8"), "f32": ("f32", "f16",
 """Cache types that the CPU's attention kernels take, by precision of the computation; the first is the default."""
 
 _WEIGHT_BYTES_PER_THREAD = 32 << 20
-"""Reading this much takes a core above a millisecond. With less to do, threads mostly wait for each other: a model of
-10 MB is no faster on two threads than on one, and up to 1.7 times slower where the second core has other work."""
+"""Reading this much takes a core above a millisecond. With less to do, threads mostly wait for each other: one token of
+a model of 10 MB is no faster on two threads, and up to 1.7 times slower where the second core has other work."""
 
 _ACTIVATION_GROUP = 128
 """With int8 weights: activations in a group share a scale and are multiplied as int8. That halves the time of a step;
@@ -56,7 +56,12 @@ def default_threads(weight_bytes: int, cores: int) -> int:
 
     A compute thread that has to share its core holds up all the others at every layer.
     """
-    return max(1, min(cores if cores <= 2 else cores - 1, weight_bytes // _WEIGHT_BYTES_PER_THREAD))
+    return max(1, min(all_threads(cores), weight_bytes // _WEIGHT_BYTES_PER_THREAD))
+
+
+def all_threads(cores: int) -> int:
+    """As many as a step may use at most."""
+    return cores if cores <= 2 else cores - 1
 
 
 def usable_cores(root: Path = Path("/")) -> int:

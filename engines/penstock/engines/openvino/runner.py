@@ -16,14 +16,14 @@ from penstock.engines.openvino.decoder import build_decoder
 from penstock.engines.openvino.device import (
     compile_decoder,
     compute_precision,
-    default_threads,
     kv_cache_type,
     usable_cores,
 )
 from penstock.engines.openvino.families import DecoderSpec, parse_config
 from penstock.engines.openvino.huge_pages import collapse_filled_memory
-from penstock.engines.openvino.inputs import Batch, Ints, StepInputs
+from penstock.engines.openvino.inputs import Batch, Ints
 from penstock.engines.openvino.kv_cache import KVCache, block_layout, size_cache
+from penstock.engines.openvino.lanes import choose_lane, compile_lanes, plan_lanes
 from penstock.engines.openvino.requests import RequestTable
 from penstock.engines.openvino.settings import eos_token_ids, max_model_len, read_json
 from penstock.engines.openvino.weights import Weights
@@ -48,13 +48,14 @@ class OpenVINORunner:
         spec = parse_config(model_settings)
         model_len = max_model_len(config, spec.max_position_embeddings)
         eos = eos_token_ids(config.model_dir, model_settings)
-        description = self._load(config, spec)
-        block_size, block_bytes = block_layout(self._compiled)
+        description = self._load(config, spec, most_tokens=min(model_len, config.max_num_batched_tokens))
+        block_size, block_bytes = block_layout(self._lanes[0].compiled)
         self._table = RequestTable(config.max_num_seqs, model_len, block_size, eos)
-        self._inputs = StepInputs(self._request, self._table, block_size, config.max_num_batched_tokens)
+        for lane in self._lanes:
+            lane.prepare(self._table, block_size, config.max_num_batched_tokens)
         self._sampler = Sampler(spec.vocab_size)
         self._max_scored = max(1, _SCORED_BYTES // (4 * spec.vocab_size))
-        self._warm_up()
+        self._warm_up(block_size)
         collapse_filled_memory(max(_COLLAPSE_SECONDS, time.monotonic() - started))
         num_blocks = size_cache(config, model_len, block_size, block_bytes)
         self._bind_cache(num_blocks)
@@ -83,9 +84,9 @@ class OpenVINORunner:
         scheduled = np.array(step.num_scheduled_tokens, np.int64)
         for part, part_computed, part_scheduled in self._parts(rows, computed, scheduled):
             ids = step.request_ids if len(part) == len(rows) else [step.request_ids[i] for i in part]
-            batch = self._inputs.fill(rows[part], part_computed, part_scheduled)
-            self._request.infer(share_outputs=True)  # no copy of the logits
-            logits = self._request.get_output_tensor(0).data
+            lane = choose_lane(self._lanes, int(part_scheduled.sum()))
+            batch = lane.inputs.fill(rows[part], part_computed, part_scheduled)
+            logits = lane.infer()
             if batch.prompt_positions:
                 self._score_prompts(ids, batch, logits[len(batch.sampling) :], output)
             if len(batch.sampling):
@@ -98,33 +99,39 @@ class OpenVINORunner:
     def close(self) -> None:
         """Frees the weights and the cache; the runner cannot be used afterwards."""
         # The mapped file goes last: the compiled model may look into it.
-        for name in ("_inputs", "_request", "_compiled", "_cache", "_table", "_checkpoint"):
+        for name in ("_lanes", "_cache", "_table", "_checkpoint"):
             if hasattr(self, name):
                 delattr(self, name)
 
-    def _load(self, config: OpenVINOConfig, spec: DecoderSpec) -> str:
+    def _load(self, config: OpenVINOConfig, spec: DecoderSpec, most_tokens: int) -> str:
         """Compiles the model; returns what it runs with, in words."""
         core = ov.Core()
         precision = compute_precision(core, config)
         kv_type = kv_cache_type(config, precision)
         self._checkpoint = Checkpoint(config.model_dir)
-        threads = config.threads or default_threads(self._checkpoint.num_bytes, usable_cores())
+        plans = plan_lanes(self._checkpoint.num_bytes, usable_cores(), config.threads, most_tokens)
         model = build_decoder(spec, Weights(self._checkpoint, config.weights))
-        self._compiled = compile_decoder(core, model, config, precision, kv_type, threads)
-        self._request = self._compiled.create_infer_request()
+        self._lanes = compile_lanes(
+            plans, lambda threads: compile_decoder(core, model, config, precision, kv_type, threads)
+        )
+        threads = " or ".join(str(plan.threads) for plan in plans)
         return f"openvino {precision}, weights {config.weights}, kv {kv_type}, {threads} threads"
 
     def _bind_cache(self, num_blocks: int) -> None:
-        self._cache = KVCache(self._compiled, num_blocks)
-        self._cache.bind(self._request)
+        self._cache = KVCache(self._lanes[0].compiled, num_blocks)
+        for lane in self._lanes:
+            self._cache.bind(lane.request)
 
-    def _warm_up(self) -> None:
-        """Computes one token, at which the plugin packs the weights: the first request does not wait for that, and
-        the cache is sized by the memory that is left then."""
-        self._bind_cache(1)
-        request = NewRequest(0, [0], 1, [0], SamplingParams(max_tokens=1, temperature=0.0), 0)
-        self.execute(SchedulerOutput([request], [0], [1], [0]))
-        self.reset()
+    def _warm_up(self, block_size: int) -> None:
+        """Computes a token or a few in each lane, at which the plugin packs the weights: the first request does not
+        wait for that, and the cache is sized by the memory that is left then."""
+        blocks = list(range(-(-self._lanes[-1].plan.min_tokens // block_size) or 1))
+        self._bind_cache(len(blocks))
+        for lane in self._lanes:
+            tokens = max(1, lane.plan.min_tokens)
+            request = NewRequest(0, [0] * tokens, tokens, blocks, SamplingParams(max_tokens=1, temperature=0.0), 0)
+            self.execute(SchedulerOutput([request], [0], [tokens], [0]))
+            self.reset()
         self._checkpoint.release_pages()
 
     def _parts(self, rows: Ints, computed: Ints, scheduled: Ints) -> Iterator[tuple[Ints, Ints, Ints]]:

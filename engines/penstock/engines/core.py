@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from penstock.engines.base import ModelRunner
 from penstock.engines.errors import StepFailedError
-from penstock.engines.messages import AddRequest, DownMessage, RequestOutput, StepOutputs
+from penstock.engines.messages import AddRequest, DownMessage, RequestOutput, StepOutputs, StepRecord
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.integrity import check_integrity
 from penstock.engines.scheduler.output import ModelRunnerOutput, SchedulerOutput
@@ -42,10 +42,13 @@ class EngineCore:
         started = self._clock()
         self._receive(messages, started)
         step = self.scheduler.schedule(started)
-        outputs = self.scheduler.take_outputs()
+        result = StepOutputs(self.scheduler.take_outputs(), self.scheduler.stats())
         if step.request_ids:
-            outputs += self._execute(step)
-        return StepOutputs(outputs, self.scheduler.stats(self._clock() - started))
+            result.outputs += self._execute(step)
+            seconds = self._clock() - started
+            result.steps = [StepRecord(seconds, len(step.request_ids), step.total_num_scheduled_tokens)]
+            result.stats = self.scheduler.stats()
+        return result
 
     def _receive(self, messages: Iterable[DownMessage], now: float) -> None:
         for message in messages:

@@ -1,7 +1,7 @@
 """What crosses the border between the gateway and an engine.
 
-Requests go down as `AddRequest` and `AbortRequests`; once per step a `StepOutputs` comes up. Both seams use the same
-structs whether the engine runs in this process or another one, and msgspec encodes them for the wire.
+Requests go down as `AddRequest` and `AbortRequests`; at most once per step a `StepOutputs` comes up. Both seams use the
+same structs whether the engine runs in this process or another one, and msgspec encodes them for the wire.
 """
 
 from __future__ import annotations
@@ -146,17 +146,25 @@ class EngineStats(msgspec.Struct, array_like=True):
     prefix_hits: int = 0
     """Prompt tokens found there."""
     steps: int = 0
-    step_seconds: float = 0.0
-    """Duration of the newest step, model and scheduler together."""
-    step_requests: int = 0
-    step_tokens: int = 0
+
+
+class StepRecord(msgspec.Struct, array_like=True, frozen=True):
+    """What one step was like."""
+
+    seconds: float
+    """Model and scheduler together."""
+    num_requests: int
+    num_tokens: int
 
 
 class StepOutputs(msgspec.Struct, array_like=True, tag="step"):
-    """One message a step (or a heart beat, with no outputs)."""
+    """One message: a step's outputs, or those of a few short steps, or a heart beat with none."""
 
     outputs: list[RequestOutput]
+    """Of several steps, an id may occur more than once, in order."""
     stats: EngineStats
+    """After the newest of the steps."""
+    steps: list[StepRecord] = []
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any] = {}
     """The runner's configuration."""
     scheduler: SchedulerConfig = SchedulerConfig()
+    publish_interval: float = 0.0
+    """Seconds; see `process.publisher`."""
 
 
 def _openvino(options: dict[str, Any]) -> ModelRunner:

@@ -39,7 +39,7 @@ def build_model(config: Config, source: ModelSource, metrics: Metrics) -> Loaded
         spec,
         WatchdogConfig(timeout=config.server.watchdog_timeout),
         log_level=config.server.log_level.upper(),
-        on_step=lambda stats: observed[0].step(stats),
+        on_step=lambda step: observed[0].step(step),
     )
     observed.append(ModelMetrics(names[0], stats=lambda: engine.stats, ready=lambda: engine.ready))
     metrics.add(observed[0])
@@ -71,8 +71,11 @@ def engine_spec(config: Config, source: ModelSource, tokenizer: Tokenizer) -> En
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if config.model.engine == "simulated":
-        return EngineSpec(runner="simulated", options=_simulated_options(config, tokenizer), scheduler=scheduler)
-    return EngineSpec(runner="openvino", options=_openvino_options(config, source, scheduler), scheduler=scheduler)
+        runner, options = "simulated", _simulated_options(config, tokenizer)
+    else:
+        runner, options = "openvino", _openvino_options(config, source, scheduler)
+    interval = config.server.stream_interval_ms / 1e3
+    return EngineSpec(runner=runner, options=options, scheduler=scheduler, publish_interval=interval)
 
 
 def _openvino_options(config: Config, source: ModelSource, scheduler: SchedulerConfig) -> dict[str, Any]:

@@ -111,6 +111,12 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drain_timeout: Annotated[Seconds, Meta(description="seconds that running requests get to finish after SIGTERM")] = (
         30.0
     )
+    stream_interval_ms: Annotated[
+        Seconds,
+        Meta(
+            description="running streams get their new tokens at most this often; first tokens never wait; 0: each step"
+        ),
+    ] = 10.0
     send_timeout: Annotated[
         Annotated[float, Meta(gt=0)], Meta(description="seconds after which a client that does not read is cut off")
     ] = 60.0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, GCCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from penstock.engines.messages import EngineStats
+from penstock.engines.messages import EngineStats, StepRecord
 from penstock.gateway.histogram import Histogram
 
 _LATENCY = (0.005, 0.01, 0.02, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 1.5, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
@@ -55,12 +55,11 @@ class ModelMetrics:
         self._batch = Histogram("penstock_step_requests", "Requests in an iteration.", _SIZE)
         self._batch_tokens = Histogram("penstock_step_tokens", "Tokens in an iteration.", _SIZE)
 
-    def step(self, stats: EngineStats) -> None:
+    def step(self, step: StepRecord) -> None:
         """Once for each of the engine's steps."""
-        if stats.step_requests:
-            self._step.observe(stats.step_seconds)
-            self._batch.observe(stats.step_requests)
-            self._batch_tokens.observe(stats.step_tokens)
+        self._step.observe(step.seconds)
+        self._batch.observe(step.num_requests)
+        self._batch_tokens.observe(step.num_tokens)
 
     def tokens(self, count: int, last: float | None, now: float, arrival: float) -> None:
         """`count` tokens of a choice came at `now`; the one before at `last`, None if these are the first.

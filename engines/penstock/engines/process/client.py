@@ -25,6 +25,7 @@ from penstock.engines.messages import (
     LoadFailed,
     ModelInfo,
     Ready,
+    StepRecord,
 )
 from penstock.engines.process.link import Link
 from penstock.engines.registry import EngineSpec
@@ -64,7 +65,7 @@ class ProcessEngine:
         watchdog: WatchdogConfig | None = None,
         *,
         log_level: str = "INFO",
-        on_step: Callable[[EngineStats], None] | None = None,
+        on_step: Callable[[StepRecord], None] | None = None,
     ) -> None:
         self._spec = spec
         self._watchdog = watchdog or WatchdogConfig()
@@ -161,7 +162,8 @@ class ProcessEngine:
         for result in link.decode_steps(messages):
             self._stats = result.stats
             if self._on_step is not None:
-                self._on_step(result.stats)
+                for step in result.steps:
+                    self._on_step(step)
             self._streams.deliver(result.outputs)
 
     async def _keep(self) -> None:

@@ -19,7 +19,8 @@ import zmq
 
 from penstock.engines.core import EngineCore
 from penstock.engines.errors import PenstockError
-from penstock.engines.messages import LoadFailed, Ready, StepOutputs
+from penstock.engines.messages import LoadFailed, Ready
+from penstock.engines.process.publisher import Publisher
 from penstock.engines.process.wire import Socket, decode_down, encode, pair_socket, receive_all
 from penstock.engines.registry import EngineSpec, load_runner
 
@@ -33,21 +34,24 @@ _FAREWELL_MS = 2000
 _PR_SET_PDEATHSIG = 1
 
 
-def serve(core: EngineCore, socket: Socket, parent: int) -> int:
+def serve(core: EngineCore, socket: Socket, parent: int, publish_interval: float) -> int:
     """Steps while there is work and waits while there is none; returns an exit status when the gateway is gone."""
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN)
     poller.register(parent, zmq.POLLIN)
+    publisher = Publisher(lambda message: socket.send(encode(message)), publish_interval, time.monotonic)
     while core.failures_in_a_row < _MAX_FAILURES:
         if not core.has_work:
+            if publisher.holds_back:
+                publisher.flush(core.scheduler.stats())
             events = dict(poller.poll(HEARTBEAT_MS))
             if parent in events:
                 return 0
             if not events:
-                socket.send(encode(StepOutputs([], core.scheduler.stats())))
+                publisher.flush(core.scheduler.stats())
                 continue
-        result = core.step(map(decode_down, receive_all(socket)))
-        socket.send(encode(result))
+        publisher.add(core.step(map(decode_down, receive_all(socket))))
+    publisher.flush(core.scheduler.stats())
     logger.error("%d steps failed in a row: giving up this process", _MAX_FAILURES)
     return 1
 
@@ -80,7 +84,7 @@ def main() -> int:
         return 1
     socket.send(encode(Ready(runner.info)))
     gc.freeze()  # what loading left behind never becomes garbage
-    status = serve(core, socket, sys.stdin.fileno())
+    status = serve(core, socket, sys.stdin.fileno(), spec.publish_interval)
     runner.close()
     return status
 

@@ -6,7 +6,6 @@ from collections import Counter
 
 from penstock.engines.errors import PenstockError
 from penstock.engines.messages import EngineStats, FinishReason, RequestOutput
-from penstock.engines.scheduler.output import SchedulerOutput
 
 
 class Counters:
@@ -30,12 +29,10 @@ class Counters:
     def finished(self, reason: FinishReason, error: PenstockError | None = None) -> None:
         self._finished[reason.value if error is None else f"{reason.value}:{error.code}"] += 1
 
-    def stepped(self, step: SchedulerOutput, num_prompt_tokens: int, outputs: list[RequestOutput]) -> None:
+    def stepped(self, num_prompt_tokens: int, outputs: list[RequestOutput]) -> None:
         """A step succeeded, and `num_prompt_tokens` of its tokens were of prompts."""
         stats = self.stats
         stats.steps += 1
-        stats.step_requests = len(step.request_ids)
-        stats.step_tokens = step.total_num_scheduled_tokens
         stats.prompt_tokens += num_prompt_tokens
         stats.generation_tokens += sum(len(output.token_ids) for output in outputs)
 

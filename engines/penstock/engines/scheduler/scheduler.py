@@ -295,7 +295,7 @@ class Scheduler:
                 self.waiting.charge(request)
         if any_ended:
             self.running = [r for r in self.running if r.status is RequestStatus.RUNNING]
-        self._counters.stepped(step, num_prompt_tokens, outputs)
+        self._counters.stepped(num_prompt_tokens, outputs)
         return outputs
 
     def _fork(self, leader: Request) -> None:
@@ -386,10 +386,9 @@ class Scheduler:
 
     # -- what operators see ----------------------------------------------------------------------------------
 
-    def stats(self, step_seconds: float = 0.0) -> EngineStats:
+    def stats(self) -> EngineStats:
         """Counters and gauges of this moment; the same object is updated by the next call."""
         stats, pool = self._counters.snapshot(), self.kv.pool
-        stats.step_seconds = step_seconds
         stats.num_running = len(self.running)
         stats.num_waiting = self.num_waiting
         stats.num_waiting_tokens = self._admission.num_waiting_tokens

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.engines.errors import EngineError, NotReadyError
-from penstock.engines.messages import AddRequest, EngineStats, FinishReason, RequestOutput, SamplingParams
+from penstock.engines.messages import AddRequest, FinishReason, RequestOutput, SamplingParams, StepRecord
 from penstock.engines.process import ProcessEngine, WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from penstock.engines.stream import RequestStream
@@ -151,12 +151,12 @@ async def test_closing_a_stream_frees_its_blocks(start):
 
 
 async def test_every_step_is_seen_by_the_observer():
-    seen: list[EngineStats] = []
+    seen: list[StepRecord] = []
     engine = ProcessEngine(spec(), on_step=seen.append)
     await engine.start()
     await collect(submit(engine, max_tokens=5))
     await engine.stop()
-    assert [s.step_tokens for s in seen if s.step_requests] == [3, 1, 1, 1, 1]
+    assert [step.num_tokens for step in seen] == [3, 1, 1, 1, 1]
 
 
 async def test_the_socket_lies_in_a_folder_of_this_user_alone(start, monkeypatch, tmp_path):

@@ -60,11 +60,11 @@ def test_the_one_token_after_a_full_hit_is_counted() -> None:
 
 def test_gauges_are_of_this_moment() -> None:
     rig = make_rig(16, 4, max_num_seqs=2)
-    rig.step(rig.request(range(8), max_tokens=9), rig.request([1], max_tokens=9), rig.request([2] * 5))
-    stats = rig.scheduler.stats(0.25)
+    result = rig.step(rig.request(range(8), max_tokens=9), rig.request([1], max_tokens=9), rig.request([2] * 5))
+    stats = rig.scheduler.stats()
     assert (stats.num_running, stats.num_waiting, stats.num_waiting_tokens) == (2, 1, 5)
     assert (stats.num_blocks, stats.num_free_blocks, stats.num_cached_blocks) == (16, 13, 2)
-    assert (stats.step_requests, stats.step_tokens, stats.step_seconds) == (2, 9, 0.25)
+    assert [(step.num_requests, step.num_tokens) for step in result.steps] == [(2, 9)]
 
 
 def test_promised_seats_are_not_waiting() -> None:

@@ -18,7 +18,6 @@ def test_the_stage_decodes_and_nothing_else(policy: Policy) -> None:
     stage.steps()
     stats = scheduler.stats()
     assert (stats.num_running, stats.num_waiting) == (4, 3)
-    assert (stats.step_requests, stats.step_tokens) == (4, 4)
     assert stats.generation_tokens - before == 4 * 200
     assert (stats.prompt_tokens, stats.preemptions) == (prompts, 0)
 

@@ -1,0 +1,44 @@
+"""When an engine process speaks: not for every step, if steps are shorter than anybody can see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.engines.messages import EngineStats, RequestOutput, StepOutputs, StepRecord
+
+
+class Publisher:
+    """Holds back the tokens of running streams until `interval` seconds have passed since the last message.
+
+    First tokens, ends and errors leave at once, and take along what was held back. Small models make a step in less
+    than a millisecond; waking the gateway and all clients for each would take their cores from the model.
+    """
+
+    def __init__(self, send: Callable[[StepOutputs], None], interval: float, clock: Callable[[], float]) -> None:
+        self._send = send
+        self._interval = interval
+        self._clock = clock
+        self._last_sent = clock()
+        self._outputs: list[RequestOutput] = []
+        self._steps: list[StepRecord] = []
+
+    def add(self, result: StepOutputs) -> None:
+        """Takes in one step's result."""
+        self._outputs += result.outputs
+        self._steps += result.steps
+        if self._clock() - self._last_sent >= self._interval or any(map(_is_urgent, result.outputs)):
+            self.flush(result.stats)
+
+    def flush(self, stats: EngineStats) -> None:
+        """Sends everything there is; with nothing held back, a heart beat."""
+        self._send(StepOutputs(self._outputs, stats, self._steps))
+        self._outputs, self._steps = [], []
+        self._last_sent = self._clock()
+
+    @property
+    def holds_back(self) -> bool:
+        return bool(self._outputs or self._steps)
+
+
+def _is_urgent(output: RequestOutput) -> bool:
+    return output.finish_reason is not None or output.prompt is not None

@@ -179,8 +179,12 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     runner: str
     """The runner's name and its settings, for logs and /version: "openvino bf16, kv u8, 2 threads"."""
     supports_logprobs: bool = True
-    supports_sampling: bool = True
     """False where tokens come from no distribution (the simulated runner)."""
+
+    @property
+    def context_length(self) -> int:
+        """Prompt and output together that a request can really have: a small KV cache shortens the model's own limit."""
+        return min(self.max_model_len, self.num_blocks * self.block_size)
 
 
 class Ready(msgspec.Struct, array_like=True, tag="ready"):

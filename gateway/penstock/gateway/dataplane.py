@@ -190,14 +190,13 @@ def _check_supported(params: SamplingParams, info: ModelInfo) -> None:
 
 def _max_tokens(params: SamplingParams, prompt: list[int], info: ModelInfo) -> int:
     """What was asked for, or what the context leaves. Raises InvalidRequestError, ContextLengthError."""
-    limit = min(info.max_model_len, info.num_blocks * info.block_size)  # a small cache shortens the context
-    room = limit - len(prompt)
+    room = info.context_length - len(prompt)
     if not prompt:
         raise InvalidRequestError("The prompt is empty.", param="prompt")
     if room < max(params.max_tokens, 1):
         asked = f" and {params.max_tokens} in the completion" if params.max_tokens else ""
         raise ContextLengthError(
-            f"This model's maximum context length is {limit} tokens. However, you requested "
+            f"This model's maximum context length is {info.context_length} tokens. However, you requested "
             f"{len(prompt) + params.max_tokens} tokens ({len(prompt)} in the prompt{asked}). Please reduce "
             "the length of the prompt or the completion.",
             param="prompt",

@@ -125,7 +125,7 @@ class _Server:
             "ready: %s on %s; context %d tokens, KV cache %d tokens",
             model.names[0],
             info.runner,
-            info.max_model_len,
+            info.context_length,
             info.num_blocks * info.block_size,
         )
 

@@ -41,6 +41,8 @@ _LAST_WORDS = 0.5
 """Seconds to wait for the message of a process that has already ended."""
 _BACKOFF = 1.0
 """Seconds of delay added with each recent restart; the first comes at once."""
+_RETRY_AFTER = 2.0
+"""Seconds told to the clients of a dead engine."""
 
 
 class WatchdogConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,11 +129,12 @@ class ProcessEngine:
             )
             if self._process.stdin is not None:
                 self._process.stdin.write(msgspec.json.encode(self._spec) + b"\n")
-                await self._process.stdin.drain()
             self._info = await self._loaded(link, self._process)
-        except BaseException:
+        except BaseException as error:
             link.close()
             await self._kill()
+            if isinstance(error, OSError):  # no memory, no process table entry, ...
+                raise EngineError(f"the engine process cannot be started: {error}") from error
             raise
         self._last_sign = time.monotonic()
         self._link = link
@@ -192,6 +195,9 @@ class ProcessEngine:
             while True:
                 silence = time.monotonic() - self._last_sign
                 if silence >= self._watchdog.timeout:
+                    self._link.drain()  # it was perhaps this process that stood still, and its mail lies unread
+                    silence = time.monotonic() - self._last_sign
+                if silence >= self._watchdog.timeout:
                     return f"it gave no sign of life for {silence:.1f} s"
                 done, _ = await asyncio.wait((ended,), timeout=self._watchdog.timeout - silence)
                 if done:
@@ -204,7 +210,9 @@ class ProcessEngine:
         if self._link is not None:
             self._link.close()
             self._link = None
-        self._streams.fail_all(EngineDeadError("The engine died while it worked on this request."))
+        self._stats = EngineStats()  # what it held is gone with it
+        message = "The engine died while it worked on this request."
+        self._streams.fail_all(EngineDeadError(message, retry_after=_RETRY_AFTER))
 
     def _may_restart(self) -> bool:
         now = time.monotonic()
@@ -220,7 +228,7 @@ class ProcessEngine:
 
     def submit(self, requests: Sequence[AddRequest]) -> RequestStream:
         if self._link is None:
-            raise NotReadyError("The engine is being restarted.", retry_after=2)
+            raise NotReadyError("The engine is being restarted.", retry_after=_RETRY_AFTER)
         stream = RequestStream((i for r in requests for i in r.ids), self.abort)
         self._send(*requests)
         return self._streams.open(requests, stream)

@@ -77,7 +77,6 @@ class SimulatedRunner:
             eos_token_ids=config.eos_token_ids,
             runner="simulated",
             supports_logprobs=False,
-            supports_sampling=False,
         )
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:

@@ -41,4 +41,4 @@ class ModelDetail:
 
 
 def _model_object(model: ServedModel) -> ModelObject:
-    return ModelObject(model.name, model.created, model.root, model.info.max_model_len)
+    return ModelObject(model.name, model.created, model.root, model.info.context_length)

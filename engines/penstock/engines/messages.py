@@ -183,7 +183,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def context_length(self) -> int:
-        """Prompt and output together that a request can really have: a small KV cache shortens the model's own limit."""
+        """Prompt and output together that a request can have: a small KV cache shortens the model's own limit."""
         return min(self.max_model_len, self.num_blocks * self.block_size)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -100,6 +101,16 @@ def test_a_hung_engine_is_noticed_and_replaced():
             assert "error" in list(events)[-2]
         wait_until(lambda: httpx.get(server.url + "/health/ready").status_code == 200)
         assert server.post(COMPLETIONS, body()).status_code == 200
+
+
+def test_an_engine_is_not_blamed_for_a_gateway_that_stood_still():
+    with serving(*SIMULATED, "--watchdog-timeout", "2") as server:
+        engine = server.engine_pid()
+        server.process.send_signal(signal.SIGSTOP)
+        threading.Event().wait(3)
+        server.process.send_signal(signal.SIGCONT)
+        assert server.post(COMPLETIONS, body()).status_code == 200
+        assert server.engine_pid() == engine
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 _TUNABLES = "glibc.malloc.hugetlb=1"
 """Weights come to lie in huge pages from the start, which makes steps faster; ignored where there are none."""
 _LAST_WORDS = 0.5
-"""Seconds to wait for the message of a process that has already ended."""
+"""Seconds to wait for the message of a process that has already ended, or that is about to be killed for silence."""
 _BACKOFF = 1.0
 """Seconds of delay added with each recent restart; the first comes at once."""
 _RETRY_AFTER = 2.0
@@ -195,7 +195,8 @@ class ProcessEngine:
             while True:
                 silence = time.monotonic() - self._last_sign
                 if silence >= self._watchdog.timeout:
-                    self._link.drain()  # it was perhaps this process that stood still, and its mail lies unread
+                    # it was perhaps this process that stood still, and the engine's messages lie unread
+                    await asyncio.wait((ended,), timeout=_LAST_WORDS)
                     silence = time.monotonic() - self._last_sign
                 if silence >= self._watchdog.timeout:
                     return f"it gave no sign of life for {silence:.1f} s"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.engines.errors import EngineError, NotReadyError
-from penstock.engines.messages import AddRequest, FinishReason, RequestOutput, SamplingParams, StepRecord
+from penstock.engines.messages import AddRequest, EngineStats, FinishReason, RequestOutput, SamplingParams, StepRecord
 from penstock.engines.process import ProcessEngine, WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from penstock.engines.stream import RequestStream
@@ -78,6 +78,7 @@ async def test_kill_9_ends_every_stream_with_one_error_and_the_engine_comes_back
         assert ends(await collect(stream)) == [(FinishReason.ERROR, "engine_dead")]
     with pytest.raises(NotReadyError):
         submit(engine)
+    assert engine.stats == EngineStats()
     await until(lambda: engine.ready)
     assert engine.num_restarts == 1
     assert ends(await collect(submit(engine))) == [(FinishReason.LENGTH, None)]
@@ -91,6 +92,14 @@ async def test_a_hung_process_is_replaced_within_the_watchdog_time(start):
     assert ends(await collect(stream)) == [(FinishReason.ERROR, "engine_dead")]
     await until(lambda: engine.ready)
     assert ends(await collect(submit(engine))) == [(FinishReason.LENGTH, None)]
+
+
+async def test_a_process_that_cannot_be_started_is_an_engine_error(monkeypatch):
+    monkeypatch.setattr("sys.executable", "/nonexistent/python")
+    engine = ProcessEngine(spec())
+    with pytest.raises(EngineError, match="cannot be started"):
+        await engine.start()
+    await engine.stop()
 
 
 async def test_an_idle_engine_stays_ready_by_its_heart_beats(start):

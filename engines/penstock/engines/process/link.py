@@ -22,7 +22,7 @@ class Link:
         self._handler: Callable[[list[bytes]], None] = self._backlog_add
         self._backlog: list[bytes] = []
         self._arrived = asyncio.Event()
-        self._loop.add_reader(self._socket.fileno(), self.drain)
+        self._loop.add_reader(self._socket.fileno(), self._drain)
 
     def _backlog_add(self, messages: list[bytes]) -> None:
         self._backlog.extend(messages)
@@ -32,7 +32,7 @@ class Link:
         """Waits for the first message; later ones are kept for `on_messages`."""
         while not self._backlog:
             self._arrived.clear()
-            self.drain()
+            self._drain()
             if not self._backlog:
                 await self._arrived.wait()
         return decode_up(self._backlog.pop(0))
@@ -43,10 +43,9 @@ class Link:
         self._handler = handler
         if backlog:
             handler(backlog)
-        self.drain()
+        self._drain()
 
-    def drain(self) -> None:
-        """Hands over what has arrived."""
+    def _drain(self) -> None:
         if self._socket.closed:
             return
         messages = receive_all(self._socket)
@@ -64,7 +63,7 @@ class Link:
         for message in messages:
             self._socket.send(encode(message))
         if self._socket.poll(0, zmq.POLLIN):
-            self._loop.call_soon(self.drain)
+            self._loop.call_soon(self._drain)
 
     def close(self) -> None:
         if not self._socket.closed:

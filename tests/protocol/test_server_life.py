@@ -246,12 +246,23 @@ def test_a_server_that_cannot_start_says_why_and_ends_with_1(flags, said):
         server.close()
 
 
-def test_a_port_in_use_is_said_in_one_line():
+@pytest.mark.parametrize("port", ["http", "grpc", "metrics"])
+def test_a_port_in_use_is_said_in_one_line(port):
     with serving(*SIMULATED) as first:
-        port = first.url.rpartition(":")[2]
-        second = Server(*SIMULATED, "--http-port", port)
+        taken = {"http": first.url, "grpc": first.grpc, "metrics": first.operator}[port].rpartition(":")[2]
+        second = Server(*SIMULATED, f"--{port}-port", taken)
         try:
             assert second.process.wait(60) == 1
             assert "cannot listen" in second.wait_for_log("ERROR").string
+            assert not any("Traceback" in line for line in second.log)
         finally:
             second.close()
+
+
+def test_ipv6_addresses_are_addresses_too():
+    server = Server(*SIMULATED, "--host", "::1")
+    try:
+        port = server.wait_for_log(r"listening on http://\[::1\]:(\d+)")[1]
+        assert httpx.get(f"http://[::1]:{port}/health").status_code == 200
+    finally:
+        server.close()

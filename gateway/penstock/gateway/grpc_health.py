@@ -18,15 +18,25 @@ _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
+def url_host(host: str) -> str:
+    """As it stands before a port: IPv6 addresses in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 class GrpcServer:
     """Serves from `start` to `stop`; reports the overall status under the empty service name, as the protocol says."""
 
-    def __init__(self, address: str, ready: Callable[[], bool]) -> None:
+    def __init__(self, host: str, port: int, ready: Callable[[], bool]) -> None:
+        """Binds. Raises OSError when the address cannot be bound."""
         self._ready = ready
         self._health = health.aio.HealthServicer()
-        self._server = grpc.aio.server()
+        # by default two servers would share a port in silence
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        self.port: int = self._server.add_insecure_port(address)
+        try:
+            self.port: int = self._server.add_insecure_port(f"{url_host(host)}:{port}")
+        except RuntimeError:
+            raise OSError(f"gRPC cannot bind {url_host(host)}:{port}") from None
         self._poll: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from penstock.engines.errors import PenstockError
 from penstock.gateway.app import app_settings, build_dataplane, build_model
 from penstock.gateway.config import Config, ConfigError
-from penstock.gateway.grpc_health import GrpcServer
+from penstock.gateway.grpc_health import GrpcServer, url_host
 from penstock.gateway.http.app import build_app, build_metrics_app
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.server import HttpServer, ServerSettings
@@ -76,8 +76,7 @@ class _Server:
 
     async def run(self) -> int:
         self._handle_signals()
-        grpc = GrpcServer(f"{self._config.server.host}:{self._config.server.grpc_port}", self._ready)
-        await self._listen(grpc)
+        grpc = await self._listen()
         loading = asyncio.create_task(self._load())
         stopping = asyncio.create_task(self._signals.wait())
         status = 0
@@ -94,21 +93,23 @@ class _Server:
         await self._shut_down(grpc)
         return status
 
-    async def _listen(self, grpc: GrpcServer) -> None:
+    async def _listen(self) -> GrpcServer:
+        server = self._config.server
         try:
             await self._http.start()
             await self._operator.start()
+            grpc = GrpcServer(server.host, server.grpc_port, self._ready)
         except OSError as error:
             raise ConfigError(f"cannot listen: {error.strerror or error}") from None
         await grpc.start()
-        server = self._config.server
         logger.info(
             "listening on http://%s:%d (gRPC health %d, metrics %d)",
-            server.host,
+            url_host(server.host),
             self._http.port,
             grpc.port,
             self._operator.port,
         )
+        return grpc
 
     def _ready(self) -> bool:
         return self._dataplane.ready and not self._drain.draining

@@ -88,7 +88,7 @@ def _openvino_options(config: Config, source: ModelSource, scheduler: SchedulerC
         "threads": model.threads,
         "max_model_len": model.max_model_len,
         "num_blocks": cache.num_kv_blocks,
-        "kv_cache_memory": cache.kv_cache_memory,
+        "kv_cache_memory": None if cache.kv_cache_memory is None else str(cache.kv_cache_memory),
         "max_num_seqs": scheduler.max_num_seqs,
         "max_num_batched_tokens": scheduler.max_num_batched_tokens,
     }

@@ -18,6 +18,8 @@ from msgspec import Meta
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0)]
+Name = Annotated[str, Meta(min_length=1)]
+"""Never empty: `--api-key "$KEY"` without a KEY must not let in whoever sends an empty one, nor everybody."""
 
 
 class ConfigError(ValueError):
@@ -32,7 +34,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(description="a local Hugging Face folder or a hub id; without one, the demo model that comes along"),
     ] = None
     served_model_name: Annotated[
-        tuple[str, ...], Meta(description="the model's public names, the first one is reported; default: MODEL's name")
+        tuple[Name, ...], Meta(description="the model's public names, the first one is reported; default: MODEL's name")
     ] = ()
     engine: Annotated[
         Literal["auto", "openvino", "simulated"],
@@ -62,7 +64,7 @@ class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Memory for keys and values."""
 
     kv_cache_memory: Annotated[
-        str | None,
+        str | Positive | None,
         Meta(description="bytes, a size like 4GiB, or a share of free memory like 40%%; default: a bounded share"),
     ] = None
     num_kv_blocks: Annotated[Positive | None, Meta(description="the same as a number of blocks")] = None
@@ -105,7 +107,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         8002
     )
     api_key: Annotated[
-        tuple[str, ...],
+        tuple[Name, ...],
         Meta(description="accepted bearer keys; each is a tenant of its own; default: no key is asked for"),
     ] = ()
     drain_timeout: Annotated[Seconds, Meta(description="seconds that running requests get to finish after SIGTERM")] = (
@@ -186,7 +188,7 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     for name in _SECTION_OF:
         text = environ.get(f"PENSTOCK_{name.upper()}")
         if text is not None:
-            found[name] = [part for part in text.split(",") if part] if name in LISTS else text
+            found[name] = text.split(",") if name in LISTS else text
     return found
 
 

@@ -43,6 +43,23 @@ def test_lists_from_the_environment_are_comma_separated():
     assert load(environ={"PENSTOCK_API_KEY": "a,b"}).server.api_key == ("a", "b")
 
 
+@pytest.mark.parametrize("text", ["", "a,", ",a"])
+def test_a_key_is_never_empty(monkeypatch, capsys, text):
+    with pytest.raises(ConfigError, match="api_key"):
+        load(environ={"PENSTOCK_API_KEY": text})
+    monkeypatch.setattr(cli, "_serve", lambda config: 0)
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--api-key", text])
+    assert "api_key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("text", "memory"), [("4294967296", 4294967296), ('"4GiB"', "4GiB"), ('"40%"', "40%")])
+def test_memory_is_a_number_of_bytes_or_a_text(tmp_path, text, memory):
+    file = tmp_path / "penstock.toml"
+    file.write_text(f"kv_cache_memory = {text}")
+    assert load(file=file).cache.kv_cache_memory == memory
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [

@@ -20,6 +20,8 @@ MAX_LOGPROBS = 20
 MAX_PROMPTS = 1024
 _MAX_TOKENS = 2**31 - 1
 _MAX_CACHE_SALT = 128
+_MAX_USER = 128
+"""Characters by which users are told apart."""
 _COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for /v1/completions."""
 
@@ -113,7 +115,7 @@ def _generate_request(
         skip_special_tokens=request.skip_special_tokens is not False,
         add_special_tokens=add_special_tokens,
         priority=_priority(request.priority, settings.policy),
-        tenant=tenant,
+        tenant=tenant or _user(request.user, settings.policy),
         cache_salt=_cache_salt(request.cache_salt),
     )
 
@@ -164,6 +166,12 @@ def _priority(priority: int | None, policy: str) -> int:
         message = f"priority needs the scheduling policy 'priority'; this server runs '{policy}'."
         raise UnsupportedError(message, param="priority")
     return bounded(priority, "priority", -(2**31), 2**31 - 1)
+
+
+def _user(user: str | None, policy: str) -> str:
+    """Without keys a fair server has only the callers' own word for who they are. Elsewhere `user` changes nothing:
+    tenants share no cached prefixes, which would cost a server with one prompt for all its users dearly."""
+    return (user or "")[:_MAX_USER] if policy == "fair" else ""
 
 
 def _cache_salt(salt: str | None) -> str:

@@ -208,6 +208,17 @@ async def test_tenant_is_the_owner_of_the_key() -> None:
     assert dataplane.requests[0].tenant == "blue"
 
 
+@pytest.mark.parametrize(
+    ("policy", "key", "tenant"),
+    [("fair", None, "ann"), ("fair", "k1", "red"), ("fcfs", None, ""), ("fcfs", "k1", "red")],
+)
+async def test_a_fair_server_without_keys_goes_by_the_user(policy: str, key: str | None, tenant: str) -> None:
+    dataplane = FakeDataPlane()
+    app = build_app(dataplane, AppSettings(policy=policy, api_keys={"red": key} if key else {}))
+    await call(app, TEXT, text_body(user="ann"), headers={"authorization": f"Bearer {key}"})
+    assert dataplane.requests[0].tenant == tenant
+
+
 async def test_token_ids_in_answers() -> None:
     chat, _ = await answered(CHAT, chat_body(return_token_ids=True))
     assert chat.json()["prompt_token_ids"] == [4, 5]

@@ -132,6 +132,17 @@ async def test_the_stop_string_can_be_included(setup):
     assert text_of(deltas).endswith(stop)
 
 
+async def test_stop_strings_count_only_after_min_tokens(setup):
+    s = await setup()
+    plain = await s.generate(max_tokens=60)
+    stop = plain[20].text
+    assert stop in text_of(plain)
+    ended = tokens_of(await s.generate(max_tokens=60, stop=(stop,), params={"min_tokens": 0}))
+    later = await s.generate(max_tokens=60, stop=(stop,), params={"min_tokens": len(ended)})
+    assert len(tokens_of(later)) > len(ended)
+    assert text_of(later).startswith(s.tokenizer.decode(ended))
+
+
 async def test_a_stop_token_ends_the_text_before_itself(setup):
     s = await setup()
     tokens = tokens_of(await s.generate(max_tokens=20))

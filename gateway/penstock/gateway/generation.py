@@ -218,7 +218,7 @@ class Generation:
 class _Choice:
     """One choice's detokenizer and stop strings."""
 
-    __slots__ = ("_detokenizer", "_include_stop", "_stops", "held", "index", "last_token")
+    __slots__ = ("_detokenizer", "_include_stop", "_stops", "_too_early", "held", "index", "last_token")
 
     def __init__(self, index: int, tokenizer: Tokenizer, request: GenerateRequest, prompt: list[int]) -> None:
         self.index = index
@@ -226,6 +226,8 @@ class _Choice:
         self._detokenizer = IncrementalDetokenizer(tokenizer, request.skip_special_tokens, prompt)
         self._include_stop = request.include_stop_str_in_output
         self._stops = StopStrings(request.stop, self._include_stop) if request.stop else None
+        self._too_early = request.params.min_tokens
+        """Tokens whose text is not yet searched for stop strings, as in vLLM."""
         self.held: list[int] = []
         """Token ids that have no text to show yet: half a character, or a possible stop string."""
 
@@ -253,7 +255,11 @@ class _Choice:
         """Token by token, so that tokens behind a stop string are not counted even when they arrived with it."""
         parts = []
         for taken, token_id in enumerate(self._visible(output), 1):
-            text, matched = stops.push(self._detokenizer.push((token_id,)))
+            text, matched = self._detokenizer.push((token_id,)), None
+            if self._too_early:
+                self._too_early -= 1
+            else:
+                text, matched = stops.push(text)
             parts.append(text)
             if matched is not None:
                 delta.token_ids = output.token_ids[:taken]

@@ -229,7 +229,8 @@ class ProcessEngine:
 
     def submit(self, requests: Sequence[AddRequest]) -> RequestStream:
         if self._link is None:
-            raise NotReadyError("The engine is being restarted.", retry_after=_RETRY_AFTER)
+            what = "has died too often and stays down" if self.failed else "is being restarted"
+            raise NotReadyError(f"The engine {what}.", retry_after=_RETRY_AFTER)
         stream = RequestStream((i for r in requests for i in r.ids), self.abort)
         self._send(*requests)
         return self._streams.open(requests, stream)

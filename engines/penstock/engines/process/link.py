@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import zmq
 
+from penstock.engines.errors import EngineError
 from penstock.engines.messages import DownMessage, StepOutputs, UpMessage
 from penstock.engines.process.wire import decode_up, encode, pair_socket, receive_all
 
@@ -16,9 +17,14 @@ class Link:
     also after sending, since a send may swallow the edge (zmq_getsockopt(3), ZMQ_FD)."""
 
     def __init__(self, address: str) -> None:
+        """Raises EngineError when there can be no socket at the address (paths have about 100 characters)."""
         self._loop = asyncio.get_running_loop()
         self._socket = pair_socket()
-        self._socket.bind(address)
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            self._socket.close()
+            raise EngineError(f"there can be no socket at {address} (TMPDIR decides where): {error}") from None
         self._handler: Callable[[list[bytes]], None] = self._backlog_add
         self._backlog: list[bytes] = []
         self._arrived = asyncio.Event()

@@ -102,6 +102,17 @@ async def test_a_process_that_cannot_be_started_is_an_engine_error(monkeypatch):
     await engine.stop()
 
 
+async def test_a_folder_too_deep_for_a_socket_is_an_engine_error(monkeypatch, tmp_path):
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    engine = ProcessEngine(spec())
+    with pytest.raises(EngineError, match="no socket"):
+        await engine.start()
+    await engine.stop()
+    assert not list(deep.iterdir())
+
+
 async def test_an_idle_engine_stays_ready_by_its_heart_beats(start):
     engine = await start(WatchdogConfig(timeout=3.0, suspect_after=2.5))
     deadline = time.monotonic() + 4
@@ -118,6 +129,8 @@ async def test_an_engine_that_dies_too_often_stays_down_and_says_so(start):
     os.kill(engine.pid, signal.SIGKILL)
     await until(lambda: engine.failed)
     assert not engine.ready
+    with pytest.raises(NotReadyError, match="stays down"):
+        submit(engine)
 
 
 async def test_a_step_that_raises_fails_its_requests_only(start):

@@ -17,7 +17,6 @@ class SSEStream(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._tail = b""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.sent_at = 0.0
         self.reads: list[tuple[float, bytes]] = []
         """(time, bytes) of everything that arrived, the head of the response included."""
 
@@ -25,7 +24,6 @@ class SSEStream(asyncio.Protocol):
         if not isinstance(transport, asyncio.Transport):
             raise TypeError("an SSE stream needs a stream transport")
         self._transport = transport
-        self.sent_at = perf_counter()
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:

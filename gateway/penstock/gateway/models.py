@@ -17,6 +17,8 @@ from penstock.tokenizers import ChatTemplate, Tokenizer
 
 DEMO_NAME = "penstock-demo"
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.model")
+_NOT_FILES = ("*/*", "consolidated*")
+"""Copies in other layouts, such as Mistral's consolidated.safetensors: all of the weights a second time."""
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -90,7 +92,9 @@ def _download(hub_id: str) -> Path:
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
-        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=list(_FILES)))
+        return Path(
+            huggingface_hub.snapshot_download(hub_id, allow_patterns=list(_FILES), ignore_patterns=list(_NOT_FILES))
+        )
     except (HFValidationError, RepositoryNotFoundError):
         raise ConfigError(f"model: there is no folder and no hub model called {hub_id!r}") from None
     except (LocalEntryNotFoundError, OSError) as error:

@@ -53,7 +53,12 @@ def test_a_model_without_generation_config_has_no_defaults(tmp_path):
 class _Hub(BaseHTTPRequestHandler):
     """The answers of a model hub that a snapshot of one small repository takes."""
 
-    FILES: ClassVar = {"config.json": b'{"model_type": "llama"}', "weights.bin": b"never asked for"}
+    FILES: ClassVar = {
+        "config.json": b'{"model_type": "llama"}',
+        "weights.bin": b"",
+        "consolidated.safetensors": b"",
+        "original/model.safetensors": b"",
+    }
     COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
     def do_HEAD(self) -> None:

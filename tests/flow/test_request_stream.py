@@ -9,7 +9,9 @@ import pytest
 
 from penstock.engines.errors import EngineDeadError
 from penstock.engines.messages import (
+    AbortRequests,
     AddRequest,
+    DownMessage,
     FinishReason,
     PromptInfo,
     RequestError,
@@ -106,27 +108,38 @@ def request(*ids: int) -> AddRequest:
 
 
 def test_a_table_routes_by_id_and_forgets_what_has_ended() -> None:
-    table, a, b = StreamTable(), Mailbox(1, 2), Mailbox(3)
-    table.open([request(1), request(2)], a.stream)
-    table.open([request(3)], b.stream)
+    sent: list[DownMessage] = []
+    table = StreamTable(sent.extend)
+    a, b = table.submit([request(1), request(2)]), table.submit([request(3)])
     table.deliver([RequestOutput(3, [7]), RequestOutput(1, [5], FinishReason.STOP), RequestOutput(99, [1])])
     table.deliver([RequestOutput(1, [6])])
-    assert [output.token_ids for output in a.stream.take()] == [[5]]
-    assert [output.token_ids for output in b.stream.take()] == [[7]]
+    assert [output.token_ids for output in a.take()] == [[5]]
+    assert [output.token_ids for output in b.take()] == [[7]]
     assert len(table) == 2
-    assert table.end([1, 2, 99], FinishReason.ABORT) == [2]
+    table.abort([1, 2, 99])
+    table.abort([2])
+    assert [output.finish_reason for output in a.take()] == [FinishReason.ABORT]
+    assert sent == [request(1), request(2), request(3), AbortRequests([2])]
     assert len(table) == 1
 
 
+def test_a_stream_that_is_left_aborts_through_its_table() -> None:
+    sent: list[DownMessage] = []
+    table = StreamTable(sent.extend)
+    table.submit([request(1, 2)]).close()
+    assert [sorted(message.ids) for message in sent if isinstance(message, AbortRequests)] == [[1, 2]]
+    assert len(table) == 0
+
+
 def test_a_table_fails_each_stream_once() -> None:
-    table, box = StreamTable(), Mailbox(1, 2)
-    table.open([request(1, 2)], box.stream)
+    table = StreamTable(lambda messages: None)
+    stream = table.submit([request(1, 2)])
     table.fail_all(EngineDeadError("It died.", retry_after=2.0))
-    assert [output.error for output in box.stream.take()] == [RequestError("engine_dead", "It died.", 2.0)] * 2
+    assert [output.error for output in stream.take()] == [RequestError("engine_dead", "It died.", 2.0)] * 2
     assert len(table) == 0
 
 
 def test_ids_are_never_given_twice() -> None:
-    table = StreamTable()
+    table = StreamTable(lambda messages: None)
     ids = [*table.new_ids(3), *table.new_ids(2)]
     assert len(set(ids)) == 5

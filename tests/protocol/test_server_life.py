@@ -170,6 +170,16 @@ def test_deadlines_hold_in_the_queue_and_while_running():
         assert_idle(server)
 
 
+def test_a_client_may_set_its_own_deadline():
+    with serving(*SLOW) as server:
+        late = server.post(COMPLETIONS, body(5000), headers={"X-Request-Timeout": "0.2"})
+        assert late.status_code == 504
+        for nonsense in ("soon", "-1", "0", "1e9", "nan"):
+            assert server.post(COMPLETIONS, body(), headers={"X-Request-Timeout": nonsense}).status_code == 400
+        assert server.post(COMPLETIONS, body(), headers={"X-Request-Timeout": "30"}).status_code == 200
+        assert_idle(server)
+
+
 def test_keys_are_asked_for_everywhere_but_on_health():
     with serving(*SIMULATED, environ={"PENSTOCK_API_KEY": "right,other"}) as server:
         assert httpx.get(server.url + "/health/ready").status_code == 200

@@ -10,11 +10,9 @@ from penstock.engines.base import ModelRunner
 from penstock.engines.core import EngineCore
 from penstock.engines.errors import EngineDeadError, NotReadyError
 from penstock.engines.messages import (
-    AbortRequests,
     AddRequest,
     DownMessage,
     EngineStats,
-    FinishReason,
     ModelInfo,
 )
 from penstock.engines.routing import StreamTable
@@ -30,7 +28,7 @@ class InlineEngine:
     ) -> None:
         self.core = EngineCore(runner, config, clock)
         self._inbox: list[DownMessage] = []
-        self._streams = StreamTable()
+        self._streams = StreamTable(self._send)
         self._stats = self.core.scheduler.stats()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -79,16 +77,12 @@ class InlineEngine:
     def submit(self, requests: Sequence[AddRequest]) -> RequestStream:
         if not self.ready:
             raise NotReadyError("The engine is not running.")
-        stream = RequestStream((i for r in requests for i in r.ids), self.abort)
-        self._send(*requests)
-        return self._streams.open(requests, stream)
+        return self._streams.submit(requests)
 
     def abort(self, ids: Sequence[int]) -> None:
-        ended = self._streams.end(ids, FinishReason.ABORT)
-        if ended:
-            self._send(AbortRequests(ended))
+        self._streams.abort(ids)
 
-    def _send(self, *messages: DownMessage) -> None:
+    def _send(self, messages: Sequence[DownMessage]) -> None:
         self._inbox.extend(messages)
         self._wake.set()
 

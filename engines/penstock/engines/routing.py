@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
 from penstock.engines.errors import PenstockError
-from penstock.engines.messages import AddRequest, FinishReason, RequestError, RequestOutput
+from penstock.engines.messages import (
+    AbortRequests,
+    AddRequest,
+    DownMessage,
+    FinishReason,
+    RequestError,
+    RequestOutput,
+)
 from penstock.engines.stream import RequestStream
 
 
 class StreamTable:
-    """Which stream gets the outputs of which id. An id is known from `open` until its one terminal output."""
+    """Which stream gets the outputs of which id. An id is known from `submit` until its one terminal output.
 
-    def __init__(self) -> None:
+    `send` brings messages to the engine.
+    """
+
+    def __init__(self, send: Callable[[Sequence[DownMessage]], None]) -> None:
+        self._send = send
         self._ids = count(1)
         self._streams: dict[int, RequestStream] = {}
 
@@ -23,7 +34,9 @@ class StreamTable:
     def new_ids(self, number: int) -> tuple[int, ...]:
         return tuple(next(self._ids) for _ in range(number))
 
-    def open(self, requests: Sequence[AddRequest], stream: RequestStream) -> RequestStream:
+    def submit(self, requests: Sequence[AddRequest]) -> RequestStream:
+        stream = RequestStream((i for request in requests for i in request.ids), self.abort)
+        self._send(requests)
         self._streams.update((request_id, stream) for request in requests for request_id in request.ids)
         return stream
 
@@ -37,12 +50,13 @@ class StreamTable:
                 if output.finish_reason is not None:
                     del streams[output.id]
 
-    def end(self, ids: Iterable[int], reason: FinishReason) -> list[int]:
-        """Ends ids before the engine does; gives those that were still live."""
+    def abort(self, ids: Iterable[int]) -> None:
+        """Ends ids for their streams at once, and tells the engine of those that were still live."""
         ended = [request_id for request_id in ids if request_id in self._streams]
         for request_id in ended:
-            self._streams.pop(request_id).end(request_id, reason)
-        return ended
+            self._streams.pop(request_id).end(request_id, FinishReason.ABORT)
+        if ended:
+            self._send([AbortRequests(ended)])
 
     def fail_all(self, error: PenstockError) -> None:
         """Ends everything that is live with this error."""

@@ -205,6 +205,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     for key, value in raw.items():
         flat |= value if key in SECTIONS and isinstance(value, dict) else {key: value}
     settings = {str(key).replace("-", "_"): value for key, value in flat.items()}
+    settings |= {name: [settings[name]] for name in LISTS & settings.keys() if isinstance(settings[name], str)}
     for name in settings:
         if name not in _SECTION_OF:
             raise ConfigError(f"{path}: there is no setting called {name!r}")

@@ -34,6 +34,8 @@ def serve(config: Config) -> int:
     logging.basicConfig(
         level=config.server.log_level.upper(), format="%(asctime)s %(levelname)-7s %(message)s", stream=sys.stderr
     )
+    for library in ("grpc", "asyncio"):
+        logging.getLogger(library).setLevel(logging.WARNING)  # at level debug they drown out everything else
     try:
         source = find_model(config.model.model)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:

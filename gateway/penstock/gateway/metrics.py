@@ -49,7 +49,9 @@ class ModelMetrics:
         self._finished: Counter[str] = Counter()
         self._ttft = Histogram("penstock_time_to_first_token_seconds", "From arrival to the first token.", _LATENCY)
         self._itl = Histogram("penstock_inter_token_latency_seconds", "Between two tokens of a choice.", _GAP)
-        self._e2e = Histogram("penstock_request_duration_seconds", "From arrival to the last token.", _LATENCY)
+        self._e2e = Histogram(
+            "penstock_request_duration_seconds", "From arrival to the last token, of complete answers.", _LATENCY
+        )
         self._queue = Histogram("penstock_queue_time_seconds", "From arrival to the first step.", _LATENCY)
         self._step = Histogram("penstock_step_duration_seconds", "Duration of an iteration.", _GAP)
         self._batch = Histogram("penstock_step_requests", "Requests in an iteration.", _SIZE)
@@ -77,9 +79,10 @@ class ModelMetrics:
         self._queue.observe(seconds)
 
     def finished(self, reason: str, seconds: float) -> None:
-        """A choice has ended: stop, length, abort, or error:<code>."""
+        """A choice has ended: stop, length, abort, or error:<code>. Only complete ones have a duration to speak of."""
         self._finished[reason] += 1
-        self._e2e.observe(seconds)
+        if reason in ("stop", "length"):
+            self._e2e.observe(seconds)
 
     def collect(self) -> Iterator[Metric]:
         stats, names, values = self._stats(), list(self._labels), list(self._labels.values())

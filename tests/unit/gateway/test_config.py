@@ -39,6 +39,12 @@ def test_yaml_may_be_flat_or_in_sections(tmp_path):
     assert config.server.api_key == ("a", "b")
 
 
+def test_a_list_of_one_may_be_a_string(tmp_path):
+    file = tmp_path / "penstock.toml"
+    file.write_text('api_key = "a"\n')
+    assert load(file=file).server.api_key == ("a",)
+
+
 def test_lists_from_the_environment_are_comma_separated():
     assert load(environ={"PENSTOCK_API_KEY": "a,b"}).server.api_key == ("a", "b")
 

@@ -115,7 +115,8 @@ class OpenVINORunner:
             plans, lambda threads: compile_decoder(core, model, config, precision, kv_type, threads)
         )
         threads = " or ".join(str(plan.threads) for plan in plans)
-        return f"openvino {precision}, weights {config.weights}, kv {kv_type}, {threads} threads"
+        weights = "as stored" if config.weights == "auto" else config.weights
+        return f"openvino {precision}, weights {weights}, kv {kv_type}, {threads} threads"
 
     def _bind_cache(self, num_blocks: int) -> None:
         self._cache = KVCache(self._lanes[0].compiled, num_blocks)

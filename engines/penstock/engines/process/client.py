@@ -17,11 +17,9 @@ import msgspec
 
 from penstock.engines.errors import EngineDeadError, EngineError, NotReadyError
 from penstock.engines.messages import (
-    AbortRequests,
     AddRequest,
     DownMessage,
     EngineStats,
-    FinishReason,
     LoadFailed,
     ModelInfo,
     Ready,
@@ -73,7 +71,7 @@ class ProcessEngine:
         self._watchdog = watchdog or WatchdogConfig()
         self._log_level = log_level
         self._on_step = on_step
-        self._streams = StreamTable()
+        self._streams = StreamTable(self._send)
         self._stats = EngineStats()
         self._info: ModelInfo | None = None
         self._link: Link | None = None
@@ -231,16 +229,12 @@ class ProcessEngine:
         if self._link is None:
             what = "has died too often and stays down" if self.failed else "is being restarted"
             raise NotReadyError(f"The engine {what}.", retry_after=_RETRY_AFTER)
-        stream = RequestStream((i for r in requests for i in r.ids), self.abort)
-        self._send(*requests)
-        return self._streams.open(requests, stream)
+        return self._streams.submit(requests)
 
     def abort(self, ids: Sequence[int]) -> None:
-        ended = self._streams.end(ids, FinishReason.ABORT)
-        if ended:
-            self._send(AbortRequests(ended))
+        self._streams.abort(ids)
 
-    def _send(self, *messages: DownMessage) -> None:
+    def _send(self, messages: Sequence[DownMessage]) -> None:
         if self._link is not None:
             self._link.send(messages)
 

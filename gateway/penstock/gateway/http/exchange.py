@@ -15,6 +15,7 @@ from penstock.gateway.http.drain import DrainState
 SCOPE_KEY = "penstock.exchange"
 _JSON = b"application/json"
 _NOT_IN_REQUEST_ID = re.compile(rb"[^A-Za-z0-9._:/+=@-]")
+_SECONDS = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,9})?")
 _MAX_REQUEST_ID = 128
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -46,6 +47,15 @@ class Exchange:
     def header(self, name: bytes) -> bytes | None:
         """The first header of this (lower-case) name."""
         return next((value for key, value in self.scope["headers"] if key == name), None)
+
+    def timeout(self) -> float | None:
+        """Seconds that the client gives its request in `X-Request-Timeout`, if it does. Raises InvalidRequestError."""
+        given = self.header(b"x-request-timeout")
+        if given is None:
+            return None
+        if not _SECONDS.fullmatch(given) or not float(given):
+            raise InvalidRequestError("X-Request-Timeout must be a number of seconds above 0.")
+        return float(given)
 
     async def body(self, limit: int) -> bytes:
         """The whole JSON body. Checks Content-Length first, then counts. Raises PayloadTooLargeError, HttpError 415,

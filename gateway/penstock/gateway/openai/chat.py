@@ -40,7 +40,8 @@ class ChatCompletions:
         async with Call(exchange) as call:
             request = parse(await exchange.body(self._settings.max_body_bytes), ChatRequest, CHAT)
             call.watch()
-            generation = await self._dataplane.generate(await self._wanted(request, exchange.tenant))
+            wanted = await self._wanted(request, exchange.tenant)
+            generation = await self._dataplane.generate(replace(wanted, timeout=exchange.timeout()))
             try:
                 if request.stream:
                     await self._stream(exchange, request, generation)

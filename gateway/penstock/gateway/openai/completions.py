@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from dataclasses import replace
 from functools import partial
 
 from starlette.types import Receive, Scope, Send
@@ -33,7 +34,7 @@ class Completions:
             call.watch()
             model = self._dataplane.model(request.model)
             wanted = completion_generate_request(request, model, self._settings, exchange.tenant)
-            generation = await self._dataplane.generate(wanted)
+            generation = await self._dataplane.generate(replace(wanted, timeout=exchange.timeout()))
             try:
                 result = CompletionResult(request, wanted, generation)
                 if request.stream:

@@ -54,7 +54,7 @@ def test_info(llama_dir: Path, make_runner: Any) -> None:
     assert (info.vocab_size, info.max_model_len, info.block_size, info.eos_token_ids) == (384, 100, 32, (2,))
     # 3 requests of 4 blocks: more could never be used.
     assert info.num_blocks == 12
-    assert info.runner == "openvino f32, weights auto, kv f32, 1 threads"
+    assert info.runner == "openvino f32, weights as stored, kv f32, 1 threads"
 
 
 def test_cache_sized_by_bytes(llama_dir: Path, make_runner: Any) -> None:

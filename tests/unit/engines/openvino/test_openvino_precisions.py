@@ -69,7 +69,7 @@ def test_f16_computation_where_there_is_none(llama_dir: Path, make_runner: Any) 
 
 def test_auto_takes_what_the_cpu_has(llama_dir: Path, make_runner: Any) -> None:
     wanted = "bf16" if "BF16" in CAPABILITIES else "f32"
-    assert f"openvino {wanted}, weights auto, kv {wanted}" in make_runner(llama_dir, dtype="auto").info.runner
+    assert f"openvino {wanted}, weights as stored, kv {wanted}" in make_runner(llama_dir, dtype="auto").info.runner
 
 
 def test_rows_quantized(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """What continuous batching is worth: the same runner and requests, once with it and once in static batches.
 
-`python -m penstock.loadtest.batching [MODEL_FOLDER]`
+`python -m penstock.loadtest.batching [MODEL_FOLDER] --lengths log`
 
-64 requests want between 8 and 256 tokens. A static batch of 16 is computed until its longest member is complete, rows
+64 requests want between 8 and 256 tokens, spread evenly or, as answers in the field are, by their logarithm: many short
+ones, few long ones. A static batch of 16 is computed until its longest member is complete, rows
 that are complete already included, and answers together, as a padded `generate()` does; the next batch waits for it.
 The scheduler drops rows that are complete and fills every seat that becomes free, up to its own limit.
 """
@@ -29,10 +30,17 @@ from penstock.gateway.models import find_model
 _REQUESTS, _SHORTEST, _LONGEST, _STATIC_BATCH, _PROMPT = 64, 8, 256, 16, 32
 
 
-def requests(seed: int) -> list[AddRequest]:
+def spread(lengths: str) -> list[int]:
+    """How many tokens each request wants, ascending."""
+    shares = [n / (_REQUESTS - 1) for n in range(_REQUESTS)]
+    if lengths == "log":
+        return [round(_SHORTEST * (_LONGEST / _SHORTEST) ** share) for share in shares]
+    return [round(_SHORTEST + (_LONGEST - _SHORTEST) * share) for share in shares]
+
+
+def requests(seed: int, spread_lengths: Sequence[int]) -> list[AddRequest]:
     rng = random.Random(seed)
-    lengths = [_SHORTEST + (_LONGEST - _SHORTEST) * n // (_REQUESTS - 1) for n in range(_REQUESTS)]
-    rng.shuffle(lengths)
+    lengths = rng.sample(spread_lengths, len(spread_lengths))
     return [
         AddRequest(
             (n,),
@@ -72,15 +80,17 @@ def static(core: EngineCore, work: Sequence[AddRequest]) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="a model folder; default: the demo model")
+    parser.add_argument("--lengths", choices=("even", "log"), default="even")
     parser.add_argument("--repeat", type=int, default=3)
     args = parser.parse_args()
     runner = OpenVINORunner(OpenVINOConfig(model_dir=Path(find_model(args.model).folder), num_blocks=2048))
     core = EngineCore(runner, SchedulerConfig(enable_prefix_caching=False, max_num_batched_tokens=512), time.monotonic)
-    continuous(core, requests(0)[:8])
+    lengths = spread(args.lengths)
+    continuous(core, requests(0, lengths)[:8])
     figures: dict[str, list[float]] = {}
     for repeat in range(args.repeat):
         for name, way in (("continuous", continuous), ("static", static)):
-            ended = way(core, requests(repeat))
+            ended = way(core, requests(repeat, lengths))
             figures.setdefault(f"{name}_all_s", []).append(max(ended))
             figures.setdefault(f"{name}_mean_s", []).append(statistics.mean(ended))
     medians = {name: round(statistics.median(values), 3) for name, values in figures.items()}

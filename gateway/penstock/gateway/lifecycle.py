@@ -43,6 +43,8 @@ def serve(config: Config) -> int:
     except (ConfigError, PenstockError) as error:
         logger.error("%s", error)
         return 1
+    except KeyboardInterrupt:  # while a model is downloaded, before the server handles signals
+        return 130
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

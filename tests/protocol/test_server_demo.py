@@ -21,7 +21,8 @@ QUESTION = [{"role": "user", "content": "What does os.path.join do?"}]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with serving() as running:
+    # each step a frame of its own: a quick machine has the whole answer within a few of the default intervals
+    with serving("--stream-interval-ms", "0") as running:
         yield running
 
 

@@ -42,13 +42,11 @@ class EngineCore:
         started = self._clock()
         self._receive(messages, started)
         step = self.scheduler.schedule(started)
-        result = StepOutputs(self.scheduler.take_outputs(), self.scheduler.stats())
-        if step.request_ids:
-            result.outputs += self._execute(step)
-            seconds = self._clock() - started
-            result.steps = [StepRecord(seconds, len(step.request_ids), step.total_num_scheduled_tokens)]
-            result.stats = self.scheduler.stats()
-        return result
+        if not step.request_ids:
+            return StepOutputs(self.scheduler.take_outputs(), self.scheduler.stats())
+        outputs = self._execute(step)
+        record = StepRecord(self._clock() - started, len(step.request_ids), step.total_num_scheduled_tokens)
+        return StepOutputs(outputs, self.scheduler.stats(), [record])
 
     def _receive(self, messages: Iterable[DownMessage], now: float) -> None:
         for message in messages:

@@ -122,13 +122,12 @@ def _plain_ids(tokenizer: Tokenizer) -> tuple[int, int]:
     return first, last
 
 
-def app_settings(config: Config, metrics: Metrics, **more: Any) -> AppSettings:
+def app_settings(config: Config, metrics: Metrics) -> AppSettings:
     return AppSettings(
         version=version("penstock"),
         policy=config.scheduling.policy,
         api_keys={_tenant(key): key for key in config.server.api_key},
         metrics=metrics.render,
-        **more,
     )
 
 

@@ -83,7 +83,7 @@ class DataPlane:
     @property
     def live(self) -> bool:
         """False when a model is down for good: only a new server can help."""
-        return not any(model.failed for model in self._models.values())
+        return not any(model.engine.failed for model in self._models.values())
 
     @property
     def ready(self) -> bool:
@@ -137,7 +137,8 @@ class DataPlane:
         adds = [self._add(model, request, prompt, info, arrival) for prompt in prompts]
         stream = model.engine.submit(adds)
         ids = [add.ids for add in adds]
-        generation = Generation(stream, model.tokenizer, request, prompts, ids, model.metrics, model.engine.abort)
+        abort = model.engine.abort
+        generation = Generation(stream, model.tokenizer, request, prompts, ids, model.metrics, abort, arrival)
         try:
             return await generation.begin()
         except BaseException:
@@ -148,7 +149,7 @@ class DataPlane:
         if isinstance(prompt, str):
             return await self._encode(model, prompt, add_special_tokens=request.add_special_tokens)
         vocab_size = model.engine.info.vocab_size
-        if any(not 0 <= token_id < vocab_size for token_id in prompt):
+        if prompt and not 0 <= min(prompt) <= max(prompt) < vocab_size:
             raise InvalidRequestError(f"Token ids must be in 0..{vocab_size - 1}.", param="prompt")
         return prompt
 

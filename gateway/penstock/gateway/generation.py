@@ -92,6 +92,7 @@ class Generation:
         ids: list[tuple[int, ...]],
         metrics: ModelMetrics,
         abort: Callable[[Sequence[int]], None],
+        arrival: float,
     ) -> None:
         self.prompt_token_ids = prompts
         """The prompts as token ids."""
@@ -109,7 +110,7 @@ class Generation:
         self._n = request.n
         self._metrics = metrics
         self._abort = abort
-        self._started = time.monotonic()
+        self._arrival = arrival
         self._ready: list[ChoiceDelta] = []
         self._choices = {
             request_id: _Choice(prompt * request.n + sample, tokenizer, request, prompts[prompt])
@@ -173,13 +174,14 @@ class Generation:
         count = len(delta.token_ids)
         self.usage.completion_tokens += count
         self.usage_by_choice[choice.index] += count
-        delta.token_ids, choice.held = choice.held + delta.token_ids, []
+        if choice.held:
+            delta.token_ids, choice.held = choice.held + delta.token_ids, []
         if count:
-            self._metrics.tokens(count, choice.last_token, now, self._started)
+            self._metrics.tokens(count, choice.last_token, now, self._arrival)
             choice.last_token = now
         if delta.finish_reason is not None:
             del self._choices[output.id]
-            self._metrics.finished(delta.finish_reason, now - self._started)
+            self._metrics.finished(delta.finish_reason, now - self._arrival)
             if output.finish_reason is None:  # a stop string: the engine does not know yet
                 self._abort([output.id])
         elif not delta.text and delta.logprobs is None:
@@ -198,7 +200,7 @@ class Generation:
             self.prompt_logprobs[choice.index // self._n].extend(converted)
 
     def _end_all(self, reason: str) -> None:
-        elapsed = time.monotonic() - self._started
+        elapsed = time.monotonic() - self._arrival
         for _ in self._choices:
             self._metrics.finished(reason, elapsed)
         self._choices.clear()

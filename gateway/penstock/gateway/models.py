@@ -52,10 +52,6 @@ class LoadedModel:
     created: int = field(default_factory=lambda: int(time.time()))
     loaded: bool = False
 
-    @property
-    def failed(self) -> bool:
-        return self.engine.failed
-
     def describe(self, name: str) -> ServedModel:
         return ServedModel(
             name=name,

@@ -3,14 +3,19 @@
 PenstockError
 ├── InvalidRequestError        the caller's fault: bad type, range, size or combination
 │   ├── ContextLengthError     prompt and max_tokens do not fit the model's context or the KV cache
-│   ├── ModelNotFoundError     no such model
+│   ├── NotFoundError          no such thing
+│   │   └── ModelNotFoundError no such model
+│   ├── AlreadyExistsError     the name is taken
 │   ├── PayloadTooLargeError   a body or a part of it is over its limit
 │   └── UnsupportedError       a known option that this server or model does not offer
 ├── AuthenticationError        missing or wrong API key
 ├── OverloadedError            full for now: try again later
 │   ├── QueueFullError         the scheduler's queue bound, in requests or tokens
+│   ├── QueueTimeoutError      waited longer than its model lets requests wait
 │   └── NotReadyError          starting, draining, or restarting its engine
 ├── DeadlineExceededError      the request's time is over, queued or running
+├── CancelledError             given up by its caller, or by the model in its name
+├── UnknownError               a model's own error without a kind
 └── EngineError                the server's fault
     ├── EngineDeadError        the engine process died or hung; its requests end with this
     ├── StepFailedError        a step raised; the requests of that step end with this
@@ -46,8 +51,16 @@ class ContextLengthError(InvalidRequestError):
     code = "context_length_exceeded"
 
 
-class ModelNotFoundError(InvalidRequestError):
+class NotFoundError(InvalidRequestError):
+    code = "not_found"
+
+
+class ModelNotFoundError(NotFoundError):
     code = "model_not_found"
+
+
+class AlreadyExistsError(InvalidRequestError):
+    code = "already_exists"
 
 
 class PayloadTooLargeError(InvalidRequestError):
@@ -70,12 +83,24 @@ class QueueFullError(OverloadedError):
     code = "queue_full"
 
 
+class QueueTimeoutError(OverloadedError):
+    code = "queue_timeout"
+
+
 class NotReadyError(OverloadedError):
     code = "not_ready"
 
 
 class DeadlineExceededError(PenstockError):
     code = "deadline_exceeded"
+
+
+class CancelledError(PenstockError):
+    code = "cancelled"
+
+
+class UnknownError(PenstockError):
+    code = "unknown"
 
 
 class EngineError(PenstockError):

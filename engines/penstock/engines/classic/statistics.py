@@ -1,0 +1,98 @@
+"""A model version's counters: what Triton's statistics extension and its nv_inference_* metrics show.
+
+Written on the event loop only. Times are nanoseconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Duration:
+    count: int = 0
+    ns: int = 0
+
+    def add(self, ns: int, count: int = 1) -> None:
+        self.count += count
+        self.ns += ns
+
+
+@dataclass(slots=True)
+class BatchStatistics:
+    """Executions of one batch size."""
+
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+
+
+@dataclass(slots=True)
+class ResponseStatistics:
+    """The n-th responses of a decoupled model."""
+
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    empty_response: Duration = field(default_factory=Duration)
+    cancel: Duration = field(default_factory=Duration)
+
+
+@dataclass(slots=True)
+class ModelStatistics:
+    last_inference_ms: int = 0
+    """Unix milliseconds."""
+    inference_count: int = 0
+    """Inferences: a request with a batch of n counts n."""
+    execution_count: int = 0
+    """Batches that were executed."""
+    success: Duration = field(default_factory=Duration)
+    """Whole requests, from arrival to the last response."""
+    fail: Duration = field(default_factory=Duration)
+    queue: Duration = field(default_factory=Duration)
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    batches: dict[int, BatchStatistics] = field(default_factory=lambda: defaultdict(BatchStatistics))
+    """By batch size."""
+    responses: dict[int, ResponseStatistics] = field(default_factory=lambda: defaultdict(ResponseStatistics))
+    """By the number of the response within its request; decoupled models only."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """By reason: REJECTED, CANCELED, BACKEND, OTHER."""
+    pending: int = 0
+    """Requests that wait for execution."""
+
+    def executed(self, batch_size: int, compute_input: int, compute_infer: int, compute_output: int) -> None:
+        """One execution of a batch with `batch_size` inferences."""
+        self.execution_count += 1
+        batch = self.batches[batch_size]
+        batch.compute_input.add(compute_input)
+        batch.compute_infer.add(compute_infer)
+        batch.compute_output.add(compute_output)
+
+    def succeeded(
+        self,
+        *,
+        requests: int,
+        inferences: int,
+        total: int,
+        queue: int,
+        compute_input: int,
+        compute_infer: int,
+        compute_output: int,
+    ) -> None:
+        """`requests` requests of one execution; `total` and `queue` are sums over them, the compute times of each."""
+        self.last_inference_ms = time.time_ns() // 1_000_000
+        self.inference_count += inferences
+        self.success.add(total, requests)
+        self.queue.add(queue, requests)
+        self.compute_input.add(compute_input * requests, requests)
+        self.compute_infer.add(compute_infer * requests, requests)
+        self.compute_output.add(compute_output * requests, requests)
+
+    def failed(self, ns: int, reason: str) -> None:
+        self.fail.add(ns)
+        self.failures[reason] += 1

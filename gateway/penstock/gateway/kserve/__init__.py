@@ -1,0 +1,1 @@
+"""KServe v2 with Triton's extensions, over HTTP and gRPC."""

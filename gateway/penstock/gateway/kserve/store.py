@@ -1,0 +1,62 @@
+"""What the KServe fronts need of whatever keeps the models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from penstock.engines.classic.base import InferModel
+
+ModelState = Literal["READY", "UNAVAILABLE", "LOADING", "UNLOADING"]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """One line of the repository index. A model that is in the repository and was never loaded has only its name."""
+
+    name: str
+    version: str = ""
+    state: ModelState | None = None
+    reason: str = ""
+
+
+class ModelStore(Protocol):
+    """Models by name and version. Lives on the event loop."""
+
+    def model(self, name: str, version: str = "") -> InferModel:
+        """The model in this version, "" for the newest that is ready.
+
+        Raises ModelNotFoundError with Triton's texts: `Request for unknown model: 'x' is not found`, `... 'x' version
+        9 is not found`, `... 'x' has no available versions`; InvalidRequestError for a version that is no number.
+        """
+        ...
+
+    def versions(self, name: str) -> list[int]:
+        """The versions that are ready, ascending; empty for an unknown model."""
+        ...
+
+    def models(self) -> Iterable[InferModel]:
+        """All that are loaded, by name and version."""
+        ...
+
+    def index(self, *, ready: bool) -> list[IndexEntry]:
+        """Everything in the repositories and everything that was ever loaded; `ready`: only what is ready."""
+        ...
+
+    async def load(self, name: str, *, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        """Loads or reloads; returns when the model is ready. A loaded model keeps serving until then, and stays when
+        loading fails. `config` is a ModelConfig in JSON; `files`, by `<version>/<name>`, need a config.
+
+        Raises NotReadyError when the control mode is not explicit, InvalidRequestError, EngineError.
+        """
+        ...
+
+    async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
+        """Returns when new requests are refused; what runs, runs on. Unknown names are ignored, as in Triton."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """True when the server may say that it is ready: with strict readiness, all models that should be are."""
+        ...

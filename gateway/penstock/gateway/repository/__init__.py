@@ -1,0 +1,1 @@
+"""Triton model repositories: layout, configuration, versions, control modes, hot reload."""

@@ -1,0 +1,96 @@
+"""Reading a model's configuration: config.pbtxt, one of its named variants, or the JSON of a load request."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from google.protobuf import json_format, text_format
+
+from penstock.engines.classic.model_config import ModelConfig
+from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError
+from penstock.gateway.http.json_body import check_json
+
+CONFIG_FILE = "config.pbtxt"
+MAX_CONFIG_BYTES = 1024 * 1024
+"""Of a file or of an override; the largest configurations of real models have some kilobytes."""
+
+_MAX_DETAIL_CHARS = 300
+_CONFIG_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}", re.ASCII)
+
+
+def read_config(folder: Path, name: str, *, override: str | None, config_name: str = "") -> ModelConfig:
+    """The configuration as it was written; nothing is filled in but the name.
+
+    `override` is JSON and replaces the files altogether. Else `configs/<config_name>.pbtxt` counts, or, if there is
+    none, config.pbtxt. A model without any has an empty configuration, which its backend may complete.
+
+    Raises InvalidRequestError: not to be parsed, an unknown field, or another model's name.
+    """
+    if override is not None:
+        config = _from_json(override)
+    else:
+        path = _config_path(folder, config_name)
+        config = ModelConfig() if path is None else _from_text(path, f"{name}/{path.relative_to(folder).as_posix()}")
+    if not config.name:
+        config.name = name
+    elif config.name != name:
+        raise InvalidRequestError(
+            f"unexpected directory name '{name}' for model '{_cut(config.name)}', directory name must equal model name"
+        )
+    return config
+
+
+def _config_path(folder: Path, config_name: str) -> Path | None:
+    candidates = [folder / CONFIG_FILE]
+    if config_name:
+        if not _CONFIG_NAME.fullmatch(config_name):
+            raise InvalidRequestError(f"the model configuration's name '{_cut(config_name)}' cannot be a file's name")
+        candidates.insert(0, folder / "configs" / f"{config_name}.pbtxt")
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _from_text(path: Path, shown: str) -> ModelConfig:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise InvalidRequestError(f"{shown} cannot be read: {error.strerror}") from None
+    if len(data) > MAX_CONFIG_BYTES:
+        raise InvalidRequestError(f"{shown} has more than {MAX_CONFIG_BYTES} bytes")
+    config = ModelConfig()
+    try:
+        text_format.Parse(data.decode(), config)
+    except UnicodeDecodeError:
+        raise InvalidRequestError(f"{shown} is not UTF-8") from None
+    except text_format.ParseError as error:
+        where = f"{shown}:{error.GetLine()}:{error.GetColumn()}" if error.GetLine() is not None else shown
+        detail = re.sub(r"^\d+:\d+ : ", "", str(error))
+        raise InvalidRequestError(f"failed to read the model configuration {where}: {_cut(detail)}") from None
+    return config
+
+
+def _from_json(text: str) -> ModelConfig:
+    """The load request's `config`. What it says wrong is refused before protobuf sees what it could choke on."""
+    try:
+        data = text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequestError("the model configuration of the load request is not UTF-8") from None
+    if len(data) > MAX_CONFIG_BYTES:
+        raise PayloadTooLargeError(f"the model configuration has more than {MAX_CONFIG_BYTES} bytes")
+    try:
+        check_json(data)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(error.message.replace("The request body", "the model configuration")) from None
+    config = ModelConfig()
+    try:
+        json_format.Parse(text, config)
+    except json_format.ParseError as error:
+        raise InvalidRequestError(f"failed to parse the model configuration: {_cut(str(error))}") from None
+    return config
+
+
+def _cut(text: str) -> str:
+    """The first line, in printable characters and at a bounded length: it goes into answers and logs."""
+    line = "".join(char if char.isprintable() else "?" for char in text.partition("\n")[0])
+    return line if len(line) <= _MAX_DETAIL_CHARS else line[: _MAX_DETAIL_CHARS - 1] + "…"

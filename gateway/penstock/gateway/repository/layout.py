@@ -1,0 +1,67 @@
+"""What a folder of a model repository means: names, versions, backends.
+
+<repository>/<model>/config.pbtxt
+<repository>/<model>/<version>/model.onnx
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from penstock.engines.errors import InvalidRequestError
+
+EMPTY_NAME = "Model name cannot be empty. Please enter a valid name to deploy."
+"""Triton's text, also for names of nothing but white space."""
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}", re.ASCII)
+_VERSION = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
+
+
+def check_model_name(name: str) -> str:
+    """The name itself, when it can be a folder of the repository: letters, digits, `.`, `_` and `-`, at most 255.
+
+    Everything that could lead out of the repository or forge a line of a log is refused: separators, control
+    characters, `%`, `.` and `..`, look-alikes from Unicode. Names such as `...` lead nowhere and pass.
+
+    Raises InvalidRequestError; the name is not echoed.
+    """
+    if not name.strip():
+        raise InvalidRequestError(EMPTY_NAME)
+    if name in (".", "..") or not _NAME.fullmatch(name):
+        raise InvalidRequestError(
+            "Invalid model name: a name has letters, digits, '.', '_' and '-' only, and at most 255 of them."
+        )
+    return name
+
+
+def is_model_name(name: str) -> bool:
+    """Whether a folder of this name is a model: hidden ones (`.git`) never are."""
+    return _NAME.fullmatch(name) is not None and not name.startswith(".")
+
+
+def check_version(text: str) -> int:
+    """The version of a request or a folder: a positive integer of at most nine digits, without leading zeros.
+
+    Raises InvalidRequestError with Triton's text.
+    """
+    if not _VERSION.fullmatch(text):
+        shown = text if re.fullmatch(r"[\w.+-]{1,32}", text, re.ASCII) else "..."
+        raise InvalidRequestError(
+            f"failed to get model version from specified version string '{shown}',"
+            " version should be an integral value > 0"
+        )
+    return int(text)
+
+
+def available_versions(folder: Path) -> list[int]:
+    """The version folders of a model, ascending. Other folders (`configs`, `007`, `0`) are not versions.
+
+    Raises OSError when the folder cannot be read.
+    """
+    return sorted(int(entry.name) for entry in folder.iterdir() if _VERSION.fullmatch(entry.name) and entry.is_dir())
+
+
+def backend_of_name(name: str) -> str:
+    """`identity` for a model that is called `anything.identity`; "" for a name without a dot."""
+    return name.partition(".")[2]

@@ -1,0 +1,81 @@
+"""A model repository, wherever it lies. Everything here blocks: call it in threads."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.engines.errors import ModelNotFoundError
+from penstock.gateway.repository.layout import check_model_name, is_model_name
+from penstock.gateway.repository.storage_cloud import CloudStorage
+from penstock.gateway.repository.storage_local import LocalStorage
+from penstock.gateway.repository.storage_urls import CloudLocation, parse_url
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class LocalModel:
+    """A model's folder on a local disk, for as long as it is not closed."""
+
+    folder: Path
+    _remove: Callable[[], None] | None = None
+
+    def close(self) -> None:
+        """Removes the copy, if it is one. Idempotent."""
+        remove, self._remove = self._remove, None
+        if remove is not None:
+            remove()
+
+
+class Repository:
+    """One `--model-repository`: a path, `s3://`, `gs://` or `as://`.
+
+    Raises ConfigError for a url that cannot be, a folder that is not there, and a store whose client is not installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        location = parse_url(url, os.environ)
+        self.url = location.url if isinstance(location, CloudLocation) else str(location)
+        self._storage = CloudStorage(location) if isinstance(location, CloudLocation) else LocalStorage(location)
+        self._skipped: set[str] = set()
+
+    def model_names(self) -> list[str]:
+        """The folders that are models, sorted. Hidden ones are not; impossible names are logged once.
+
+        Raises EngineError when the repository cannot be read.
+        """
+        names = []
+        for name in self._storage.names():
+            if is_model_name(name):
+                names.append(name)
+            elif not name.startswith(".") and name not in self._skipped:
+                self._skipped.add(name)
+                logger.warning("%s: the folder %r is left out, its name cannot be a model's", self.url, name)
+        return names
+
+    def fingerprint(self, name: str) -> str:
+        """Another text whenever a file of the model comes, goes or changes (by size, time, or the store's tag).
+
+        Raises ModelNotFoundError, InvalidRequestError for a bad name or link, EngineError.
+        """
+        return self._storage.fingerprint(self._checked(name))
+
+    def fetch(self, name: str) -> LocalModel:
+        """The model on a local disk: its own folder, or a private copy that `close` removes.
+
+        Raises ModelNotFoundError, InvalidRequestError for a bad name or link, EngineError.
+        """
+        folder = self._storage.fetch(self._checked(name))
+        if isinstance(self._storage, LocalStorage):
+            return LocalModel(folder)
+        return LocalModel(folder, lambda: shutil.rmtree(folder.parent, ignore_errors=True))
+
+    def _checked(self, name: str) -> str:
+        if not is_model_name(check_model_name(name)):
+            raise ModelNotFoundError(f"failed to find model '{name}' in the model repository")
+        return name

@@ -1,0 +1,177 @@
+"""Traces of single requests: which ones are traced, and what of them is written."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.engines.classic.tensors import Tensor
+from penstock.gateway.kserve.trace_file import TraceFile
+from penstock.gateway.kserve.trace_settings import DEFAULTS, TraceSettings, changes, shown
+
+if TYPE_CHECKING:
+    from penstock.engines.classic.messages import InferRequest
+
+_encode = msgspec.json.Encoder().encode
+_MAX_ELEMENTS = 1 << 16
+"""Of a traced tensor; the rest is left out of the trace."""
+
+
+class RequestTrace:
+    """The trace of one request (a `messages.Trace`). Written when it is finished; safe to mark from any thread."""
+
+    __slots__ = ("_events", "_sampler", "_tensors", "_timestamps", "id", "model", "request_id", "version")
+
+    def __init__(self, sampler: _Sampler, number: int, model: str, version: int, request_id: str) -> None:
+        self.id = number
+        self.model = model
+        self.version = version
+        self.request_id = request_id
+        levels = sampler.settings.trace_level or ()
+        self._timestamps = "TIMESTAMPS" in levels
+        self._tensors = "TENSORS" in levels
+        self._sampler: _Sampler | None = sampler
+        self._events: list[dict[str, object]] = []
+
+    def mark(self, event: str, ns: int) -> None:
+        """A timestamp, in nanoseconds of time.monotonic_ns()."""
+        if self._timestamps:
+            self._events.append({"id": self.id, "timestamps": [{"name": event, "ns": ns}]})
+
+    def mark_now(self, event: str) -> None:
+        if self._timestamps:
+            self.mark(event, time.monotonic_ns())
+
+    def inputs(self, request: InferRequest) -> None:
+        """The request's tensors, where the level asks for tensors. Makes this the request's trace."""
+        request.trace = self
+        self.request_id = request.id
+        self._tensor_events("TENSOR_QUEUE_INPUT", request.inputs.values())
+
+    def outputs(self, tensors: Iterable[Tensor]) -> None:
+        """A response's tensors."""
+        self._tensor_events("TENSOR_BACKEND_OUTPUT", tensors)
+
+    def finish(self) -> None:
+        """Writes the trace. Idempotent."""
+        sampler, self._sampler = self._sampler, None
+        if sampler is not None:
+            head: dict[str, object] = {"id": self.id, "model_name": self.model, "model_version": self.version}
+            if self.request_id:
+                head["request_id"] = self.request_id
+            sampler.add([_encode(event) for event in (head, *self._events)])
+
+    def _tensor_events(self, activity: str, tensors: Iterable[Tensor]) -> None:
+        if self._tensors:
+            self._events += ({"id": self.id, "activity": activity, "tensor": _tensor(item)} for item in tensors)
+
+
+class _Sampler:
+    """Complete settings and the counting that goes with them: for everything, or for one model."""
+
+    def __init__(self, settings: TraceSettings, file: TraceFile) -> None:
+        self.settings = settings
+        self._file = file
+        self._seen = 0
+        self._rate = settings.trace_rate or 0
+        self._count = settings.trace_count or 0
+
+    @property
+    def active(self) -> bool:
+        return self.settings.trace_level != ("OFF",) and self._rate > 0 and self._count != 0
+
+    @property
+    def current(self) -> TraceSettings:
+        """The settings with the traces that are still to be made."""
+        return replace(self.settings, trace_count=self._count)
+
+    def sample(self) -> bool:
+        if not self.active:
+            return False
+        self._seen += 1
+        if self._seen % self._rate:
+            return False
+        if self._count > 0:
+            self._count -= 1
+        return True
+
+    def add(self, events: list[bytes]) -> None:
+        self._file.add(events, self.settings.log_frequency or 0)
+
+
+class Tracing:
+    """The trace extension: settings for everything and for single models, and the traces that they ask for.
+
+    Timestamps are written to `file`, which only the operator names; without one nothing is written. Lives on the event
+    loop.
+    """
+
+    def __init__(self, file: str = "", settings: TraceSettings = DEFAULTS) -> None:
+        self._file = TraceFile(file)
+        self._initial = settings.over(DEFAULTS)
+        self._global = _Sampler(self._initial, self._file)
+        self._own: dict[str, TraceSettings] = {}
+        self._models: dict[str, _Sampler] = {}
+        self._numbers = itertools.count(1)
+        self.active = self._global.active
+        """False: `start` gives None for every request."""
+
+    def settings(self, model: str = "") -> dict[str, str | list[str]]:
+        """By Triton's names and in its order; values are strings, of `trace_level` a list. "" is for everything."""
+        return shown(self._models.get(model, self._global).current, self._file.path)
+
+    def update(self, values: Mapping[str, object], model: str = "") -> None:
+        """Changes all of `values`, or nothing. Null clears: a model's setting follows the one for everything again,
+        and that one the server's start.
+
+        Raises InvalidRequestError and UnsupportedError. Whether there is such a model, the caller has checked.
+        """
+        changed = changes(values)
+        if model:
+            own = replace(self._own.get(model, TraceSettings()), **changed)
+            self._own[model] = own
+            if own.empty:
+                del self._own[model]
+        else:
+            defaults = {name: getattr(self._initial, name) for name, value in changed.items() if value is None}
+            settings = replace(self._global.current, **{**changed, **defaults})
+            self._global = _Sampler(settings, self._file)
+        self._rebuild(model)
+
+    def start(self, model: str, version: int, request_id: str = "") -> RequestTrace | None:
+        """The trace of a new request, if it is to be traced. The caller finishes it."""
+        if not self.active:
+            return None
+        sampler = self._models.get(model, self._global)
+        return RequestTrace(sampler, next(self._numbers), model, version, request_id) if sampler.sample() else None
+
+    def close(self) -> None:
+        """Writes what has been collected. At the end of the server."""
+        self._file.flush()
+
+    def _rebuild(self, model: str) -> None:
+        """The samplers that a change concerns: the model's, or all models' when the one for everything changed."""
+        for name in (model,) if model else tuple(self._own):
+            own = self._own.get(name)
+            old = self._models.pop(name, None)
+            if own is not None:
+                sampler = _Sampler(own.over(self._global.current), self._file)
+                self._models[name] = sampler if old is None or old.settings != sampler.settings else old
+        self.active = self._global.active or any(sampler.active for sampler in self._models.values())
+
+
+def _tensor(tensor: Tensor) -> dict[str, str]:
+    flat = tensor.array.ravel()[:_MAX_ELEMENTS]
+    if tensor.datatype == "BYTES":
+        data = ",".join(f'"{item.decode(errors="replace") if isinstance(item, bytes) else item}"' for item in flat)
+    elif tensor.datatype == "BOOL":
+        data = ",".join("1" if item else "0" for item in flat.tolist())
+    else:
+        data = ",".join(map(str, flat.tolist()))
+    shape = ",".join(map(str, tensor.array.shape))
+    return {"name": tensor.name, "data": data, "shape": shape, "dtype": tensor.datatype}

@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from penstock.gateway.config import LISTS, SECTIONS, Config, ConfigError, load_config
+from penstock.gateway.config import LISTS, PAIRS, SECTIONS, TRITON_NAMES, Config, ConfigError, load_config
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
-    args = vars(parser.parse_args(argv))
+    args = vars(parser.parse_args(_plain_flags(sys.argv[1:] if argv is None else argv)))
     args.pop("command")
     file = args.pop("config", None)
     try:
@@ -33,9 +33,24 @@ def _serve(config: Config) -> int:
     return serve(config)
 
 
+def _plain_flags(argv: Sequence[str]) -> list[str]:
+    """Triton writes switches as --name=true and --name=false; for argparse they are --name and --no-name."""
+    plain = []
+    for arg in argv:
+        flag, equals, value = arg.partition("=")
+        state = _SWITCHES.get(value.lower()) if equals else None
+        if state is None or flag.removeprefix("--").replace("-", "_") not in _BOOLEANS:
+            plain.append(arg)
+        else:
+            plain.append(flag if state else "--no-" + flag.removeprefix("--"))
+    return plain
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="penstock", description="Serves language models over the OpenAI API, with continuous batching."
+        prog="penstock",
+        description="Serves language models with continuous batching, and Triton model repositories beside them, over "
+        "the OpenAI API and KServe v2.",
     )
     parser.add_argument("--version", action="version", version=f"penstock {version('penstock')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -43,7 +58,8 @@ def _parser() -> argparse.ArgumentParser:
         "serve",
         help="serve a model",
         usage="penstock serve [MODEL] [options]",
-        description="Serves MODEL. Without one, the demo model that comes along.",
+        description="Serves MODEL and the models of --model-repository; without either, the demo model that comes "
+        "along.",
         epilog="Each setting can also stand in the file given by --config (TOML or YAML), or in a variable named "
         "PENSTOCK_ and the flag's name in capitals, as in PENSTOCK_HTTP_PORT. Flags win over variables, those over "
         "the file.",
@@ -58,10 +74,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_section(parser: argparse.ArgumentParser, name: str, section: type[msgspec.Struct]) -> None:
     group = parser.add_argument_group(name, (section.__doc__ or "").strip())
-    info = inspect.type_info(section)
-    if not isinstance(info, inspect.StructType):
-        raise TypeError(f"{section} is not a struct")
-    for field in info.fields:
+    for field in _fields(section):
         kind = field.type
         while isinstance(kind, inspect.Metadata):
             kind = kind.type
@@ -69,18 +82,39 @@ def _add_section(parser: argparse.ArgumentParser, name: str, section: type[msgsp
 
 
 def _add_flag(group: Any, field: inspect.Field, kind: inspect.Type) -> None:
-    flag = "--" + field.name.replace("_", "-")
+    names = [field.name, *(name for name, ours in TRITON_NAMES.items() if ours == field.name)]
+    flags = ["--" + name.replace("_", "-") for name in names]
     options: dict[str, Any] = {"help": _help(field)}
     if field.name == "model":
         group.add_argument("model", nargs="?", metavar="MODEL", **options)
     elif isinstance(kind, inspect.BoolType):
-        group.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
+        group.add_argument(*flags, action=argparse.BooleanOptionalAction, **options)
     elif isinstance(kind, inspect.LiteralType):
-        group.add_argument(flag, choices=kind.values, **options)
+        group.add_argument(*flags, choices=kind.values, **options)
     elif field.name in LISTS:
-        group.add_argument(flag, action="extend", type=lambda text: text.split(","), metavar="NAME[,NAME]", **options)
+        group.add_argument(*flags, action="extend", type=lambda text: text.split(","), metavar="NAME[,NAME]", **options)
+    elif field.name in PAIRS:
+        group.add_argument(*flags, action="append", metavar="TEXT", **options)
     else:
-        group.add_argument(flag, metavar=_metavar(kind), **options)
+        group.add_argument(*flags, metavar=_metavar(kind), **options)
+
+
+def _is_switch(field: inspect.Field) -> bool:
+    kind = field.type
+    while isinstance(kind, inspect.Metadata):
+        kind = kind.type
+    return isinstance(kind, inspect.BoolType)
+
+
+def _fields(section: type[msgspec.Struct]) -> Sequence[inspect.Field]:
+    info = inspect.type_info(section)
+    if not isinstance(info, inspect.StructType):
+        raise TypeError(f"{section} is not a struct")
+    return info.fields
+
+
+_SWITCHES = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
+_BOOLEANS = {field.name for section in SECTIONS.values() for field in _fields(section) if _is_switch(field)}
 
 
 def _help(field: inspect.Field) -> str:

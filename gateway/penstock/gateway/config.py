@@ -97,15 +97,68 @@ class SchedulingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 0.0
 
 
+class RepositoryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Models from Triton model repositories, under Triton's own flags."""
+
+    model_repository: Annotated[
+        tuple[Name, ...],
+        Meta(description="folder or s3://, gs://, as:// location of a model repository; may be repeated"),
+    ] = ()
+    model_control_mode: Annotated[
+        Literal["none", "poll", "explicit"],
+        Meta(description="none: load all models at start; poll: follow changes; explicit: load and unload by request"),
+    ] = "none"
+    repository_poll_secs: Annotated[
+        Annotated[float, Meta(gt=0)], Meta(description="control mode poll: seconds between two looks")
+    ] = 15.0
+    load_model: Annotated[
+        tuple[Name, ...], Meta(description="control mode explicit: models to load at start, * for all; may be repeated")
+    ] = ()
+    exit_on_error: Annotated[bool, Meta(description="end when a model cannot be loaded at start")] = True
+    strict_readiness: Annotated[bool, Meta(description="ready only while all models are")] = True
+    disable_auto_complete_config: Annotated[
+        bool, Meta(description="take configurations as they are written, without a look into the model files")
+    ] = False
+    model_config_name: Annotated[
+        str, Meta(description="use configs/NAME.pbtxt of a model where there is one, else config.pbtxt")
+    ] = ""
+    model_load_thread_count: Annotated[Positive, Meta(description="models that are loaded at the same time")] = 4
+    model_load_retry_count: Annotated[
+        Annotated[int, Meta(ge=0)], Meta(description="how often loading a model is tried again at start")
+    ] = 0
+    backend_config: Annotated[
+        tuple[Name, ...], Meta(description="a backend's setting, as BACKEND,KEY=VALUE; may be repeated")
+    ] = ()
+
+
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the server listens, and how it behaves towards clients."""
 
+    id: Annotated[Name, Meta(description="the server's name in its KServe metadata")] = "penstock"
     host: Annotated[str, Meta(description="address to listen on; 0.0.0.0 for all")] = "127.0.0.1"
-    http_port: Annotated[Port, Meta(description="OpenAI API and health")] = 8000
-    grpc_port: Annotated[Port, Meta(description="gRPC: the standard health service")] = 8001
+    http_address: Annotated[str | None, Meta(description="another address for HTTP")] = None
+    grpc_address: Annotated[str | None, Meta(description="another address for gRPC")] = None
+    metrics_address: Annotated[str | None, Meta(description="another address for metrics")] = None
+    http_port: Annotated[Port, Meta(description="OpenAI API, KServe v2 and health")] = 8000
+    grpc_port: Annotated[Port, Meta(description="KServe v2 over gRPC, and the standard health service")] = 8001
     metrics_port: Annotated[Port, Meta(description="Prometheus metrics and the scheduler's state, without a key")] = (
         8002
     )
+    allow_http: Annotated[bool, Meta(description="listen for HTTP")] = True
+    allow_grpc: Annotated[bool, Meta(description="listen for gRPC")] = True
+    allow_metrics: Annotated[bool, Meta(description="listen on the metrics port")] = True
+    http_max_input_size: Annotated[
+        Positive, Meta(description="bytes of a KServe request, decompressed; gRPC messages have the same limit")
+    ] = 64 << 20
+    http_header_forward_pattern: Annotated[
+        str, Meta(description="HTTP headers whose whole name matches this become request parameters")
+    ] = ""
+    grpc_header_forward_pattern: Annotated[
+        str, Meta(description="gRPC metadata whose whole name matches this become request parameters")
+    ] = ""
+    allow_client_shm: Annotated[
+        bool, Meta(description="clients on this machine may pass tensors through system shared memory")
+    ] = False
     api_key: Annotated[
         tuple[Name, ...],
         Meta(description="accepted bearer keys; each is a tenant of its own; default: no key is asked for"),
@@ -129,6 +182,44 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="how much is logged, to stderr")
     ] = "info"
+    log_verbose: Annotated[
+        Annotated[int, Meta(ge=0)], Meta(description="above 0: the same as log level debug, as Triton calls it")
+    ] = 0
+    trace_config: Annotated[
+        tuple[Name, ...],
+        Meta(description="a setting of the request trace, as level=, rate=, count= or triton,file= and the like"),
+    ] = ()
+
+
+class GrpcConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """TLS, keepalive and compression of the gRPC port, under Triton's own flags."""
+
+    grpc_use_ssl: Annotated[bool, Meta(description="TLS; needs a certificate and its key")] = False
+    grpc_use_ssl_mutual: Annotated[bool, Meta(description="clients must show a certificate, too")] = False
+    grpc_server_cert: Annotated[str, Meta(description="PEM file with the server's certificate")] = ""
+    grpc_server_key: Annotated[str, Meta(description="PEM file with its private key")] = ""
+    grpc_root_cert: Annotated[str, Meta(description="PEM file with the authority of clients' certificates")] = ""
+    grpc_infer_response_compression_level: Annotated[
+        Literal["none", "low", "medium", "high"], Meta(description="compression of inference responses")
+    ] = "none"
+    grpc_keepalive_time: Annotated[Positive, Meta(description="milliseconds of silence before a ping")] = 7_200_000
+    grpc_keepalive_timeout: Annotated[Positive, Meta(description="milliseconds that its answer may take")] = 20_000
+    grpc_keepalive_permit_without_calls: Annotated[bool, Meta(description="ping connections without calls")] = False
+    grpc_http2_max_pings_without_data: Annotated[
+        Annotated[int, Meta(ge=0)], Meta(description="pings in a row without data between them; 0: any number")
+    ] = 2
+    grpc_http2_min_recv_ping_interval_without_data: Annotated[
+        Positive, Meta(description="milliseconds that clients must leave between pings without data")
+    ] = 300_000
+    grpc_http2_max_ping_strikes: Annotated[
+        Annotated[int, Meta(ge=0)], Meta(description="pings too early before a connection is closed; 0: any number")
+    ] = 2
+    grpc_max_connection_age: Annotated[
+        Annotated[int, Meta(ge=0)], Meta(description="milliseconds after which a connection is closed; 0: never")
+    ] = 0
+    grpc_max_connection_age_grace: Annotated[
+        Annotated[int, Meta(ge=0)], Meta(description="milliseconds that its calls get then; 0: as long as they take")
+    ] = 0
 
 
 class SimulatedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -146,7 +237,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
     scheduling: SchedulingConfig = SchedulingConfig()
+    repository: RepositoryConfig = RepositoryConfig()
     server: ServerConfig = ServerConfig()
+    grpc: GrpcConfig = GrpcConfig()
     simulated: SimulatedOptions = SimulatedOptions()
 
 
@@ -154,10 +247,23 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "model": ModelConfig,
     "cache": CacheConfig,
     "scheduling": SchedulingConfig,
+    "repository": RepositoryConfig,
     "server": ServerConfig,
+    "grpc": GrpcConfig,
     "simulated": SimulatedOptions,
 }
 _SECTION_OF = {name: section for section, cls in SECTIONS.items() for name in cls.__struct_fields__}
+
+
+def overlay(config: Config, settings: Mapping[str, Any]) -> Config:
+    """The configuration with some settings changed, by name. Raises ConfigError."""
+    tree = msgspec.to_builtins(config)
+    for name, value in settings.items():
+        section = _SECTION_OF.get(name)
+        if section is None:
+            raise ConfigError(f"there is no setting called {name!r}")
+        tree[section][name] = value
+    return _convert(tree)
 
 
 def load_config(
@@ -172,6 +278,10 @@ def load_config(
     tree: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for name, value in settings.items():
         tree[_SECTION_OF[name]][name] = value
+    return _convert(tree)
+
+
+def _convert(tree: Mapping[str, Any]) -> Config:
     try:
         return msgspec.convert(tree, Config, strict=False)
     except msgspec.ValidationError as error:
@@ -188,7 +298,8 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     for name in _SECTION_OF:
         text = environ.get(f"PENSTOCK_{name.upper()}")
         if text is not None:
-            found[name] = text.split(",") if name in LISTS else text
+            separator = "," if name in LISTS else ";" if name in PAIRS else None
+            found[name] = text.split(separator) if separator else text
     return found
 
 
@@ -205,12 +316,20 @@ def _read_file(path: Path) -> dict[str, Any]:
     for key, value in raw.items():
         flat |= value if key in SECTIONS and isinstance(value, dict) else {key: value}
     settings = {str(key).replace("-", "_"): value for key, value in flat.items()}
-    settings |= {name: [settings[name]] for name in LISTS & settings.keys() if isinstance(settings[name], str)}
+    several = (LISTS | PAIRS) & settings.keys()
+    settings |= {name: [settings[name]] for name in several if isinstance(settings[name], str)}
     for name in settings:
         if name not in _SECTION_OF:
             raise ConfigError(f"{path}: there is no setting called {name!r}")
     return settings
 
 
-LISTS = frozenset({"served_model_name", "api_key"})
+LISTS = frozenset({"served_model_name", "api_key", "model_repository", "load_model"})
 """Settings that take several values: repeated flags, comma-separated variables, arrays in files."""
+PAIRS = frozenset({"backend_config", "trace_config"})
+"""The same for values that have commas of their own: variables separate them by semicolons."""
+TRITON_NAMES = {
+    "model_store": "model_repository",
+    "exit_timeout_secs": "drain_timeout",
+}
+"""Triton's names for what has another name here."""

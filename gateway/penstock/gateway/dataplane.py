@@ -60,6 +60,12 @@ class DataPlane:
         for name in model.names:
             self._models[name] = model
 
+    def remove(self, model: LoadedModel) -> None:
+        """Its names are unknown from now on, unless another model has taken them over; what runs, runs on."""
+        for name in model.names:
+            if self._models.get(name) is model:
+                del self._models[name]
+
     def models(self) -> list[ServedModel]:
         """All served names, the base model first. Empty while nothing has been loaded."""
         return [model.describe(name) for name, model in self._models.items() if model.loaded]
@@ -88,7 +94,7 @@ class DataPlane:
     @property
     def ready(self) -> bool:
         """True while all models would serve a request now."""
-        return bool(self._models) and all(model.engine.ready for model in self._models.values())
+        return all(model.engine.ready for model in self._models.values())
 
     async def chat_prompt(
         self,
@@ -129,8 +135,11 @@ class DataPlane:
         Raises InvalidRequestError and its kin for values that do not fit the model, OverloadedError,
         DeadlineExceededError, EngineError.
         """
+        return await self.generate_on(self._find(request.model), request)
+
+    async def generate_on(self, model: LoadedModel, request: GenerateRequest) -> Generation:
+        """The same on a model at hand, whatever name `request` has."""
         arrival = time.monotonic()
-        model = self._find(request.model)
         info = model.engine.info
         _check_supported(request.params, info)
         prompts = [await self._prompt(model, prompt, request) for prompt in request.prompts]
@@ -138,7 +147,10 @@ class DataPlane:
         stream = model.engine.submit(adds)
         ids = [add.ids for add in adds]
         abort = model.engine.abort
-        generation = Generation(stream, model.tokenizer, request, prompts, ids, model.metrics, abort, arrival)
+        model.begin()
+        generation = Generation(
+            stream, model.tokenizer, request, prompts, ids, model.metrics, abort, arrival, model.end
+        )
         try:
             return await generation.begin()
         except BaseException:

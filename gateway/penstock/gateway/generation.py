@@ -51,6 +51,8 @@ class Candidate:
 class TokenLogprob(Candidate):
     top: list[Candidate]
     """The likeliest tokens at this position, best first; as many as were asked for."""
+    rank: int = 0
+    """1 for the likeliest token of the vocabulary."""
 
 
 @dataclass(slots=True)
@@ -93,6 +95,7 @@ class Generation:
         metrics: ModelMetrics,
         abort: Callable[[Sequence[int]], None],
         arrival: float,
+        on_end: Callable[[], None],
     ) -> None:
         self.prompt_token_ids = prompts
         """The prompts as token ids."""
@@ -111,6 +114,9 @@ class Generation:
         self._metrics = metrics
         self._abort = abort
         self._arrival = arrival
+        self._on_end = on_end
+        self.queue_seconds = 0.0
+        """How long the first prompt waited; known with its first delta."""
         self._ready: list[ChoiceDelta] = []
         self._choices = {
             request_id: _Choice(prompt * request.n + sample, tokenizer, request, prompts[prompt])
@@ -184,6 +190,8 @@ class Generation:
             self._metrics.finished(delta.finish_reason, now - self._arrival)
             if output.finish_reason is None:  # a stop string: the engine does not know yet
                 self._abort([output.id])
+            if not self._choices:
+                self._on_end()
         elif not delta.text and delta.logprobs is None:
             choice.held = delta.token_ids
             return None
@@ -195,6 +203,7 @@ class Generation:
             return
         self.usage.cached_tokens += prompt.num_cached_tokens
         self._metrics.queued(prompt.queue_seconds)
+        self.queue_seconds = self.queue_seconds or prompt.queue_seconds
         if self.prompt_logprobs is not None and prompt.logprobs is not None:
             converted = [_to_text(entry, self._tokenizer) for entry in prompt.logprobs]
             self.prompt_logprobs[choice.index // self._n].extend(converted)
@@ -203,7 +212,9 @@ class Generation:
         elapsed = time.monotonic() - self._arrival
         for _ in self._choices:
             self._metrics.finished(reason, elapsed)
-        self._choices.clear()
+        if self._choices:
+            self._choices.clear()
+            self._on_end()
         self._stream.close()
 
     def close(self) -> None:
@@ -288,4 +299,4 @@ def _to_text(entry: TokenLogprobs, tokenizer: Tokenizer) -> TokenLogprob:
 
     own = candidate(entry.token_id, entry.logprob)
     top = [candidate(token_id, logprob) for token_id, logprob in entry.top]
-    return TokenLogprob(own.token, own.token_id, own.logprob, own.bytes, top)
+    return TokenLogprob(own.token, own.token_id, own.logprob, own.bytes, top, entry.rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from dataclasses import dataclass, field
@@ -51,6 +52,23 @@ class LoadedModel:
     default_params: dict[str, Any]
     created: int = field(default_factory=lambda: int(time.time()))
     loaded: bool = False
+    _in_flight: int = 0
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def begin(self) -> None:
+        """A call is being served."""
+        self._in_flight += 1
+        self._idle.clear()
+
+    def end(self) -> None:
+        self._in_flight -= 1
+        if not self._in_flight:
+            self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Returns when no call is being served."""
+        if self._in_flight:
+            await self._idle.wait()
 
     def describe(self, name: str) -> ServedModel:
         return ServedModel(
@@ -73,7 +91,7 @@ class ModelSource:
 
 def find_model(model: str | None) -> ModelSource:
     """The demo model, a local folder, or a snapshot from the hub (with a progress bar). Raises ConfigError."""
-    if model is None:
+    if model is None or model == DEMO_NAME:
         return ModelSource(Path(str(files("penstock.gateway") / "demo_model")), DEMO_NAME)
     path = Path(model).expanduser()
     if path.is_dir():

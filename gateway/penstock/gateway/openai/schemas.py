@@ -10,37 +10,22 @@ from typing import Any
 
 import msgspec
 
+from penstock.gateway.sampling import SamplingFields
+
 
 class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
-class CommonRequest(msgspec.Struct, kw_only=True):
+class CommonRequest(SamplingFields, kw_only=True):
     """What chat and text completions share. None: the caller is silent, so the model's default holds."""
 
     model: str
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    min_tokens: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    n: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
     priority: int | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None

@@ -11,9 +11,9 @@ from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.dataplane import GenerateRequest, ServedModel
 from penstock.gateway.http.json_body import check_json, decode_json
 from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.openai.sampling import bounded, sampling_params, stop_strings
 from penstock.gateway.openai.schemas import ChatRequest, CommonRequest, CompletionRequest
 from penstock.gateway.openai.unsupported import refuse_unsupported
+from penstock.gateway.sampling import bounded, sampling_params, stop_strings
 
 MAX_N = 128
 MAX_LOGPROBS = 20

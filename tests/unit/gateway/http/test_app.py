@@ -180,7 +180,8 @@ def test_every_error_has_a_shape(cls: type[tree.PenstockError]) -> None:
 
     shape = wire_shape(cls("message"))
     assert 400 <= shape.status < 600
-    assert (shape.status < 500) == issubclass(cls, tree.InvalidRequestError | tree.AuthenticationError)
+    callers = tree.InvalidRequestError | tree.AuthenticationError | tree.CancelledError | tree.UnknownError
+    assert (shape.status < 500) == issubclass(cls, callers)
     assert hasattr(grpc.StatusCode, shape.grpc)
     retry = [value for name, value in error_headers(cls("message")) if name == b"retry-after"]
     assert bool(retry) == issubclass(cls, tree.OverloadedError)

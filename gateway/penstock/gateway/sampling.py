@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.engines.messages import ModelInfo, SamplingParams
-from penstock.gateway.openai.schemas import CommonRequest
 
 _INT32_MAX = 2**31 - 1
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
@@ -20,8 +21,30 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
 
 
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """What a caller may say about sampling, whatever the protocol. None: silent, so the model's default holds."""
+
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    n: int | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+
+
 def sampling_params(
-    request: CommonRequest,
+    request: SamplingFields,
     info: ModelInfo,
     defaults: Mapping[str, Any],
     *,
@@ -73,7 +96,7 @@ def bounded(value: int, name: str, low: int, high: int) -> int:
 
 
 def _number(
-    request: CommonRequest,
+    request: SamplingFields,
     name: str,
     defaults: Mapping[str, Any],
     fallback: float,
@@ -92,7 +115,9 @@ def _number(
     return given
 
 
-def _integer(request: CommonRequest, name: str, defaults: Mapping[str, Any], fallback: int, low: int, high: int) -> int:
+def _integer(
+    request: SamplingFields, name: str, defaults: Mapping[str, Any], fallback: int, low: int, high: int
+) -> int:
     given: int | None = getattr(request, name)
     if given is None:
         return int(defaults.get(name, fallback))

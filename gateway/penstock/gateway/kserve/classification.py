@@ -1,0 +1,89 @@
+"""Classification: an output as its best classes, `value:index[:label]`, instead of as a tensor.
+
+https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_classification.md
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from penstock.engines.classic.base import InferModel
+from penstock.engines.classic.tensors import Array, Tensor
+from penstock.engines.errors import EngineError, InvalidRequestError
+
+_BYTES = np.dtype(np.object_)
+
+
+def classified(tensor: Tensor, classes: int, *, batched: bool, labels: Sequence[str] = ()) -> Tensor:
+    """BYTES of shape [classes], or [batch, classes] when the first dimension is the batch; never more classes than
+    there are elements. The highest value comes first, of equal ones the lower index; NaN comes last.
+
+    Raises InvalidRequestError for BYTES and BOOL.
+    """
+    if tensor.datatype in ("BYTES", "BOOL"):
+        raise InvalidRequestError(
+            f"class result not available for output '{tensor.name}' due to unsupported type '{tensor.datatype}'"
+        )
+    array = tensor.array
+    rows = array.reshape(array.shape[0], -1) if batched and array.ndim and array.size else array.reshape(1, -1)
+    count = min(classes, rows.shape[1])
+    found = np.empty((len(rows), count), _BYTES)
+    for position, row in enumerate(rows):
+        best = _best(row, count)
+        found[position] = [_class(row, index, labels) for index in best.tolist()]
+    return Tensor(tensor.name, "BYTES", found if batched else found[0])
+
+
+def _best(row: Array, count: int) -> Array:
+    """The indices of the `count` highest values. Linear in the row, however long that is."""
+    if row.dtype.kind not in "iu":
+        row = row.astype(np.float64)
+        row[np.isnan(row)] = -np.inf
+    if count < len(row):
+        threshold = np.partition(row, len(row) - count)[len(row) - count]
+        candidates = np.flatnonzero(row >= threshold)
+    else:
+        candidates = np.arange(len(row))
+    order = np.argsort(row[candidates][::-1], kind="stable")[::-1]
+    return candidates[len(candidates) - 1 - order][:count]
+
+
+def _class(row: Array, index: int, labels: Sequence[str]) -> bytes:
+    value = f"{row[index]}" if row.dtype.kind in "iu" else f"{float(row[index]):f}"
+    label = labels[index] if index < len(labels) else ""
+    return (f"{value}:{index}:{label}" if label else f"{value}:{index}").encode()
+
+
+class Labels:
+    """The label files of loaded models, each read once and kept as long as its model."""
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[InferModel, dict[str, Sequence[str]]] = WeakKeyDictionary()
+
+    async def of(self, model: InferModel, output: str) -> Sequence[str]:
+        """A label for each class of this output; empty where its configuration names no file.
+
+        Raises EngineError when the file cannot be read.
+        """
+        known = self._known.setdefault(model, {})
+        if output not in known:
+            name = next((each.label_filename for each in model.config.output if each.name == output), "")
+            folder = getattr(model, "model_folder", None)
+            known[output] = await asyncio.to_thread(read_labels, folder, name) if name and folder else ()
+        return known[output]
+
+
+def read_labels(folder: Path, name: str) -> Sequence[str]:
+    """One label a line. Raises EngineError when there is no such file in the model's folder."""
+    path = (folder / name).resolve()
+    try:
+        if not path.is_relative_to(folder.resolve()):
+            raise OSError
+        return tuple(path.read_text(encoding="utf-8").splitlines())
+    except (OSError, UnicodeDecodeError):
+        raise EngineError(f"the label file '{name[:128]}' cannot be read") from None

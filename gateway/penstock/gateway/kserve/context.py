@@ -1,0 +1,34 @@
+"""What every KServe front is given."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.gateway.kserve.store import ModelStore
+
+if TYPE_CHECKING:
+    from penstock.gateway.kserve.logs import LogSettings
+    from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
+    from penstock.gateway.kserve.tracing import Tracing
+
+MAX_INPUT_BYTES = 64 << 20
+"""Triton's default of `--http-max-input-size`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KServe:
+    models: ModelStore
+    shared_memory: SharedMemoryRegions
+    tracing: Tracing
+    logs: LogSettings
+    name: str = "penstock"
+    """The server's, as its metadata says it (`--id`)."""
+    version: str = "0"
+    max_input_bytes: int = MAX_INPUT_BYTES
+    """Of one request, compressed and decompressed."""
+    allow_shared_memory: bool = False
+    """Whether clients may name shared memory regions of this machine."""
+    header_forward_pattern: re.Pattern[str] | None = None
+    """Names of the headers that go to the model as parameters."""

@@ -1,0 +1,87 @@
+"""Model statistics in Triton's words.
+
+https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_statistics.md
+The keys are the field names of `inference.ModelStatistics`, so that the same dictionary fills the protobuf message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from penstock.engines.classic.base import InferModel
+from penstock.engines.classic.statistics import BatchStatistics, Duration, ResponseStatistics
+from penstock.engines.errors import InvalidRequestError, ModelNotFoundError
+from penstock.gateway.kserve.store import ModelStore
+
+Counters = dict[str, Any]
+
+
+def statistics(models: ModelStore, name: str = "", version: str = "") -> dict[str, list[Counters]]:
+    """`{"model_stats": [...]}` of all models, of one in all its ready versions, or of one version.
+
+    Raises InvalidRequestError for a model that is not there: Triton's 400, where everything else says 404.
+    """
+    return {"model_stats": [model_statistics(model) for model in _chosen(models, name, version)]}
+
+
+def _chosen(models: ModelStore, name: str, version: str) -> Iterable[InferModel]:
+    if not name:
+        return models.models()
+    try:
+        if version:
+            return [models.model(name, version)]
+        versions = models.versions(name)
+        return [models.model(name, str(each)) for each in versions] or [models.model(name)]
+    except ModelNotFoundError:
+        raise InvalidRequestError(f"requested model '{name}' is not available") from None
+
+
+def model_statistics(model: InferModel) -> Counters:
+    """One entry of `model_stats`. There is no response cache, so its two counters stay 0."""
+    found = model.statistics
+    none = Duration()
+    return {
+        "name": model.name,
+        "version": str(model.version),
+        "last_inference": found.last_inference_ms,
+        "inference_count": found.inference_count,
+        "execution_count": found.execution_count,
+        "inference_stats": {
+            "success": _duration(found.success),
+            "fail": _duration(found.fail),
+            "queue": _duration(found.queue),
+            "compute_input": _duration(found.compute_input),
+            "compute_infer": _duration(found.compute_infer),
+            "compute_output": _duration(found.compute_output),
+            "cache_hit": _duration(none),
+            "cache_miss": _duration(none),
+        },
+        "response_stats": {str(index): _response(each) for index, each in sorted(found.responses.items())},
+        "batch_stats": [_batch(size, each) for size, each in sorted(found.batches.items())],
+        "memory_usage": [],
+    }
+
+
+def _duration(duration: Duration) -> Counters:
+    return {"count": duration.count, "ns": duration.ns}
+
+
+def _batch(size: int, batch: BatchStatistics) -> Counters:
+    return {
+        "batch_size": size,
+        "compute_input": _duration(batch.compute_input),
+        "compute_infer": _duration(batch.compute_infer),
+        "compute_output": _duration(batch.compute_output),
+    }
+
+
+def _response(response: ResponseStatistics) -> Counters:
+    return {
+        "compute_infer": _duration(response.compute_infer),
+        "compute_output": _duration(response.compute_output),
+        "success": _duration(response.success),
+        "fail": _duration(response.fail),
+        "empty_response": _duration(response.empty_response),
+        "cancel": _duration(response.cancel),
+    }

@@ -1,0 +1,44 @@
+"""The machine's CPU time and memory, as Linux tells them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+class CpuMeter:
+    """Utilization between two looks."""
+
+    def __init__(self) -> None:
+        self._busy, self._all = _cpu_times()
+        self._last = 0.0
+
+    def utilization(self) -> float:
+        """Share of CPU time in use since the last call, 0 to 1; 0 where the system does not tell."""
+        busy, total = _cpu_times()
+        if total > self._all:
+            self._last = (busy - self._busy) / (total - self._all)
+            self._busy, self._all = busy, total
+        return self._last
+
+
+def memory_bytes() -> tuple[int, int]:
+    """(total, used); (0, 0) where the system does not tell."""
+    try:
+        lines = (_PROC / "meminfo").read_text().splitlines()
+    except OSError:
+        return 0, 0
+    values = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
+    total = values.get("MemTotal", 0)
+    return total, total - values.get("MemAvailable", total)
+
+
+def _cpu_times() -> tuple[int, int]:
+    """(busy, all) in clock ticks since the start of the system."""
+    try:
+        fields = [int(field) for field in (_PROC / "stat").read_text().split("\n", 1)[0].split()[1:]]
+    except OSError:
+        return 0, 0
+    total = sum(fields[:8])  # guest time is in user time already
+    return total - sum(fields[3:5]), total

@@ -1,0 +1,33 @@
+"""The strings in a model's `parameters`, read as what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_BOOLS = {"1": True, "true": True, "on": True, "yes": True, "0": False, "false": False, "off": False, "no": False}
+
+
+def whole_number(values: Mapping[str, str], key: str, default: int = 0) -> int:
+    """At least 0. Raises ValueError that names the key."""
+    text = values.get(key, str(default))
+    if not text.strip().isdecimal():
+        raise ValueError(f"parameter '{key}' must be a whole number, not '{text[:100]}'")
+    return int(text)
+
+
+def flag(values: Mapping[str, str], key: str, default: bool) -> bool:
+    """0, 1, true, false and the like. Raises ValueError that names the key."""
+    if key not in values:
+        return default
+    found = _BOOLS.get(values[key].strip().lower())
+    if found is None:
+        raise ValueError(f"parameter '{key}' must be 0 or 1, not '{values[key][:100]}'")
+    return found
+
+
+def choice(values: Mapping[str, str], key: str, choices: Mapping[str, str]) -> str:
+    """What the value stands for in `choices`. Raises ValueError that names the key."""
+    found = choices.get(values[key].strip())
+    if found is None:
+        raise ValueError(f"parameter '{key}' must be one of {', '.join(choices)}, not '{values[key][:100]}'")
+    return found

@@ -94,14 +94,14 @@ def check(config: ModelConfig, described: DescribedModel) -> None:
             f"unable to load model '{config.name}', configuration expects {required} inputs, model provides"
             f" {len(described.inputs)}"
         )
-    _check_all(config, "input", config.input, (*described.inputs, *described.optional_inputs))
-    _check_all(config, "output", config.output, described.outputs)
     for tensor in config.input:
         if tensor.optional and config.max_batch_size:
             raise ValueError(
                 f"unable to load model '{config.name}', optional input '{tensor.name}' is not supported for models that"
                 " support batching"
             )
+    _check_all(config, "input", config.input, (*described.inputs, *described.optional_inputs))
+    _check_all(config, "output", config.output, described.outputs)
 
 
 def _check_all(

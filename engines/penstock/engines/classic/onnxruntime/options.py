@@ -88,7 +88,7 @@ def _set_threads(
 
 
 def _fair_share(config: ModelConfig) -> int:
-    instances = sum(max(1, group.count) * max(1, len(group.gpus)) for group in config.instance_group)
+    instances: int = sum(max(1, group.count) * max(1, len(group.gpus)) for group in config.instance_group)
     return max(1, _cores() // max(1, instances))
 
 
@@ -108,5 +108,4 @@ def _cores() -> int:
     # here, because it brings all of openvino with it
     from penstock.engines.openvino.device import usable_cores
 
-    cores: int = usable_cores()
-    return cores
+    return usable_cores()

@@ -1,0 +1,51 @@
+"""What the models may ask of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from penstock.engines.classic.base import InferModel, Metric
+from penstock.engines.errors import NotReadyError, PenstockError
+from penstock.gateway.kserve.store import ModelStore
+
+
+class MetricFactory(Protocol):
+    """`Host.metric`: whatever keeps the server's metrics."""
+
+    def __call__(
+        self, kind: str, name: str, description: str, labels: Mapping[str, str], buckets: Sequence[float] = ()
+    ) -> Metric: ...
+
+
+class RepositoryHost:
+    """The Host of models that live in a ModelStore."""
+
+    def __init__(self, store: ModelStore, metric: MetricFactory | None) -> None:
+        self._store = store
+        self._metric = metric
+
+    def model(self, name: str, version: int = -1) -> InferModel:
+        found = self._store.model(name, "" if version == -1 else str(version))
+        if not found.ready:
+            raise NotReadyError(f"model '{name}' is not ready")
+        return found
+
+    def model_ready(self, name: str, version: int = -1) -> bool:
+        try:
+            return self.model(name, version).ready
+        except PenstockError:
+            return False
+
+    async def load_model(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
+        await self._store.load(name, config=config, files=files or None)
+
+    async def unload_model(self, name: str, *, unload_dependents: bool = False) -> None:
+        await self._store.unload(name, unload_dependents=unload_dependents)
+
+    def metric(
+        self, kind: str, name: str, description: str, labels: Mapping[str, str], buckets: Sequence[float] = ()
+    ) -> Metric:
+        if self._metric is None:
+            raise ValueError("this server keeps no metrics of models")
+        return self._metric(kind, name, description, labels, buckets)

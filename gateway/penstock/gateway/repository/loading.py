@@ -1,0 +1,200 @@
+"""From a model's folder to versions that are ready to serve: configuration, backend, load, warm-up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from penstock.engines.classic.base import Host, InferModel, ModelContext
+from penstock.engines.classic.model_config import ModelConfig
+from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError, from_code
+from penstock.gateway.repository.config_file import read_config
+from penstock.gateway.repository.defaults import complete
+from penstock.gateway.repository.layout import available_versions
+from penstock.gateway.repository.models import UNLOADED, Deployment, close_folder, stop_models
+from penstock.gateway.repository.settings import RepositorySettings
+from penstock.gateway.repository.storage import LocalModel
+from penstock.gateway.repository.supported import check_supported
+from penstock.gateway.repository.versions import select_versions
+from penstock.gateway.repository.warmup import warm_up
+
+logger = logging.getLogger("penstock")
+
+_Loaded = tuple[InferModel, float]
+"""A version, and the seconds it took."""
+
+
+class Loader(Protocol):
+    """Loads the models of one backend."""
+
+    def auto_complete(self, config: ModelConfig, version_folder: Path) -> None:
+        """Fills in, in place, what the configuration leaves out. In a thread. Raises ValueError, PenstockError."""
+        ...
+
+    async def load(self, context: ModelContext) -> InferModel:
+        """A version that is ready. When cancelled it leaves nothing behind. Raises ValueError, PenstockError."""
+        ...
+
+
+class LoadError(Exception):
+    """A model could not be loaded: what its caller is told, the reason, and that of each version if it came so far."""
+
+    def __init__(self, error: PenstockError, reason: str, versions: Mapping[int, str] | None = None) -> None:
+        super().__init__(reason)
+        self.error = error
+        self.reason = reason
+        self.versions = versions or {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    folder: Path
+    config: ModelConfig
+    versions: Sequence[int]
+    loader: Loader
+
+
+class ModelLoading:
+    """Loads whole models, all versions or none. At most `load_threads` versions are worked on at the same time."""
+
+    def __init__(self, settings: RepositorySettings, loaders: Callable[[str], Loader], host: Host) -> None:
+        self._settings = settings
+        self._loaders = loaders
+        self._host = host
+        self._slots = asyncio.Semaphore(settings.load_threads)
+
+    async def load(
+        self,
+        name: str,
+        fetch: Callable[[], LocalModel],
+        config: str | None,
+        on_versions: Callable[[Sequence[int]], None],
+    ) -> Deployment:
+        """`fetch` brings the files, in a thread; `config` replaces the configuration file; `on_versions` is told what
+        will be loaded. Raises LoadError."""
+        folder: LocalModel | None = None
+        try:
+            async with self._slots:
+                folder = await _fetched(fetch)
+                plan = await asyncio.to_thread(self._plan, name, folder.folder, config)
+            on_versions(plan.versions)
+            deployment = await self._load_versions(name, plan, folder)
+            folder = None
+            return deployment
+        except LoadError:
+            raise
+        except Exception as error:
+            found = _refusal(f"model '{name}'", error)
+            text = f"failed to load '{name}', failed to poll from model repository: {found.message}"
+            raise LoadError(from_code(found.code, text), found.message) from error
+        finally:
+            if folder is not None:
+                await close_folder(folder)
+
+    def _plan(self, name: str, folder: Path, override: str | None) -> _Plan:
+        config = read_config(folder, name, override=override, config_name=self._settings.config_name)
+        complete(config, name, folder, gpus=self._settings.gpus)
+        check_supported(config)
+        versions = select_versions(config.version_policy, available_versions(folder))
+        return _Plan(folder, config, versions, self._loaders(config.backend))
+
+    async def _load_versions(self, name: str, plan: _Plan, folder: LocalModel) -> Deployment:
+        tasks = {version: asyncio.create_task(self._load_version(name, plan, version)) for version in plan.versions}
+        try:
+            await asyncio.wait(tasks.values())
+        except asyncio.CancelledError:
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.wait(tasks.values())
+            await stop_models(model for model, _ in _results(tasks).values())
+            raise
+        loaded = _results(tasks)
+        models = {version: model for version, (model, _) in loaded.items()}
+        if len(models) < len(tasks):
+            await stop_models(models.values())
+            raise _load_error(name, tasks)
+        return Deployment(models, folder, {version: seconds for version, (_, seconds) in loaded.items()})
+
+    async def _load_version(self, name: str, plan: _Plan, version: int) -> _Loaded:
+        attempts = self._settings.load_retries
+        async with self._slots:
+            while True:
+                started = time.monotonic()
+                try:
+                    return await self._attempt(name, plan, version), time.monotonic() - started
+                except Exception as error:
+                    if attempts == 0:
+                        raise
+                    attempts -= 1
+                    logger.warning("model '%s' version %d is tried again after: %s", name, version, error)
+
+    async def _attempt(self, name: str, plan: _Plan, version: int) -> InferModel:
+        version_folder = plan.folder / str(version)
+        config = ModelConfig()
+        config.CopyFrom(plan.config)
+        if self._settings.auto_complete:
+            await asyncio.to_thread(plan.loader.auto_complete, config, version_folder)
+            complete(config, name, plan.folder, gpus=self._settings.gpus)
+            check_supported(config)
+        context = ModelContext(
+            name=name,
+            version=version,
+            config=config,
+            model_folder=plan.folder,
+            version_folder=version_folder,
+            host=self._host,
+        )
+        model = await plan.loader.load(context)
+        try:
+            await warm_up(model, plan.folder)
+        except BaseException:
+            await stop_models([model])
+            raise
+        return model
+
+
+def _results(tasks: Mapping[int, asyncio.Task[_Loaded]]) -> dict[int, _Loaded]:
+    return {version: task.result() for version, task in tasks.items() if _error(task) is None}
+
+
+def _error(task: asyncio.Task[_Loaded]) -> BaseException | None:
+    return asyncio.CancelledError() if task.cancelled() else task.exception()
+
+
+def _load_error(name: str, tasks: Mapping[int, asyncio.Task[_Loaded]]) -> LoadError:
+    """What went wrong, in Triton's words. Versions that could have been served are unloaded again."""
+    failures: dict[int, PenstockError] = {}
+    for version, task in tasks.items():
+        if (error := _error(task)) is not None:
+            failures[version] = _refusal(f"model '{name}' version {version}", error)
+    told = " ".join(
+        f"version {version} is at UNAVAILABLE state: {error.message};" for version, error in failures.items()
+    )
+    reasons = {version: failures[version].message if version in failures else UNLOADED for version in tasks}
+    first = next(iter(failures.values()))
+    return LoadError(from_code(first.code, f"load failed for model '{name}': {told}"), told, reasons)
+
+
+def _refusal(what: str, error: BaseException) -> PenstockError:
+    """What a caller is told. Errors that nobody foresaw go to the log only."""
+    if isinstance(error, PenstockError):
+        return error
+    if isinstance(error, ValueError):
+        return InvalidRequestError(str(error))
+    logger.error("%s could not be loaded", what, exc_info=error)
+    return EngineError("an unexpected error, which the server's log shows")
+
+
+async def _fetched(fetch: Callable[[], LocalModel]) -> LocalModel:
+    """What `fetch` brings; given up again when nobody waits any more."""
+    fetching = asyncio.ensure_future(asyncio.to_thread(fetch))
+    try:
+        return await asyncio.shield(fetching)
+    except asyncio.CancelledError:
+        fetching.add_done_callback(lambda done: None if done.cancelled() or done.exception() else done.result().close())
+        raise

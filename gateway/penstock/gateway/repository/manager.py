@@ -1,0 +1,311 @@
+"""The models of a server: those of its repositories, loaded, replaced and unloaded while it serves, and added ones.
+
+A model's versions are loaded in the background, warmed up, and only then published, all in one assignment: a request
+meets the old ones or the new ones. Replaced versions end what they have accepted and are unloaded then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from penstock.engines.classic.base import InferModel
+from penstock.engines.errors import (
+    AlreadyExistsError,
+    EngineError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    NotReadyError,
+    PenstockError,
+)
+from penstock.gateway.kserve.store import IndexEntry
+from penstock.gateway.repository.catalogue import DUPLICATE, Catalogue, DuplicateModelError
+from penstock.gateway.repository.host import MetricFactory, RepositoryHost
+from penstock.gateway.repository.layout import check_model_name, check_version
+from penstock.gateway.repository.loading import Loader, LoadError, ModelLoading
+from penstock.gateway.repository.models import UNLOADED, Deployment, ModelEntry, VersionStatus
+from penstock.gateway.repository.overrides import check_files, write_files
+from penstock.gateway.repository.polling import poll_forever
+from penstock.gateway.repository.settings import ALL_MODELS, RepositorySettings
+from penstock.gateway.repository.storage import LocalModel, Repository
+
+logger = logging.getLogger("penstock")
+
+EXPLICIT_ONLY = "explicit model load / unload is not allowed if polling is enabled"
+"""Triton's text, in control mode none too."""
+
+
+class ModelRepository:
+    """The ModelStore of a server; `host` is what its models may ask. Lives on the event loop.
+
+    `loaders` gives the loader for a backend's name and raises ValueError for unknown ones; `metric` keeps the metrics
+    that models report.
+    """
+
+    def __init__(
+        self,
+        settings: RepositorySettings,
+        loaders: Callable[[str], Loader],
+        repositories: Sequence[Repository],
+        *,
+        metric: MetricFactory | None = None,
+    ) -> None:
+        self._settings = settings
+        self.host = RepositoryHost(self, metric)
+        self._catalogue = Catalogue(repositories)
+        self._loading = ModelLoading(settings, loaders, self.host)
+        self._serving: dict[str, Deployment] = {}
+        self._entries: dict[str, ModelEntry] = {}
+        self._added: set[str] = set()
+        self._wanted: set[str] = set()
+        """What strict readiness waits for."""
+        self._started = False
+        self._stopping = False
+        self._poller: asyncio.Task[None] | None = None
+        self._operations: set[asyncio.Task[None]] = set()
+        self._drains: set[asyncio.Task[None]] = set()
+
+    # What serves
+
+    def model(self, name: str, version: str = "") -> InferModel:
+        try:
+            return self._serving[name].by_version[version]
+        except KeyError:
+            raise self._missing(name, version) from None
+
+    def versions(self, name: str) -> list[int]:
+        serving = self._serving.get(name)
+        return sorted(serving.models) if serving is not None else []
+
+    def models(self) -> Iterable[InferModel]:
+        return [model for _, serving in sorted(self._serving.items()) for _, model in sorted(serving.models.items())]
+
+    def load_seconds(self) -> dict[tuple[str, int], float]:
+        """How long each version of the repositories that serves took to load, by name and version."""
+        return {
+            (name, version): seconds
+            for name, serving in sorted(self._serving.items())
+            for version, seconds in sorted(serving.load_seconds.items())
+        }
+
+    def index(self, *, ready: bool) -> list[IndexEntry]:
+        self._catalogue.refresh_local()
+        names = sorted({*self._catalogue.names, *self._entries, *self._added})
+        lines = [line for name in names for line in self._lines(name)]
+        return [line for line in lines if line.state == "READY"] if ready else lines
+
+    @property
+    def ready(self) -> bool:
+        if not self._started or self._stopping:
+            return False
+        if not self._settings.strict_readiness:
+            return True
+        serving = self._serving
+        return all(name in serving and serving[name].ready for name in (*self._wanted, *self._added))
+
+    def add(self, model: InferModel) -> None:
+        """A model that belongs to no repository: whoever adds it starts and stops it. Raises AlreadyExistsError."""
+        name = model.name
+        if name in self._serving or name in self._entries or name in self._catalogue.names:
+            raise AlreadyExistsError(f"there is already a model '{name}'")
+        self._added.add(name)
+        self._serving[name] = Deployment({model.version: model})
+
+    # What changes it
+
+    async def start(self) -> None:
+        """Loads what the control mode says. Raises PenstockError: a repository that cannot be read, an added model's
+        name in it, and, with `exit_on_error`, models that cannot be loaded; `stop` has to follow then."""
+        await asyncio.to_thread(self._catalogue.refresh)
+        if taken := sorted(self._added & self._catalogue.names):
+            raise AlreadyExistsError(f"model '{taken[0]}' is in a model repository, too: it needs another name")
+        names = self._first_models()
+        self._wanted = set(names)
+        loads = [self._operation(name, self._load_stored(name)) for name in names]
+        results = await asyncio.gather(*loads, return_exceptions=True)
+        failed = [name for name, result in zip(names, results, strict=True) if isinstance(result, BaseException)]
+        if failed and self._settings.exit_on_error:
+            raise EngineError(f"failed to load all models; the log has the reasons for: {', '.join(failed)}")
+        self._started = True
+        if self._settings.control_mode == "poll":
+            self._poller = asyncio.create_task(poll_forever(self.poll, self._settings.poll_seconds))
+
+    async def stop(self) -> None:
+        """Ends what is being loaded, lets the models of the repositories end what they have accepted, unloads them."""
+        self._stopping = True
+        tasks = [*self._operations, *([self._poller] if self._poller is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for entry in self._entries.values():
+            self._withdraw(entry)
+        await asyncio.gather(*self._drains)
+
+    async def load(self, name: str, *, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        self._check_change(name)
+        check_model_name(name)
+        if not files:
+            await self._operation(name, self._load_stored(name, config))
+        elif config is None:
+            raise InvalidRequestError(
+                f"failed to load '{name}', failed to poll from model repository: files need a configuration with them"
+            )
+        else:
+            check_files(files)
+            await self._operation(name, self._load_files(name, config, files))
+
+    async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
+        """`unload_dependents` changes nothing: no model here is made of others."""
+        self._check_change(name)
+        if name in self._entries:
+            await self._operation(name, self._unload(self._entries[name]))
+        else:
+            self._wanted.discard(name)
+
+    async def poll(self) -> None:
+        """Loads what is new or has changed, unloads what is gone. Raises EngineError when a repository cannot be read:
+        nothing changes then."""
+        await asyncio.to_thread(self._catalogue.refresh)
+        present = self._catalogue.names
+        for name in present & self._added:
+            logger.error("model '%s' is in a model repository, too: it needs another name", name)
+        present -= self._added
+        gone = [entry for name, entry in self._entries.items() if name not in present]
+        await asyncio.gather(
+            *(self._operation(name, self._load_stored(name, only_changed=True)) for name in sorted(present)),
+            *(self._operation(entry.name, self._unload(entry)) for entry in gone),
+            return_exceptions=True,
+        )
+        for entry in gone:
+            if not entry.versions:
+                del self._entries[entry.name]
+        self._wanted = present
+
+    # Operations: each a task of its own, one at a time for a model
+
+    def _operation(self, name: str, operation: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
+        """To be awaited. The operation goes on when its caller is cancelled: half a load helps nobody."""
+        task = asyncio.create_task(operation, name=name)
+        self._operations.add(task)
+        task.add_done_callback(self._operation_ended)
+        return asyncio.shield(task)
+
+    def _operation_ended(self, task: asyncio.Task[None]) -> None:
+        self._operations.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            unforeseen = None if isinstance(error, PenstockError) else error
+            logger.error("model '%s': %s", task.get_name(), error, exc_info=unforeseen)
+
+    async def _load_stored(self, name: str, config: str | None = None, *, only_changed: bool = False) -> None:
+        """`only_changed`, for polls: files that could not be loaded are not tried again, and a second model of the name
+        makes the first unavailable, while a load request that finds one leaves what serves alone, as in Triton."""
+        try:
+            repository = await asyncio.to_thread(self._catalogue.find, name)
+        except DuplicateModelError:
+            entry = self._entry(name)
+            async with entry.lock:
+                if only_changed:
+                    self._withdraw(entry, DUPLICATE)
+                entry.failed(DUPLICATE, {})
+            raise
+        entry = self._entry(name)
+        async with entry.lock:
+            fingerprint = await asyncio.to_thread(repository.fingerprint, name)
+            if config is not None:
+                await self._replace(entry, partial(repository.fetch, name), config, None)
+            elif not (entry.unchanged(fingerprint) or (only_changed and entry.tried == fingerprint)):
+                await self._replace(entry, partial(repository.fetch, name), None, fingerprint)
+
+    async def _load_files(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
+        entry = self._entry(name)
+        async with entry.lock:
+            await self._replace(entry, partial(write_files, files), config, None)
+
+    async def _replace(
+        self, entry: ModelEntry, fetch: Callable[[], LocalModel], config: str | None, fingerprint: str | None
+    ) -> None:
+        try:
+            deployment = await self._loading.load(entry.name, fetch, config, entry.loading)
+        except LoadError as failure:
+            entry.tried = fingerprint
+            entry.failed(failure.reason, failure.versions)
+            raise failure.error from failure
+        old = entry.loaded
+        retired = entry.published(deployment, fingerprint)
+        self._serving[entry.name] = deployment
+        self._wanted.add(entry.name)
+        if old is not None:
+            self._drain(old, retired, UNLOADED)
+        versions = ", ".join(map(str, sorted(deployment.models)))
+        logger.info("model '%s' is ready (%s)", entry.name, versions)
+
+    async def _unload(self, entry: ModelEntry) -> None:
+        async with entry.lock:
+            self._wanted.discard(entry.name)
+            self._withdraw(entry)
+
+    def _withdraw(self, entry: ModelEntry, reason: str = UNLOADED) -> None:
+        """From now on nobody finds the model; what it has accepted goes on."""
+        old = entry.loaded
+        if old is not None:
+            del self._serving[entry.name]
+            self._drain(old, entry.withdrawn(), reason)
+
+    def _drain(self, old: Deployment, retired: Sequence[VersionStatus], reason: str) -> None:
+        task = asyncio.create_task(_stop(old, retired, reason))
+        self._drains.add(task)
+        task.add_done_callback(self._drains.discard)
+
+    # Details
+
+    def _check_change(self, name: str) -> None:
+        if self._settings.control_mode != "explicit":
+            raise NotReadyError(EXPLICIT_ONLY)
+        if self._stopping:
+            raise NotReadyError("the server is shutting down")
+        if name in self._added:
+            raise InvalidRequestError(
+                f"model '{name}' does not come from a model repository: it cannot be loaded or unloaded"
+            )
+
+    def _first_models(self) -> list[str]:
+        if self._settings.control_mode == "explicit" and ALL_MODELS not in self._settings.load_models:
+            return sorted(set(self._settings.load_models))
+        return sorted(self._catalogue.names)
+
+    def _entry(self, name: str) -> ModelEntry:
+        return self._entries.setdefault(name, ModelEntry(name))
+
+    def _lines(self, name: str) -> list[IndexEntry]:
+        if name in self._added:
+            return [
+                IndexEntry(name, str(model.version), "READY" if model.ready else "LOADING")
+                for model in self._serving[name].models.values()
+            ]
+        lines = list(self._entries[name].index()) if name in self._entries else []
+        if not lines and self._catalogue.is_duplicate(name):
+            return [IndexEntry(name, "", "UNAVAILABLE", DUPLICATE)]
+        return lines or [IndexEntry(name)]
+
+    def _missing(self, name: str, version: str) -> PenstockError:
+        """What is wrong with a request's name or version, in Triton's words."""
+        number = check_version(version) if version else 0
+        entry = self._entries.get(name)
+        known = entry.versions if entry is not None else {}
+        if name not in self._serving and not known:
+            return ModelNotFoundError(f"Request for unknown model: '{name}' is not found")
+        if not version:
+            return ModelNotFoundError(f"Request for unknown model: '{name}' has no available versions")
+        if number in known:
+            return NotReadyError(f"Request for unknown model: '{name}' version {number} is not at ready state")
+        return ModelNotFoundError(f"Request for unknown model: '{name}' version {number} is not found")
+
+
+async def _stop(old: Deployment, retired: Sequence[VersionStatus], reason: str) -> None:
+    await old.stop()
+    for status in retired:
+        status.state, status.reason = "UNAVAILABLE", reason

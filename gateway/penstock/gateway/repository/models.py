@@ -1,0 +1,131 @@
+"""What is known of the models of the repositories: what is loaded, and the lines of the index."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from penstock.engines.classic.base import InferModel
+from penstock.gateway.kserve.store import IndexEntry, ModelState
+from penstock.gateway.repository.storage import LocalModel
+
+logger = logging.getLogger("penstock")
+
+UNLOADED = "unloaded"
+"""Triton's reason for models that were loaded once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Versions of a model that were loaded together: published, replaced and unloaded as one."""
+
+    models: Mapping[int, InferModel]
+    folder: LocalModel | None = None
+    """Their files, kept until all of them are unloaded."""
+    load_seconds: Mapping[int, float] = field(default_factory=dict)
+    """By version: completing the configuration, loading and warming up."""
+    by_version: Mapping[str, InferModel] = field(init=False)
+    """By the version's text in a request; "" is the newest."""
+
+    def __post_init__(self) -> None:
+        found = {str(version): model for version, model in self.models.items()}
+        found[""] = self.models[max(self.models)]
+        object.__setattr__(self, "by_version", found)
+
+    @property
+    def ready(self) -> bool:
+        return all(model.ready for model in self.models.values())
+
+    async def stop(self) -> None:
+        """Lets what was accepted end, unloads and gives the files up. Never raises."""
+        await stop_models(self.models.values())
+        if self.folder is not None:
+            await close_folder(self.folder)
+
+
+async def stop_models(models: Iterable[InferModel]) -> None:
+    models = list(models)
+    ended = await asyncio.gather(*(model.stop() for model in models), return_exceptions=True)
+    for model, error in zip(models, ended, strict=True):
+        if isinstance(error, Exception):
+            logger.error("model %s version %d could not be unloaded", model.name, model.version, exc_info=error)
+
+
+async def close_folder(folder: LocalModel) -> None:
+    try:
+        await asyncio.to_thread(folder.close)
+    except OSError as error:
+        logger.warning("the local copy of a model could not be removed: %s", error.strerror or error)
+
+
+@dataclass(slots=True, eq=False)
+class VersionStatus:
+    state: ModelState
+    reason: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class ModelEntry:
+    """A model that was asked for at least once. What changes it holds `lock`: one change at a time."""
+
+    name: str
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    versions: dict[int, VersionStatus] = field(default_factory=dict)
+    reason: str = ""
+    """Why there was nothing to load: a wrong configuration, no version, two models of the name."""
+    loaded: Deployment | None = None
+    fingerprint: str | None = None
+    """Of the files of what is loaded; None when they came with a load request, or the configuration did."""
+    tried: str | None = None
+    """Of the files of the last attempt, whether it failed or not."""
+
+    def unchanged(self, fingerprint: str) -> bool:
+        """Whether loading again would give what is there."""
+        return self.loaded is not None and self.loaded.ready and self.fingerprint == fingerprint
+
+    def loading(self, versions: Iterable[int]) -> None:
+        """What serves is READY all the while."""
+        self.reason = ""
+        for version in versions:
+            if not self._serves(version):
+                self.versions[version] = VersionStatus("LOADING")
+
+    def published(self, deployment: Deployment, fingerprint: str | None) -> list[VersionStatus]:
+        """Makes `deployment` what is loaded. Returns the states of the versions that it does not have."""
+        retired = self.withdrawn(deployment.models)
+        self.reason = ""
+        self.loaded = deployment
+        self.fingerprint = self.tried = fingerprint
+        for version in deployment.models:
+            self.versions[version] = VersionStatus("READY")
+        return retired
+
+    def withdrawn(self, kept: Iterable[int] = ()) -> list[VersionStatus]:
+        """Nothing is loaded any more. Returns the states, now UNLOADING, of what was, without the versions `kept`."""
+        loaded = self.loaded.models if self.loaded is not None else {}
+        self.loaded = self.fingerprint = self.tried = None
+        retired = [self.versions[version] for version in loaded if version not in set(kept)]
+        for status in retired:
+            status.state, status.reason = "UNLOADING", ""
+        return retired
+
+    def failed(self, reason: str, versions: Mapping[int, str]) -> None:
+        """`versions`: a reason for each that was to be loaded; empty when it did not come so far. What serves stays
+        READY, with the reason beside it."""
+        self.reason = reason
+        for version, text in versions.items():
+            self.versions[version] = VersionStatus("READY" if self._serves(version) else "UNAVAILABLE", text)
+        if not versions:
+            for status in self.versions.values():
+                status.reason = reason
+
+    def index(self) -> Iterator[IndexEntry]:
+        for version, status in sorted(self.versions.items()):
+            yield IndexEntry(self.name, str(version), status.state, status.reason)
+        if not self.versions and self.reason:
+            yield IndexEntry(self.name, "", "UNAVAILABLE", self.reason)
+
+    def _serves(self, version: int) -> bool:
+        return self.loaded is not None and version in self.loaded.models

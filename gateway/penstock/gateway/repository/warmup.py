@@ -1,0 +1,144 @@
+"""`model_warmup`: requests that a model answers before it is ready.
+
+Each sample is sent `count` times (at least once) to every instance: so many requests at once as there are instances.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+
+from penstock.engines.classic.base import InferModel
+from penstock.engines.classic.messages import InferRequest
+from penstock.engines.classic.model_config import ModelConfig, datatype_name
+from penstock.engines.classic.statistics import ModelStatistics
+from penstock.engines.classic.tensors import NUMPY_TYPES, Array, Tensor, decode_bytes, element_count, from_buffer
+from penstock.engines.errors import InvalidRequestError, PenstockError
+
+FOLDER = "warmup"
+"""Where in the model's folder the files of `input_data_file` lie."""
+
+MAX_BYTES = 2**30
+"""Of one warm-up input."""
+
+
+async def warm_up(model: InferModel, model_folder: Path) -> None:
+    """Raises PenstockError: a sample that cannot be, or that the model fails. Leaves the statistics at zero."""
+    samples = model.config.model_warmup
+    if not samples:
+        return
+    instances = max(1, sum(group.count for group in model.config.instance_group))
+    for sample in samples:
+        try:
+            inputs = await asyncio.to_thread(warmup_inputs, model.config, sample, model_folder)
+            for _ in range(max(1, sample.count)):
+                await _run(model, inputs, instances)
+        except PenstockError as error:
+            raise InvalidRequestError(f"warm-up sample '{sample.name}': {error.message}") from error
+    _reset(model.statistics)
+
+
+async def _run(model: InferModel, inputs: dict[str, Tensor], instances: int) -> None:
+    """Waits for all of them, also when one fails: nothing may be left in a model that will be stopped."""
+    ended = await asyncio.gather(*(_infer(model, inputs) for _ in range(instances)), return_exceptions=True)
+    for error in ended:
+        if error is not None:
+            raise error
+
+
+async def _infer(model: InferModel, inputs: dict[str, Tensor]) -> None:
+    stream = model.stream(InferRequest(inputs=dict(inputs)))
+    try:
+        async for response in stream:
+            if response.error is not None:
+                raise response.error
+    finally:
+        stream.close()
+
+
+def warmup_inputs(config: ModelConfig, sample: ModelConfig, model_folder: Path) -> dict[str, Tensor]:
+    """The inputs of a ModelWarmup message. Reads files. Raises InvalidRequestError."""
+    batch = max(1, sample.batch_size)
+    if batch > max(1, config.max_batch_size):
+        raise InvalidRequestError(f"batch size {batch} is more than the model's {config.max_batch_size}")
+    found = {}
+    for name, spec in sample.inputs.items():
+        tensor = _tensor(name, spec, model_folder)
+        if config.max_batch_size > 0:
+            _check_size(name, tensor.datatype, [batch, *spec.dims])
+            repeated = np.ascontiguousarray(np.broadcast_to(tensor.array, (batch, *tensor.array.shape)))
+            tensor = Tensor(name, tensor.datatype, repeated)
+        found[name] = tensor
+    return found
+
+
+def _tensor(name: str, spec: ModelConfig, model_folder: Path) -> Tensor:
+    datatype = datatype_name(spec.data_type)
+    if datatype not in NUMPY_TYPES:
+        raise InvalidRequestError(f"input '{name}' has no data type")
+    shape = list(spec.dims)
+    if any(dim < 0 for dim in shape):
+        raise InvalidRequestError(f"input '{name}' needs dims without -1")
+    _check_size(name, datatype, shape)
+    match spec.WhichOneof("input_data_type"):
+        case "zero_data":
+            return Tensor(name, datatype, _zeros(datatype, shape))
+        case "random_data":
+            return Tensor(name, datatype, _random(datatype, shape))
+        case "input_data_file":
+            return _from_file(name, datatype, shape, spec.input_data_file, model_folder)
+        case _:
+            raise InvalidRequestError(f"input '{name}' needs zero_data, random_data or input_data_file")
+
+
+def _check_size(name: str, datatype: str, shape: list[int]) -> None:
+    if element_count(shape, name) * NUMPY_TYPES[datatype].itemsize > MAX_BYTES:
+        raise InvalidRequestError(f"input '{name}' has more than {MAX_BYTES} bytes")
+
+
+def _zeros(datatype: str, shape: list[int]) -> Array:
+    if datatype == "BYTES":
+        return np.full(shape, b"", np.object_)
+    return np.zeros(shape, NUMPY_TYPES[datatype])
+
+
+def _random(datatype: str, shape: list[int]) -> Array:
+    """Floats in [0, 1), integers over their whole range, texts of up to 16 letters. The same at every start."""
+    random = np.random.default_rng(0)
+    dtype = NUMPY_TYPES[datatype]
+    if datatype == "BYTES":
+        found = np.empty(int(np.prod(shape)), np.object_)
+        for index in range(found.size):
+            found[index] = random.integers(97, 123, int(random.integers(1, 17)), np.uint8).tobytes()
+        return found.reshape(shape)
+    if datatype == "BOOL":
+        return random.integers(0, 2, shape).astype(np.bool_)
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return random.integers(limits.min, limits.max, shape, dtype, endpoint=True)
+    return random.random(shape).astype(dtype)
+
+
+def _from_file(name: str, datatype: str, shape: list[int], filename: str, model_folder: Path) -> Tensor:
+    """Raw values, little-endian and in C order; texts behind their lengths, as in a binary request."""
+    folder = (model_folder / FOLDER).resolve()
+    path = (folder / filename).resolve()
+    if not filename or not path.is_relative_to(folder) or not path.is_file():
+        raise InvalidRequestError(f"input '{name}': there is no file '{filename}' in the model's {FOLDER} folder")
+    if path.stat().st_size > MAX_BYTES:
+        raise InvalidRequestError(f"input '{name}': the file '{filename}' has more than {MAX_BYTES} bytes")
+    data = path.read_bytes()
+    if datatype == "BYTES":
+        return Tensor(name, datatype, decode_bytes(data, element_count(shape, name), name).reshape(shape))
+    return from_buffer(name, datatype, shape, data)
+
+
+def _reset(statistics: ModelStatistics) -> None:
+    """Warm-ups are nobody's requests."""
+    fresh = ModelStatistics()
+    for item in fields(ModelStatistics):
+        if item.name != "pending":
+            setattr(statistics, item.name, getattr(fresh, item.name))

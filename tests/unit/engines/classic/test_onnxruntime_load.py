@@ -122,7 +122,8 @@ def test_dimensions_without_a_batch(folder: Path, tmp_path: Path) -> None:
 def test_an_optional_input_cannot_be_batched(tmp_path: Path) -> None:
     weights = helper.make_tensor("W", TensorProto.FLOAT, [2], [1, 2])
     text = """max_batch_size: 4 input { name: "X" data_type: TYPE_FP32 dims: 2 }
-      input { name: "W" data_type: TYPE_FP32 dims: 2 optional: true } output { name: "Y" data_type: TYPE_FP32 dims: 2 }"""
+      input { name: "W" data_type: TYPE_FP32 dims: 2 optional: true }
+      output { name: "Y" data_type: TYPE_FP32 dims: 2 }"""
     folder = save(add_weights(weights, overridable=True), tmp_path / "m")
     refused(folder, text, "optional input 'W' is not supported for models that support batching")
 

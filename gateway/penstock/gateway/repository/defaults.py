@@ -7,6 +7,7 @@ from pathlib import Path
 
 from penstock.engines.classic.model_config import ModelConfig, ModelInstanceGroup
 from penstock.engines.errors import InvalidRequestError
+from penstock.gateway.repository.config_fields import SELF_PLACED_BACKENDS
 from penstock.gateway.repository.layout import available_versions, backend_of_name
 
 
@@ -33,8 +34,6 @@ _FRAMEWORKS = (
 _ENSEMBLE = "ensemble"
 _CPU_ONLY = frozenset({"python", "openvino", "identity"})
 """Backends that run on the CPU unless told otherwise."""
-_OWN_DEVICES = frozenset({"penstock", "vllm", "tensorrtllm"})
-"""Backends that place themselves: KIND_MODEL."""
 _TWO_ON_CPU = frozenset({"onnxruntime"})
 """Backends of which Triton runs two instances on a CPU."""
 
@@ -107,7 +106,7 @@ def complete_instances(config: ModelConfig, gpus: int) -> None:
     preferred = ModelInstanceGroup.KIND_AUTO
     if config.backend in _CPU_ONLY:
         preferred = ModelInstanceGroup.KIND_CPU
-    elif config.backend in _OWN_DEVICES:
+    elif config.backend in SELF_PLACED_BACKENDS:
         preferred = ModelInstanceGroup.KIND_MODEL
     if not config.instance_group:
         config.instance_group.add(name=config.name, kind=preferred)

@@ -15,7 +15,7 @@ EMPTY_NAME = "Model name cannot be empty. Please enter a valid name to deploy."
 """Triton's text, also for names of nothing but white space."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,255}", re.ASCII)
-_VERSION = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
+_VERSION = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 
 
 def check_model_name(name: str) -> str:
@@ -41,7 +41,8 @@ def is_model_name(name: str) -> bool:
 
 
 def check_version(text: str) -> int:
-    """The version of a request or a folder: a positive integer of at most nine digits, without leading zeros.
+    """The version of a request or a folder: a positive integer of at most 18 digits (time stamps are in use), without
+    leading zeros.
 
     Raises InvalidRequestError with Triton's text.
     """

@@ -116,6 +116,8 @@ def _azure(shown: str, rest: str, credentials: Mapping[str, str], mount: str | N
     account = account_host[1] if account_host else host
     if not account:
         raise ConfigError(f"{shown} names no account and container: as://account/container")
+    if credentials.get("account") and credentials["account"] != account:
+        raise ConfigError(f"{shown} is not in the account that AZURE_STORAGE_ACCOUNT or the credential file names")
     options: dict[str, Any] = {"account_name": account}
     if account_host:
         options["account_host"] = host
@@ -127,13 +129,11 @@ def _azure(shown: str, rest: str, credentials: Mapping[str, str], mount: str | N
 
 
 def _credentials(service: Service, url: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The entry of TRITON_CLOUD_CREDENTIAL_PATH's file whose key is the longest beginning of the url, else what the
-    environment says."""
+    """The entry of TRITON_CLOUD_CREDENTIAL_PATH's file whose key is the longest beginning of the url. Without that
+    variable, what the environment says."""
     path = environ.get("TRITON_CLOUD_CREDENTIAL_PATH")
     if path:
-        found = _from_file(Path(path), service, url)
-        if found is not None:
-            return found
+        return _from_file(Path(path), service, url)
     if service == "s3":
         return {
             "key_id": environ.get("AWS_ACCESS_KEY_ID", ""),
@@ -143,11 +143,14 @@ def _credentials(service: Service, url: str, environ: Mapping[str, str]) -> dict
             "profile": environ.get("AWS_PROFILE", ""),
         }
     if service == "as":
-        return {"account_key": environ.get("AZURE_STORAGE_KEY", "")}
+        return {
+            "account": environ.get("AZURE_STORAGE_ACCOUNT", ""),
+            "account_key": environ.get("AZURE_STORAGE_KEY", ""),
+        }
     return {}
 
 
-def _from_file(path: Path, service: Service, url: str) -> dict[str, str] | None:
+def _from_file(path: Path, service: Service, url: str) -> dict[str, str]:
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -157,10 +160,12 @@ def _from_file(path: Path, service: Service, url: str) -> dict[str, str] | None:
         raise ConfigError("TRITON_CLOUD_CREDENTIAL_PATH: the file needs an object for each of gs, s3, as")
     matching = [prefix for prefix in entries if url.startswith(prefix)]
     if not matching:
-        return None
+        raise ConfigError(f"TRITON_CLOUD_CREDENTIAL_PATH: the file has no entry for {url}")
     entry = entries[max(matching, key=len)]
     if isinstance(entry, str):  # gs: the path of a key file
         return {"path": entry}
     if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
         raise ConfigError(f"TRITON_CLOUD_CREDENTIAL_PATH: the entry of {service} for {url} is not an object of strings")
+    if service == "as":
+        return {"account": entry.get("account_str", ""), "account_key": entry.get("account_key", "")}
     return entry

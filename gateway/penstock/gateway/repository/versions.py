@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from tritonclient.grpc.model_config_pb2 import ModelVersionPolicy
 
 from penstock.engines.errors import InvalidRequestError
 
+logger = logging.getLogger(__name__)
 
-def select_versions(policy: ModelVersionPolicy, available: Sequence[int]) -> list[int]:
-    """The versions to serve, ascending: the latest n (1 without a policy), all, or the listed ones.
 
-    Raises InvalidRequestError, with Triton's text, when nothing is left, and for a listed version that is not there.
+def select_versions(policy: ModelVersionPolicy, available: Sequence[int], name: str = "") -> list[int]:
+    """The versions to serve, ascending: the latest n, all (also when the policy says nothing), or the listed ones.
+
+    A listed version that is not there is logged and left out, as in Triton.
+
+    Raises InvalidRequestError, with Triton's text, when nothing is left.
     """
     found = sorted(set(available))
     match policy.WhichOneof("policy_choice"):
-        case "all":
-            chosen = found
         case "specific":
-            chosen = sorted(set(policy.specific.versions))
-            missing = [version for version in chosen if version not in found]
-            if missing:
-                raise InvalidRequestError(
-                    f"version {missing[0]} is specified in the version policy but is not in the model repository"
+            chosen = [version for version in found if version in policy.specific.versions]
+            for version in sorted(set(policy.specific.versions) - set(found)):
+                logger.error(
+                    "version %d is specified for model '%s', but the version directory is not present", version, name
                 )
         case "latest":
-            chosen = found[-max(1, policy.latest.num_versions) :]
+            chosen = found[-policy.latest.num_versions :] if policy.latest.num_versions else []
         case _:
-            chosen = found[-1:]
+            chosen = found
     if not chosen:
-        raise InvalidRequestError("at least one version must be available under the version policy of model")
+        raise InvalidRequestError(f"at least one version must be available under the version policy of model '{name}'")
     return chosen

@@ -1,0 +1,209 @@
+"""Whether a configuration makes sense: the rules of Triton's core, in its words, and bounds of our own."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from penstock.engines.classic.model_config import (
+    DataType,
+    ModelConfig,
+    ModelDynamicBatching,
+    ModelInput,
+    ModelInstanceGroup,
+    ModelOutput,
+    ModelQueuePolicy,
+)
+from penstock.engines.errors import InvalidRequestError
+from penstock.gateway.repository.config_fields import OWN_BACKENDS, SELF_PLACED_BACKENDS
+
+MAX_PRIORITY_LEVELS = 1024
+MAX_INSTANCES = 1024
+"""Of one group and device. Both bounds are far above use, and keep a slip of the pen from taking all memory."""
+
+_PLATFORMS = {
+    "tensorrt": ("tensorrt_plan",),
+    "onnxruntime": ("onnxruntime_onnx",),
+}
+_VALID_TYPES = frozenset(DataType.values()) - {DataType.TYPE_INVALID}
+
+
+def check_model(config: ModelConfig) -> None:
+    """What concerns the model as a whole. Raises InvalidRequestError."""
+    name = config.name
+    if not config.backend:
+        raise InvalidRequestError(f"unexpected platform type '{config.platform}' for {name}")
+    if config.backend in _PLATFORMS and config.platform not in _PLATFORMS[config.backend]:
+        raise InvalidRequestError(
+            f"unexpected 'platform' and 'backend' pair, got:{config.platform}, {config.backend} for {name}"
+        )
+    if config.max_batch_size < 0:
+        raise InvalidRequestError(f"'max_batch_size' must be non-negative value for {name}")
+    if config.default_model_filename:
+        check_file_name("default_model_filename", config.default_model_filename)
+    if config.HasField("dynamic_batching"):
+        _check_dynamic_batching(config.dynamic_batching, config)
+    for group in config.instance_group:
+        _check_group(group, config)
+
+
+def _check_dynamic_batching(batching: ModelDynamicBatching, config: ModelConfig) -> None:
+    name = config.name
+    for size in batching.preferred_batch_size:
+        if size <= 0:
+            raise InvalidRequestError(f"dynamic batching preferred size must be positive for {name}")
+        if size > config.max_batch_size:
+            raise InvalidRequestError(f"dynamic batching preferred size must be <= max batch size for {name}")
+    levels = batching.priority_levels
+    if levels > MAX_PRIORITY_LEVELS:
+        raise InvalidRequestError(f"priority levels must be at most {MAX_PRIORITY_LEVELS} for {name}")
+    if levels:
+        if not 1 <= batching.default_priority_level <= levels:
+            raise InvalidRequestError(f"default priority level must be in range [1, {levels}] for {name}")
+        if not all(1 <= level <= levels for level in batching.priority_queue_policy):
+            raise InvalidRequestError(
+                f"priority queue policy must have priority level in range [1, {levels}] for {name}"
+            )
+    policies = [batching.default_queue_policy, *batching.priority_queue_policy.values()]
+    if any(policy.timeout_action not in ModelQueuePolicy.TimeoutAction.values() for policy in policies):
+        raise InvalidRequestError(f"unknown timeout action of a queue policy for {name}")
+    if batching.preserve_ordering:
+        if levels > 1:
+            raise InvalidRequestError(f"Only one priority level is allowed when 'preserve_ordering' is true for {name}")
+        if any(_delays(policy) for policy in policies):
+            raise InvalidRequestError(
+                f"Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for {name}"
+            )
+
+
+def _delays(policy: ModelQueuePolicy) -> bool:
+    return bool(policy.default_timeout_microseconds) and bool(policy.timeout_action == ModelQueuePolicy.DELAY)
+
+
+def _check_group(group: ModelInstanceGroup, config: ModelConfig) -> None:
+    subject = f"instance group {group.name} of model {config.name}"
+    if group.count > MAX_INSTANCES:
+        raise InvalidRequestError(f"{subject} asks for {group.count} instances, the most is {MAX_INSTANCES}")
+    if group.kind == ModelInstanceGroup.KIND_MODEL:
+        if config.backend in OWN_BACKENDS - SELF_PLACED_BACKENDS:
+            raise InvalidRequestError(
+                f"{subject} has kind KIND_MODEL, which the backend {config.backend} does not offer: KIND_AUTO, KIND_CPU"
+                " or KIND_GPU is expected"
+            )
+        if group.gpus:
+            raise InvalidRequestError(f"{subject} has kind KIND_MODEL but specifies one or more GPUs")
+    elif group.kind == ModelInstanceGroup.KIND_CPU:
+        if group.gpus:
+            raise InvalidRequestError(f"{subject} has kind KIND_CPU but specifies one or more GPUs")
+    elif group.kind == ModelInstanceGroup.KIND_GPU:
+        if not group.gpus:
+            raise InvalidRequestError(f"{subject} has kind KIND_GPU but no GPUs are available")
+        if len(set(group.gpus)) != len(group.gpus) or min(group.gpus) < 0:
+            raise InvalidRequestError(f"{subject} specifies invalid or unsupported gpu id, or one of them twice")
+    elif group.kind != ModelInstanceGroup.KIND_AUTO:
+        raise InvalidRequestError(f"{subject} has an unknown kind")
+    for profile in group.profile:
+        if not (profile.isascii() and profile.isdigit()):
+            raise InvalidRequestError(f"{subject} specifies an invalid profile: a non-negative integer is expected")
+
+
+def check_tensors(config: ModelConfig, *, complete: bool) -> None:
+    """Inputs and outputs; while they are not `complete`, datatypes and dims may be missing.
+
+    Raises InvalidRequestError.
+    """
+    for kind, tensors in (("input", config.input), ("output", config.output)):
+        twice = [name for name, count in Counter(tensor.name for tensor in tensors).items() if count > 1]
+        if twice:
+            raise InvalidRequestError(f"model {kind} '{twice[0]}' is specified more than once for {config.name}")
+        for tensor in tensors:
+            _check_tensor(tensor, f"model {kind} ", config, complete)
+    for tensor in config.input:
+        if tensor.format != ModelInput.FORMAT_NONE and complete and len(tensor.dims) != 3:
+            raise InvalidRequestError(f"model input NHWC/NCHW require 3 dims for {config.name}")
+    for tensor in config.output:
+        if tensor.label_filename:
+            check_file_name("label_filename", tensor.label_filename)
+
+
+def _check_tensor(tensor: ModelInput | ModelOutput, prefix: str, config: ModelConfig, complete: bool) -> None:
+    suffix = f" for {config.name}"
+    if not tensor.name:
+        raise InvalidRequestError(f"{prefix}must specify 'name'{suffix}")
+    prefix = f"{prefix}'{tensor.name}' "
+    if tensor.data_type not in _VALID_TYPES and (complete or tensor.data_type != DataType.TYPE_INVALID):
+        raise InvalidRequestError(f"{prefix}must specify 'data_type'{suffix}")
+    if not tensor.dims and complete:
+        raise InvalidRequestError(f"{prefix}must specify 'dims'{suffix}")
+    _check_dims(tensor.dims, f"{prefix}dimension", suffix)
+    if tensor.HasField("reshape") and tensor.dims:
+        if not tensor.reshape.shape and config.max_batch_size == 0:
+            raise InvalidRequestError(
+                f"{prefix}cannot have empty reshape for non-batching model as scalar tensors are not supported{suffix}"
+            )
+        _check_dims(tensor.reshape.shape, f"{prefix}reshape dimensions", suffix)
+        _check_reshape(tensor.dims, tensor.reshape.shape, prefix, suffix)
+
+
+def _check_dims(dims: Sequence[int], subject: str, suffix: str) -> None:
+    if any(dim < 1 and dim != -1 for dim in dims):
+        raise InvalidRequestError(
+            f"{subject} must be integer >= 1, or -1 to indicate a variable-size dimension{suffix}"
+        )
+
+
+def _check_reshape(dims: Sequence[int], shape: Sequence[int], prefix: str, suffix: str) -> None:
+    """Between variable dims there must be as many elements in one as in the other: [2, 4, -1, 6] and [8, -1, 1, 6]."""
+    ours, theirs = _counts(dims), _counts(shape)
+    if -1 in dims and -1 in shape and len(ours) != len(theirs):
+        raise InvalidRequestError(
+            f"{prefix}has different number of variable-size dimensions for dims and reshape{suffix}"
+        )
+    if ours != theirs:
+        raise InvalidRequestError(f"{prefix}has different size for dims and reshape{suffix}")
+
+
+def _counts(dims: Sequence[int]) -> list[int]:
+    runs: list[list[int]] = [[]]
+    for dim in dims:
+        if dim == -1:
+            runs.append([])
+        else:
+            runs[-1].append(dim)
+    return [math.prod(run) for run in runs]
+
+
+def check_warmup(config: ModelConfig, *, complete: bool) -> None:
+    """Warm-up samples against the model's inputs. Raises InvalidRequestError."""
+    known = {tensor.name for tensor in config.input}
+    for sample in config.model_warmup:
+        subject = f"warmup sample '{sample.name}'"
+        if sample.batch_size > max(1, config.max_batch_size) and complete:
+            raise InvalidRequestError(
+                f"failed to run {subject}: batch size {sample.batch_size} for '{config.name}', max allowed is"
+                f" {config.max_batch_size}"
+            )
+        for name, data in sample.inputs.items():
+            if complete and name not in known:
+                raise InvalidRequestError(f"{subject} of '{config.name}' has an unknown input '{name}'")
+            source = data.WhichOneof("input_data_type")
+            if source is None:
+                raise InvalidRequestError(f"warmup setting expects input '{name}' to have input_data_type set")
+            if data.data_type not in _VALID_TYPES:
+                raise InvalidRequestError(f"{subject} of '{config.name}': input '{name}' must specify 'data_type'")
+            if any(dim == -1 for dim in data.dims):
+                raise InvalidRequestError(
+                    f"warmup setting expects all variable-size dimensions are specified for input '{name}'"
+                )
+            if any(dim < 1 for dim in data.dims):
+                raise InvalidRequestError(f"{subject} of '{config.name}': input '{name}' has a dimension below 1")
+            if source == "input_data_file":
+                check_file_name("input_data_file", data.input_data_file)
+
+
+def check_file_name(field: str, path: str) -> None:
+    """A path that a configuration names must stay in its folder. Raises InvalidRequestError."""
+    parts = path.split("/")
+    if len(path) > 1024 or not path.isprintable() or any(part in ("", ".", "..") for part in parts):
+        raise InvalidRequestError(f"{field} must be a relative path inside the model's folder", param=field)

@@ -1,0 +1,158 @@
+"""What becomes of each field of Triton's ModelConfig here: the table that `supported` walks and the docs explain.
+
+A path leads through lists and maps to the fields of what they hold: `input.dims`, `model_warmup.inputs.zero_data`.
+A path that is refused stands for everything below it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Fate(Enum):
+    SUPPORTED = "supported"
+    NO_EFFECT = "no effect"
+    """A hint whose absence nobody's answers show: taken, reported in the configuration, otherwise unused."""
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Treatment:
+    fate: Fate
+    reason: str = ""
+    """Of a refusal, for the one who reads the error."""
+    only: frozenset[str] = frozenset()
+    """Of a supported field: the backends that it means something to, if not to all; for others it is refused."""
+
+
+def _supported(*paths: str, only: str = "") -> dict[str, Treatment]:
+    treatment = Treatment(Fate.SUPPORTED, only=frozenset(only.split()))
+    return dict.fromkeys(paths, treatment)
+
+
+def _no_effect(*paths: str) -> dict[str, Treatment]:
+    return dict.fromkeys(paths, Treatment(Fate.NO_EFFECT))
+
+
+def _refused(reason: str, *paths: str) -> dict[str, Treatment]:
+    return dict.fromkeys(paths, Treatment(Fate.REFUSED, reason))
+
+
+_GENERAL = {
+    **_supported("name", "platform", "backend", "max_batch_size", "default_model_filename"),
+    **_supported("parameters", "parameters.string_value"),
+    **_supported("model_transaction_policy", "model_transaction_policy.decoupled"),
+    **_supported("version_policy", "version_policy.all"),
+    **_supported("version_policy.latest", "version_policy.latest.num_versions"),
+    **_supported("version_policy.specific", "version_policy.specific.versions"),
+    **_no_effect("metric_tags"),
+    **_refused("a backend is chosen by its name alone", "runtime"),
+    **_refused("compiled models are chosen by default_model_filename alone", "cc_model_filenames"),
+    **_refused("custom operator libraries are not loaded from a configuration", "model_operations"),
+    **_refused("there are no repository agents", "model_repository_agents"),
+    **_refused("the buckets of metrics are the same for all models", "model_metrics"),
+    **_supported("response_cache"),
+    **_refused("there is no response cache", "response_cache.enable"),
+}
+
+_TENSORS = {
+    **_supported("input", "input.name", "input.data_type", "input.dims", "input.optional"),
+    **_supported("input.reshape", "input.reshape.shape"),
+    **_no_effect("input.format"),
+    **_supported("output", "output.name", "output.data_type", "output.dims", "output.label_filename"),
+    **_supported("output.reshape", "output.reshape.shape"),
+    **_supported("input.is_shape_tensor", "output.is_shape_tensor", only="tensorrt"),
+    **_refused("ragged batches are not made", "input.allow_ragged_batch", "batch_input", "batch_output"),
+    **_refused("tensors are in their linear format", "input.is_non_linear_format_io", "output.is_non_linear_format_io"),
+}
+
+_SCHEDULING = {
+    **_supported(
+        "dynamic_batching",
+        "dynamic_batching.preferred_batch_size",
+        "dynamic_batching.max_queue_delay_microseconds",
+        "dynamic_batching.preserve_ordering",
+        "dynamic_batching.priority_levels",
+        "dynamic_batching.default_priority_level",
+        "dynamic_batching.default_queue_policy",
+        "dynamic_batching.default_queue_policy.timeout_action",
+        "dynamic_batching.default_queue_policy.default_timeout_microseconds",
+        "dynamic_batching.default_queue_policy.allow_timeout_override",
+        "dynamic_batching.default_queue_policy.max_queue_size",
+        "dynamic_batching.priority_queue_policy",
+        "dynamic_batching.priority_queue_policy.timeout_action",
+        "dynamic_batching.priority_queue_policy.default_timeout_microseconds",
+        "dynamic_batching.priority_queue_policy.allow_timeout_override",
+        "dynamic_batching.priority_queue_policy.max_queue_size",
+    ),
+    **_refused("requests are not scheduled as sequences", "sequence_batching"),
+    **_refused("models are not composed by the server", "ensemble_scheduling"),
+}
+
+_INSTANCES = {
+    **_supported("instance_group", "instance_group.name", "instance_group.kind", "instance_group.count"),
+    **_supported("instance_group.gpus"),
+    **_supported("instance_group.profile", only="tensorrt"),
+    **_refused("there is no rate limiter", "instance_group.rate_limiter"),
+    **_refused("there is no support for DLA", "instance_group.secondary_devices"),
+    **_refused("every instance takes requests", "instance_group.passive"),
+    **_refused("there are no host policies", "instance_group.host_policy"),
+}
+
+_OPTIMIZATION = {
+    **_supported("optimization"),
+    **_supported("optimization.graph", "optimization.graph.level", only="onnxruntime"),
+    **_supported(
+        "optimization.execution_accelerators",
+        "optimization.execution_accelerators.gpu_execution_accelerator",
+        "optimization.execution_accelerators.gpu_execution_accelerator.name",
+        "optimization.execution_accelerators.gpu_execution_accelerator.parameters",
+        "optimization.execution_accelerators.cpu_execution_accelerator",
+        "optimization.execution_accelerators.cpu_execution_accelerator.name",
+        "optimization.execution_accelerators.cpu_execution_accelerator.parameters",
+        only="onnxruntime",
+    ),
+    **_no_effect(
+        "optimization.priority",
+        "optimization.cuda",
+        "optimization.cuda.graphs",
+        "optimization.cuda.busy_wait_events",
+        "optimization.cuda.graph_spec",
+        "optimization.cuda.graph_spec.batch_size",
+        "optimization.cuda.graph_spec.input",
+        "optimization.cuda.graph_spec.input.dim",
+        "optimization.cuda.graph_spec.graph_lower_bound",
+        "optimization.cuda.graph_spec.graph_lower_bound.batch_size",
+        "optimization.cuda.graph_spec.graph_lower_bound.input",
+        "optimization.cuda.graph_spec.graph_lower_bound.input.dim",
+        "optimization.cuda.output_copy_stream",
+        "optimization.input_pinned_memory",
+        "optimization.input_pinned_memory.enable",
+        "optimization.output_pinned_memory",
+        "optimization.output_pinned_memory.enable",
+        "optimization.gather_kernel_buffer_threshold",
+        "optimization.eager_batching",
+    ),
+}
+
+_WARMUP = _supported(
+    "model_warmup",
+    "model_warmup.name",
+    "model_warmup.batch_size",
+    "model_warmup.count",
+    "model_warmup.inputs",
+    "model_warmup.inputs.data_type",
+    "model_warmup.inputs.dims",
+    "model_warmup.inputs.zero_data",
+    "model_warmup.inputs.random_data",
+    "model_warmup.inputs.input_data_file",
+)
+
+FIELDS: dict[str, Treatment] = _GENERAL | _TENSORS | _SCHEDULING | _INSTANCES | _OPTIMIZATION | _WARMUP
+
+OWN_BACKENDS = frozenset({"identity", "onnxruntime", "python", "tensorrt", "penstock", "vllm", "tensorrtllm"})
+"""Those of this package. What a field means to others is theirs to say: `Treatment.only` is not held against them."""
+
+SELF_PLACED_BACKENDS = frozenset({"penstock", "vllm", "tensorrtllm"})
+"""Backends that choose their devices themselves: KIND_MODEL."""

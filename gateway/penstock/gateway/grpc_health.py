@@ -12,15 +12,12 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from penstock.gateway.addresses import url_host as url_host
+
 _POLL_SECONDS = 0.5
 """How often readiness is looked at. It depends on time (an engine grows silent), so nothing could announce it."""
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-def url_host(host: str) -> str:
-    """As it stands before a port: IPv6 addresses in brackets."""
-    return f"[{host}]" if ":" in host else host
 
 
 class GrpcServer:

@@ -1,0 +1,1 @@
+"""The gRPC port: inference.GRPCInferenceService as Triton serves it, health, and reflection."""

@@ -1,0 +1,145 @@
+"""ModelInferRequest to InferRequest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.engines.classic.base import InferModel
+from penstock.engines.classic.messages import InferRequest
+from penstock.engines.classic.tensors import Tensor, from_buffer
+from penstock.engines.errors import InvalidRequestError
+from penstock.gateway.kserve.grpc.contents import from_contents
+from penstock.gateway.kserve.grpc.parameters import take_request_parameters
+from penstock.gateway.kserve.shared_memory import SharedMemoryRegions, SharedMemorySlice
+
+_MAX_DIMS = 32
+"""Of one tensor; numpy allows 64."""
+
+
+@dataclass(slots=True)
+class OutputOptions:
+    """What the caller wants to be done with one output."""
+
+    classes: int = 0
+    """Answer with that many best classes; 0: with the tensor."""
+    region: SharedMemorySlice | None = None
+    """Write it there; the response has only its shape."""
+    region_name: str = ""
+
+
+@dataclass(slots=True)
+class Decoded:
+    request: InferRequest
+    options: dict[str, OutputOptions] | None
+    """By output; None when no output has any."""
+    empty_final: bool
+    """The end is to be told even by an empty response."""
+
+
+def decode(message: Any, model: InferModel, regions: SharedMemoryRegions) -> Decoded:
+    """Raises InvalidRequestError, NotFoundError and UnsupportedError. Inputs are views of the message's bytes."""
+    request = InferRequest(inputs=_inputs(message, model, regions), id=message.id)
+    options = None
+    if message.outputs:
+        request.outputs, options = _outputs(message.outputs, regions)
+    empty_final = take_request_parameters(request, message.parameters) if message.parameters else False
+    return Decoded(request, options, empty_final)
+
+
+def _inputs(message: Any, model: InferModel, regions: SharedMemoryRegions) -> dict[str, Tensor]:
+    inputs: dict[str, Tensor] = {}
+    raw = message.raw_input_contents
+    used, count = 0, len(raw)
+    for each in message.inputs:
+        name, datatype, shape = each.name, each.datatype, tuple(each.shape)
+        if name in inputs:
+            raise InvalidRequestError(f"input '{name}' already exists in request", param=name)
+        if len(shape) > _MAX_DIMS:
+            raise InvalidRequestError(f"input '{name}' has more than {_MAX_DIMS} dimensions", param=name)
+        region = _region(each, regions) if each.parameters else None
+        if region is not None:
+            if each.HasField("contents"):
+                raise InvalidRequestError(
+                    f"unexpected 'contents' for input '{name}' for model '{model.name}': it is in shared memory"
+                )
+            inputs[name] = from_buffer(name, datatype, shape, region.read())
+        elif count:
+            if each.HasField("contents"):
+                raise InvalidRequestError(
+                    f"contents field must not be specified when using raw_input_contents for '{name}' for model "
+                    f"'{model.name}'"
+                )
+            if used == count:
+                raise _no_data(name, model)
+            inputs[name] = from_buffer(name, datatype, shape, raw[used])
+            used += 1
+        elif each.HasField("contents"):
+            inputs[name] = from_contents(name, datatype, shape, each.contents, model.name)
+        else:
+            raise _no_data(name, model)
+    if used != count:
+        raise InvalidRequestError(
+            f"raw_input_contents has {count} entries, but {used} inputs of model '{model.name}' take their data there"
+        )
+    return inputs
+
+
+def _no_data(name: str, model: InferModel) -> InvalidRequestError:
+    return InvalidRequestError(f"unable to find data for input tensor '{name}' for model '{model.name}' in request.")
+
+
+def _outputs(outputs: Any, regions: SharedMemoryRegions) -> tuple[tuple[str, ...], dict[str, OutputOptions] | None]:
+    options: dict[str, OutputOptions] = {}
+    names = []
+    for each in outputs:
+        names.append(each.name)
+        if each.parameters:
+            region = _region(each, regions)
+            region_name = each.parameters["shared_memory_region"].string_param if region is not None else ""
+            options[each.name] = OutputOptions(_classes(each), region, region_name)
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidRequestError(f"output '{twice}' already exists in request", param=twice)
+    found = {name: option for name, option in options.items() if option.classes or option.region}
+    return tuple(names), found or None
+
+
+def _classes(output: Any) -> int:
+    if "classification" not in output.parameters:
+        return 0
+    parameter = output.parameters["classification"]
+    if parameter.WhichOneof("parameter_choice") != "int64_param":
+        raise InvalidRequestError("invalid value type for 'classification' parameter, expected int64_param")
+    classes = int(parameter.int64_param)
+    if classes < 1:
+        raise InvalidRequestError(f"the 'classification' of output '{output.name}' must be at least 1")
+    return classes
+
+
+def _region(tensor: Any, regions: SharedMemoryRegions) -> SharedMemorySlice | None:
+    """The part of a region that an input or output names, if it does."""
+    parameters = tensor.parameters
+    if "shared_memory_region" not in parameters:
+        return None
+    region = parameters["shared_memory_region"]
+    if region.WhichOneof("parameter_choice") != "string_param":
+        raise InvalidRequestError("invalid value type for 'shared_memory_region' parameter, expected string_param.")
+    if "shared_memory_byte_size" not in parameters:
+        raise InvalidRequestError(
+            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor "
+            f"'{tensor.name}'"
+        )
+    offset = _size(parameters, "shared_memory_offset") if "shared_memory_offset" in parameters else 0
+    return regions.slice(region.string_param, offset, _size(parameters, "shared_memory_byte_size"))
+
+
+def _size(parameters: Any, name: str) -> int:
+    parameter = parameters[name]
+    kind = parameter.WhichOneof("parameter_choice")
+    if kind not in ("int64_param", "uint64_param"):
+        raise InvalidRequestError(f"invalid value type for '{name}' parameter, expected int64_param.")
+    size = int(getattr(parameter, kind))
+    if size < 0:
+        raise InvalidRequestError(f"'{name}' must not be negative")
+    return size

@@ -1,0 +1,82 @@
+"""The RPCs that tell what there is: server, models, statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tritonclient.grpc import service_pb2 as pb
+
+from penstock.engines.errors import InvalidRequestError, ModelNotFoundError
+from penstock.gateway.kserve.context import KServe
+from penstock.gateway.kserve.grpc.rpc import Message
+from penstock.gateway.kserve.metadata import model_metadata, server_metadata
+from penstock.gateway.kserve.statistics import statistics
+
+
+class Describe:
+    def __init__(self, kserve: KServe, ready: Callable[[], bool]) -> None:
+        self._kserve = kserve
+        self._models = kserve.models
+        self._ready = ready
+
+    def server_live(self, request: Message) -> Message:
+        return pb.ServerLiveResponse(live=True)
+
+    def server_ready(self, request: Message) -> Message:
+        return pb.ServerReadyResponse(ready=self._ready())
+
+    async def model_ready(self, request: Message) -> Message:
+        """False for models that are not there. Raises InvalidRequestError for a version that is no number."""
+        try:
+            return pb.ModelReadyResponse(ready=self._models.model(request.name, request.version).ready)
+        except ModelNotFoundError:
+            return pb.ModelReadyResponse(ready=False)
+
+    async def server_metadata(self, request: Message) -> Message:
+        return pb.ServerMetadataResponse(**server_metadata(self._kserve))
+
+    async def model_metadata(self, request: Message) -> Message:
+        model = self._models.model(request.name, request.version)
+        versions = [model.version] if request.version else self._models.versions(request.name)
+        return pb.ModelMetadataResponse(**model_metadata(model, versions))
+
+    async def model_config(self, request: Message) -> Message:
+        return pb.ModelConfigResponse(config=self._models.model(request.name, request.version).config)
+
+    async def model_statistics(self, request: Message) -> Message:
+        return pb.ModelStatisticsResponse(**statistics(self._models, request.name, request.version))
+
+    async def trace_setting(self, request: Message) -> Message:
+        """Reads, and changes what is named. Raises InvalidRequestError, UnsupportedError."""
+        tracing, model = self._kserve.tracing, request.model_name
+        if model:
+            try:
+                self._models.model(model)
+            except ModelNotFoundError:
+                raise InvalidRequestError(f"Request for unknown model : {model}") from None
+        if request.settings:
+            tracing.update({name: list(item.value) for name, item in request.settings.items()}, model)
+        answer = pb.TraceSettingResponse()
+        for name, value in tracing.settings(model).items():
+            answer.settings[name].value.extend([value] if isinstance(value, str) else value)
+        return answer
+
+    async def log_settings(self, request: Message) -> Message:
+        """Reads, and changes what is named. Raises InvalidRequestError, UnsupportedError."""
+        logs = self._kserve.logs
+        changes = {}
+        for name, item in request.settings.items():
+            kind = item.WhichOneof("parameter_choice")
+            changes[name] = getattr(item, kind) if kind is not None else None
+        if changes:
+            logs.update(changes)
+        answer = pb.LogSettingsResponse()
+        for name, value in logs.settings().items():
+            setting = answer.settings[name]
+            if isinstance(value, bool):
+                setting.bool_param = value
+            elif isinstance(value, int):
+                setting.uint32_param = value
+            else:
+                setting.string_param = value
+        return answer

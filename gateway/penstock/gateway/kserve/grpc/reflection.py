@@ -1,0 +1,29 @@
+"""Server reflection: tools such as grpcurl ask what the services look like."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from penstock.gateway.kserve.grpc.rpc import Context, Guard
+
+SERVICES = ("inference.GRPCInferenceService", "grpc.health.v1.Health", reflection.SERVICE_NAME)
+PATHS = tuple(f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo" for version in ("v1alpha", "v1"))
+"""The messages of both versions are the same."""
+
+
+def reflection_handler(guard: Guard) -> grpc.RpcMethodHandler:
+    servicer = reflection.aio.ReflectionServicer(SERVICES)
+    parse = reflection_pb2.ServerReflectionRequest.FromString
+
+    async def call(context: Context, tenant: str) -> None:
+        async for response in servicer.ServerReflectionInfo(_requests(context), context):
+            await context.write(response.SerializeToString())
+
+    async def _requests(context: Context) -> AsyncIterator[object]:
+        while (data := await context.read()) is not grpc.aio.EOF:
+            yield parse(data)
+
+    return guard.stream(call)

@@ -1,0 +1,130 @@
+"""What every RPC passes through: API keys, the drain, errors as statuses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from penstock.engines.errors import InvalidRequestError, PenstockError
+from penstock.gateway.http.auth import ApiKeys
+from penstock.gateway.http.drain import DrainState
+from penstock.gateway.kserve.grpc.status import shutting_down, status
+
+logger = logging.getLogger("penstock.grpc")
+
+Context = Any
+"""grpc.aio.ServicerContext, which has no types."""
+Message = Any
+"""A protobuf message."""
+UnaryHandler = Callable[[Message, Context, str], Awaitable[Message]]
+"""Request message, context and tenant to response message. Raises PenstockError."""
+
+
+class InFlight:
+    """`with InFlight(drain):` counts work of the current task. When the drain expires, the task is cancelled and
+    NotReadyError comes out of the block."""
+
+    __slots__ = ("_drain", "_error", "_task")
+
+    def __init__(self, drain: DrainState) -> None:
+        self._drain = drain
+        self._error: Exception | None = None
+
+    def __enter__(self) -> InFlight:
+        """Raises NotReadyError while draining."""
+        if self._drain.draining:
+            raise shutting_down()
+        self._task = asyncio.current_task()
+        self._drain.admit(self)
+        return self
+
+    def interrupt(self, error: Exception) -> None:
+        """Ends the block with this error at its next suspension."""
+        if self._error is None and self._task is not None:
+            self._error = error
+            self._task.cancel()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._drain.release(self)
+        if self._error is not None and self._task is not None:
+            self._task.uncancel()
+            if isinstance(error, asyncio.CancelledError):
+                raise self._error from None
+
+
+class Guard:
+    """Makes gRPC handlers, from bytes to bytes, of functions that know messages and our errors."""
+
+    def __init__(self, keys: ApiKeys | None, drain: DrainState) -> None:
+        """Without `keys` everybody is let in."""
+        self._keys = keys
+        self.drain = drain
+
+    def tenant(self, context: Context) -> str:
+        """Raises AuthenticationError."""
+        if self._keys is None:
+            return ""
+        given = next((value for key, value in context.invocation_metadata() if key == "authorization"), "")
+        return self._keys.tenant(given.encode() if isinstance(given, str) else given)
+
+    def unary(self, request: Any, handler: UnaryHandler) -> grpc.RpcMethodHandler:
+        """`request` is the class of the request message. Refused while draining."""
+        drain = self.drain
+        parse = request.FromString
+
+        async def call(data: bytes, context: Context) -> bytes:
+            try:
+                with InFlight(drain):
+                    tenant = self.tenant(context)
+                    answer = await handler(parse(data), context, tenant)
+                    return bytes(answer.SerializeToString())
+            except Exception as error:
+                failure = error
+            return await abort(context, failure)
+
+        return grpc.unary_unary_rpc_method_handler(call)
+
+    def open(self, request: Any, handler: Callable[[Message], Message]) -> grpc.RpcMethodHandler:
+        """For probes: without a key, and while draining, too."""
+
+        async def call(data: bytes, context: Context) -> bytes:
+            try:
+                return bytes(handler(request.FromString(data)).SerializeToString())
+            except Exception as error:
+                failure = error
+            return await abort(context, failure)
+
+        return grpc.unary_unary_rpc_method_handler(call)
+
+    def stream(self, handler: Callable[[Context, str], Awaitable[None]]) -> grpc.RpcMethodHandler:
+        """The handler reads and writes bytes on the context. New streams are refused while draining; what runs on a
+        stream, it counts itself."""
+
+        async def call(_: object, context: Context) -> None:
+            try:
+                if self.drain.draining:
+                    raise shutting_down()
+                await handler(context, self.tenant(context))
+            except Exception as error:
+                await abort(context, error)
+
+        return grpc.stream_stream_rpc_method_handler(call)
+
+
+async def abort(context: Context, error: Exception) -> bytes:
+    """Ends the RPC with the error's status: raises what the gRPC library takes for that."""
+    if isinstance(error, DecodeError):
+        error = InvalidRequestError("the request message cannot be decoded")
+    if not isinstance(error, PenstockError):
+        logger.error("an RPC failed", exc_info=error)
+    code, details = status(error)
+    await context.abort(code, details)
+    raise AssertionError("abort returned")

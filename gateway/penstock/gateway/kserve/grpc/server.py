@@ -1,0 +1,66 @@
+"""The gRPC port of a server process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+# Engine processes are started by fork and exec; gRPC's fork handlers only cost there, and complain.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+import grpc
+
+from penstock.gateway.addresses import url_host
+from penstock.gateway.http.auth import ApiKeys
+from penstock.gateway.http.drain import DrainState
+from penstock.gateway.kserve.context import KServe
+from penstock.gateway.kserve.grpc.health import Health
+from penstock.gateway.kserve.grpc.rpc import Guard
+from penstock.gateway.kserve.grpc.service import build_service
+from penstock.gateway.kserve.grpc.settings import GrpcSettings
+
+_GRACE_SECONDS = 1.0
+
+
+class GrpcServer:
+    """Serves from `start` to `stop`. Made and used on the event loop."""
+
+    def __init__(
+        self,
+        settings: GrpcSettings,
+        kserve: KServe,
+        ready: Callable[[], bool],
+        drain: DrainState | None = None,
+        keys: ApiKeys | None = None,
+    ) -> None:
+        """Binds. `ready` says whether the server as a whole is; without `keys` everybody is let in.
+
+        Raises OSError when the address cannot be bound, ValueError when the TLS files are not usable.
+        """
+        self._health = Health(ready)
+        service = build_service(
+            kserve, Guard(keys, drain or DrainState()), self._health, settings.max_requests_per_stream
+        )
+        self._server = grpc.aio.server(handlers=[service], options=settings.options())
+        address = f"{url_host(settings.host)}:{settings.port}"
+        try:
+            if settings.tls.enabled:
+                self.port: int = self._server.add_secure_port(address, settings.tls.credentials())
+            else:
+                self.port = self._server.add_insecure_port(address)
+        except RuntimeError:
+            raise OSError(f"gRPC cannot bind {address}") from None
+
+    async def start(self) -> None:
+        await self._server.start()
+        self._health.start()
+
+    async def drain(self) -> None:
+        """Health says NOT_SERVING from now on. What refuses new work is the drain state, which the caller begins."""
+        self._health.close()
+        await asyncio.sleep(0)
+
+    async def stop(self) -> None:
+        """Ends what is still open after a short grace."""
+        await self._server.stop(grace=_GRACE_SECONDS)

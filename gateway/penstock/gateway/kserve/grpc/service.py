@@ -1,0 +1,82 @@
+"""All methods of the gRPC port by path."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import grpc
+from grpc_health.v1 import health_pb2
+from tritonclient.grpc import service_pb2 as pb
+
+from penstock.gateway.kserve.context import KServe
+from penstock.gateway.kserve.grpc.describe import Describe
+from penstock.gateway.kserve.grpc.health import CHECK, WATCH, Health
+from penstock.gateway.kserve.grpc.infer import Inference
+from penstock.gateway.kserve.grpc.manage import Manage
+from penstock.gateway.kserve.grpc.reflection import PATHS, reflection_handler
+from penstock.gateway.kserve.grpc.rpc import Context, Guard, Message, UnaryHandler
+from penstock.gateway.kserve.grpc.stream import InferStream
+
+_SERVICE = "/inference.GRPCInferenceService/"
+
+Plain = Callable[[Message], Awaitable[Message]]
+
+
+class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Looks methods up; what is not here is UNIMPLEMENTED."""
+
+    def __init__(self, methods: dict[str, grpc.RpcMethodHandler]) -> None:
+        self.methods = methods
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        return self.methods.get(handler_call_details.method)
+
+
+def build_service(kserve: KServe, guard: Guard, health: Health, max_requests_per_stream: int) -> Service:
+    """Health, ServerLive and ServerReady need no key and answer while draining; all others are guarded."""
+    describe, inference = Describe(kserve, lambda: health.serving), Inference(kserve)
+    methods = {
+        CHECK: guard.open(health_pb2.HealthCheckRequest, health.check),
+        WATCH: health.watch_handler(),
+        _SERVICE + "ServerLive": guard.open(pb.ServerLiveRequest, describe.server_live),
+        _SERVICE + "ServerReady": guard.open(pb.ServerReadyRequest, describe.server_ready),
+        _SERVICE + "ModelInfer": guard.unary(pb.ModelInferRequest, inference.infer),
+    }
+    for name, handler in _plain(describe, Manage(kserve)).items():
+        methods[_SERVICE + name] = guard.unary(getattr(pb, name + "Request"), _of_message(handler))
+
+    async def stream(context: Context, tenant: str) -> None:
+        await InferStream(inference, guard.drain, context, tenant, max_requests_per_stream).run()
+
+    methods[_SERVICE + "ModelStreamInfer"] = guard.stream(stream)
+    methods |= dict.fromkeys(PATHS, reflection_handler(guard))
+    return Service(methods)
+
+
+def _plain(describe: Describe, manage: Manage) -> dict[str, Plain]:
+    """The handlers that need nothing but the message, by the name of their method."""
+    return {
+        "ModelReady": describe.model_ready,
+        "ServerMetadata": describe.server_metadata,
+        "ModelMetadata": describe.model_metadata,
+        "ModelConfig": describe.model_config,
+        "ModelStatistics": describe.model_statistics,
+        "TraceSetting": describe.trace_setting,
+        "LogSettings": describe.log_settings,
+        "RepositoryIndex": manage.index,
+        "RepositoryModelLoad": manage.load,
+        "RepositoryModelUnload": manage.unload,
+        "SystemSharedMemoryStatus": manage.system_status,
+        "SystemSharedMemoryRegister": manage.system_register,
+        "SystemSharedMemoryUnregister": manage.system_unregister,
+        "CudaSharedMemoryStatus": manage.cuda_status,
+        "CudaSharedMemoryRegister": manage.cuda_register,
+        "CudaSharedMemoryUnregister": manage.cuda_unregister,
+    }
+
+
+def _of_message(handler: Plain) -> UnaryHandler:
+    async def call(message: Message, context: Context, tenant: str) -> Message:
+        return await handler(message)
+
+    return call

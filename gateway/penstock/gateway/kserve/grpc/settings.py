@@ -1,0 +1,104 @@
+"""What the operator says about the gRPC port."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import grpc
+
+MAX_METADATA_BYTES = 16 << 10
+MAX_STREAMS = 128
+"""RPCs at once on one connection; more wait at the client."""
+_MAX_SEND_BYTES = 2**31 - 1
+_COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
+
+CompressionLevel = Literal["none", "low", "medium", "high"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsSettings:
+    """Paths of PEM files; `root_cert` names who signs the clients' certificates when these are asked for."""
+
+    use_ssl: bool = False
+    use_ssl_mutual: bool = False
+    """Clients must have a certificate; implies `use_ssl`."""
+    server_cert: str = ""
+    server_key: str = ""
+    root_cert: str = ""
+
+    @property
+    def enabled(self) -> bool:
+        return self.use_ssl or self.use_ssl_mutual
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Raises ValueError when a file that is needed is not named, cannot be read, or is no PEM."""
+        key, cert = _pem(self.server_key, "server key"), _pem(self.server_cert, "server certificate")
+        root = _pem(self.root_cert, "root certificate") if self.root_cert or self.use_ssl_mutual else None
+        return grpc.ssl_server_credentials([(key, cert)], root, require_client_auth=self.use_ssl_mutual)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcSettings:
+    """Names and defaults are those of Triton's `--grpc-*` options; times in milliseconds."""
+
+    host: str = "127.0.0.1"
+    port: int = 8001
+    max_message_bytes: int = 64 << 20
+    """Of one request message; the same limit as for HTTP bodies."""
+    max_requests_per_stream: int = 64
+    """Requests in flight on one ModelStreamInfer; the next is read when one of them has ended."""
+    tls: TlsSettings = TlsSettings()
+    keepalive_time: int = 7_200_000
+    keepalive_timeout: int = 20_000
+    keepalive_permit_without_calls: bool = False
+    http2_max_pings_without_data: int = 2
+    http2_min_recv_ping_interval_without_data: int = 300_000
+    http2_max_ping_strikes: int = 2
+    max_connection_age: int = 0
+    """0: connections live as long as they like."""
+    max_connection_age_grace: int = 0
+    """0: what runs on a connection that is too old may end."""
+    infer_response_compression_level: CompressionLevel = "none"
+    header_forward_pattern: re.Pattern[str] | None = None
+    """Names of the metadata that go to the model as parameters."""
+
+    def options(self) -> list[tuple[str, Any]]:
+        """For the gRPC library."""
+        options: list[tuple[str, Any]] = [
+            ("grpc.so_reuseport", 0),  # by default two servers would share a port in silence
+            ("grpc.max_receive_message_length", self.max_message_bytes),
+            ("grpc.max_send_message_length", _MAX_SEND_BYTES),
+            ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+            ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+            ("grpc.max_concurrent_streams", MAX_STREAMS),
+            ("grpc.keepalive_time_ms", self.keepalive_time),
+            ("grpc.keepalive_timeout_ms", self.keepalive_timeout),
+            ("grpc.keepalive_permit_without_calls", int(self.keepalive_permit_without_calls)),
+            ("grpc.http2.max_pings_without_data", self.http2_max_pings_without_data),
+            ("grpc.http2.min_ping_interval_without_data_ms", self.http2_min_recv_ping_interval_without_data),
+            ("grpc.http2.max_ping_strikes", self.http2_max_ping_strikes),
+        ]
+        if self.max_connection_age:
+            options.append(("grpc.max_connection_age_ms", self.max_connection_age))
+        if self.max_connection_age_grace:
+            options.append(("grpc.max_connection_age_grace_ms", self.max_connection_age_grace))
+        if self.infer_response_compression_level != "none":
+            # the library chooses the algorithm among those that the client accepts
+            level = _COMPRESSION_LEVELS[self.infer_response_compression_level]
+            options.append(("grpc.default_compression_level", level))
+        return options
+
+
+def _pem(path: str, what: str) -> bytes:
+    if not path:
+        raise ValueError(f"gRPC with TLS needs a {what}")
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"the {what} cannot be read: {error.strerror}") from None
+    if b"-----BEGIN " not in data:
+        raise ValueError(f"the {what} is no PEM file")
+    return data

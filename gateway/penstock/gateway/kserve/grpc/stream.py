@@ -1,0 +1,148 @@
+"""ModelStreamInfer: many requests on one RPC, their responses as they come."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelStreamInferResponse
+
+from penstock.engines.classic.base import InferModel, ResponseStream
+from penstock.engines.classic.messages import InferResponse
+from penstock.engines.errors import InvalidRequestError
+from penstock.gateway.http.drain import DrainState
+from penstock.gateway.kserve.grpc.decode import Decoded
+from penstock.gateway.kserve.grpc.encode import empty_final, fill_response, stream_error, with_classes
+from penstock.gateway.kserve.grpc.infer import Inference
+from penstock.gateway.kserve.grpc.parameters import FINAL
+from penstock.gateway.kserve.grpc.rpc import Context, InFlight, Message
+
+_EOF = grpc.aio.EOF
+_STRICT = ("triton_grpc_error", "true")
+
+
+class InferStream:
+    """One RPC. Each request has a task; it writes a response and takes the next one when that has been sent, so a slow
+    reader holds back its own requests and nothing piles up here."""
+
+    def __init__(self, inference: Inference, drain: DrainState, context: Context, tenant: str, limit: int) -> None:
+        self._inference = inference
+        self._drain = drain
+        self._context = context
+        self._tenant = tenant
+        self._strict = _STRICT in context.invocation_metadata()
+        self._slots = asyncio.Semaphore(limit)
+        self._writing = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> None:
+        """Until the caller has closed its side and everything is answered. Cancelling it cancels all requests.
+
+        Raises the first error when the caller asked for that (`triton_grpc_error`).
+        """
+        reading = asyncio.create_task(self._read())
+        try:
+            await asyncio.wait((reading, self._failure), return_when=asyncio.FIRST_COMPLETED)
+            if self._failure.done():
+                self._failure.result()
+            reading.result()
+        finally:
+            for task in (reading, *self._tasks):
+                task.cancel()
+            await asyncio.gather(reading, *self._tasks, return_exceptions=True)
+            if not self._failure.cancel() and not self._failure.cancelled():
+                self._failure.exception()  # looked at, though another end came first
+
+    async def _read(self) -> None:
+        while True:
+            await self._slots.acquire()
+            data = await self._context.read()
+            if data is _EOF:
+                break
+            task = asyncio.create_task(self._serve(data))
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._slots.release()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._failure.done():
+            self._failure.set_exception(error)
+
+    async def _serve(self, data: bytes) -> None:
+        """One request."""
+        try:
+            message = ModelInferRequest.FromString(data)
+        except Exception:  # protobuf's DecodeError; the class differs between its implementations
+            await self._write(stream_error(InvalidRequestError("the request message cannot be decoded"), ""))
+            return
+        try:
+            with InFlight(self._drain):
+                await self._answer(message)
+        except Exception as error:
+            # before the first response could be asked for, or when the drain expired
+            await self._write(stream_error(error, message.id))
+
+    async def _answer(self, message: Message) -> None:
+        inference = self._inference
+        model = inference.model(message)
+        decoded = inference.request(message, model, self._context, self._tenant)
+        request = decoded.request
+        trace = inference.trace(model, request.id)
+        if trace is not None:
+            trace.inputs(request)
+            trace.mark_now("REQUEST_START")
+        responses: ResponseStream | None = None
+        try:
+            responses = model.stream(request)
+            await self._forward(model, decoded, responses)
+        finally:
+            if responses is not None:
+                responses.close()
+            if trace is not None:
+                trace.mark_now("REQUEST_END")
+                trace.finish()
+
+    async def _forward(self, model: InferModel, decoded: Decoded, responses: ResponseStream) -> None:
+        try:
+            async for response in responses:
+                if response.error is not None:
+                    await self._error(response.error, model, decoded, final=response.final)
+                elif response.outputs is not None:
+                    await self._write(await self._encode(model, decoded, response))
+                if response.final:
+                    if decoded.empty_final and response.outputs is None and response.error is None:
+                        await self._write(empty_final(decoded.request.id, model.name))
+                    break
+        except Exception as error:
+            await self._error(error, model, decoded, final=True)
+
+    async def _error(self, error: Exception, model: InferModel, decoded: Decoded, *, final: bool) -> None:
+        if self._strict:
+            self._fail(error)
+        else:
+            await self._write(stream_error(error, decoded.request.id, model.name, final))
+
+    async def _encode(self, model: InferModel, decoded: Decoded, response: InferResponse) -> bytes:
+        request, outputs = decoded.request, response.outputs or []
+        if request.trace is not None:
+            request.trace.outputs(outputs)  # type: ignore[attr-defined]
+        if decoded.options is not None:
+            outputs = await with_classes(outputs, model, decoded.options, self._inference.labels)
+        message = ModelStreamInferResponse()
+        found = message.infer_response
+        found.model_name, found.model_version, found.id = model.name, str(model.version), request.id
+        fill_response(found, response, outputs, decoded.options)
+        found.parameters[FINAL].bool_param = response.final
+        return bytes(message.SerializeToString())
+
+    async def _write(self, data: bytes) -> None:
+        async with self._writing:
+            await self._context.write(data)

@@ -135,9 +135,10 @@ def _parameters(request: InferRequest) -> SamplingParameters:
     body = text.encode() or b"{}"
     try:
         check_json(body)
-        return _converted(decode_json(body, dict[str, Any]))
+        given = decode_json(body, dict[str, Any])
     except PenstockError as error:
         raise InvalidRequestError(f"sampling_parameters: {error.message}", param=error.param) from None
+    return _converted(given)
 
 
 def _converted(given: Mapping[str, Any]) -> SamplingParameters:

@@ -1,0 +1,46 @@
+"""The data plane over an inline engine with the simulated runner, in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import helpers_tokenizers
+from penstock.engines.inline import InlineEngine
+from penstock.engines.messages import SamplingParams
+from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
+from penstock.gateway.dataplane import ChoiceDelta, DataPlane, GenerateRequest
+from penstock.gateway.metrics import ModelMetrics
+from penstock.gateway.models import LoadedModel
+from penstock.tokenizers import ChatTemplate, Tokenizer
+
+MARKER = 5
+
+
+class Setup:
+    def __init__(self, folder: Path, scheduler: SchedulerConfig, num_blocks: int) -> None:
+        self.tokenizer = Tokenizer(helpers_tokenizers.save_folder(folder, helpers_tokenizers.byte_level()))
+        config = SimulatedConfig(
+            vocab_size=self.tokenizer.vocab_size,
+            first_token_id=10,
+            max_model_len=256,
+            num_blocks=num_blocks,
+            block_size=4,
+            faults=f"nan={MARKER}",
+        )
+        self.engine = InlineEngine(SimulatedRunner(config), scheduler)
+        self.metrics = ModelMetrics("m", lambda: self.engine.stats, lambda: self.engine.ready)
+        template = ChatTemplate("{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}", {})
+        self.model = LoadedModel(("m", "alias"), "root", self.engine, self.tokenizer, template, self.metrics, {})
+        self.plane = DataPlane()
+        self.plane.add(self.model)
+
+    async def generate(self, **fields: Any) -> list[ChoiceDelta]:
+        async with await self.plane.generate(request(**fields)) as generation:
+            return [delta async for deltas in generation for delta in deltas]
+
+
+def request(max_tokens: int = 8, params: dict[str, Any] | None = None, **fields: Any) -> GenerateRequest:
+    sampling = SamplingParams(max_tokens=max_tokens, **(params or {}))
+    return GenerateRequest(**{"model": "m", "prompts": ["a question"], "params": sampling, **fields})

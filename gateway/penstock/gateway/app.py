@@ -1,133 +1,173 @@
-"""The composition root: the one file that knows how configuration, engine, data plane and fronts fit together."""
+"""The composition root: how configuration, models, data plane and fronts fit together."""
 
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Callable
 from importlib.metadata import version
-from itertools import pairwise
 from typing import Any
 
-from penstock.engines.process import ProcessEngine, WatchdogConfig
-from penstock.engines.registry import EngineSpec
-from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.engines.scheduler.policy import Policy
-from penstock.gateway.config import Config, ConfigError
+from penstock.engines.errors import PenstockError
+from penstock.gateway.config import Config, ConfigError, GrpcConfig, RepositoryConfig
+from penstock.gateway.custom_metrics import CustomMetrics
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.metrics import Metrics, ModelMetrics
-from penstock.gateway.models import LoadedModel, ModelSource, default_params, load_chat_template
-from penstock.tokenizers import Tokenizer, TokenizerError
-
-_DEFAULT_BATCHED_TOKENS = 512
-"""A step of this many tokens keeps the pause between two tokens of running requests bearable on a CPU."""
+from penstock.gateway.kserve.context import KServe
+from penstock.gateway.kserve.grpc.settings import GrpcSettings, TlsSettings
+from penstock.gateway.kserve.headers import forward_pattern
+from penstock.gateway.kserve.llm_loader import LanguageModelLoader
+from penstock.gateway.kserve.logs import LogSettings
+from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
+from penstock.gateway.kserve.trace_settings import TraceSettings, changes
+from penstock.gateway.kserve.tracing import Tracing
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.model_builder import build_model
+from penstock.gateway.models import LoadedModel, find_model
+from penstock.gateway.repository.classic_loader import classic_loaders
+from penstock.gateway.repository.loading import Loader
+from penstock.gateway.repository.manager import ModelRepository
+from penstock.gateway.repository.settings import RepositorySettings
+from penstock.gateway.repository.storage import Repository
 
 
 def build_dataplane(config: Config) -> DataPlane:
     return DataPlane(request_timeout=config.scheduling.request_timeout or None)
 
 
-def build_model(config: Config, source: ModelSource, metrics: Metrics) -> LoadedModel:
-    """A model that is ready to be started: `await model.engine.start()`. Raises ConfigError."""
-    try:
-        tokenizer = Tokenizer(source.folder)
-    except TokenizerError as error:
-        raise ConfigError(f"model: {error}") from None
-    names = config.model.served_model_name or (source.name,)
-    spec = engine_spec(config, source, tokenizer)
-    observed: list[ModelMetrics] = []
-    engine = ProcessEngine(
-        spec,
-        WatchdogConfig(timeout=config.server.watchdog_timeout),
-        log_level=config.server.log_level.upper(),
-        on_step=lambda step: observed[0].step(step),
-    )
-    observed.append(ModelMetrics(names[0], stats=lambda: engine.stats, ready=lambda: engine.ready))
-    metrics.add(observed[0])
-    return LoadedModel(
-        names=names,
-        root=source.name,
-        engine=engine,
-        tokenizer=tokenizer,
-        chat_template=load_chat_template(tokenizer, config.model.chat_template),
-        metrics=observed[0],
-        default_params=default_params(source.folder),
+def build_repository(config: Config, dataplane: DataPlane, metrics: CustomMetrics) -> ModelRepository:
+    """The models of the repositories, classic ones and language models. Raises ConfigError."""
+    settings = repository_settings(config.repository)
+    classic = classic_loaders(settings.backend_options)
+
+    def build(own: Config, name: str) -> LoadedModel:
+        return build_model(own, find_model(own.model.model), [name])
+
+    language = LanguageModelLoader(config, dataplane, build)
+
+    def loader(backend: str) -> Loader:
+        if backend in ("vllm", "tensorrtllm"):
+            raise ConfigError(f"backend '{backend}' has no engine in this server; 'penstock' serves language models")
+        return language if backend == "penstock" else classic(backend)
+
+    repositories = [Repository(url) for url in config.repository.model_repository]
+    return ModelRepository(settings, loader, repositories, metric=metrics.metric)
+
+
+def repository_settings(config: RepositoryConfig) -> RepositorySettings:
+    """Raises ConfigError for options that do not fit together."""
+    if config.load_model and config.model_control_mode != "explicit":
+        raise ConfigError("load-model: needs --model-control-mode=explicit")
+    options: dict[str, dict[str, str]] = {}
+    for text in config.backend_config:
+        backend, comma, setting = text.partition(",")
+        name, equals, value = setting.partition("=") if comma else ("", "", "")
+        if not equals or not name:
+            raise ConfigError(f"backend-config: {text!r} is not BACKEND,KEY=VALUE")
+        options.setdefault(backend, {})[name] = value
+    return RepositorySettings(
+        control_mode=config.model_control_mode,
+        poll_seconds=config.repository_poll_secs,
+        load_models=config.load_model,
+        strict_readiness=config.strict_readiness,
+        exit_on_error=config.exit_on_error,
+        auto_complete=not config.disable_auto_complete_config,
+        load_threads=config.model_load_thread_count,
+        load_retries=config.model_load_retry_count,
+        config_name=config.model_config_name,
+        backend_options=options,
     )
 
 
-def engine_spec(config: Config, source: ModelSource, tokenizer: Tokenizer) -> EngineSpec:
-    """What the engine process is told. Raises ConfigError for limits that contradict each other."""
-    scheduling = config.scheduling
-    batched_tokens = scheduling.max_num_batched_tokens or max(_DEFAULT_BATCHED_TOKENS, scheduling.max_num_seqs)
+def build_kserve(config: Config, models: ModelRepository) -> KServe:
+    """What the KServe fronts share. Raises ConfigError."""
+    server = config.server
+    return KServe(
+        models=models,
+        shared_memory=SharedMemoryRegions(server.allow_client_shm),
+        tracing=build_tracing(server.trace_config),
+        logs=LogSettings(),
+        name=server.id,
+        version=version("penstock"),
+        max_input_bytes=server.http_max_input_size,
+        allow_shared_memory=server.allow_client_shm,
+        header_forward_pattern=_header_pattern("http-header-forward-pattern", server.http_header_forward_pattern),
+    )
+
+
+_TRACE_NAMES = {
+    "level": "trace_level",
+    "rate": "trace_rate",
+    "count": "trace_count",
+    "mode": "trace_mode",
+    "triton,log-frequency": "log_frequency",
+}
+
+
+def build_tracing(settings: tuple[str, ...]) -> Tracing:
+    """From `--trace-config` as Triton takes it. Raises ConfigError."""
+    file, given = "", dict[str, Any]()
+    for text in settings:
+        name, equals, value = text.partition("=")
+        if not equals or (name != "triton,file" and name not in _TRACE_NAMES):
+            raise ConfigError(f"trace-config: {text!r} is not a setting of the request trace")
+        if name == "triton,file":
+            file = value
+        elif name == "level":
+            given.setdefault("trace_level", []).append(value)
+        else:
+            given[_TRACE_NAMES[name]] = value
     try:
-        scheduler = SchedulerConfig(
-            max_num_seqs=scheduling.max_num_seqs,
-            max_num_batched_tokens=batched_tokens,
-            policy=Policy(scheduling.policy),
-            ageing_seconds=scheduling.ageing,
-            max_queued_requests=scheduling.max_queued_requests,
-            max_queued_tokens=scheduling.max_queued_tokens,
-            enable_prefix_caching=config.cache.prefix_caching,
-        )
+        return Tracing(file, TraceSettings(**changes(given)))
+    except PenstockError as error:
+        raise ConfigError(f"trace-config: {error.message}") from None
+
+
+def _header_pattern(flag: str, text: str) -> re.Pattern[str] | None:
+    try:
+        return forward_pattern(text)
     except ValueError as error:
-        raise ConfigError(str(error)) from None
-    if config.model.engine == "simulated":
-        runner, options = "simulated", _simulated_options(config, tokenizer)
-    else:
-        runner, options = "openvino", _openvino_options(config, source, scheduler)
-    interval = config.server.stream_interval_ms / 1e3
-    return EngineSpec(runner=runner, options=options, scheduler=scheduler, publish_interval=interval)
+        raise ConfigError(f"{flag}: {error}") from None
 
 
-def _openvino_options(config: Config, source: ModelSource, scheduler: SchedulerConfig) -> dict[str, Any]:
-    model, cache = config.model, config.cache
-    return {
-        "model_dir": str(source.folder),
-        "dtype": model.dtype,
-        "weights": model.weights,
-        "kv_cache_dtype": model.kv_cache_dtype,
-        "threads": model.threads,
-        "max_model_len": model.max_model_len,
-        "num_blocks": cache.num_kv_blocks,
-        "kv_cache_memory": None if cache.kv_cache_memory is None else str(cache.kv_cache_memory),
-        "max_num_seqs": scheduler.max_num_seqs,
-        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
-    }
+def grpc_settings(config: Config) -> GrpcSettings:
+    """Raises ConfigError."""
+    server, grpc = config.server, config.grpc
+    return GrpcSettings(
+        host=server.grpc_address or server.host,
+        port=server.grpc_port,
+        max_message_bytes=server.http_max_input_size,
+        tls=_tls(grpc),
+        keepalive_time=grpc.grpc_keepalive_time,
+        keepalive_timeout=grpc.grpc_keepalive_timeout,
+        keepalive_permit_without_calls=grpc.grpc_keepalive_permit_without_calls,
+        http2_max_pings_without_data=grpc.grpc_http2_max_pings_without_data,
+        http2_min_recv_ping_interval_without_data=grpc.grpc_http2_min_recv_ping_interval_without_data,
+        http2_max_ping_strikes=grpc.grpc_http2_max_ping_strikes,
+        max_connection_age=grpc.grpc_max_connection_age,
+        max_connection_age_grace=grpc.grpc_max_connection_age_grace,
+        infer_response_compression_level=grpc.grpc_infer_response_compression_level,
+        header_forward_pattern=_header_pattern("grpc-header-forward-pattern", server.grpc_header_forward_pattern),
+    )
 
 
-def _simulated_options(config: Config, tokenizer: Tokenizer) -> dict[str, Any]:
-    options = config.simulated
-    first, last = _plain_ids(tokenizer)
-    found: dict[str, Any] = {
-        "vocab_size": last,
-        "first_token_id": first,
-        "faults": options.sim_faults,
-        "latency": {
-            "per_step": options.sim_step_ms / 1e3,
-            "per_prefill_token": options.sim_prefill_us / 1e6,
-            "per_sequence": options.sim_sequence_us / 1e6,
-        },
-    }
-    if config.model.max_model_len is not None:
-        found["max_model_len"] = config.model.max_model_len
-    if config.cache.num_kv_blocks is not None:
-        found["num_blocks"] = config.cache.num_kv_blocks
-    return found
+def _tls(grpc: GrpcConfig) -> TlsSettings:
+    return TlsSettings(
+        use_ssl=grpc.grpc_use_ssl,
+        use_ssl_mutual=grpc.grpc_use_ssl_mutual,
+        server_cert=grpc.grpc_server_cert,
+        server_key=grpc.grpc_server_key,
+        root_cert=grpc.grpc_root_cert,
+    )
 
 
-def _plain_ids(tokenizer: Tokenizer) -> tuple[int, int]:
-    """The longest range [first, last) of ids without special tokens: what the simulated engine may say."""
-    edges = [-1, *sorted(tokenizer.special_ids), tokenizer.vocab_size]
-    spans = [(after - before - 1, before + 1, after) for before, after in pairwise(edges)]
-    _, first, last = max(spans)
-    return first, last
-
-
-def app_settings(config: Config, metrics: Metrics) -> AppSettings:
+def app_settings(config: Config, metrics: Metrics, ready: Callable[[], bool]) -> AppSettings:
     return AppSettings(
         version=version("penstock"),
         policy=config.scheduling.policy,
         api_keys={_tenant(key): key for key in config.server.api_key},
         metrics=metrics.render,
+        ready=ready,
     )
 
 

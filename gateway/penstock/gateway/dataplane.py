@@ -29,6 +29,7 @@ from penstock.gateway.generation import (
     TokenLogprob,
     Usage,
 )
+from penstock.gateway.metrics import ModelMetrics
 from penstock.gateway.models import LoadedModel, ServedModel
 from penstock.tokenizers import ChatTemplateError, TokenizerError
 
@@ -73,6 +74,10 @@ class DataPlane:
     def loaded_models(self) -> list[tuple[str, LoadedModel]]:
         """(first name, model) of everything that is loaded, for operators' views."""
         return [(model.names[0], model) for model in dict.fromkeys(self._models.values()) if model.loaded]
+
+    def metrics(self) -> list[ModelMetrics]:
+        """Of every model, those that are still loading included."""
+        return [model.metrics for model in dict.fromkeys(self._models.values())]
 
     def model(self, name: str) -> ServedModel:
         """Raises ModelNotFoundError, or NotReadyError while the model loads."""

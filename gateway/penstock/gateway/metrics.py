@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, GCCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock.engines.messages import EngineStats, StepRecord
+from penstock.gateway.exposition import Family, render
 from penstock.gateway.histogram import Histogram
 
 _LATENCY = (0.005, 0.01, 0.02, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 1.5, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
@@ -109,16 +110,26 @@ class ModelMetrics:
 
 
 class Metrics:
-    """The process's registry: one collector for each model, and the usual process metrics."""
+    """The process's registry: the usual process metrics, and the language models' families, each over all models."""
 
-    def __init__(self) -> None:
+    def __init__(self, models: Callable[[], Iterable[ModelMetrics]], more: Callable[[], Iterable[Family]]) -> None:
+        """`more`: families that prometheus-client would rename."""
+        self._models = models
+        self._more = more
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         GCCollector(registry=self._registry)
+        self._registry.register(self)
 
-    def add(self, model: ModelMetrics) -> None:
-        self._registry.register(model)
+    def collect(self) -> Iterator[Metric]:
+        merged: dict[str, Metric] = {}
+        for model in self._models():
+            for family in model.collect():
+                known = merged.setdefault(family.name, family)
+                if known is not family:
+                    known.samples += family.samples
+        return iter(merged.values())
 
     def render(self) -> tuple[bytes, str]:
         """(exposition text, content type)."""
-        return generate_latest(self._registry), CONTENT_TYPE_LATEST
+        return generate_latest(self._registry) + render(self._more()), CONTENT_TYPE_LATEST

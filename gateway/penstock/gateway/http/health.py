@@ -25,14 +25,14 @@ class Ready:
     """200 while requests would be served now: loaded, stepping, not draining."""
 
     def __init__(self, dataplane: DataPlane, settings: AppSettings) -> None:
-        self._dataplane = dataplane
+        self._ready = settings.ready or (lambda: dataplane.ready)
         self._drain = settings.drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._drain.draining:
             await _say(scope, False, "draining")
         else:
-            ready = self._dataplane.ready
+            ready = self._ready()
             await _say(scope, ready, "ready" if ready else "not ready")
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from penstock.gateway.http.drain import DrainState
 
-OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"})
 """Answered without a key, for probes. Everything else needs one: /version, and /metrics on this port, too."""
 
 
@@ -24,6 +24,8 @@ class AppSettings:
     """Tenant name to key. Empty: open to all."""
     metrics: Callable[[], tuple[bytes, str]] = _no_metrics
     """Gives the metrics text and its content type."""
+    ready: Callable[[], bool] | None = None
+    """Whether requests would be served now; without it, whether the language models are ready."""
     drain: DrainState = field(default_factory=DrainState)
     open_paths: frozenset[str] = OPEN_PATHS
     max_body_bytes: int = 8 << 20

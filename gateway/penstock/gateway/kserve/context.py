@@ -10,6 +10,7 @@ from penstock.gateway.kserve.store import ModelStore
 
 if TYPE_CHECKING:
     from penstock.gateway.kserve.logs import LogSettings
+    from penstock.gateway.kserve.orca import LoadMetrics
     from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
     from penstock.gateway.kserve.tracing import Tracing
 
@@ -32,3 +33,5 @@ class KServe:
     """Whether clients may name shared memory regions of this machine."""
     header_forward_pattern: re.Pattern[str] | None = None
     """Names of the headers that go to the model as parameters."""
+    load_metrics: LoadMetrics | None = None
+    """What load balancers that ask for a load report are told."""

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import msgspec
-import numpy as np
 
 from penstock.engines.classic.messages import InferRequest, InferResponse
-from penstock.engines.classic.tensors import Array, Tensor
+from penstock.engines.classic.tensors import Tensor
 from penstock.gateway.kserve.errors import kserve_error_body
+from penstock.gateway.kserve.infer_json import to_json
 
 _encode = msgspec.json.Encoder().encode
 _DATA = b"data: "
 _END = b"\n\n"
+_HALF = ("FP16", "BF16")
 
 
 class Renderer:
@@ -49,7 +50,7 @@ class Renderer:
     def _fields(self, response: InferResponse) -> bytes:
         outputs = response.outputs or []
         if response.parameters:
-            values = {tensor.name: _json(tensor.array) for tensor in outputs}
+            values = {tensor.name: _json(tensor) for tensor in outputs}
             values |= {name: _encode(value) for name, value in response.parameters.items()}
             return _object(self._head | values)
         names = tuple([tensor.name for tensor in outputs])
@@ -59,7 +60,7 @@ class Renderer:
         for before, index in self._layout:
             parts.append(before)
             if index is not None:
-                parts.append(_json(outputs[index].array))
+                parts.append(_json(outputs[index]))
         return b"".join(parts)
 
     def _lay_out(self, names: tuple[str, ...]) -> None:
@@ -83,21 +84,18 @@ def error_frame(error: Exception) -> bytes:
     return _DATA + kserve_error_body(error) + _END
 
 
-def tensor_value(tensor: Tensor) -> object:
-    """For tests and tools: the value that stands for a tensor."""
-    return msgspec.json.decode(_json(tensor.array))
-
-
 def _object(values: dict[str, bytes]) -> bytes:
     return b",".join([_encode(name) + b":" + values[name] for name in sorted(values)])
 
 
-def _json(array: Array) -> bytes:
-    """One element as a scalar, more of them or none as a flat array. NaN and infinities, which JSON lacks, are null."""
-    if array.dtype == np.object_:
+def _json(tensor: Tensor) -> bytes:
+    """One element as a scalar, more of them or none as a flat array. NaN and infinities, which JSON lacks, are null;
+    bytes that are no UTF-8 text are replaced: this front has no binary form to refer to."""
+    array = tensor.array
+    if tensor.datatype == "BYTES":
         texts = [item.decode(errors="replace") if isinstance(item, bytes) else str(item) for item in array.flat]
         return _encode(texts[0] if len(texts) == 1 else texts)
-    if array.dtype.kind == "V" or array.dtype.itemsize == 2:
-        array = array.astype(np.float32) if array.dtype.kind not in "iu" else array
-    values = array.ravel().tolist()
-    return _encode(values[0] if len(values) == 1 else values)
+    if array.size != 1:
+        return _encode(to_json(tensor))
+    value = array.item()
+    return _encode(float(value) if tensor.datatype in _HALF else value)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.http.exchange import Exchange
 
 Headers = list[tuple[bytes, bytes]]
@@ -24,15 +23,14 @@ _RESPONSE = b"endpoint-load-metrics"
 def load_headers(exchange: Exchange, load_metrics: LoadMetrics | None) -> Headers:
     """The header that the request asks for, if it asks and there is something to report.
 
-    Raises InvalidRequestError for an unknown format, which Triton ignores.
+    None for other formats, as in Triton: it is a load balancer that asks, and no request of its clients should fail
+    because it asks for more than we have.
     """
     wanted = exchange.header(_REQUEST)
-    if wanted is None:
+    if wanted is None or load_metrics is None:
         return []
     form = wanted.strip().lower()
-    if form not in (b"text", b"json"):
-        raise InvalidRequestError("the header endpoint-load-metrics-format must be 'text' or 'json'")
-    metrics = load_metrics() if load_metrics is not None else {}
+    metrics = load_metrics() if form in (b"text", b"json") else {}
     if not metrics:
         return []
     if form == b"json":

@@ -1,0 +1,166 @@
+"""POST /v2/models/{model}[/versions/{version}]/generate and /generate_stream: plain JSON in, plain JSON out.
+
+https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_generate.md, with two differences: a
+model that does not give exactly one response to `generate` is an error with an error's status, and an error in a stream
+is told in its own words.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from weakref import WeakKeyDictionary
+
+from penstock.engines.classic.base import InferModel
+from penstock.engines.classic.messages import InferRequest, InferResponse
+from penstock.engines.classic.signature import ModelSignature
+from penstock.engines.errors import InvalidRequestError, PenstockError
+from penstock.gateway.http.call import Call
+from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.kserve.context import KServe
+from penstock.gateway.kserve.generate_frames import Renderer, error_frame
+from penstock.gateway.kserve.generate_tensors import read_generate
+from penstock.gateway.kserve.headers import forwarded_http
+from penstock.gateway.kserve.json_request import read_object
+from penstock.gateway.kserve.orca import Headers, load_headers
+from penstock.gateway.kserve.ready import ReadyResponses
+from penstock.gateway.kserve.tracing import RequestTrace
+
+logger = logging.getLogger(__name__)
+
+_NOT_ONE = (
+    "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
+    "of responses"
+)
+_EVENT_STREAM: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+_signatures: WeakKeyDictionary[InferModel, ModelSignature] = WeakKeyDictionary()
+
+
+async def generate(context: KServe, exchange: Exchange, name: str, version: str = "", *, stream: bool) -> None:
+    """Answers the exchange. Raises PenstockError for what ends the request before its first byte has been sent."""
+    try:
+        async with Call(exchange) as call:
+            received = time.monotonic_ns()
+            model = context.models.model(name, version)
+            body = await read_object(exchange, context.max_input_bytes)
+            call.watch()
+            request = read_generate(body, _signature(model))
+            _complete(request, context, exchange)
+            trace = context.tracing.start(model.name, model.version, request.id)
+            if trace is not None:
+                _begin(trace, request, received)
+            try:
+                await (_stream if stream else _answer)(context, exchange, model, request, trace)
+            finally:
+                if trace is not None:
+                    trace.finish()
+    except PenstockError as error:
+        if not exchange.streaming:
+            raise
+        await exchange.finish(error_frame(error))
+    except Exception as error:
+        if not exchange.streaming:
+            raise
+        logger.exception("Unexpected error; request %s", exchange.request_id.decode())
+        await exchange.finish(error_frame(error))
+
+
+def _signature(model: InferModel) -> ModelSignature:
+    signature = _signatures.get(model)
+    if signature is None:
+        signature = _signatures[model] = ModelSignature(model.config)
+    return signature
+
+
+def _complete(request: InferRequest, context: KServe, exchange: Exchange) -> None:
+    """What the headers say."""
+    pattern = context.header_forward_pattern
+    if pattern is not None:
+        request.parameters |= forwarded_http(exchange.scope["headers"], pattern)
+    timeout = exchange.timeout()
+    if timeout is not None:
+        request.deadline = time.monotonic() + timeout
+    request.tenant = exchange.tenant
+
+
+def _begin(trace: RequestTrace, request: InferRequest, received: int) -> None:
+    trace.mark("HTTP_RECV_START", received)
+    trace.mark_now("HTTP_RECV_END")
+    trace.inputs(request)
+
+
+async def _answer(
+    context: KServe, exchange: Exchange, model: InferModel, request: InferRequest, trace: RequestTrace | None
+) -> None:
+    response = await _only(model, request)
+    headers = load_headers(exchange, context.load_metrics)
+    body = Renderer(model.name, model.version, request).body(response)
+    if trace is not None:
+        trace.outputs(response.outputs or ())
+        trace.mark_now("HTTP_SEND_START")
+    await exchange.respond(200, body, headers=headers)
+    if trace is not None:
+        trace.mark_now("HTTP_SEND_END")
+
+
+async def _only(model: InferModel, request: InferRequest) -> InferResponse:
+    """The one response. A second one cancels the request."""
+    if not _signature(model).decoupled:
+        return await model.infer(request)
+    responses = model.stream(request)
+    found: InferResponse | None = None
+    try:
+        async for response in responses:
+            if response.error is not None:
+                raise response.error
+            if response.outputs is None:
+                continue
+            if found is not None:
+                raise InvalidRequestError(_NOT_ONE)
+            found = response
+    finally:
+        responses.close()
+    if found is None:
+        raise InvalidRequestError(_NOT_ONE)
+    return found
+
+
+async def _stream(
+    context: KServe, exchange: Exchange, model: InferModel, request: InferRequest, trace: RequestTrace | None
+) -> None:
+    """Sends the responses as they come, those that are there together in one write. A client that reads slowly is
+    waited for with the next responses unasked for: the model's stream bounds what may pile up in it."""
+    headers = load_headers(exchange, context.load_metrics)
+    frames = Renderer(model.name, model.version, request).frames
+    responses = ReadyResponses(model.stream(request))
+    send = exchange.raw_send
+    try:
+        batch: list[InferResponse] = await anext(responses, [])
+        if batch and batch[0].error is not None:
+            raise batch[0].error
+        await _start(exchange, headers)
+        while batch and not batch[-1].final:
+            _trace_outputs(trace, batch)
+            data = frames(batch)
+            if data:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            batch = await anext(responses, [])
+    finally:
+        responses.close()
+    _trace_outputs(trace, batch)
+    await exchange.finish(frames(batch))
+
+
+async def _start(exchange: Exchange, headers: Headers) -> None:
+    exchange.streaming = True
+    await exchange.send({"type": "http.response.start", "status": 200, "headers": [*_EVENT_STREAM, *headers]})
+
+
+def _trace_outputs(trace: RequestTrace | None, responses: list[InferResponse]) -> None:
+    if trace is not None:
+        for response in responses:
+            trace.outputs(response.outputs or ())

@@ -15,10 +15,10 @@ from penstock.gateway.http.call import Call
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.json_request import read_object
-from penstock.gateway.kserve.repository_control import check_model_name, load_override, unload_dependents
 from penstock.gateway.kserve.store import IndexEntry
 
 _MAX_BODY = 1 << 20
+_FILE = "file:"
 
 
 async def repository_index(context: KServe, exchange: Exchange) -> None:
@@ -38,20 +38,34 @@ def _entry(entry: IndexEntry) -> dict[str, str]:
 
 
 async def load_model(context: KServe, exchange: Exchange, name: str) -> None:
-    """POST /v2/repository/models/{name}/load. Answers when the model is ready; a client that leaves before changes
-    nothing."""
+    """POST /v2/repository/models/{name}/load. Answers when the model is ready; loading goes on when the client leaves
+    before. Parameters are `config`, a ModelConfig in JSON, and `file:<version>/<name>`, contents in base64; unlike in
+    Triton, unknown ones are the client's error and not the server's."""
     async with Call(exchange):
-        check_model_name(name)
-        parameters = await _parameters(exchange, context.max_input_bytes)
-        override = load_override({key: _file(key, value) for key, value in parameters.items()})
-        await context.models.load(name, config=override.config, files=override.files or None)
+        config: str | None = None
+        files: dict[str, bytes] = {}
+        for key, value in (await _parameters(exchange, context.max_input_bytes)).items():
+            if key != "config" and not key.startswith(_FILE):
+                raise InvalidRequestError(f"unrecognized load parameter '{key[:64]}'")
+            if not isinstance(value, str):
+                raise InvalidRequestError(f"the load parameter '{key[:64]}' must be a string")
+            if key == "config":
+                config = value
+            else:
+                files[key.removeprefix(_FILE)] = _contents(key, value)
+        await context.models.load(name, config=config, files=files or None)
         await exchange.respond(200, b"")
 
 
 async def unload_model(context: KServe, exchange: Exchange, name: str) -> None:
-    """POST /v2/repository/models/{name}/unload."""
+    """POST /v2/repository/models/{name}/unload, with the one parameter `unload_dependents`."""
     async with Call(exchange):
-        dependents = unload_dependents(await _parameters(exchange, _MAX_BODY))
+        parameters = await _parameters(exchange, _MAX_BODY)
+        dependents = parameters.pop("unload_dependents", False)
+        if parameters:
+            raise InvalidRequestError(f"unrecognized unload parameter '{next(iter(parameters))[:64]}'")
+        if not isinstance(dependents, bool):
+            raise InvalidRequestError("the unload parameter 'unload_dependents' must be a boolean")
         await context.models.unload(name, unload_dependents=dependents)
         await exchange.respond(200, b"")
 
@@ -65,15 +79,11 @@ async def _parameters(exchange: Exchange, limit: int) -> dict[str, Any]:
     return parameters
 
 
-def _file(name: str, value: Any) -> Any:
-    if not name.startswith("file:"):
-        return value
-    if not isinstance(value, str):
-        raise InvalidRequestError(f"the load parameter '{name[:128]}' must be a string in base64")
+def _contents(name: str, value: str) -> bytes:
     try:
         return binascii.a2b_base64(value.encode(), strict_mode=True)
-    except (binascii.Error, UnicodeEncodeError):
-        raise InvalidRequestError(f"the load parameter '{name[:128]}' is not base64") from None
+    except binascii.Error:
+        raise InvalidRequestError(f"the load parameter '{name[:64]}' is not base64") from None
 
 
 def _no_more(body: dict[str, Any]) -> None:

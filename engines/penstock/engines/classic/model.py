@@ -1,0 +1,101 @@
+"""Loading: from a configuration to running instances."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from penstock.engines.classic.base import (
+    AsyncInstance,
+    Backend,
+    BackendInstance,
+    BackendModel,
+    InstanceContext,
+    ModelContext,
+)
+from penstock.engines.classic.classic_model import ClassicModel
+from penstock.engines.classic.groups import instance_contexts
+from penstock.engines.classic.instances import Instance, TaskInstance, ThreadInstance
+from penstock.engines.errors import EngineError, PenstockError
+
+__all__ = ["ClassicModel", "load_model"]
+
+logger = logging.getLogger(__name__)
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+
+async def load_model(context: ModelContext, backend: Backend) -> ClassicModel:
+    """A model version that serves: loaded by its backend, with all instances of its groups, these in parallel.
+
+    Raises PenstockError or ValueError when any of it fails; what had been loaded until then is unloaded. Threads cannot
+    be stopped: when the task is cancelled, it ends after those that load.
+    """
+    contexts = instance_contexts(context.config)
+    [backend_model] = await _all([asyncio.to_thread(_guarded, backend.load_model, context)], _unload_model)
+    try:
+        model = ClassicModel(context, backend_model)
+        loads = [_load_instance(backend_model, one) for one in contexts]
+        loaded = await _all(loads, _unload_instance)
+    except BaseException:
+        await _unload_model(backend_model)
+        raise
+    model.attach([_driven(one, instance, model) for one, instance in zip(contexts, loaded, strict=True)])
+    return model
+
+
+async def _load_instance(model: BackendModel, context: InstanceContext) -> BackendInstance | AsyncInstance:
+    instance = await asyncio.to_thread(_guarded, model.load_instance, context)
+    if isinstance(instance, AsyncInstance):
+        await instance.start()
+    return instance
+
+
+def _driven(context: InstanceContext, loaded: BackendInstance | AsyncInstance, model: ClassicModel) -> Instance:
+    loop = asyncio.get_running_loop()
+    if isinstance(loaded, AsyncInstance):
+        return TaskInstance(context.name, loaded, model, loop)
+    return ThreadInstance(context.name, loaded, model, loop)
+
+
+async def _all(loads: Sequence[Coroutine[Any, Any, T]], undo: Callable[[T], Awaitable[None]]) -> list[T]:
+    """All of them, or the first error, after the others have been undone."""
+    together = asyncio.gather(*loads, return_exceptions=True)
+    cancelled: asyncio.CancelledError | None = None
+    try:
+        results = await asyncio.shield(together)
+    except asyncio.CancelledError as error:
+        cancelled = error
+        results = await together
+    errors = [result for result in results if isinstance(result, BaseException)]
+    loaded = [result for result in results if not isinstance(result, BaseException)]
+    if not errors and cancelled is None:
+        return loaded
+    for one in loaded:
+        await undo(one)
+    raise cancelled or errors[0]
+
+
+async def _unload_instance(instance: BackendInstance | AsyncInstance) -> None:
+    if isinstance(instance, AsyncInstance):
+        await instance.unload()
+    else:
+        await asyncio.to_thread(instance.unload)
+
+
+async def _unload_model(model: BackendModel) -> None:
+    await asyncio.to_thread(model.unload)
+
+
+def _guarded(load: Callable[[A], T], argument: A) -> T:
+    """Backends raise PenstockError or ValueError; what else they raise becomes an error of the server."""
+    try:
+        return load(argument)
+    except (PenstockError, ValueError):
+        raise
+    except Exception as error:
+        logger.exception("a backend failed to load")
+        raise EngineError(f"{type(error).__name__}: {error}") from error

@@ -99,7 +99,7 @@ class ModelLoading:
     def _plan(self, name: str, folder: Path, override: str | None) -> _Plan:
         config = read_config(folder, name, override=override, config_name=self._settings.config_name)
         complete(config, name, folder, gpus=self._settings.gpus)
-        check_supported(config)
+        check_supported(config, complete=False)
         versions = select_versions(config.version_policy, available_versions(folder))
         return _Plan(folder, config, versions, self._loaders(config.backend))
 
@@ -140,7 +140,7 @@ class ModelLoading:
         if self._settings.auto_complete:
             await asyncio.to_thread(plan.loader.auto_complete, config, version_folder)
             complete(config, name, plan.folder, gpus=self._settings.gpus)
-            check_supported(config)
+        check_supported(config)
         context = ModelContext(
             name=name,
             version=version,

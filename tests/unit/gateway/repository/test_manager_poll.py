@@ -1,0 +1,131 @@
+"""Control mode poll: what is new, changed or gone."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from helpers_repository import FakeLoader, FakeModel, FakeRepository, ask, serving, states, until
+from penstock.engines.errors import EngineError, ModelNotFoundError, NotReadyError
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> FakeRepository:
+    repository = FakeRepository(tmp_path / "1")
+    repository.put("a", "a1")
+    return repository
+
+
+@pytest.fixture
+def loader() -> FakeLoader:
+    return FakeLoader()
+
+
+async def test_added_changed_and_removed_models(repository: FakeRepository, loader: FakeLoader) -> None:
+    repository.put("b", "b1")
+    async with serving(repository, loader=loader, control_mode="poll") as manager:
+        assert states(manager) == ["a 1 READY", "b 1 READY"]
+        repository.put("b", "b1 again")
+        repository.put("c", "c1")
+        repository.remove("a")
+        await manager.poll()
+        assert await ask(manager, "b") == "b1 again"
+        assert await ask(manager, "c") == "c1"
+        with pytest.raises(ModelNotFoundError, match="'a' has no available versions"):
+            manager.model("a")
+        assert manager.ready
+        assert len(loader.models) == 4
+        await manager.poll()
+        assert len(loader.models) == 4, "nothing has changed"
+        repository.put("a", "a2")
+        await manager.poll()
+        assert await ask(manager, "a") == "a2"
+        with pytest.raises(NotReadyError, match="not allowed if polling is enabled"):
+            await manager.load("a")
+
+
+async def test_a_broken_change_is_tried_once(repository: FakeRepository, loader: FakeLoader) -> None:
+    async with serving(repository, loader=loader, control_mode="poll") as manager:
+        repository.put("a", "fail: half written")
+        repository.put("b", "fail: half written")
+        await manager.poll()
+        assert await ask(manager, "a") == "a1"
+        assert states(manager) == ["a 1 READY half written", "b 1 UNAVAILABLE half written"]
+        assert not manager.ready, "b should be loaded"
+        (repository.folder / "b" / "1" / "model.txt").write_text("fine now, but the fingerprint is the old one")
+        await manager.poll()
+        assert manager.versions("b") == []
+        repository.put("b", "whole")
+        await manager.poll()
+        assert await ask(manager, "b") == "whole"
+        repository.put("c", config="no_such_field: 1")
+        await manager.poll()
+        assert [line.partition(":")[0] for line in states(manager)][2] == (
+            "c UNAVAILABLE failed to read the model configuration c/config.pbtxt"
+        )
+        repository.remove("c")
+        await manager.poll()
+        assert [line.split()[0] for line in states(manager)] == ["a", "b"]
+        assert manager.ready
+
+
+async def test_a_removed_model_that_comes_back_unchanged(repository: FakeRepository, loader: FakeLoader) -> None:
+    async with serving(repository, loader=loader, control_mode="poll") as manager:
+        stamp = repository.stamps.pop("a")
+        await manager.poll()
+        assert manager.versions("a") == []
+        repository.stamps["a"] = stamp
+        await manager.poll()
+        assert await ask(manager, "a") == "a1"
+
+
+async def test_a_repository_that_cannot_be_read_changes_nothing(repository: FakeRepository, loader: FakeLoader) -> None:
+    async with serving(repository, loader=loader, control_mode="poll") as manager:
+        repository.fail = EngineError("the store is down")
+        with pytest.raises(EngineError, match="the store is down"):
+            await manager.poll()
+        assert states(manager) == ["a 1 READY"]
+        assert await ask(manager, "a") == "a1"
+        assert manager.ready
+
+
+async def test_a_second_model_of_the_name_makes_it_unavailable(
+    repository: FakeRepository, loader: FakeLoader, tmp_path: Path
+) -> None:
+    other = FakeRepository(tmp_path / "2")
+    async with serving(repository, other, loader=loader, control_mode="poll") as manager:
+        other.put("a", "other")
+        await manager.poll()
+        await until(lambda: states(manager) == ["a 1 UNAVAILABLE model appears in two or more repositories"])
+        assert not manager.ready
+        repository.remove("a")
+        await manager.poll()
+        assert await ask(manager, "a") == "other"
+
+
+async def test_added_models_are_left_alone(
+    repository: FakeRepository, loader: FakeLoader, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(repository, loader=loader, control_mode="poll") as manager:
+        manager.add(FakeModel("llm", 1, "llm"))
+        repository.put("llm", "an impostor")
+        await manager.poll()
+        assert await ask(manager, "llm") == "llm"
+        assert "'llm' is in a model repository, too" in caplog.text
+        assert manager.ready
+
+
+async def test_polls_go_on_by_themselves(
+    repository: FakeRepository, loader: FakeLoader, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(repository, loader=loader, control_mode="poll", poll_seconds=0.001) as manager:
+        repository.fail = EngineError("the store is down")
+        await until(lambda: "could not be polled: the store is down" in caplog.text)
+        repository.put("b", "b1")
+        repository.fail = None
+        await until(lambda: manager.versions("b") == [1])
+        loader.gate = asyncio.Event()
+        repository.put("c", "c1")
+        await until(lambda: loader.waiting == 1)
+        repository.remove("c")

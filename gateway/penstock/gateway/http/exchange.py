@@ -58,9 +58,14 @@ class Exchange:
         return float(given)
 
     async def body(self, limit: int) -> bytes:
-        """The whole JSON body. Checks Content-Length first, then counts. Raises PayloadTooLargeError, HttpError 415,
-        and ClientGone when the client leaves before the end."""
-        self._check_body_headers(limit)
+        """The whole JSON body. Raises as `read`, and HttpError 415."""
+        self._check_body_headers()
+        return await self.read(limit)
+
+    async def read(self, limit: int) -> bytes:
+        """The whole body, whatever is in it. Checks Content-Length first, then counts. Raises PayloadTooLargeError,
+        InvalidRequestError, and ClientGone when the client leaves before the end."""
+        self._check_length(limit)
         chunks: list[bytes] = []
         size = 0
         while True:
@@ -75,13 +80,15 @@ class Exchange:
             if not message.get("more_body", False):
                 return b"".join(chunks)
 
-    def _check_body_headers(self, limit: int) -> None:
+    def _check_body_headers(self) -> None:
         encoding = self.header(b"content-encoding")
         if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
             raise HttpError(415, "Compressed request bodies are not supported.", code="unsupported_encoding")
         kind = (self.header(b"content-type") or _JSON).partition(b";")[0].strip().lower()
         if kind != _JSON:
             raise HttpError(415, "The request body must be application/json.", code="unsupported_media_type")
+
+    def _check_length(self, limit: int) -> None:
         length = self.header(b"content-length")
         if length is None:
             return
@@ -109,10 +116,10 @@ class Exchange:
         await self._start(status, [(b"content-type", content_type), (b"content-length", length), *headers])
         await self.raw_send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def start_stream(self) -> None:
-        """Sends 200 and the headers of an event stream."""
+    async def start_stream(self, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        """Sends 200 and the headers of an event stream, with these added."""
         self.streaming = True
-        await self._start(200, _SSE_HEADERS)
+        await self._start(200, [*_SSE_HEADERS, *headers])
 
     async def finish(self, frames: bytes) -> None:
         """Sends the last frames and ends the stream."""

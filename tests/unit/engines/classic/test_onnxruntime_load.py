@@ -143,9 +143,8 @@ def test_parameters_that_cannot_be_are_named(folder: Path, parameter: str, value
     refused(folder, f'parameters {{ key: "{parameter}" value {{ string_value: "{value}" }} }}', match)
 
 
-def test_a_level_that_does_not_exist_and_custom_operators(folder: Path) -> None:
+def test_a_level_that_does_not_exist(folder: Path) -> None:
     refused(folder, "optimization { graph { level: 3 } }", "optimization.graph.level must be -1, 0, 1 or 2")
-    refused(folder, 'model_operations { op_library_filename: "x.so" }', "op_library_filename is not supported")
 
 
 def parameters(**values: str) -> str:

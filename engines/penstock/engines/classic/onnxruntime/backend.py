@@ -35,8 +35,6 @@ class OnnxRuntimeBackend(Backend):
 
     def load_model(self, context: ModelContext) -> OnnxRuntimeModel:
         config = context.config
-        if config.model_operations.op_library_filename:
-            raise ValueError("model_operations.op_library_filename is not supported: libraries of custom operators")
         path = model_file(config, context.version_folder)
         check_external_data(path, context.version_folder)
         return OnnxRuntimeModel(path, config, session_options(config, self.options))

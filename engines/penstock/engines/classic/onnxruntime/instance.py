@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from penstock.engines.classic.onnxruntime import library, values
 from penstock.engines.classic.onnxruntime.options import run_options
 from penstock.engines.classic.tensors import Array
 from penstock.engines.errors import EngineError, InvalidRequestError
+
+logger = logging.getLogger(__name__)
 
 _Run = Callable[[Sequence[str], Mapping[str, Array]], Sequence[Array]]
 
@@ -81,7 +84,10 @@ class OnnxRuntimeInstance(BackendInstance):
 
     def _explained(self, error: Exception) -> Exception:
         code, text = library.explain(error)
-        return InvalidRequestError(text) if code in self._callers_fault else EngineError(text)
+        if code in self._callers_fault:
+            return InvalidRequestError(text)
+        logger.error("%s", text)
+        return EngineError(text)
 
     def unload(self) -> None:
         # its memory is the model's weights

@@ -1,0 +1,1 @@
+"""TensorRT engines (plan files), run through the packages tensorrt and cuda-python."""

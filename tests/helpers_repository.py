@@ -1,4 +1,4 @@
-"""Fakes for tests of the model repository: repositories that change on command, loaders that wait and fail on command."""
+"""Fakes for tests of the model repository: repositories that change, loaders that wait and fail on command."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class FakeRepository:
 
     def put(self, name: str, *tags: str, config: str = "", **versions: str) -> None:
         """Writes a model whose versions 1, 2, ... have these tags; `v3="tag"` names versions."""
-        numbered = {number: tag for number, tag in enumerate(tags, 1)}
+        numbered = dict(enumerate(tags, 1))
         numbered |= {int(key.removeprefix("v")): tag for key, tag in versions.items()}
         folder = self.folder / name
         shutil.rmtree(folder, ignore_errors=True)

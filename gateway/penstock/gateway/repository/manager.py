@@ -134,7 +134,9 @@ class ModelRepository:
             self._poller = asyncio.create_task(poll_forever(self.poll, self._settings.poll_seconds))
 
     async def stop(self) -> None:
-        """Ends what is being loaded, lets the models of the repositories end what they have accepted, unloads them."""
+        """Ends what is being loaded, lets the models of the repositories end what they have accepted, unloads them.
+
+        Cancelling it ends what they still run."""
         self._stopping = True
         tasks = [*self._operations, *([self._poller] if self._poller is not None else [])]
         for task in tasks:

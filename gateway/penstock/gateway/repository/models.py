@@ -39,10 +39,12 @@ class Deployment:
         return all(model.ready for model in self.models.values())
 
     async def stop(self) -> None:
-        """Lets what was accepted end, unloads and gives the files up. Never raises."""
-        await stop_models(self.models.values())
-        if self.folder is not None:
-            await close_folder(self.folder)
+        """Lets what was accepted end, unloads and gives the files up. Cancelling it ends what still runs."""
+        try:
+            await stop_models(self.models.values())
+        finally:
+            if self.folder is not None:
+                await close_folder(self.folder)
 
 
 async def stop_models(models: Iterable[InferModel]) -> None:

@@ -10,12 +10,13 @@ from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
+from tritonclient.grpc.model_config_pb2 import ModelWarmup
 
 from penstock.engines.classic.base import InferModel
 from penstock.engines.classic.messages import InferRequest
 from penstock.engines.classic.model_config import ModelConfig, datatype_name
 from penstock.engines.classic.statistics import ModelStatistics
-from penstock.engines.classic.tensors import NUMPY_TYPES, Array, Tensor, decode_bytes, element_count, from_buffer
+from penstock.engines.classic.tensors import NUMPY_TYPES, Array, Tensor, element_count, from_buffer
 from penstock.engines.errors import InvalidRequestError, PenstockError
 
 FOLDER = "warmup"
@@ -59,39 +60,27 @@ async def _infer(model: InferModel, inputs: dict[str, Tensor]) -> None:
         stream.close()
 
 
-def warmup_inputs(config: ModelConfig, sample: ModelConfig, model_folder: Path) -> dict[str, Tensor]:
-    """The inputs of a ModelWarmup message. Reads files. Raises InvalidRequestError."""
-    batch = max(1, sample.batch_size)
-    if batch > max(1, config.max_batch_size):
-        raise InvalidRequestError(f"batch size {batch} is more than the model's {config.max_batch_size}")
+def warmup_inputs(config: ModelConfig, sample: ModelWarmup, model_folder: Path) -> dict[str, Tensor]:
+    """The inputs of a sample that `check_supported` has let pass. Reads files. Raises InvalidRequestError."""
     found = {}
     for name, spec in sample.inputs.items():
-        tensor = _tensor(name, spec, model_folder)
-        if config.max_batch_size > 0:
-            _check_size(name, tensor.datatype, [batch, *spec.dims])
-            repeated = np.ascontiguousarray(np.broadcast_to(tensor.array, (batch, *tensor.array.shape)))
-            tensor = Tensor(name, tensor.datatype, repeated)
+        shape = list(spec.dims)
+        batch = [max(1, sample.batch_size)] if config.max_batch_size > 0 else []
+        _check_size(name, datatype_name(spec.data_type), [*batch, *shape])
+        tensor = _tensor(name, spec, shape, model_folder)
+        if batch:
+            repeated = np.broadcast_to(tensor.array, (*batch, *shape))
+            tensor = Tensor(name, tensor.datatype, np.ascontiguousarray(repeated))
         found[name] = tensor
     return found
 
 
-def _tensor(name: str, spec: ModelConfig, model_folder: Path) -> Tensor:
+def _tensor(name: str, spec: ModelWarmup.Input, shape: list[int], model_folder: Path) -> Tensor:
     datatype = datatype_name(spec.data_type)
-    if datatype not in NUMPY_TYPES:
-        raise InvalidRequestError(f"input '{name}' has no data type")
-    shape = list(spec.dims)
-    if any(dim < 0 for dim in shape):
-        raise InvalidRequestError(f"input '{name}' needs dims without -1")
-    _check_size(name, datatype, shape)
-    match spec.WhichOneof("input_data_type"):
-        case "zero_data":
-            return Tensor(name, datatype, _zeros(datatype, shape))
-        case "random_data":
-            return Tensor(name, datatype, _random(datatype, shape))
-        case "input_data_file":
-            return _from_file(name, datatype, shape, spec.input_data_file, model_folder)
-        case _:
-            raise InvalidRequestError(f"input '{name}' needs zero_data, random_data or input_data_file")
+    if spec.input_data_file:
+        return _from_file(name, datatype, shape, spec.input_data_file, model_folder)
+    values = _random(datatype, shape) if spec.random_data else _zeros(datatype, shape)
+    return Tensor(name, datatype, values)
 
 
 def _check_size(name: str, datatype: str, shape: list[int]) -> None:
@@ -131,8 +120,6 @@ def _from_file(name: str, datatype: str, shape: list[int], filename: str, model_
     if path.stat().st_size > MAX_BYTES:
         raise InvalidRequestError(f"input '{name}': the file '{filename}' has more than {MAX_BYTES} bytes")
     data = path.read_bytes()
-    if datatype == "BYTES":
-        return Tensor(name, datatype, decode_bytes(data, element_count(shape, name), name).reshape(shape))
     return from_buffer(name, datatype, shape, data)
 
 

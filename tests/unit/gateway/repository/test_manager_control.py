@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+
 from helpers_repository import FakeLoader, FakeModel, FakeRepository, ask, loaders_of, serving, states, until
 from penstock.engines.errors import (
     AlreadyExistsError,
@@ -41,9 +42,9 @@ async def test_mode_none_loads_everything(repository: FakeRepository, loader: Fa
         assert await ask(manager, "b") == "b2"
         assert await ask(manager, "b", "1") == "b1"
         assert set(manager.load_seconds()) == {("a", 1), ("b", 1), ("b", 2)}
-        with pytest.raises(NotReadyError, match="^explicit model load / unload is not allowed if polling is enabled$"):
+        with pytest.raises(NotReadyError, match=r"^explicit model load / unload is not allowed if polling is enabled$"):
             await manager.load("a")
-        with pytest.raises(NotReadyError, match="^explicit model load / unload is not allowed if polling is enabled$"):
+        with pytest.raises(NotReadyError, match=r"^explicit model load / unload is not allowed if polling is enabled$"):
             await manager.unload("a")
 
 
@@ -56,7 +57,7 @@ async def test_explicit_mode_loads_what_it_is_told(repository: FakeRepository, l
         await manager.load("a")
         await manager.unload("b")
         assert manager.model("a").ready
-        with pytest.raises(ModelNotFoundError, match="^Request for unknown model: 'b' has no available versions$"):
+        with pytest.raises(ModelNotFoundError, match=r"^Request for unknown model: 'b' has no available versions$"):
             manager.model("b")
         assert manager.ready, "what was unloaded on purpose is not missed"
         repository.put("c", "c1")
@@ -88,7 +89,7 @@ async def test_the_index_shows_every_state(repository: FakeRepository, loader: F
         await until(lambda: len(model.requests) == 1)
         await manager.unload("a")
         assert states(manager) == ["a 1 UNLOADING", "bad"]
-        with pytest.raises(NotReadyError, match="^Request for unknown model: 'a' version 1 is not at ready state$"):
+        with pytest.raises(NotReadyError, match=r"^Request for unknown model: 'a' version 1 is not at ready state$"):
             manager.model("a", "1")
         model.hold.set()
         assert await request == "a1"
@@ -101,14 +102,14 @@ async def test_the_index_shows_every_state(repository: FakeRepository, loader: F
 async def test_unknown_models_and_versions(repository: FakeRepository, loader: FakeLoader) -> None:
     repository.put("a", "a1")
     async with serving(repository, loader=loader, load_models=("a",)) as manager:
-        with pytest.raises(ModelNotFoundError, match="^Request for unknown model: 'x' is not found$"):
+        with pytest.raises(ModelNotFoundError, match=r"^Request for unknown model: 'x' is not found$"):
             manager.model("x")
-        with pytest.raises(ModelNotFoundError, match="^Request for unknown model: 'a' version 9 is not found$"):
+        with pytest.raises(ModelNotFoundError, match=r"^Request for unknown model: 'a' version 9 is not found$"):
             manager.model("a", "9")
         for version in ("x", "-1", "0", "1.0", " 1", "٣", "9" * 5000):
             with pytest.raises(InvalidRequestError, match="version should be an integral value > 0"):
                 manager.model("a", version)
-        with pytest.raises(ModelNotFoundError, match="^failed to load 'zzz', failed to poll from model repository$"):
+        with pytest.raises(ModelNotFoundError, match=r"^failed to load 'zzz', failed to poll from model repository$"):
             await manager.load("zzz")
         await manager.unload("zzz")
         assert states(manager) == ["a 1 READY"], "asking for unknown models leaves nothing behind"
@@ -119,7 +120,7 @@ async def test_unknown_models_and_versions(repository: FakeRepository, loader: F
 )
 async def test_names_that_no_model_can_have(repository: FakeRepository, loader: FakeLoader, name: str) -> None:
     async with serving(repository, loader=loader) as manager:
-        with pytest.raises(InvalidRequestError, match="[Mm]odel name"):
+        with pytest.raises(InvalidRequestError, match=r"[Mm]odel name"):
             await manager.load(name)
 
 
@@ -135,7 +136,7 @@ async def test_a_failure_at_the_start_stops_the_server(repository: FakeRepositor
     repository.put("bad", "fail: broken")
     repository.put("worse", "w1", config="no_such_field: 1")
     async with serving(repository, loader=loader, control_mode="none", start=False) as manager:
-        with pytest.raises(EngineError, match="reasons for: bad, worse$"):
+        with pytest.raises(EngineError, match=r"reasons for: bad, worse$"):
             await manager.start()
         assert not manager.ready
 

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+
 from helpers_repository import FakeLoader, FakeModel, FakeRepository, ask, serving, states, until
 from penstock.engines.errors import EngineError, ModelNotFoundError, NotReadyError
 

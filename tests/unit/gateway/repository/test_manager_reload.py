@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+
 from helpers_repository import CONFIG, FILES, FakeLoader, FakeRepository, ask, serving, states, until
 from penstock.engines.errors import EngineError, InvalidRequestError, ModelNotFoundError
 from penstock.gateway.repository.manager import ModelRepository

@@ -1,0 +1,119 @@
+"""Warm-up samples: what is sent, when, and what happens when it goes wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+
+from helpers_repository import FakeLoader, FakeModel, FakeRepository, ask, serving, states
+from penstock.engines.classic.model_config import ModelConfig
+from penstock.engines.classic.tensors import Tensor
+from penstock.engines.errors import EngineError, InvalidRequestError
+from penstock.gateway.repository.warmup import MAX_BYTES, warm_up, warmup_inputs
+
+
+def _config(sample: str, max_batch_size: int = 8) -> ModelConfig:
+    return text_format.Parse(f"max_batch_size: {max_batch_size} model_warmup {{ {sample} }}", ModelConfig())
+
+
+def _inputs(tmp_path: Path, data: str, *, batch_size: int = 0, max_batch_size: int = 8) -> Tensor:
+    config = _config(
+        f'name: "s" batch_size: {batch_size} inputs {{ key: "X" value {{ {data} }} }}', max_batch_size=max_batch_size
+    )
+    return warmup_inputs(config, config.model_warmup[0], tmp_path)["X"]
+
+
+@pytest.mark.parametrize("name", ["BOOL", "UINT8", "UINT64", "INT8", "INT64", "FP16", "BF16", "FP32", "FP64", "STRING"])
+@pytest.mark.parametrize("kind", ["zero_data", "random_data"])
+def test_made_up_values_of_every_type(tmp_path: Path, name: str, kind: str) -> None:
+    tensor = _inputs(tmp_path, f"data_type: TYPE_{name} dims: [64, 2] {kind}: true", batch_size=3)
+    assert tensor.array.shape == (3, 64, 2)
+    assert tensor.datatype == ("BYTES" if name == "STRING" else name)
+    values = tensor.array.ravel().tolist()
+    assert (len(set(values)) > 1) == (kind == "random_data")
+    if kind == "zero_data":
+        assert values[0] == (b"" if name == "STRING" else 0)
+    elif name.startswith(("FP", "BF")):
+        assert all(0 <= value <= 1 for value in values)
+
+
+def test_the_batch_size_makes_a_dimension(tmp_path: Path) -> None:
+    data = "data_type: TYPE_INT32 dims: [2] zero_data: true"
+    assert _inputs(tmp_path, data).array.shape == (1, 2)
+    assert _inputs(tmp_path, data, max_batch_size=0).array.shape == (2,)
+    assert _inputs(tmp_path, "data_type: TYPE_INT32 zero_data: true", max_batch_size=0).array.shape == ()
+
+
+def test_values_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "warmup").mkdir()
+    (tmp_path / "warmup" / "x").write_bytes(np.array([1.5, 2.5], "<f4").tobytes())
+    (tmp_path / "warmup" / "text").write_bytes(b"\x02\0\0\0hi")
+    tensor = _inputs(tmp_path, 'data_type: TYPE_FP32 dims: [2] input_data_file: "x"', batch_size=2)
+    assert tensor.array.tolist() == [[1.5, 2.5], [1.5, 2.5]]
+    assert _inputs(tmp_path, 'data_type: TYPE_STRING dims: [1] input_data_file: "text"').array.tolist() == [[b"hi"]]
+    with pytest.raises(InvalidRequestError, match="unexpected total byte size 8 for input 'X', expecting 12"):
+        _inputs(tmp_path, 'data_type: TYPE_FP32 dims: [3] input_data_file: "x"')
+
+
+@pytest.mark.parametrize("path", ["missing", "../secret", "link", "/etc/passwd", "."])
+def test_files_elsewhere(tmp_path: Path, path: str) -> None:
+    (tmp_path / "warmup").mkdir()
+    (tmp_path / "secret").write_bytes(b"12")
+    (tmp_path / "warmup" / "link").symlink_to(tmp_path / "secret")
+    with pytest.raises(InvalidRequestError, match="there is no file"):
+        _inputs(tmp_path, f'data_type: TYPE_INT8 dims: [2] input_data_file: "{path}"')
+
+
+@pytest.mark.parametrize(("dims", "batch_size"), [([MAX_BYTES], 0), ([2**60 + 2, 16], 0), ([2**24], 8)])
+def test_nothing_is_allocated_for_what_is_too_large(tmp_path: Path, dims: list[int], batch_size: int) -> None:
+    with pytest.raises(InvalidRequestError, match=r"more (elements )?than"):
+        _inputs(tmp_path, f"data_type: TYPE_FP64 dims: {dims} random_data: true", batch_size=batch_size)
+
+
+async def test_samples_are_sent_to_every_instance_and_not_counted() -> None:
+    config = _config('name: "s" count: 3 inputs { key: "X" value { data_type: TYPE_INT8 dims: [1] zero_data: true } }')
+    config.instance_group.add(count=2)
+    config.model_warmup.add(name="t")
+    model = FakeModel("a", 1, "a", config)
+    model.statistics.inference_count = 8
+    model.statistics.success.add(5)
+    model.statistics.batches[1].compute_infer.add(3)
+    await warm_up(model, Path("unused"))
+    assert len(model.requests) == 8
+    assert model.requests[0].inputs["X"].array.tolist() == [[0]]
+    assert model.statistics.inference_count == 0
+    assert model.statistics.success.ns == 0
+    assert not model.statistics.batches
+
+
+SAMPLE = """
+input { name: "X" data_type: TYPE_FP32 dims: [2] }
+model_warmup { name: "s" inputs { key: "X" value { data_type: TYPE_FP32 dims: [2] zero_data: true } } }
+"""
+
+
+async def test_a_model_that_fails_its_warm_up_is_not_loaded(tmp_path: Path) -> None:
+    repository, loader = FakeRepository(tmp_path), FakeLoader()
+    repository.put("a", "a1", config=SAMPLE)
+    async with serving(repository, loader=loader) as manager:
+        await manager.load("a")
+        assert len(loader.models[0].requests) == 1
+        loader.infer_failures = EngineError("it explodes")
+        repository.put("a", "a2", config=SAMPLE)
+        with pytest.raises(InvalidRequestError, match="warm-up sample 's': it explodes"):
+            await manager.load("a")
+        assert states(manager) == ["a 1 READY warm-up sample 's': it explodes"]
+        assert await ask(manager, "a") == "a1"
+        assert [model.tag for model in loader.live] == ["a1"]
+
+
+async def test_a_sample_that_does_not_fit_the_model(tmp_path: Path) -> None:
+    repository, loader = FakeRepository(tmp_path), FakeLoader()
+    repository.put("a", "a1", config=SAMPLE.replace('key: "X"', 'key: "Y"'))
+    async with serving(repository, loader=loader) as manager:
+        with pytest.raises(InvalidRequestError, match=r"warmup sample 's'.* unknown input 'Y'"):
+            await manager.load("a")
+        assert loader.models == []

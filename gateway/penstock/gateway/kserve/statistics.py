@@ -34,6 +34,8 @@ def _chosen(models: ModelStore, name: str, version: str) -> Iterable[InferModel]
         versions = models.versions(name)
         return [models.model(name, str(each)) for each in versions] or [models.model(name)]
     except ModelNotFoundError:
+        if models.versions(name):
+            raise InvalidRequestError(f"requested model version is not available for model '{name}'") from None
         raise InvalidRequestError(f"requested model '{name}' is not available") from None
 
 

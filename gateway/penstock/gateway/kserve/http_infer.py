@@ -1,0 +1,161 @@
+"""POST /v2/models/{model}[/versions/{version}]/infer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+
+from penstock.engines.classic.base import InferModel
+from penstock.engines.classic.messages import InferResponse
+from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.gateway.http.call import Call
+from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.kserve.classification import Labels
+from penstock.gateway.kserve.compression import MIN_COMPRESSED, accepted_coding, compress, content_coding, decompress
+from penstock.gateway.kserve.context import KServe
+from penstock.gateway.kserve.headers import forwarded_http
+from penstock.gateway.kserve.infer_request import Inference, parse_infer
+from penstock.gateway.kserve.infer_response import encode_infer
+from penstock.gateway.kserve.tracing import RequestTrace
+
+_HEADER_LENGTH = b"inference-header-content-length"
+_WATCH_AFTER = 0.02
+"""Seconds after which a client that leaves is noticed. Quicker answers, most of them, go without the task for that."""
+
+_LONG_BODY = 1 << 20
+_LONG_COMPRESSED = 1 << 10
+_LONG_ANSWER = 1 << 17
+"""Bytes of JSON or of compressed data, and elements of an answer, from which coding them is left to a thread."""
+
+_JOINED = 1 << 16
+"""Bytes of a binary answer up to which it leaves in one piece."""
+
+_JSON = (b"content-type", b"application/json")
+_BINARY = (b"content-type", b"application/octet-stream")
+
+
+class Infer:
+    """Answers one exchange per call. Raises PenstockError."""
+
+    def __init__(self, context: KServe) -> None:
+        self._context = context
+        self._labels = Labels()
+
+    async def __call__(self, exchange: Exchange, name: str, version: str) -> None:
+        context = self._context
+        headers: dict[bytes, bytes] = dict(exchange.scope["headers"])
+        async with Call(exchange) as call:
+            received = time.monotonic_ns()
+            model = context.models.model(name, version)
+            if model.config.model_transaction_policy.decoupled:
+                raise UnsupportedError("HTTP end point doesn't support models with decoupled transaction policy")
+            coding = content_coding(headers.get(b"content-encoding"))
+            length = _header_length(exchange, headers)
+            body = await exchange.read(context.max_input_bytes)
+            watching = asyncio.get_running_loop().call_later(_WATCH_AFTER, call.watch)
+            try:
+                if coding:
+                    body = await _decompressed(coding, body, context.max_input_bytes)
+                inference = await self._parsed(body, length, model)
+                self._complete(inference, exchange, headers)
+                trace = context.tracing.start(model.name, model.version, inference.request.id)
+                if trace is not None:
+                    await self._traced(trace, received, exchange, headers, model, inference)
+                else:
+                    response = await model.infer(inference.request)
+                    await self._answer(exchange, headers, model, inference, response)
+            finally:
+                watching.cancel()
+
+    async def _parsed(self, body: bytes, length: int | None, model: InferModel) -> Inference:
+        regions = self._context.shared_memory
+        if (len(body) if length is None else length) < _LONG_BODY:
+            return parse_infer(body, length, model, regions)
+        return await asyncio.to_thread(parse_infer, body, length, model, regions)
+
+    def _complete(self, inference: Inference, exchange: Exchange, headers: Mapping[bytes, bytes]) -> None:
+        """What the headers say."""
+        request = inference.request
+        request.tenant = exchange.tenant
+        pattern = self._context.header_forward_pattern
+        if pattern is not None:
+            request.parameters |= forwarded_http(exchange.scope["headers"], pattern)
+        if b"x-request-timeout" in headers:
+            timeout = exchange.timeout()
+            request.deadline = None if timeout is None else time.monotonic() + timeout
+
+    async def _traced(
+        self,
+        trace: RequestTrace,
+        received: int,
+        exchange: Exchange,
+        headers: Mapping[bytes, bytes],
+        model: InferModel,
+        inference: Inference,
+    ) -> None:
+        try:
+            trace.mark("HTTP_RECV_START", received)
+            trace.mark_now("HTTP_RECV_END")
+            trace.inputs(inference.request)
+            response = await model.infer(inference.request)
+            trace.outputs(response.outputs or ())
+            trace.mark_now("HTTP_SEND_START")
+            await self._answer(exchange, headers, model, inference, response)
+            trace.mark_now("HTTP_SEND_END")
+        finally:
+            trace.finish()
+
+    async def _answer(
+        self,
+        exchange: Exchange,
+        headers: Mapping[bytes, bytes],
+        model: InferModel,
+        inference: Inference,
+        response: InferResponse,
+    ) -> None:
+        labels: dict[str, Sequence[str]] = {}
+        for output, form in inference.forms.items():
+            if form.classes:
+                labels[output] = await self._labels.of(model, output)
+        if sum([tensor.array.size for tensor in response.outputs or ()]) < _LONG_ANSWER:
+            parts = encode_infer(inference, model, response, labels)
+        else:
+            parts = await asyncio.to_thread(encode_infer, inference, model, response, labels)
+        binary = len(parts) > 1
+        extra = [_BINARY, (_HEADER_LENGTH, b"%d" % len(parts[0]))] if binary else [_JSON]
+        coding = accepted_coding(headers.get(b"accept-encoding"))
+        if coding and sum(map(len, parts)) >= MIN_COMPRESSED:
+            parts = [await asyncio.to_thread(compress, coding, parts)]
+            extra += [(b"content-encoding", coding), (b"vary", b"accept-encoding")]
+        await _respond(exchange, extra, parts)
+
+
+def _header_length(exchange: Exchange, headers: Mapping[bytes, bytes]) -> int | None:
+    """The length of the JSON part, where the client says it. Raises InvalidRequestError."""
+    given = headers.get(_HEADER_LENGTH)
+    if given is None:
+        return None
+    if sum(key == _HEADER_LENGTH for key, _ in exchange.scope["headers"]) > 1:
+        raise InvalidRequestError("Inference-Header-Content-Length is given more than once")
+    if not given.isdigit() or len(given) > 19:
+        raise InvalidRequestError("Inference-Header-Content-Length is not a number")
+    return int(given)
+
+
+async def _decompressed(coding: bytes, body: bytes, limit: int) -> bytes:
+    if len(body) < _LONG_COMPRESSED:
+        return decompress(coding, body, limit)
+    return await asyncio.to_thread(decompress, coding, body, limit)
+
+
+async def _respond(exchange: Exchange, headers: list[tuple[bytes, bytes]], parts: list[bytes]) -> None:
+    """Long parts leave one after the other, so that they need not be copied together."""
+    size = sum(map(len, parts))
+    if size <= _JOINED:
+        parts = [b"".join(parts)]
+    start = [(b"content-length", b"%d" % size), *headers]
+    await exchange.send({"type": "http.response.start", "status": 200, "headers": start})
+    last = len(parts) - 1
+    for index, part in enumerate(parts):
+        await exchange.raw_send({"type": "http.response.body", "body": part, "more_body": index < last})

@@ -1,0 +1,56 @@
+"""Health, metadata, configuration and statistics under /v2."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.engines.classic.model_config import config_json
+from penstock.engines.errors import PenstockError
+from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.kserve.context import KServe
+from penstock.gateway.kserve.metadata import model_metadata, server_metadata
+from penstock.gateway.kserve.statistics import statistics
+
+_TEXT = b"text/plain"
+_NOT_READY = msgspec.json.encode({"error": "Model version not ready"})
+
+
+async def live(context: KServe, exchange: Exchange) -> None:
+    """200 as long as the server answers at all; it stays live while it drains."""
+    await exchange.respond(200, b"", content_type=_TEXT)
+
+
+async def ready(context: KServe, exchange: Exchange) -> None:
+    """200 or, as Triton says no, 400."""
+    good = context.models.ready and not exchange.drain.draining
+    await exchange.respond(200 if good else 400, b"", content_type=_TEXT)
+
+
+async def server(context: KServe, exchange: Exchange) -> None:
+    await exchange.respond(200, msgspec.json.encode(server_metadata(context)))
+
+
+async def model_ready(context: KServe, exchange: Exchange, name: str, version: str) -> None:
+    """Not ready is 400, for models that do not exist too."""
+    try:
+        good = context.models.model(name, version).ready
+    except PenstockError:
+        good = False
+    if good:
+        await exchange.respond(200, b"", content_type=_TEXT)
+    else:
+        await exchange.respond(400, _NOT_READY)
+
+
+async def metadata(context: KServe, exchange: Exchange, name: str, version: str) -> None:
+    model = context.models.model(name, version)
+    versions = [model.version] if version else context.models.versions(name)
+    await exchange.respond(200, msgspec.json.encode(model_metadata(model, versions)))
+
+
+async def config(context: KServe, exchange: Exchange, name: str, version: str) -> None:
+    await exchange.respond(200, config_json(context.models.model(name, version).config).encode())
+
+
+async def model_statistics(context: KServe, exchange: Exchange, name: str = "", version: str = "") -> None:
+    await exchange.respond(200, msgspec.json.encode(statistics(context.models, name, version)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic_ns
 
@@ -32,18 +33,16 @@ class ExecBatch:
         "failed",
         "input_end_ns",
         "output_start_ns",
-        "rows",
         "size",
         "start_ns",
     )
 
     def __init__(self, calls: list[Call], signature: ModelSignature, post: Post | None) -> None:
         self.calls: Sequence[Call] = calls
-        self.size = self.rows = 0
+        self.size = 0
         for call in calls:
             call.batch = self
             self.size += call.size
-            self.rows += call.rows
         self.answers: list[tuple[Call, InferResponse]] = []
         self.start_ns = self.input_end_ns = self.output_start_ns = self.end_ns = 0
         self._signature = signature
@@ -71,7 +70,7 @@ class ExecBatch:
         single = not signature.batched or len(self.calls) == 1
         start = 0
         for call in self.calls:
-            stop = start + call.rows
+            stop = start + call.size
             tensors = []
             for name in call.request.outputs or wanted:
                 datatype, array = ready[name]
@@ -83,15 +82,27 @@ class ExecBatch:
         """What a call of this batch sends."""
         if not self.output_start_ns:
             self.output_start_ns = monotonic_ns()
-        if self._post is None:
+        if self._post is not None:
+            self._post(call, response)
+        elif response.final and call.first is None:
             self.answers.append((call, response))
         else:
-            self._post(call, response)
+            self._send_later(call, response)
 
-    def fail(self, error: PenstockError) -> None:
-        """Ends every call that is still open."""
-        for call in self.calls:
-            call.fail(error)
+    def _send_later(self, call: Call, response: InferResponse) -> None:
+        """A model that is not decoupled may send its response first, and an empty one to say that it was the last."""
+        first = call.first
+        if first is None:
+            call.first = response
+        elif response.error is not None:
+            self.answers.append((call, response))
+        elif response.outputs:
+            call.answered = True
+            error = EngineError(f"model '{self._signature.model}' gave several responses, and is not decoupled")
+            self.answers.append((call, InferResponse(None, error=error)))
+        elif response.final:
+            first.final = True
+            self.answers.append((call, first))
 
     def split(self, calls: Iterable[Call]) -> list[ExecBatch]:
         """Each of these calls in a batch of its own, to be executed again."""
@@ -105,10 +116,11 @@ class ExecBatch:
         """
         self.end_ns = monotonic_ns()
         self.output_start_ns = self.output_start_ns or self.end_ns
-        self.input_end_ns = self.input_end_ns or self.start_ns
+        self.input_end_ns = min(self.input_end_ns or self.start_ns, self.output_start_ns)
         if error is None:
             if self._post is None and len(self.answers) < len(self.calls):
-                self.fail(EngineError(f"model '{self._signature.model}' gave no response"))
+                for call in self.calls:
+                    call.fail(EngineError(f"model '{self._signature.model}' gave no response"))
             return []
         self.failed = True
         again: list[Call] = []
@@ -117,7 +129,8 @@ class ExecBatch:
             if several and not call.sent and not call.cancelled:
                 again.append(call)
             else:
-                call.fail(error)
+                # Each its own: an exception that is raised in several places grows with every traceback.
+                call.fail(copy.copy(error))
         return again
 
     def durations(self) -> tuple[int, int, int]:
@@ -149,9 +162,9 @@ class ExecBatch:
         expected = signature.outputs[name]
         if array.dtype != expected.dtype:
             array = _as_bytes(array, name, expected.datatype)
-        if signature.batched and (not array.ndim or array.shape[0] != self.rows):
+        if signature.batched and (not array.ndim or array.shape[0] != self.size):
             raise ValueError(
-                f"the output '{name}' has the shape {list(array.shape)} for a batch of {self.rows} inferences"
+                f"the output '{name}' has the shape {list(array.shape)} for a batch of {self.size} inferences"
             )
         if not array.flags.c_contiguous:
             array = np.ascontiguousarray(array)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Sequence
 from time import monotonic_ns
 
@@ -19,7 +20,7 @@ from penstock.engines.classic.queue import DEADLINE_TEXT
 from penstock.engines.classic.signature import ModelSignature
 from penstock.engines.classic.statistics import ModelStatistics
 from penstock.engines.classic.streams import Stream, StreamCall
-from penstock.engines.classic.validation import check_request
+from penstock.engines.classic.validation import check_request, request_prefix
 from penstock.engines.errors import (
     CancelledError,
     DeadlineExceededError,
@@ -92,6 +93,8 @@ class ClassicModel:
             return await call.future
         except asyncio.CancelledError:
             self._cancel(call)
+            if not call.future.cancelled():
+                call.future.exception()  # it came too late; asyncio logs those that nobody looks at
             raise
 
     def stream(self, request: InferRequest) -> ResponseStream:
@@ -123,16 +126,16 @@ class ClassicModel:
 
     def _admit(self, call: Call) -> None:
         if self._refusal is not None:
-            raise self._refusal
+            raise copy.copy(self._refusal)
         signature = self.signature
         if not signature.uniform:
             call.shapes = signature.shapes(call.request.inputs)
         now = monotonic_ns()
         try:
             self._batcher.add(call, now)
-        except QueueFullError:
+        except QueueFullError as error:
             self.statistics.failed(0, "REJECTED")
-            raise
+            raise QueueFullError(request_prefix(call.request) + error.message) from None
         self.statistics.pending += 1
         if call.request.trace is not None:
             call.request.trace.mark("QUEUE_START", now)
@@ -333,7 +336,7 @@ class ClassicModel:
 
     def _fail_all(self, error: PenstockError) -> None:
         for call in [*self._batcher.queue, *self._running]:
-            self._fail(call, error, "OTHER")
+            self._fail(call, copy.copy(error), "OTHER")
 
     def _check_drained(self) -> None:
         drained = self._drained

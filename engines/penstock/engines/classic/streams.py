@@ -35,18 +35,12 @@ class Stream:
         if self._ended:
             return
         if len(self._unread) >= MAX_UNREAD_RESPONSES or self._unread_bytes > MAX_UNREAD_BYTES:
-            self._unread.clear()
-            self._unread_bytes = 0
-            response = InferResponse(
-                None, error=OverloadedError("the responses were not read and have become too many")
-            )
-            if self._call is not None:
-                self._cancel(self._call)
+            self.close()
+            response = InferResponse(None, error=OverloadedError("too many responses have not been read"))
         self._ended = response.final
         self._unread.append(response)
         self._unread_bytes += _byte_size(response)
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+        self._wake()
 
     def __aiter__(self) -> Stream:
         return self
@@ -72,6 +66,9 @@ class Stream:
         self._ended = True
         if self._call is not None:
             self._cancel(self._call)
+        self._wake()
+
+    def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 

@@ -82,6 +82,8 @@ def _from_json(text: str) -> ModelConfig:
         check_json(data)
     except InvalidRequestError as error:
         raise InvalidRequestError(error.message.replace("The request body", "the model configuration")) from None
+    if not text.lstrip(" \t\r\n").startswith("{"):  # protobuf takes an empty list for an empty message
+        raise InvalidRequestError("failed to parse the model configuration: it is not a JSON object")
     config = ModelConfig()
     try:
         json_format.Parse(text, config)

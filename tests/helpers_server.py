@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 from openai import OpenAI
 
-_LISTENING = re.compile(r"listening on http://127\.0\.0\.1:(\d+) \(gRPC health (\d+), metrics (\d+)\)")
+_LISTENING = re.compile(r"listening on http://127\.0\.0\.1:(\d+) \(gRPC (\d+), metrics (\d+)\)")
 
 
 class Server:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -79,7 +80,7 @@ def repository_settings(config: RepositoryConfig) -> RepositorySettings:
     )
 
 
-def build_kserve(config: Config, models: ModelRepository) -> KServe:
+def build_kserve(config: Config, models: ModelRepository, dataplane: DataPlane) -> KServe:
     """What the KServe fronts share. Raises ConfigError."""
     server = config.server
     return KServe(
@@ -92,7 +93,16 @@ def build_kserve(config: Config, models: ModelRepository) -> KServe:
         max_input_bytes=server.http_max_input_size,
         allow_shared_memory=server.allow_client_shm,
         header_forward_pattern=_header_pattern("http-header-forward-pattern", server.http_header_forward_pattern),
+        load_metrics=partial(_kv_cache_load, dataplane),
     )
+
+
+def _kv_cache_load(dataplane: DataPlane) -> dict[str, float]:
+    """What load balancers are told, over all language models; nothing where there are none."""
+    loaded = [model.engine for _, model in dataplane.loaded_models()]
+    total = sum(engine.stats.num_blocks * engine.info.block_size for engine in loaded)
+    free = sum(engine.stats.num_free_blocks * engine.info.block_size for engine in loaded)
+    return {"kv_cache_utilization": 1 - free / total, "max_token_capacity": total} if total else {}
 
 
 _TRACE_NAMES = {

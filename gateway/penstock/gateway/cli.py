@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -28,6 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(config: Config) -> int:
+    # Engine processes are started by fork and exec; gRPC's fork handlers only cost there, and complain. It reads this
+    # when it is first imported.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     from penstock.gateway.lifecycle import serve  # only now: --help stays quick
 
     return serve(config)

@@ -30,7 +30,7 @@ def render(families: Iterable[Family]) -> bytes:
     for family in families:
         text = family.text.replace("\\", r"\\").replace("\n", r"\n")
         lines += (f"# HELP {family.name} {text}", f"# TYPE {family.name} {family.kind}")
-        lines += (f"{family.name}{suffix}{_labels(labels)} {value:.17g}" for suffix, labels, value in family.samples)
+        lines += (f"{family.name}{suffix}{_labels(labels)} {value!r}" for suffix, labels, value in family.samples)
     return "".join(f"{line}\n" for line in lines).encode()
 
 

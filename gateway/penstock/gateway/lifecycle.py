@@ -14,15 +14,22 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 
 from penstock.engines.errors import PenstockError
-from penstock.gateway.app import app_settings, build_dataplane, build_model
+from penstock.gateway.addresses import url_host
+from penstock.gateway.app import app_settings, build_dataplane, build_kserve, build_repository, grpc_settings
 from penstock.gateway.config import Config, ConfigError
-from penstock.gateway.grpc_health import GrpcServer, url_host
+from penstock.gateway.custom_metrics import CustomMetrics
 from penstock.gateway.http.app import build_app, build_metrics_app
+from penstock.gateway.http.auth import ApiKeys
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.server import HttpServer, ServerSettings
+from penstock.gateway.kserve.grpc.server import GrpcServer
+from penstock.gateway.kserve.llm import LanguageModel
+from penstock.gateway.kserve.nv_metrics import TritonMetrics
 from penstock.gateway.metrics import Metrics
+from penstock.gateway.model_builder import build_model
 from penstock.gateway.models import LoadedModel, ModelSource, find_model
 from penstock.gateway.operator import operator_routes
 
@@ -32,12 +39,15 @@ logger = logging.getLogger("penstock")
 def serve(config: Config) -> int:
     """Runs a server until it is told to stop; returns the exit status."""
     logging.basicConfig(
-        level=config.server.log_level.upper(), format="%(asctime)s %(levelname)-7s %(message)s", stream=sys.stderr
+        level="DEBUG" if config.server.log_verbose else config.server.log_level.upper(),
+        format="%(asctime)s %(levelname)-7s %(message)s",
+        stream=sys.stderr,
     )
     for library in ("grpc", "asyncio"):
         logging.getLogger(library).setLevel(logging.WARNING)  # at level debug they drown out everything else
     try:
-        source = find_model(config.model.model)
+        wanted = config.model.model is not None or not config.repository.model_repository
+        source = find_model(config.model.model) if wanted else None
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_Server(config, source).run())
     except (ConfigError, PenstockError) as error:
@@ -58,29 +68,48 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 class _Server:
     """Everything that lives as long as the process."""
 
-    def __init__(self, config: Config, source: ModelSource) -> None:
+    def __init__(self, config: Config, source: ModelSource | None) -> None:
         self._config = config
-        metrics = Metrics()
-        self._dataplane = build_dataplane(config)
-        self._model: LoadedModel = build_model(config, source, metrics)
-        self._dataplane.add(self._model)
-        settings = app_settings(config, metrics)
-        self._drain = settings.drain
         server = config.server
+        self._dataplane = build_dataplane(config)
+        custom = CustomMetrics()
+        self._models = build_repository(config, self._dataplane, custom)
+        self._model = self._add_model(source) if source is not None else None
+        self._kserve = build_kserve(config, self._models, self._dataplane)
+        triton = TritonMetrics(self._models.models, self._models.load_seconds)
+        metrics = Metrics(self._dataplane.metrics, lambda: chain(triton.families(), custom.families()))
+        settings = app_settings(config, metrics, self._would_serve)
+        self._drain = settings.drain
         limits = replace(ConnectionLimits(), send_timeout=server.send_timeout)
         self._http = HttpServer(
-            build_app(self._dataplane, settings), ServerSettings(host=server.host, port=server.http_port, limits=limits)
+            build_app(self._dataplane, settings, self._kserve),
+            ServerSettings(host=server.http_address or server.host, port=server.http_port, limits=limits),
         )
         self._operator = HttpServer(
             build_metrics_app(self._dataplane, settings, operator_routes(self._dataplane)),
-            ServerSettings(host=server.host, port=server.metrics_port),
+            ServerSettings(host=server.metrics_address or server.host, port=server.metrics_port),
         )
+        self._keys = ApiKeys(settings.api_keys)
+        self._grpc: GrpcServer | None = None
+        self._ports: list[HttpServer | GrpcServer] = []
+        self._loaded = False
         self._signals = asyncio.Event()
         self._hurry = asyncio.Event()
 
+    def _add_model(self, source: ModelSource) -> LoadedModel:
+        """The model of the command line: in every view from the start, ready when it is loaded."""
+        model = build_model(self._config, source)
+        self._dataplane.add(model)
+        for name in model.names:
+            self._models.add(LanguageModel(self._dataplane, model, name, policy=self._config.scheduling.policy))
+        return model
+
+    def _would_serve(self) -> bool:
+        return self._loaded and self._dataplane.ready and self._models.ready and not self._drain.draining
+
     async def run(self) -> int:
         self._handle_signals()
-        grpc = await self._listen()
+        await self._listen()
         loading = asyncio.create_task(self._load())
         stopping = asyncio.create_task(self._signals.wait())
         status = 0
@@ -91,41 +120,51 @@ class _Server:
                 await stopping
             else:
                 loading.cancel()
-        except PenstockError as error:
-            logger.error("the model could not be loaded: %s", error.message)
+        except (PenstockError, ConfigError) as error:
+            logger.error("the models could not be loaded: %s", error)
             status = 1
-        await self._shut_down(grpc)
+        await self._shut_down()
         return status
 
-    async def _listen(self) -> GrpcServer:
+    async def _listen(self) -> None:
         server = self._config.server
         try:
-            await self._http.start()
-            await self._operator.start()
-            grpc = GrpcServer(server.host, server.grpc_port, self._ready)
-        except OSError as error:
-            raise ConfigError(f"cannot listen: {error.strerror or error}") from None
-        await grpc.start()
+            for port in (*[self._http] * server.allow_http, *[self._operator] * server.allow_metrics):
+                await port.start()
+                self._ports.append(port)
+            if server.allow_grpc:
+                self._grpc = self._grpc_server()
+                self._ports.append(self._grpc)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot listen: {getattr(error, 'strerror', None) or error}") from None
+        if self._grpc is not None:
+            await self._grpc.start()
         logger.info(
-            "listening on http://%s:%d (gRPC health %d, metrics %d)",
-            url_host(server.host),
-            self._http.port,
-            grpc.port,
-            self._operator.port,
+            "listening on %s (gRPC %s, metrics %s)",
+            f"http://{url_host(server.http_address or server.host)}:{self._http.port}" if server.allow_http else "-",
+            self._grpc.port if self._grpc is not None else "-",
+            self._operator.port if server.allow_metrics else "-",
         )
-        return grpc
 
-    def _ready(self) -> bool:
-        return self._dataplane.ready and not self._drain.draining
+    def _grpc_server(self) -> GrpcServer:
+        return GrpcServer(grpc_settings(self._config), self._kserve, self._would_serve, self._drain, self._keys)
 
     async def _load(self) -> None:
-        model = self._model
-        await model.engine.start()
-        model.loaded = True
-        info = model.engine.info
+        if self._model is not None:
+            await self._start_model(self._model)
+        await self._models.start()
+        self._loaded = True
         # The gateway's long-lived objects are all made now: keep them out of every later collection.
         gc.collect()
         gc.freeze()
+        if self._config.repository.model_repository:
+            served = [f"{model.name} {model.version}" for model in self._models.models() if model.ready]
+            logger.info("ready: %d models: %s", len(served), ", ".join(served))
+
+    async def _start_model(self, model: LoadedModel) -> None:
+        await model.engine.start()
+        model.loaded = True
+        info = model.engine.info
         logger.info(
             "ready: %s on %s; context %d tokens, KV cache %d tokens",
             model.names[0],
@@ -145,15 +184,19 @@ class _Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, received, number.name)
 
-    async def _shut_down(self, grpc: GrpcServer) -> None:
+    async def _shut_down(self) -> None:
         self._drain.begin()
-        await grpc.drain()
+        if self._grpc is not None:
+            await self._grpc.drain()
         if self._drain.in_flight:
             logger.info("draining %d requests", self._drain.in_flight)
         await self._wait_until_idle()
         self._drain.expire()
-        await asyncio.gather(self._http.stop(), self._operator.stop(), grpc.stop())
-        await self._model.engine.stop()
+        await asyncio.gather(*(port.stop() for port in self._ports))
+        if self._model is not None:
+            await self._model.engine.stop()
+        await self._models.stop()
+        self._kserve.tracing.close()
         logger.info("stopped")
 
     async def _wait_until_idle(self) -> None:

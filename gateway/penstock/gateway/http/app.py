@@ -16,6 +16,8 @@ from penstock.gateway.http.auth import ApiKeys
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 from penstock.gateway.http.health import Live, Metrics, Ready, Version
 from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.kserve.context import KServe
+from penstock.gateway.kserve.http_routes import KServeApp
 from penstock.gateway.openai.chat import ChatCompletions
 from penstock.gateway.openai.completions import Completions
 from penstock.gateway.openai.models import ModelDetail, ModelList
@@ -23,9 +25,8 @@ from penstock.gateway.openai.models import ModelDetail, ModelList
 logger = logging.getLogger(__name__)
 
 
-def build_app(dataplane: DataPlane, settings: AppSettings, extra_routes: Sequence[BaseRoute] = ()) -> ASGIApp:
-    """The public port. `extra_routes` (other protocols) stand behind the same keys and the same error handling; their
-    endpoints must be ASGI callables, which find their `Exchange` in the scope under SCOPE_KEY."""
+def build_app(dataplane: DataPlane, settings: AppSettings, kserve: KServe | None = None) -> ASGIApp:
+    """The public port: the OpenAI API, and KServe v2 below /v2, behind the same keys."""
     routes = [
         Route("/v1/chat/completions", ChatCompletions(dataplane, settings), methods=["POST"]),
         Route("/v1/completions", Completions(dataplane, settings), methods=["POST"]),
@@ -33,9 +34,8 @@ def build_app(dataplane: DataPlane, settings: AppSettings, extra_routes: Sequenc
         Route("/v1/models/{name:path}", ModelDetail(dataplane), methods=["GET"]),
         *_health_routes(dataplane, settings),
         Route("/version", Version(dataplane, settings), methods=["GET"]),
-        *extra_routes,
     ]
-    return _App(routes, settings, ApiKeys(settings.api_keys))
+    return _App(routes, settings, ApiKeys(settings.api_keys), KServeApp(kserve) if kserve is not None else None)
 
 
 def build_metrics_app(dataplane: DataPlane, settings: AppSettings, extra_routes: Sequence[BaseRoute] = ()) -> ASGIApp:
@@ -56,22 +56,27 @@ class _App:
     """Plain ASGI. Every path but `open_paths` needs a key, whether a route exists for it or not; what is compared is
     `scope["path"]`, which no Host header can bend."""
 
-    def __init__(self, routes: Sequence[BaseRoute], settings: AppSettings, keys: ApiKeys) -> None:
+    def __init__(
+        self, routes: Sequence[BaseRoute], settings: AppSettings, keys: ApiKeys, kserve: KServeApp | None = None
+    ) -> None:
         self._router = Router(routes, redirect_slashes=False)
         self._plain = {route.path: route for route in routes if isinstance(route, Route) and "{" not in route.path}
         """Routes that a look-up finds; the router's own coroutines would lie on the way of every token."""
         self._settings = settings
         self._keys = keys
+        self._kserve = kserve
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"This server has no use for ASGI scopes of type {scope['type']}.")
         exchange = Exchange(scope, receive, send, self._settings.drain)
         scope[SCOPE_KEY] = exchange
+        if self._kserve is not None and self._kserve.handles(scope["path"]):
+            await self._answer_kserve(self._kserve, exchange)
+            return
         scope["app"] = self  # makes starlette raise its 404 and 405 instead of answering in its own shape
         try:
-            if scope["path"] not in self._settings.open_paths:
-                exchange.tenant = self._keys.tenant(exchange.header(b"authorization"))
+            self._authenticate(exchange)
             route = self._plain.get(scope["path"])
             if route is not None and scope["method"] in (route.methods or ()):
                 await route.app(scope, receive, exchange.send)
@@ -84,6 +89,20 @@ class _App:
         except Exception as error:
             logger.exception("Unexpected error; request %s", exchange.request_id.decode())
             await exchange.fail(error)
+
+    def _authenticate(self, exchange: Exchange) -> None:
+        """Raises AuthenticationError."""
+        if exchange.scope["path"] not in self._settings.open_paths:
+            exchange.tenant = self._keys.tenant(exchange.header(b"authorization"))
+
+    async def _answer_kserve(self, kserve: KServeApp, exchange: Exchange) -> None:
+        """Below /v2 errors have another shape, which that app knows."""
+        try:
+            self._authenticate(exchange)
+        except PenstockError as error:
+            await kserve.fail(exchange, error)
+        else:
+            await kserve(exchange.scope, exchange.receive, exchange.send)
 
 
 def _route_error(error: HTTPException) -> HttpError:

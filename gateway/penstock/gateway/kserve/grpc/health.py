@@ -49,7 +49,8 @@ class Health:
         """The status now, and whenever it is another one."""
         told: bool | None = None
         while True:
-            changed, serving = self._changed, self.serving
+            self._look()  # so that whatever changes after this is noticed as a change
+            changed, serving = self._changed, self._last
             if serving is not told:
                 await context.write(_response(serving).SerializeToString())
                 told = serving

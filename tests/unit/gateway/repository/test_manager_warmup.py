@@ -67,7 +67,7 @@ def test_files_elsewhere(tmp_path: Path, path: str) -> None:
         _inputs(tmp_path, f'data_type: TYPE_INT8 dims: [2] input_data_file: "{path}"')
 
 
-@pytest.mark.parametrize(("dims", "batch_size"), [([MAX_BYTES], 0), ([2**60 + 2, 16], 0), ([2**24], 8)])
+@pytest.mark.parametrize(("dims", "batch_size"), [([MAX_BYTES], 0), ([2**60 + 2, 16], 0), ([2**25], 8)])
 def test_nothing_is_allocated_for_what_is_too_large(tmp_path: Path, dims: list[int], batch_size: int) -> None:
     with pytest.raises(InvalidRequestError, match=r"more (elements )?than"):
         _inputs(tmp_path, f"data_type: TYPE_FP64 dims: {dims} random_data: true", batch_size=batch_size)

@@ -1,0 +1,143 @@
+"""A real gRPC port in the test's own event loop, over fake models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+from tritonclient.grpc.aio import InferenceServerClient, InferInput
+
+from helpers_kserve import FakeModel, FakeModelStore
+from penstock.gateway.http.auth import ApiKeys
+from penstock.gateway.http.drain import DrainState
+from penstock.gateway.kserve.context import KServe
+from penstock.gateway.kserve.grpc.server import GrpcServer
+from penstock.gateway.kserve.grpc.settings import GrpcSettings
+from penstock.gateway.kserve.logs import LogSettings
+from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
+from penstock.gateway.kserve.tracing import Tracing
+
+_LOGS = LogSettings()
+SECONDS = 20
+"""More than any of these calls takes."""
+
+
+def kserve_of(*models: FakeModel, allow_shared_memory: bool = True, **options: Any) -> KServe:
+    return KServe(
+        models=FakeModelStore(*models),
+        shared_memory=SharedMemoryRegions(allow_shared_memory),
+        tracing=options.pop("tracing", None) or Tracing(),
+        logs=_LOGS,
+        allow_shared_memory=allow_shared_memory,
+        **options,
+    )
+
+
+@dataclass
+class Running:
+    server: GrpcServer
+    kserve: KServe
+    drain: DrainState
+    channel: grpc.aio.Channel
+    stub: Any
+    ready: bool = True
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server.port}"
+
+    @property
+    def store(self) -> Any:
+        return self.kserve.models
+
+    def client(self) -> InferenceServerClient:
+        """tritonclient's; to be closed by the caller."""
+        return InferenceServerClient(self.address)
+
+
+@asynccontextmanager
+async def serving(
+    *models: FakeModel, keys: ApiKeys | None = None, kserve: KServe | None = None, **settings: Any
+) -> AsyncIterator[Running]:
+    drain = DrainState()
+    kserve = kserve or kserve_of(*models)
+    running: Running | None = None
+    server = GrpcServer(
+        GrpcSettings(port=0, **settings), kserve, lambda: running is not None and running.ready, drain, keys
+    )
+    await server.start()
+    channel = grpc.aio.insecure_channel(f"127.0.0.1:{server.port}")
+    stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+    running = Running(server, kserve, drain, channel, stub)
+    try:
+        async with asyncio.timeout(60):
+            yield running
+    finally:
+        await channel.close()
+        await server.stop()
+
+
+def infer_request(model: str, inputs: dict[str, np.ndarray], request_id: str = "7", **parameters: Any) -> Any:
+    """With raw contents; numbers and text go as they are, other parameters as (field, value)."""
+    message = pb.ModelInferRequest(model_name=model, id=request_id)
+    for name, array in inputs.items():
+        triton = InferInput(name, list(array.shape), datatype_name(array))
+        triton.set_data_from_numpy(array)
+        message.inputs.append(triton._get_tensor())
+        message.raw_input_contents.append(triton._get_content())
+    for name, value in parameters.items():
+        message.parameters[name].CopyFrom(parameter(value))
+    return message
+
+
+def parameter(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return pb.InferParameter(**dict([value]))
+    kind = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}[type(value)]
+    return pb.InferParameter(**{kind: value})
+
+
+def datatype_name(array: np.ndarray) -> str:
+    from tritonclient.utils import np_to_triton_dtype
+
+    return str(np_to_triton_dtype(array.dtype))
+
+
+def floats(value: float = 1.0) -> np.ndarray:
+    return np.full(16, value, np.float32)
+
+
+def add_sub_request(request_id: str = "7", **parameters: Any) -> Any:
+    return infer_request("add_sub", {"INPUT0": floats(3), "INPUT1": floats(1)}, request_id, **parameters)
+
+
+def repeat_request(count: int, request_id: str = "7", **parameters: Any) -> Any:
+    return infer_request("repeat", {"IN": np.array([count], np.int32)}, request_id, **parameters)
+
+
+async def failure(call: Any) -> tuple[str, str]:
+    """Status and details of a call that has to fail."""
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return error.code().name, error.details() or ""
+    raise AssertionError("the call succeeded")
+
+
+async def read_all(stream: Any) -> list[Any]:
+    found = []
+    while (message := await stream.read()) is not grpc.aio.EOF:
+        found.append(message)
+    return found
+
+
+async def each(messages: Iterable[Any]) -> AsyncIterator[Any]:
+    for message in messages:
+        yield message

@@ -107,9 +107,13 @@ def _array(signature: TensorSignature, values: Sequence[Any]) -> Array:
 
 def _floats(signature: TensorSignature, values: Sequence[Any], kinds: set[type]) -> Array:
     _check(signature, kinds <= {int, float}, "a number")
-    with np.errstate(over="ignore"):
-        array = np.array(values, np.float64).astype(signature.dtype)
-    _check(signature, bool(np.isfinite(array).all()), "in its range")
+    try:
+        with np.errstate(over="ignore"):
+            array = np.array(values, np.float64).astype(signature.dtype)
+        finite = bool(np.isfinite(array).all())
+    except OverflowError:  # an integer beyond every float
+        finite = False
+    _check(signature, finite, "in its range")
     return array
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
@@ -22,13 +22,14 @@ _T = TypeVar("_T", bool, int, str)
 class LogSettings:
     """What the logging extension reads and changes, for every logger below `penstock`.
 
-    Made after logging has been configured: it works on the handlers of the root logger. The settings that stand at that
-    time are the ones that null brings back.
+    Made after logging has been configured: it works on these handlers, by default those of the root logger. The
+    settings that stand at that time are the ones that null brings back.
     """
 
-    def __init__(self, log_file: str = "") -> None:
+    def __init__(self, log_file: str = "", handlers: Iterable[logging.Handler] | None = None) -> None:
         self._logger = logging.getLogger(LOGGER)
-        self._handlers = [(handler, _Filter(), _time_format(handler)) for handler in logging.getLogger().handlers]
+        handlers = logging.getLogger().handlers if handlers is None else handlers
+        self._handlers = [(handler, _Filter(), _time_format(handler)) for handler in handlers]
         for handler, levels, _ in self._handlers:
             handler.addFilter(levels)
         level = self._logger.getEffectiveLevel()

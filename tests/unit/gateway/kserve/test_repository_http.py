@@ -1,0 +1,132 @@
+"""Index, load and unload over HTTP."""
+
+from __future__ import annotations
+
+import base64
+from functools import partial
+from typing import Any
+
+import pytest
+
+from helpers_endpoint import answer, kserve
+from helpers_kserve import FakeModelStore, add_sub
+from penstock.engines.errors import EngineError, NotReadyError
+from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.kserve import repository_http
+from penstock.gateway.kserve.store import IndexEntry
+
+
+class Repository:
+    """The endpoints over a store."""
+
+    def __init__(self) -> None:
+        self.store = FakeModelStore(add_sub())
+        self._context = kserve(self.store, max_input_bytes=4096)
+
+    async def index(self, body: Any = b"") -> tuple[int, Any]:
+        return await answer(partial(repository_http.repository_index, self._context), body)
+
+    async def load(self, body: Any = b"", name: str = "m") -> tuple[int, Any]:
+        async def endpoint(exchange: Exchange) -> None:
+            await repository_http.load_model(self._context, exchange, name)
+
+        return await answer(endpoint, body)
+
+    async def unload(self, body: Any = b"", name: str = "m") -> tuple[int, Any]:
+        async def endpoint(exchange: Exchange) -> None:
+            await repository_http.unload_model(self._context, exchange, name)
+
+        return await answer(endpoint, body)
+
+
+@pytest.fixture
+def repository() -> Repository:
+    return Repository()
+
+
+async def test_the_index_shows_what_there_is_to_say(repository: Repository) -> None:
+    repository.store.entries = [
+        IndexEntry("identity"),
+        IndexEntry("broken", "1", "UNAVAILABLE", "no such file"),
+        IndexEntry("slow", "2", "LOADING"),
+    ]
+    ready = [{"name": "add_sub", "version": "1", "state": "READY"}]
+    everything = [
+        *ready,
+        {"name": "identity"},
+        {"name": "broken", "version": "1", "state": "UNAVAILABLE", "reason": "no such file"},
+        {"name": "slow", "version": "2", "state": "LOADING"},
+    ]
+    for body in (b"", b"{}", {"ready": False}):
+        assert await repository.index(body) == (200, everything)
+    assert await repository.index({"ready": True}) == (200, ready)
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", {"ready": 1}, {"ready": None}, {"foo": 1}, b"[" * 250_000])
+async def test_bodies_that_ask_for_no_index(repository: Repository, body: Any) -> None:
+    status, said = await repository.index(body)
+    assert (status, list(said)) == (400, ["error"])
+
+
+async def test_a_model_is_loaded(repository: Repository) -> None:
+    for body in (b"", b"{}", {"parameters": {}}):
+        assert await repository.load(body) == (200, None)
+    assert repository.store.loads == [("m", None, None)] * 3
+
+
+async def test_a_model_is_loaded_from_what_the_request_brings(repository: Repository) -> None:
+    data = bytes(range(256))
+    parameters = {"config": "{}", "file:1/model.onnx": base64.b64encode(data).decode(), "file:../x": ""}
+    assert await repository.load({"parameters": parameters}) == (200, None)
+    assert repository.store.loads == [("m", "{}", {"1/model.onnx": data, "../x": b""})]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"foo": "x"}, "unrecognized load parameter 'foo'"),
+        ({"unload_dependents": True}, "unrecognized load parameter 'unload_dependents'"),
+        ({"config": {}}, "the load parameter 'config' must be a string"),
+        ({"config": 5}, "the load parameter 'config' must be a string"),
+        ({"config": None}, "the load parameter 'config' must be a string"),
+        ({"file:1/m": 5}, "the load parameter 'file:1/m' must be a string"),
+        ({"file:1/m": "!!"}, "the load parameter 'file:1/m' is not base64"),
+        ({"file:1/m": "AAA"}, "is not base64"),
+        ({"file:1/m": "é"}, "is not base64"),
+        ("x", "'parameters' must be an object"),
+        (None, "'parameters' must be an object"),
+    ],
+)
+async def test_bad_load_parameters(repository: Repository, parameters: Any, text: str) -> None:
+    status, said = await repository.load({"parameters": parameters})
+    assert status == 400
+    assert text in said["error"]
+    assert repository.store.loads == []
+
+
+async def test_bodies_that_are_no_load_requests(repository: Repository) -> None:
+    for body in (b"{", b"[]", {"foo": 1}, b"\xff"):
+        assert (await repository.load(body))[0] == 400
+        assert (await repository.unload(body))[0] == 400
+    status, said = await repository.load(b" " * 5000)
+    assert status == 413
+    assert "exceeds the maximum allowed input size of 4096" in said["error"]
+
+
+async def test_what_the_store_says_is_passed_on(repository: Repository) -> None:
+    repository.store.load_error = EngineError("failed to load 'm', failed to poll from model repository")
+    assert await repository.load() == (500, {"error": "failed to load 'm', failed to poll from model repository"})
+    repository.store.load_error = NotReadyError("explicit model load / unload is not allowed if polling is enabled")
+    assert await repository.load() == (
+        503,
+        {"error": "explicit model load / unload is not allowed if polling is enabled"},
+    )
+
+
+async def test_a_model_is_unloaded(repository: Repository) -> None:
+    assert await repository.unload() == (200, None)
+    assert await repository.unload({"parameters": {"unload_dependents": True}}) == (200, None)
+    assert repository.store.unloads == [("m", False), ("m", True)]
+    for parameters in ({"unload_dependents": 1}, {"foo": True}, {"unload_dependents": True, "config": "{}"}):
+        assert (await repository.unload({"parameters": parameters}))[0] == 400
+    assert len(repository.store.unloads) == 2

@@ -1,0 +1,235 @@
+"""Shared memory regions: what is inside is read and written, what is outside is refused, and nobody's end harms us."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from multiprocessing.shared_memory import SharedMemory
+
+import pytest
+
+from penstock.engines.errors import AlreadyExistsError, InvalidRequestError, NotFoundError, UnsupportedError
+from penstock.gateway.kserve.shared_memory import MAX_REGIONS, RegionStatus, SharedMemoryRegions
+
+
+@pytest.fixture
+def memory() -> Iterator[SharedMemory]:
+    """1 KiB of 0, 1, ..., 255, 0, 1, ..."""
+    made = SharedMemory(f"test_{uuid.uuid4().hex}", create=True, size=1024)
+    made.buf[:] = bytes(range(256)) * 4
+    yield made
+    made.close()
+    made.unlink()
+
+
+@pytest.fixture
+def regions() -> SharedMemoryRegions:
+    return SharedMemoryRegions(True)
+
+
+def test_reads_and_writes_what_was_registered(memory: SharedMemory, regions: SharedMemoryRegions) -> None:
+    regions.register("r", "/" + memory.name, 16, 64)
+    assert regions.read("r", 0, 4) == bytes([16, 17, 18, 19])
+    assert regions.read("r", 63, 1) == bytes([79])
+    regions.write("r", 60, b"abcd")
+    assert bytes(memory.buf[76:80]) == b"abcd"
+    assert memory.buf[80] == 80
+
+
+def test_status_lists_regions_and_unregister_forgets_them(memory: SharedMemory, regions: SharedMemoryRegions) -> None:
+    regions.register("a", memory.name, 0, 8)
+    regions.register("b", memory.name, 8, 16)
+    assert regions.status() == [RegionStatus("a", memory.name, 0, 8), RegionStatus("b", memory.name, 8, 16)]
+    assert regions.status("b") == [RegionStatus("b", memory.name, 8, 16)]
+    regions.unregister("a")
+    regions.unregister("never")
+    with pytest.raises(NotFoundError, match="Unable to find system shared memory region: 'a'"):
+        regions.status("a")
+    with pytest.raises(NotFoundError, match="Unable to find shared memory region: 'a'"):
+        regions.read("a", 0, 1)
+    regions.unregister()
+    assert regions.status() == []
+
+
+def test_a_name_is_taken_once(memory: SharedMemory, regions: SharedMemoryRegions) -> None:
+    regions.register("r", memory.name, 0, 8)
+    with pytest.raises(AlreadyExistsError, match="shared memory region 'r' already in manager"):
+        regions.register("r", memory.name, 0, 8)
+
+
+@pytest.mark.parametrize(
+    ("offset", "size"),
+    [
+        (0, 1025),
+        (1000, 25),
+        (1024, 1),
+        (0, 0),
+        (-1, 8),
+        (2**64 - 32, 64),
+        (0, 2**64 - 32),
+        (2**64 - 32, 2**64 - 32),
+        (32, 2**64 - 32),
+        (0, -8),
+        (2**63, 8),
+    ],
+)
+def test_a_region_lies_in_its_object(
+    memory: SharedMemory, regions: SharedMemoryRegions, offset: int, size: int
+) -> None:
+    with pytest.raises(InvalidRequestError, match="failed to register shared memory region 'r': invalid args"):
+        regions.register("r", memory.name, offset, size)
+    assert regions.status() == []
+
+
+@pytest.mark.parametrize(
+    ("offset", "size", "text"),
+    [
+        (64, 0, "Invalid offset for"),
+        (-1, 8, "Invalid offset for"),
+        (2**64 - 32, 64, "Invalid offset for"),
+        (0, 65, "Invalid offset \\+ byte size for"),
+        (32, 33, "Invalid offset \\+ byte size for"),
+        (8, 2**64 - 8, "Invalid offset \\+ byte size for"),
+        (0, -1, "Invalid offset \\+ byte size for"),
+    ],
+)
+def test_a_tensor_lies_in_its_region(
+    memory: SharedMemory, regions: SharedMemoryRegions, offset: int, size: int, text: str
+) -> None:
+    regions.register("r", memory.name, 16, 64)
+    with pytest.raises(InvalidRequestError, match=f"{text} shared memory region: 'r'"):
+        regions.slice("r", offset, size)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        "/",
+        "///",
+        ".",
+        "..",
+        "/..",
+        "../etc/passwd",
+        "/../../etc/passwd",
+        "a/b",
+        "x\0y",
+        "n" * 300,
+        "é" * 200,
+        "\ud800",
+        "test_there_is_no_such_object",
+    ],
+)
+def test_keys_that_name_no_object(regions: SharedMemoryRegions, key: str) -> None:
+    with pytest.raises(InvalidRequestError, match="Unable to open shared memory region: '"):
+        regions.register("r", key, 0, 8)
+
+
+@pytest.mark.parametrize("prefix", ["triton_python_backend_shm_region_", "penstock", "sem.", "Penstock"])
+@pytest.mark.parametrize("slashes", ["", "/", "///"])
+def test_keys_of_servers_are_reserved(regions: SharedMemoryRegions, prefix: str, slashes: str) -> None:
+    made = SharedMemory(f"{prefix}_{uuid.uuid4().hex}", create=True, size=64)
+    try:
+        with pytest.raises(InvalidRequestError, match="reserved"):
+            regions.register("r", slashes + made.name, 0, 8)
+    finally:
+        made.close()
+        made.unlink()
+
+
+def test_links_are_not_followed(memory: SharedMemory, regions: SharedMemoryRegions) -> None:
+    link = f"/dev/shm/{memory.name}_link"
+    os.symlink(f"/dev/shm/{memory.name}", link)
+    try:
+        with pytest.raises(InvalidRequestError, match="Unable to open"):
+            regions.register("r", f"{memory.name}_link", 0, 8)
+    finally:
+        os.unlink(link)
+
+
+def test_pipes_are_refused_at_once(memory: SharedMemory, regions: SharedMemoryRegions) -> None:
+    pipe = f"/dev/shm/{memory.name}_pipe"
+    os.mkfifo(pipe)
+    try:
+        with pytest.raises(InvalidRequestError):
+            regions.register("r", f"{memory.name}_pipe", 0, 8)
+    finally:
+        os.unlink(pipe)
+
+
+def test_an_object_that_shrinks_gives_an_error(memory: SharedMemory, regions: SharedMemoryRegions) -> None:
+    """With a mapping, this would end the process."""
+    regions.register("r", memory.name, 0, 1024)
+    part = regions.slice("r", 512, 512)
+    os.truncate(f"/dev/shm/{memory.name}", 600)
+    with pytest.raises(InvalidRequestError, match="Invalid offset \\+ byte size"):
+        part.read()
+    assert regions.read("r", 0, 600) == bytes(range(256)) * 2 + bytes(range(88))
+
+
+def test_a_request_keeps_its_region(memory: SharedMemory, regions: SharedMemoryRegions) -> None:
+    regions.register("r", memory.name, 0, 8)
+    part = regions.slice("r", 0, 8)
+    regions.unregister()
+    part.write(b"answered")
+    assert bytes(memory.buf[:8]) == b"answered"
+    assert part.read() == b"answered"
+
+
+def test_results_must_fit(memory: SharedMemory, regions: SharedMemoryRegions) -> None:
+    regions.register("r", memory.name, 0, 64)
+    with pytest.raises(InvalidRequestError, match="should be at least 9 bytes"):
+        regions.slice("r", 0, 8).write(b"123456789")
+    assert bytes(memory.buf[:9]) == bytes(range(9))
+
+
+def test_sparse_objects_do_not_fill_the_memory(memory: SharedMemory) -> None:
+    os.truncate(f"/dev/shm/{memory.name}", 1 << 40)
+    regions = SharedMemoryRegions(True, max_tensor_bytes=4096)
+    regions.register("r", memory.name, 0, 1 << 40)
+    assert len(regions.read("r", 1 << 30, 4096)) == 4096
+    with pytest.raises(InvalidRequestError, match="at most 4096 bytes"):
+        regions.slice("r", 0, 4097)
+
+
+def test_descriptors_are_closed_with_their_regions(memory: SharedMemory, regions: SharedMemoryRegions) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        regions.register("r", memory.name, 0, 8)
+        part = regions.slice("r", 0, 8)
+        regions.unregister("r")
+        assert len(os.listdir("/proc/self/fd")) == before + 1
+        del part
+    with pytest.raises(InvalidRequestError):
+        regions.register("r", memory.name, 0, 1 << 20)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_there_is_an_end_to_regions(memory: SharedMemory, regions: SharedMemoryRegions) -> None:
+    for index in range(MAX_REGIONS):
+        regions.register(f"r{index}", memory.name, 0, 8)
+    with pytest.raises(InvalidRequestError, match="already, unregister some first"):
+        regions.register("more", memory.name, 0, 8)
+    regions.unregister()
+
+
+def test_the_operator_has_to_allow_it(memory: SharedMemory) -> None:
+    regions = SharedMemoryRegions(False)
+    for use in (
+        lambda: regions.register("r", memory.name, 0, 8),
+        lambda: regions.slice("r", 0, 8),
+        regions.unregister,
+    ):
+        with pytest.raises(UnsupportedError, match="--allow-client-shm"):
+            use()
+    assert regions.status() == []
+
+
+def test_there_are_no_cuda_regions(regions: SharedMemoryRegions) -> None:
+    with pytest.raises(UnsupportedError, match="CUDA shared memory is not supported"):
+        regions.register_cuda("r")
+    assert regions.cuda_status() == []
+    with pytest.raises(NotFoundError, match="Unable to find cuda shared memory region: 'r'"):
+        regions.cuda_status("r")
+    regions.unregister_cuda()

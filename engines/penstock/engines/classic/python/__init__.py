@@ -1,0 +1,1 @@
+"""The python backend: unmodified TritonPythonModel files, each instance in a process of its own."""

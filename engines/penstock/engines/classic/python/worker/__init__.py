@@ -1,0 +1,1 @@
+"""What runs in the model's process. Needs Python 3.10 and numpy, and nothing else of Penstock."""

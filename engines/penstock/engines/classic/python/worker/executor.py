@@ -1,0 +1,191 @@
+"""Runs batches through the model and sends what comes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Collection, Coroutine
+from concurrent.futures import Future
+from typing import Any
+
+from . import host
+from .cancellation import Cancellation
+from .connection import Connection, Message
+from .errors import ErrorCode, TritonError, TritonModelException, public_text
+from .request import DecoupledRequest, ReceivedRequest
+from .response import InferenceResponse, error_fields
+from .sender import COMPLETE_FINAL
+from .wire import Packer
+
+Answers = list[tuple[ReceivedRequest, InferenceResponse]]
+
+
+class Executor:
+    """The outlet of its requests' responses, too."""
+
+    def __init__(self, connection: Connection, model: Any, name: str, decoupled: bool, outputs: list[str]) -> None:
+        self._connection = connection
+        self._model = model
+        self._name = name
+        self.decoupled = decoupled
+        self._outputs = outputs
+        self._request = DecoupledRequest if decoupled else ReceivedRequest
+        self._cancellation = Cancellation(connection)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, message: Message) -> None:
+        """One batch: `[batch, requests]`. Everything of it that is not answered later is answered by one message."""
+        batch, entries = message.fields
+        inbox = self._connection.inbox
+        requests = [self._request(entry, message.tail, inbox, self, self._outputs) for entry in entries]
+        message.tail = memoryview(b"")
+        answers: Answers = []
+        self._execute(requests, answers)
+        calls = [request.call for request in requests]
+        self._connection.send_packed("done", lambda packer: [batch, self._packed(packer, answers)], requests.clear)
+        self._cancellation.forget(calls, kept=self.decoupled)
+
+    @staticmethod
+    def _packed(packer: Packer, answers: Answers) -> list[Any]:
+        found = []
+        for request, response in answers:
+            try:
+                fields = response.pack(packer, request.requested)
+            except Exception as error:
+                traceback.print_exc()
+                fields = error_fields(TritonError(public_text(error)))
+            found.append([request.call, *fields])
+        answers.clear()
+        return found
+
+    def _execute(self, requests: list[ReceivedRequest], answers: Answers) -> None:
+        try:
+            returned = self._model.execute(list(requests))
+            if asyncio.iscoroutine(returned):
+                future = self._start(returned)
+                if self.decoupled:
+                    self._in_background(future, requests)
+                    return
+                returned = future.result()
+            answers += self._checked(requests, returned)
+        except Exception as error:
+            self._failed(requests, error, answers)
+
+    def _failed(self, requests: list[ReceivedRequest], error: Exception, answers: Answers) -> None:
+        """The requests of the batch that nobody has begun to answer get another try, one by one."""
+        print(f"execute failed for {len(requests)} request(s) of {self._name}:", file=sys.stderr)
+        traceback.print_exception(error)
+        sys.stderr.flush()
+        text = f"Failed to process the request(s) for model '{self._name}', message: {public_text(error)}"
+        error.__traceback__ = None  # its frames hold the requests and their senders
+        failure = InferenceResponse(error=TritonError(text))
+        again = []
+        for request in requests:
+            sender = request.sender
+            if sender is None and len(requests) > 1:
+                again.append(request)
+            elif sender is None or not sender.ended:
+                answers.append((request, failure))
+                request.get_response_sender().close()
+        for request in again:
+            self._execute([request], answers)
+
+    def _checked(self, requests: list[ReceivedRequest], returned: Any) -> Answers:
+        """What `execute` returned, by Triton's rules and with its texts."""
+        if returned is None:
+            if not self.decoupled and any(request.sender is None for request in requests):
+                raise TritonModelException("Expected a list in the execute return, found type '<class 'NoneType'>'.")
+            return []
+        if self.decoupled:
+            raise TritonModelException(
+                f"Python model '{self._name}' is using the decoupled mode and the execute function must return None."
+            )
+        if not isinstance(returned, list):
+            raise TritonModelException(f"Expected a list in the execute return, found type '{type(returned)}'.")
+        if len(returned) != len(requests):
+            raise TritonModelException(
+                "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+                f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(returned)}"
+            )
+        answers: Answers = []
+        for request, response in zip(requests, returned, strict=True):
+            if isinstance(response, InferenceResponse):
+                if request.sender is not None:
+                    request.sender.advance(response, COMPLETE_FINAL)
+                answers.append((request, response))
+            elif response is not None:
+                raise TritonModelException(
+                    "Expected an 'InferenceResponse' object in the execute function return list, found type "
+                    f"'{type(response)}'."
+                )
+            elif request.sender is None:
+                raise TritonModelException(
+                    "Expected an 'InferenceResponse' object in the execute function return list, found None for a "
+                    "request whose response sender was not used."
+                )
+        return answers
+
+    def _start(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+        """Coroutines run on one event loop that is never stopped, as a model's background tasks expect."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=_run, args=(self._loop,), name="penstock-asyncio", daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def _in_background(self, future: Future[Any], requests: list[ReceivedRequest]) -> None:
+        kept = list(requests)
+
+        def ended(done: Future[Any]) -> None:
+            error = done.exception()
+            answers: Answers = []
+            if isinstance(error, Exception):
+                self._failed(kept, error, answers)
+            elif error is None:
+                try:
+                    self._checked(kept, done.result())
+                except TritonModelException as wrong:
+                    self._failed(kept, wrong, answers)
+            kept.clear()
+            if answers:
+                self._connection.send_packed("done", lambda packer: [0, self._packed(packer, answers)])
+
+        future.add_done_callback(ended)
+
+    def respond(
+        self, call: int, response: InferenceResponse | None, final: bool, requested: Collection[str] | None
+    ) -> None:
+        if response is None:
+            self._connection.send("send", call, None, final)
+        else:
+            self._connection.send_packed("send", lambda packer: [call, response.pack(packer, requested), final])
+        if final:
+            self._cancellation.forget([call], kept=False)
+
+    def abandoned(self, call: int) -> None:
+        text = (
+            f"Failed to process the request(s) for model '{self._name}', message: the model let go of the request "
+            "without a final response."
+        )
+        self._connection.send("send", call, error_fields(TritonError(text, ErrorCode.INTERNAL)), True)
+
+    def cancelled(self, call: int) -> bool:
+        return self._cancellation.cancelled(call)
+
+    def stop(self) -> None:
+        """After the last batch."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        if hasattr(self._model, "finalize"):
+            self._model.finalize()
+        host.current.clear()
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    except BaseException:  # sys.exit() in a coroutine ends the process, as it does in a plain execute
+        traceback.print_exc()
+        os._exit(1)

@@ -1,0 +1,85 @@
+"""pb_utils.MetricFamily: metrics of a model's own on the server's metrics page."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping, Sequence
+
+from . import host
+from .errors import TritonModelException
+
+
+class MetricKind(enum.IntEnum):
+    COUNTER = 0
+    GAUGE = 1
+    HISTOGRAM = 2
+
+
+class Metric:
+    """One set of labels of a family. Its operations are told to the server and do not wait for it."""
+
+    def __init__(
+        self, kind: MetricKind, name: str, description: str, labels: Mapping[str, str], buckets: Sequence[float]
+    ) -> None:
+        self._kind = kind
+        fields = [kind.name, name, description, dict(labels), list(buckets)]
+        self._number: int = host.connected().ask("metric", lambda _: fields).result().fields[0]
+
+    def increment(self, value: float) -> None:
+        if self._kind is MetricKind.HISTOGRAM:
+            raise TritonModelException(f"Failed to increment metric value: {self._named} does not support Increment")
+        if self._kind is MetricKind.COUNTER and value < 0:
+            raise TritonModelException(
+                f"Failed to increment metric value: {self._named} can only be incremented monotonically by "
+                "non-negative values."
+            )
+        self._tell("increment", value)
+
+    def set(self, value: float) -> None:
+        if self._kind is not MetricKind.GAUGE:
+            raise TritonModelException(f"Failed to set metric value: {self._named} does not support Set")
+        self._tell("set", value)
+
+    def observe(self, value: float) -> None:
+        if self._kind is not MetricKind.HISTOGRAM:
+            raise TritonModelException(f"Failed to observe metric value: {self._named} does not support Observe")
+        self._tell("observe", value)
+
+    def value(self) -> float:
+        if self._kind is MetricKind.HISTOGRAM:
+            raise TritonModelException(f"Failed to get metric value: {self._named} does not support Value")
+        return float(host.connected().ask("metric_value", lambda _: [self._number]).result().fields[0])
+
+    @property
+    def _named(self) -> str:
+        return f"TRITONSERVER_METRIC_KIND_{self._kind.name}"
+
+    def _tell(self, verb: str, value: float) -> None:
+        number = float(value)
+        if not math.isfinite(number):
+            raise TritonModelException(f"Failed to {verb} metric value: {number} is no number")
+        host.connected().tell("metric", self._number, verb, number)
+
+
+class MetricFamily:
+    COUNTER = MetricKind.COUNTER
+    GAUGE = MetricKind.GAUGE
+    HISTOGRAM = MetricKind.HISTOGRAM
+
+    def __init__(self, name: str, description: str, kind: MetricKind) -> None:
+        self._name = name
+        self._description = description
+        self._kind = MetricKind(kind)
+
+    def Metric(self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None) -> Metric:
+        """Raises TritonModelException when the name is in use for another kind of metric."""
+        if labels is not None and not isinstance(labels, Mapping):
+            raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
+        if buckets is not None and not isinstance(buckets, list | tuple):
+            raise TritonModelException("Failed to create metric. Buckets must be a list.")
+        if self._kind is not MetricKind.HISTOGRAM and buckets:
+            raise TritonModelException("Failed to create metric. Unexpected buckets found.")
+        if self._kind is MetricKind.HISTOGRAM and buckets is None:
+            raise TritonModelException("Failed to create metric. Missing required buckets.")
+        return Metric(self._kind, self._name, self._description, labels or {}, buckets or ())

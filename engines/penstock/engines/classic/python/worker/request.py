@@ -1,0 +1,191 @@
+"""pb_utils.InferenceRequest: those that a model makes, and those that it is given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from . import host
+from .arena import ReceiveArena
+from .errors import TritonModelException
+from .response import checked_parameters
+from .sender import Outlet, ResponseSender
+from .tensor import ReceivedTensor, Tensor
+
+MEMORY_GPU, MEMORY_CPU = 0, 1
+RELEASE_ALL, RELEASE_RESCHEDULE = 1, 2
+
+
+class PreferredMemory:
+    """Where a model would like another model's outputs. They are always in the memory of the CPU here."""
+
+    def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
+        if preferred_memory_type not in (MEMORY_GPU, MEMORY_CPU):
+            raise TritonModelException(f"there is no memory type {preferred_memory_type}")
+        self.preferred_memory_type = preferred_memory_type
+        self.preferred_device_id = preferred_device_id
+
+
+class InferenceTrace:
+    """Stands for a request's trace, to be passed on with requests to other models."""
+
+
+class InferenceRequest:
+    """A request to another model (business logic scripting)."""
+
+    def __init__(
+        self,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        inputs: Sequence[Tensor] = (),
+        requested_output_names: Sequence[str] = (),
+        model_name: str = "",
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory | None = None,
+        trace: InferenceTrace | None = None,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(correlation_id, int | str):
+            raise TritonModelException("Correlation ID must be integer or string")
+        for tensor in inputs:
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"inputs holds {type(tensor).__name__}, not Tensor")
+        self._request_id = request_id
+        self._correlation_id = correlation_id
+        self._inputs = list(inputs)
+        self._requested = list(dict.fromkeys(requested_output_names))
+        self._model_name = model_name
+        self._model_version = model_version
+        self._flags = flags
+        self._timeout = timeout
+        self._trace = trace or InferenceTrace()
+        self._parameters = checked_parameters(parameters)
+
+    def inputs(self) -> list[Tensor]:
+        return self._inputs
+
+    def request_id(self) -> str:
+        return self._request_id
+
+    def correlation_id(self) -> int | str:
+        return self._correlation_id
+
+    def flags(self) -> int:
+        return self._flags
+
+    def set_flags(self, flags: int) -> None:
+        self._flags = flags
+
+    def timeout(self) -> int:
+        """Microseconds; 0: none."""
+        return self._timeout
+
+    def parameters(self) -> str:
+        """As a JSON object."""
+        return json.dumps(self._parameters)
+
+    def trace(self) -> InferenceTrace:
+        return self._trace
+
+    def requested_output_names(self) -> list[str]:
+        return self._requested
+
+    def exec(self, decoupled: bool = False) -> Any:
+        """Waits for the InferenceResponse; with `decoupled`, gives an iterator of them."""
+        return host.infer(self, decoupled)
+
+    def async_exec(self, decoupled: bool = False) -> Any:
+        """The same as an awaitable."""
+        return host.infer_async(self, decoupled)
+
+    def fields(self) -> list[Any]:
+        """What a message says of it, beside its tensors."""
+        return [
+            self._model_name,
+            self._model_version,
+            self._request_id,
+            self._correlation_id,
+            self._flags,
+            self._timeout,
+            self._requested,
+            self._parameters,
+        ]
+
+    def get_response_sender(self) -> ResponseSender:
+        raise TritonModelException("A request to another model has no response sender.")
+
+    def is_cancelled(self) -> bool:
+        return False
+
+    def set_release_flags(self, flags: int) -> None:
+        raise TritonModelException("A request to another model has no release flags.")
+
+
+class ReceivedRequest(InferenceRequest):
+    """A request that the model is to answer."""
+
+    # made for every request, so nothing is done here that a model may never ask for
+    def __init__(
+        self, fields: list[Any], tail: memoryview, arena: ReceiveArena, outlet: Outlet, names: list[str]
+    ) -> None:
+        self.call: int = fields[0]
+        self._inputs = [ReceivedTensor(place, tail, arena) for place in fields[1]]
+        self._extra = fields[2] if len(fields) > 2 else None
+        self._outlet = outlet
+        self._names = names
+        self._flags = self._extra[2] if self._extra else 0
+        self.sender: ResponseSender | None = None
+
+    def request_id(self) -> str:
+        return self._extra[0] if self._extra else ""
+
+    def correlation_id(self) -> int | str:
+        return self._extra[1] if self._extra else 0
+
+    def timeout(self) -> int:
+        return self._extra[3] if self._extra else 0
+
+    def parameters(self) -> str:
+        return self._extra[4] if self._extra else "{}"
+
+    def trace(self) -> InferenceTrace:
+        return InferenceTrace()
+
+    @property
+    def requested(self) -> Collection[str] | None:
+        """The outputs that the caller named; None: all."""
+        return (self._extra[5] or None) if self._extra else None
+
+    def requested_output_names(self) -> list[str]:
+        return list(self.requested or self._names)
+
+    def exec(self, decoupled: bool = False) -> Any:
+        raise TritonModelException("A request that the model has received cannot be executed; make a new one.")
+
+    def async_exec(self, decoupled: bool = False) -> Any:
+        return self.exec(decoupled)
+
+    def get_response_sender(self) -> ResponseSender:
+        if self.sender is None:
+            self.sender = ResponseSender(self._outlet, self.call, self.requested)
+        return self.sender
+
+    def is_cancelled(self) -> bool:
+        return self._outlet.cancelled(self.call)
+
+    def set_release_flags(self, flags: int) -> None:
+        if flags == RELEASE_RESCHEDULE:
+            raise TritonModelException("TRITONSERVER_REQUEST_RELEASE_RESCHEDULE is not supported.")
+        if flags != RELEASE_ALL:
+            raise TritonModelException(f"Unsupported release flags {flags}.")
+
+
+class DecoupledRequest(ReceivedRequest):
+    """One that may be answered long after `execute`."""
+
+    def __del__(self) -> None:
+        if self.sender is None:
+            self._outlet.abandoned(self.call)

@@ -1,0 +1,76 @@
+"""pb_utils.InferenceResponse and its form in messages: `[outputs or None, parameters or None, error or None]`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from .arena import ReceiveArena
+from .errors import TritonError, TritonModelException
+from .tensor import ReceivedTensor, Tensor
+from .wire import Packer
+
+
+def checked_parameters(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Triton's rule: names are text, values are booleans, integers or text."""
+    found = dict(parameters or {})
+    for name, value in found.items():
+        if not isinstance(name, str):
+            raise TritonModelException(f"Expect parameters keys to have type str, found type {type(name)}")
+        if not isinstance(value, bool | int | float | str):
+            raise TritonModelException(
+                f"Expect parameters values to have type bool/int/float/str, found type {type(value)}"
+            )
+    return found
+
+
+class InferenceResponse:
+    __slots__ = ("_error", "_outputs", "_parameters")
+
+    def __init__(
+        self,
+        output_tensors: Sequence[Tensor] = (),
+        error: TritonError | None = None,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        for tensor in output_tensors:
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"output_tensors holds {type(tensor).__name__}, not Tensor")
+        if error is not None and not isinstance(error, TritonError):
+            raise TypeError(f"error is {type(error).__name__}, not TritonError")
+        self._outputs = list(output_tensors)
+        self._error = error
+        self._parameters = checked_parameters(parameters) if parameters else {}
+
+    def output_tensors(self) -> list[Tensor]:
+        return self._outputs
+
+    def has_error(self) -> bool:
+        return self._error is not None
+
+    def error(self) -> TritonError | None:
+        return self._error
+
+    def parameters(self) -> str:
+        """As a JSON object."""
+        return json.dumps(self._parameters)
+
+    def pack(self, packer: Packer, requested: Collection[str] | None) -> list[Any]:
+        """For a message, with the requested outputs only."""
+        if self._error is not None:
+            return error_fields(self._error)
+        outputs = [tensor.pack(packer) for tensor in self._outputs if requested is None or tensor.name() in requested]
+        return [outputs, self._parameters or None, None]
+
+    @staticmethod
+    def unpack(fields: list[Any], tail: memoryview, arena: ReceiveArena) -> InferenceResponse:
+        outputs, parameters, error = fields
+        found = InferenceResponse(error=None if error is None else TritonError(error[1], error[0]))
+        found._outputs = [ReceivedTensor(place, tail, arena) for place in outputs or ()]
+        found._parameters = parameters or {}
+        return found
+
+
+def error_fields(error: TritonError) -> list[Any]:
+    return [None, None, [int(error.code()), error.message()]]

@@ -1,0 +1,69 @@
+"""The module that models import as `triton_python_backend_utils`."""
+
+from __future__ import annotations
+
+from .control import get_model_dir, is_model_ready, load_model, unload_model
+from .datatypes import TRITON_STRING_TO_NUMPY, numpy_to_triton_type, triton_string_to_numpy, triton_to_numpy_type
+from .errors import TritonError, TritonModelException
+from .helpers import (
+    deserialize_bytes_tensor,
+    get_input_config_by_name,
+    get_input_tensor_by_name,
+    get_output_config_by_name,
+    get_output_tensor_by_name,
+    serialize_byte_tensor,
+    using_decoupled_model_transaction_policy,
+)
+from .host import ResponseIterator
+from .logger import Logger
+from .metrics import MetricFamily
+from .model_config import ModelConfig
+from .request import InferenceRequest, InferenceTrace, PreferredMemory
+from .response import InferenceResponse
+from .sender import ResponseSender as InferenceResponseSender
+from .tensor import Tensor
+
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+TRITONSERVER_REQUEST_RELEASE_ALL = 1
+TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
+TRITONSERVER_MEMORY_GPU = 0
+TRITONSERVER_MEMORY_CPU = 1
+
+__all__ = [
+    "TRITONSERVER_MEMORY_CPU",
+    "TRITONSERVER_MEMORY_GPU",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START",
+    "TRITONSERVER_REQUEST_RELEASE_ALL",
+    "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
+    "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
+    "TRITON_STRING_TO_NUMPY",
+    "InferenceRequest",
+    "InferenceResponse",
+    "InferenceResponseSender",
+    "InferenceTrace",
+    "Logger",
+    "MetricFamily",
+    "ModelConfig",
+    "PreferredMemory",
+    "ResponseIterator",
+    "Tensor",
+    "TritonError",
+    "TritonModelException",
+    "deserialize_bytes_tensor",
+    "get_input_config_by_name",
+    "get_input_tensor_by_name",
+    "get_model_dir",
+    "get_output_config_by_name",
+    "get_output_tensor_by_name",
+    "is_model_ready",
+    "load_model",
+    "numpy_to_triton_type",
+    "serialize_byte_tensor",
+    "triton_string_to_numpy",
+    "triton_to_numpy_type",
+    "unload_model",
+    "using_decoupled_model_transaction_policy",
+]

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from penstock.engines.classic.python.arena_files import ArenaFiles
 from penstock.engines.classic.python.worker.arena import ReceiveArena, SendArena
@@ -38,8 +38,8 @@ class Link(asyncio.Protocol):
         return link
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are no subclasses of asyncio's
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         if self._rest:

@@ -56,10 +56,10 @@ class CloudStorage:
                 raise EngineError(f"model '{name}' has {size} bytes, more than there is free disk space for its copy")
             folder = parent / name
             folder.mkdir()
-            for path, info in files.items():
-                target = folder / path
-                target.parent.mkdir(parents=True, exist_ok=True)
-                self._try(partial(self._fs.get_file, info["name"], str(target)))
+            for path in files:
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            keys, targets = [info["name"] for info in files.values()], [str(folder / path) for path in files]
+            self._try(partial(self._fs.get, keys, targets))  # lists are taken as they are: no wildcards in keys
         except BaseException:
             shutil.rmtree(parent, ignore_errors=True)
             raise

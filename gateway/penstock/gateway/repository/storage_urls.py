@@ -105,8 +105,12 @@ def _s3(shown: str, rest: str, credentials: Mapping[str, str], mount: str | None
 
 
 def _gcs_options(credentials: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, Any]:
-    token = credentials.get("path") or environ.get("GOOGLE_APPLICATION_CREDENTIALS")
-    return {"token": token} if token else {}
+    path = credentials.get("path") or environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+    if not path:
+        return {}
+    if not Path(path).is_file():  # the client would take the path for a token, and send it to Google
+        raise ConfigError("the key file that GOOGLE_APPLICATION_CREDENTIALS or the credential file names is not there")
+    return {"token": path}
 
 
 def _azure(shown: str, rest: str, credentials: Mapping[str, str], mount: str | None) -> CloudLocation:

@@ -17,7 +17,12 @@ from penstock.gateway.repository.storage import Repository
 from penstock.gateway.repository.storage_cloud import CloudStorage
 from penstock.gateway.repository.storage_urls import CloudLocation
 
-FILES = {"config.pbtxt": b'backend: "python"', "1/model.py": b"pass", "1/deep/er/data": b"\0" * 1000}
+FILES = {
+    "config.pbtxt": b'backend: "python"',
+    "1/model.py": b"pass",
+    "1/deep/er/data": b"\0" * 1000,
+    "1/[a]*?.bin": b"*",
+}
 
 
 @pytest.fixture
@@ -87,7 +92,7 @@ class Hostile:
             raise self.error
         return {f"{prefix}/{key}": {"name": f"{prefix}/{key}", "type": "file", "size": 2**60} for key in self.keys}
 
-    def get_file(self, source: str, target: str) -> None:
+    def get(self, sources: list[str], targets: list[str]) -> None:
         raise AssertionError("nothing may be copied")
 
 

@@ -75,8 +75,16 @@ def test_credentials_of_s3() -> None:
     assert cloud("s3://bucket", {"AWS_PROFILE": "mine"}).options == {"client_kwargs": {}, "profile": "mine"}
 
 
-def test_credentials_of_google_and_azure() -> None:
-    assert cloud("gs://b", {"GOOGLE_APPLICATION_CREDENTIALS": "/key.json"}).options == {"token": "/key.json"}
+def test_credentials_of_google(tmp_path: Path) -> None:
+    path = tmp_path / "key.json"
+    environ = {"GOOGLE_APPLICATION_CREDENTIALS": str(path)}
+    with pytest.raises(ConfigError, match="the key file .* is not there"):
+        cloud("gs://b", environ)
+    path.write_text("{}")
+    assert cloud("gs://b", environ).options == {"token": str(path)}
+
+
+def test_credentials_of_azure() -> None:
     environ = {"AZURE_STORAGE_ACCOUNT": "account", "AZURE_STORAGE_KEY": "hush-hush"}
     assert cloud("as://account/c", environ).options == {"account_name": "account", "account_key": "hush-hush"}
     with pytest.raises(ConfigError, match="is not in the account"):
@@ -95,10 +103,12 @@ def test_mount_directories() -> None:
 @pytest.fixture
 def credential_file(tmp_path: Path) -> dict[str, str]:
     path = tmp_path / "credentials.json"
+    for name in ("default.json", "special.json"):
+        (tmp_path / name).write_text("{}")
     path.write_text(
         json.dumps(
             {
-                "gs": {"": "/default.json", "gs://special": "/special.json"},
+                "gs": {"": f"{tmp_path}/default.json", "gs://special": f"{tmp_path}/special.json"},
                 "s3": {
                     "s3://mine": {"key_id": "K1", "secret_key": "S1", "region": "us-east-1", "session_token": "T"},
                     "s3://mine/deeper": {"key_id": "K2", "secret_key": "S2"},
@@ -112,9 +122,9 @@ def credential_file(tmp_path: Path) -> dict[str, str]:
     return {"TRITON_CLOUD_CREDENTIAL_PATH": str(path), **AWS}
 
 
-def test_the_longest_beginning_in_the_credential_file_wins(credential_file: dict[str, str]) -> None:
-    assert cloud("gs://other", credential_file).options == {"token": "/default.json"}
-    assert cloud("gs://special/models", credential_file).options == {"token": "/special.json"}
+def test_the_longest_beginning_in_the_credential_file_wins(credential_file: dict[str, str], tmp_path: Path) -> None:
+    assert cloud("gs://other", credential_file).options == {"token": f"{tmp_path}/default.json"}
+    assert cloud("gs://special/models", credential_file).options == {"token": f"{tmp_path}/special.json"}
     mine = cloud("s3://mine/models", credential_file).options
     assert (mine["key"], mine["secret"], mine["token"]) == ("K1", "S1", "T")
     assert cloud("s3://mine/deeper/models", credential_file).options["key"] == "K2"

@@ -24,7 +24,7 @@ def main() -> None:
 
     left = np.arange(16, dtype=np.float32).reshape(1, 16)
     # names that no other client on this machine uses
-    names = {kind: f"penstock_example_{kind}_{os.getpid()}" for kind in ("inputs", "outputs")}
+    names = {kind: f"add_sub_{kind}_{os.getpid()}" for kind in ("inputs", "outputs")}
     regions = {kind: shm.create_shared_memory_region(name, f"/{name}", 2 * SIZE) for kind, name in names.items()}
     with triton.InferenceServerClient(arguments.url) as client:
         try:

@@ -62,7 +62,7 @@ _TENSORS = {
     **_no_effect("input.format"),
     **_supported("output", "output.name", "output.data_type", "output.dims", "output.label_filename"),
     **_supported("output.reshape", "output.reshape.shape"),
-    **_supported("input.is_shape_tensor", "output.is_shape_tensor", only="tensorrt"),
+    **_refused("shape tensors are not passed", "input.is_shape_tensor", "output.is_shape_tensor"),
     **_refused("ragged batches are not made", "input.allow_ragged_batch", "batch_input", "batch_output"),
     **_refused("tensors are in their linear format", "input.is_non_linear_format_io", "output.is_non_linear_format_io"),
 }

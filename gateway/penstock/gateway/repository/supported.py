@@ -36,8 +36,6 @@ def check_supported(config: ModelConfig, *, complete: bool = True) -> None:
 
 
 def _only_for(path: str, config: ModelConfig, backends: frozenset[str]) -> str:
-    if path.endswith("is_shape_tensor"):
-        return f"shape tensors are only supported for TensorRT platform for {config.name}"
     names = ", ".join(sorted(backends))
     return f"{path} of model '{config.name}' is not supported: only for the backend {names}, not {config.backend}"
 

@@ -78,7 +78,7 @@ def test_credentials_of_s3() -> None:
 def test_credentials_of_google(tmp_path: Path) -> None:
     path = tmp_path / "key.json"
     environ = {"GOOGLE_APPLICATION_CREDENTIALS": str(path)}
-    with pytest.raises(ConfigError, match="the key file .* is not there"):
+    with pytest.raises(ConfigError, match=r"the key file .* is not there"):
         cloud("gs://b", environ)
     path.write_text("{}")
     assert cloud("gs://b", environ).options == {"token": str(path)}

@@ -73,6 +73,8 @@ def test_refusals_have_reasons() -> None:
             "input.allow_ragged_batch",
             "input [ { name: 'R' data_type: TYPE_FP32 dims: [ 1 ] allow_ragged_batch: true } ]",
         ),
+        ("input.is_shape_tensor", "input [ { name: 'R' is_shape_tensor: true } ]"),
+        ("output.is_shape_tensor", "output [ { name: 'R' is_shape_tensor: true } ]"),
         ("input.is_non_linear_format_io", "input [ { name: 'R' is_non_linear_format_io: true } ]"),
         ("output.is_non_linear_format_io", "output [ { name: 'R' is_non_linear_format_io: true } ]"),
         ("model_operations", "model_operations { op_library_filename: 'x.so' }"),
@@ -241,10 +243,6 @@ TENSORS = [
     (
         tensor("name: 'I' data_type: TYPE_FP32 dims: [ 4 ] format: FORMAT_NHWC"),
         "model input NHWC/NCHW require 3 dims for m",
-    ),
-    (
-        tensor("name: 'I' data_type: TYPE_FP32 dims: [ 4 ] is_shape_tensor: true"),
-        "shape tensors are only supported for TensorRT platform for m",
     ),
     (
         tensor("name: 'I' data_type: TYPE_FP32 dims: [ 1 ] }, { name: 'I' data_type: TYPE_FP32 dims: [ 1 ]"),

@@ -7,14 +7,12 @@ from typing import Any
 
 from penstock.engines.classic.base import InferModel
 from penstock.engines.classic.messages import InferRequest
-from penstock.engines.classic.tensors import Tensor, from_buffer
+from penstock.engines.classic.tensors import NUMPY_TYPES, Tensor, element_count, from_buffer
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.kserve.grpc.contents import from_contents
 from penstock.gateway.kserve.grpc.parameters import take_request_parameters
+from penstock.gateway.kserve.infer_json import MAX_DIMS
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions, SharedMemorySlice
-
-_MAX_DIMS = 32
-"""Of one tensor; numpy allows 64."""
 
 
 @dataclass(slots=True)
@@ -55,15 +53,15 @@ def _inputs(message: Any, model: InferModel, regions: SharedMemoryRegions) -> di
         name, datatype, shape = each.name, each.datatype, tuple(each.shape)
         if name in inputs:
             raise InvalidRequestError(f"input '{name}' already exists in request", param=name)
-        if len(shape) > _MAX_DIMS:
-            raise InvalidRequestError(f"input '{name}' has more than {_MAX_DIMS} dimensions", param=name)
+        if len(shape) > MAX_DIMS:
+            raise InvalidRequestError(f"input '{name}' has more than {MAX_DIMS} dimensions", param=name)
         region = _region(each, regions) if each.parameters else None
         if region is not None:
             if each.HasField("contents"):
                 raise InvalidRequestError(
                     f"unexpected 'contents' for input '{name}' for model '{model.name}': it is in shared memory"
                 )
-            inputs[name] = from_buffer(name, datatype, shape, region.read())
+            inputs[name] = _from_region(name, datatype, shape, region)
         elif count:
             if each.HasField("contents"):
                 raise InvalidRequestError(
@@ -85,6 +83,16 @@ def _inputs(message: Any, model: InferModel, regions: SharedMemoryRegions) -> di
     return inputs
 
 
+def _from_region(name: str, datatype: str, shape: tuple[int, ...], region: SharedMemorySlice) -> Tensor:
+    """Checked against the shape before it is read."""
+    dtype, count = NUMPY_TYPES.get(datatype), element_count(shape, name)
+    if dtype is not None and datatype != "BYTES" and count * dtype.itemsize != region.byte_size:
+        raise InvalidRequestError(
+            f"unexpected total byte size {region.byte_size} for input '{name}', expecting {count * dtype.itemsize}"
+        )
+    return from_buffer(name, datatype, shape, region.read())
+
+
 def _no_data(name: str, model: InferModel) -> InvalidRequestError:
     return InvalidRequestError(f"unable to find data for input tensor '{name}' for model '{model.name}' in request.")
 
@@ -97,7 +105,9 @@ def _outputs(outputs: Any, regions: SharedMemoryRegions) -> tuple[tuple[str, ...
         if each.parameters:
             region = _region(each, regions)
             region_name = each.parameters["shared_memory_region"].string_param if region is not None else ""
-            options[each.name] = OutputOptions(_classes(each), region, region_name)
+            option = options[each.name] = OutputOptions(_classes(each), region, region_name)
+            if option.classes and region is not None:
+                raise InvalidRequestError("Output can't set both 'shared_memory_region' and 'classification'")
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise InvalidRequestError(f"output '{twice}' already exists in request", param=twice)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -13,20 +14,20 @@ from penstock.gateway.kserve.classification import Labels
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.decode import Decoded, decode
 from penstock.gateway.kserve.grpc.encode import fill_response, with_classes
-from penstock.gateway.kserve.grpc.forward import forwarded
 from penstock.gateway.kserve.grpc.rpc import Context, Message
+from penstock.gateway.kserve.headers import forwarded
 from penstock.gateway.kserve.parameters import take_parameters
 
 
 class Inference:
     """Turns messages into requests for models, and their responses into messages."""
 
-    def __init__(self, kserve: KServe) -> None:
-        self._kserve = kserve
+    def __init__(self, kserve: KServe, header_pattern: re.Pattern[str] | None) -> None:
+        """`header_pattern` says which metadata go to the model as parameters."""
         self._models = kserve.models
         self._regions = kserve.shared_memory
         self._tracing = kserve.tracing
-        self._pattern = kserve.header_forward_pattern
+        self._pattern = header_pattern
         self.labels = Labels()
 
     def model(self, message: Message) -> InferModel:
@@ -42,7 +43,8 @@ class Inference:
         if remaining is not None:
             request.deadline = time.monotonic() + remaining
         if self._pattern is not None:
-            take_parameters(request, forwarded(context.invocation_metadata(), self._pattern))
+            texts = ((name, value) for name, value in context.invocation_metadata() if isinstance(value, str))
+            take_parameters(request, forwarded(texts, self._pattern))
         return decoded
 
     def trace(self, model: InferModel, request_id: str) -> Any:

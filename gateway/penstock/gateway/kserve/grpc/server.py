@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable
 
@@ -39,9 +38,7 @@ class GrpcServer:
         Raises OSError when the address cannot be bound, ValueError when the TLS files are not usable.
         """
         self._health = Health(ready)
-        service = build_service(
-            kserve, Guard(keys, drain or DrainState()), self._health, settings.max_requests_per_stream
-        )
+        service = build_service(kserve, Guard(keys, drain or DrainState()), self._health, settings)
         self._server = grpc.aio.server(handlers=[service], options=settings.options())
         address = f"{url_host(settings.host)}:{settings.port}"
         try:
@@ -59,8 +56,8 @@ class GrpcServer:
     async def drain(self) -> None:
         """Health says NOT_SERVING from now on. What refuses new work is the drain state, which the caller begins."""
         self._health.close()
-        await asyncio.sleep(0)
 
     async def stop(self) -> None:
         """Ends what is still open after a short grace."""
+        self._health.close()
         await self._server.stop(grace=_GRACE_SECONDS)

@@ -15,6 +15,7 @@ from penstock.gateway.kserve.grpc.infer import Inference
 from penstock.gateway.kserve.grpc.manage import Manage
 from penstock.gateway.kserve.grpc.reflection import PATHS, reflection_handler
 from penstock.gateway.kserve.grpc.rpc import Context, Guard, Message, UnaryHandler
+from penstock.gateway.kserve.grpc.settings import GrpcSettings
 from penstock.gateway.kserve.grpc.stream import InferStream
 
 _SERVICE = "/inference.GRPCInferenceService/"
@@ -32,9 +33,9 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         return self.methods.get(handler_call_details.method)
 
 
-def build_service(kserve: KServe, guard: Guard, health: Health, max_requests_per_stream: int) -> Service:
+def build_service(kserve: KServe, guard: Guard, health: Health, settings: GrpcSettings) -> Service:
     """Health, ServerLive and ServerReady need no key and answer while draining; all others are guarded."""
-    describe, inference = Describe(kserve, lambda: health.serving), Inference(kserve)
+    describe, inference = Describe(kserve, lambda: health.serving), Inference(kserve, settings.header_forward_pattern)
     methods = {
         CHECK: guard.open(health_pb2.HealthCheckRequest, health.check),
         WATCH: health.watch_handler(),
@@ -46,7 +47,7 @@ def build_service(kserve: KServe, guard: Guard, health: Health, max_requests_per
         methods[_SERVICE + name] = guard.unary(getattr(pb, name + "Request"), _of_message(handler))
 
     async def stream(context: Context, tenant: str) -> None:
-        await InferStream(inference, guard.drain, context, tenant, max_requests_per_stream).run()
+        await InferStream(inference, guard.drain, context, tenant, settings.max_requests_per_stream).run()
 
     methods[_SERVICE + "ModelStreamInfer"] = guard.stream(stream)
     methods |= dict.fromkeys(PATHS, reflection_handler(guard))

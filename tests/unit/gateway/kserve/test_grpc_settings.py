@@ -1,0 +1,105 @@
+"""What the operator says about the gRPC port, as the library gets it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.engines import errors
+from penstock.gateway.kserve.grpc.settings import GrpcSettings, TlsSettings
+from penstock.gateway.kserve.grpc.status import shutting_down, status
+
+
+def test_options() -> None:
+    options = dict(
+        GrpcSettings(
+            max_message_bytes=1234,
+            keepalive_time=1,
+            keepalive_timeout=2,
+            keepalive_permit_without_calls=True,
+            http2_max_pings_without_data=3,
+            http2_min_recv_ping_interval_without_data=4,
+            http2_max_ping_strikes=5,
+            max_connection_age=6,
+            max_connection_age_grace=7,
+            infer_response_compression_level="high",
+        ).options()
+    )
+    assert options == {
+        "grpc.so_reuseport": 0,
+        "grpc.max_receive_message_length": 1234,
+        "grpc.max_send_message_length": 2**31 - 1,
+        "grpc.max_metadata_size": 16384,
+        "grpc.absolute_max_metadata_size": 16384,
+        "grpc.max_concurrent_streams": 128,
+        "grpc.keepalive_time_ms": 1,
+        "grpc.keepalive_timeout_ms": 2,
+        "grpc.keepalive_permit_without_calls": 1,
+        "grpc.http2.max_pings_without_data": 3,
+        "grpc.http2.min_ping_interval_without_data_ms": 4,
+        "grpc.http2.max_ping_strikes": 5,
+        "grpc.max_connection_age_ms": 6,
+        "grpc.max_connection_age_grace_ms": 7,
+        "grpc.default_compression_level": 3,
+    }
+
+
+def test_what_is_not_said_is_not_passed_on() -> None:
+    names = dict(GrpcSettings().options())
+    assert "grpc.max_connection_age_ms" not in names
+    assert "grpc.default_compression_level" not in names
+
+
+@pytest.mark.parametrize(
+    ("tls", "said"),
+    [
+        (TlsSettings(use_ssl=True), "needs a server key"),
+        (TlsSettings(use_ssl=True, server_key="{pem}"), "needs a server certificate"),
+        (TlsSettings(use_ssl=True, server_key="{dir}/none", server_cert="{pem}"), "the server key cannot be read"),
+        (TlsSettings(use_ssl=True, server_key="{pem}", server_cert="{text}"), "the server certificate is no PEM file"),
+        (TlsSettings(use_ssl_mutual=True, server_key="{pem}", server_cert="{pem}"), "needs a root certificate"),
+    ],
+)
+def test_files_that_cannot_be_used_are_named(tls: TlsSettings, said: str, tmp_path: Path) -> None:
+    (tmp_path / "a.pem").write_text("-----BEGIN CERTIFICATE-----\n")
+    (tmp_path / "text").write_text("no")
+    places = {"pem": f"{tmp_path}/a.pem", "text": f"{tmp_path}/text", "dir": str(tmp_path)}
+    used = TlsSettings(
+        use_ssl=tls.use_ssl,
+        use_ssl_mutual=tls.use_ssl_mutual,
+        server_cert=tls.server_cert.format(**places),
+        server_key=tls.server_key.format(**places),
+        root_cert=tls.root_cert.format(**places),
+    )
+    assert used.enabled
+    with pytest.raises(ValueError, match=said) as caught:
+        used.credentials()
+    assert str(tmp_path) not in str(caught.value)
+
+
+def subclasses(cls: type[errors.PenstockError]) -> list[type[errors.PenstockError]]:
+    children = (child for child in cls.__subclasses__() if child.__module__ == errors.__name__)
+    return [cls, *(leaf for child in children for leaf in subclasses(child))]
+
+
+@pytest.mark.parametrize("error", subclasses(errors.PenstockError))
+def test_every_error_has_a_status(error: type[errors.PenstockError]) -> None:
+    code, details = status(error("text"))
+    assert code.name != "OK"
+    assert details == "text"
+
+
+def test_statuses() -> None:
+    def name(error: Exception) -> str:
+        return status(error)[0].name
+
+    assert name(errors.QueueFullError("x")) == "UNAVAILABLE"
+    assert name(errors.UnsupportedError("x")) == "UNIMPLEMENTED"
+    assert name(errors.AlreadyExistsError("x")) == "ALREADY_EXISTS"
+    assert name(errors.CancelledError("x")) == "CANCELLED"
+    assert name(shutting_down()) == "UNAVAILABLE"
+    code, details = status(OSError("/some/path"))
+    assert code.name == "INTERNAL"
+    assert "/some" not in details
+    assert len(status(errors.EngineError("x" * 10_000))[1]) <= 512

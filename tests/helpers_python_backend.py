@@ -23,8 +23,10 @@ from penstock.engines.errors import ModelNotFoundError
 CPU = "instance_group [ { kind: KIND_CPU } ]"
 ADD_SUB_CONFIG = f"""
 max_batch_size: 64
-input [ {{ name: "INPUT0" data_type: TYPE_FP32 dims: [ 16 ] }}, {{ name: "INPUT1" data_type: TYPE_FP32 dims: [ 16 ] }} ]
-output [ {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 16 ] }}, {{ name: "OUTPUT1" data_type: TYPE_FP32 dims: [ 16 ] }} ]
+input [ {{ name: "INPUT0" data_type: TYPE_FP32 dims: [ 16 ] }} ]
+input [ {{ name: "INPUT1" data_type: TYPE_FP32 dims: [ 16 ] }} ]
+output [ {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 16 ] }} ]
+output [ {{ name: "OUTPUT1" data_type: TYPE_FP32 dims: [ 16 ] }} ]
 dynamic_batching {{ }}
 {CPU}
 """
@@ -34,7 +36,8 @@ class TritonPythonModel:
         responses = []
         for r in requests:
             a, b = (pb_utils.get_input_tensor_by_name(r, n).as_numpy() for n in ("INPUT0", "INPUT1"))
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", a + b), pb_utils.Tensor("OUTPUT1", a - b)]))
+            outputs = [pb_utils.Tensor("OUTPUT0", a + b), pb_utils.Tensor("OUTPUT1", a - b)]
+            responses.append(pb_utils.InferenceResponse(outputs))
         return responses
 """
 

@@ -7,14 +7,21 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from penstock.engines.classic.base import Host, Metric
+from penstock.engines.classic.base import Host, InferModel, Metric
 from penstock.engines.classic.messages import InferRequest, InferResponse
 from penstock.engines.classic.python.cancellations import Cancellations
-from penstock.engines.classic.python.codes import to_fields
+from penstock.engines.classic.python.codes import to_error, to_fields
 from penstock.engines.classic.python.link import Link
 from penstock.engines.classic.python.tensors import pack_response, unpack
 from penstock.engines.classic.python.worker.wire import Packer
-from penstock.engines.errors import CancelledError, EngineError, InvalidRequestError, PenstockError, UnsupportedError
+from penstock.engines.errors import (
+    CancelledError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    NotReadyError,
+    PenstockError,
+    UnsupportedError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -118,11 +125,17 @@ class HostCalls:
             ),
         )
 
+    def _model(self, name: str, version: int) -> InferModel:
+        try:
+            return self._host.model(name, version)
+        except (ModelNotFoundError, NotReadyError) as error:
+            text = f"Failed for execute the inference request. Model '{name}' is not ready."
+            raise type(error)(text) from error
+
     async def _infer(self, number: int, arguments: list[Any], tail: memoryview) -> None:
         try:
             name, version, request = self._request(arguments, tail)
-            del arguments, tail
-            model = self._host.model(name, version)
+            model = self._model(name, version)
             if model.config.model_transaction_policy.decoupled:
                 raise UnsupportedError(
                     f"Model {name} is using the decoupled. The current BLS request call doesn't support models using "
@@ -131,7 +144,7 @@ class HostCalls:
                 )
             response = await model.infer(request)
         except Exception as error:
-            response = _failed(error)
+            response = _failed(arguments[0][0], error)
         packer = Packer(self._link.outbox)
         self._link.send("reply", [number, None, pack_response(packer, response)], packer)
 
@@ -140,8 +153,7 @@ class HostCalls:
         final = False
         try:
             name, version, request = self._request(arguments, tail)
-            del arguments, tail
-            responses = self._host.model(name, version).stream(request)
+            responses = self._model(name, version).stream(request)
             try:
                 async for response in responses:
                     await window.acquire()
@@ -150,10 +162,10 @@ class HostCalls:
             finally:
                 responses.close()
         except asyncio.CancelledError:
-            self._event(number, _failed(CancelledError("the request was cancelled")), True)
+            self._event(number, _failed(arguments[0][0], CancelledError("the request was cancelled")), True)
             raise
         except Exception as error:
-            self._event(number, _failed(error), True)
+            self._event(number, _failed(arguments[0][0], error), True)
         else:
             if not final:
                 self._event(number, InferResponse(None), True)
@@ -194,8 +206,9 @@ def _text(error: Exception) -> str:
     return error.message if isinstance(error, PenstockError) else str(error)
 
 
-def _failed(error: Exception) -> InferResponse:
+def _failed(name: str, error: Exception) -> InferResponse:
+    """The error of another model, as the model that asked sees it."""
     if not isinstance(error, PenstockError):
         logger.error("a model's request to another model failed", exc_info=error)
-        error = EngineError(str(to_fields(error)[1]))
-    return InferResponse(None, error=error)
+    code, message = to_fields(error)
+    return InferResponse(None, error=to_error([code, f"Model {name} - Error when running inference: {message}"]))

@@ -8,6 +8,8 @@ from pathlib import Path
 
 _MIB = 1024 * 1024
 _MAX_BYTES = 2**40
+_GLOBAL = frozenset({"default-max-batch-size"})
+"""Options for all backends that mean nothing to this one, as in Triton."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class PythonOptions:
                 found["shm_region_prefix_name"] = _label(value)
             elif name == "backend-directory":
                 found["backend_directory"] = Path(value)
-            else:
+            elif name not in _GLOBAL:
                 raise ValueError(f"the python backend has no option '{name[:64]}'")
         return cls(**found)  # type: ignore[arg-type]
 

@@ -150,7 +150,8 @@ class ReceiveArena:
         """The block's bytes. The loan lasts as long as this array or any view of it."""
         view = self._segments[segment][offset : offset + size]
         # a view's base is always the array that owns or exports the memory, so the loan hangs on one of our own
-        anchor: Any = np.frombuffer(memoryview(view), np.uint8)
+        exported: Any = view
+        anchor: Any = np.frombuffer(memoryview(exported), np.uint8)
         weakref.finalize(anchor, _keep, loan).atexit = False
         return anchor  # type: ignore[no-any-return]
 

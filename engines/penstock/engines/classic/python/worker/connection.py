@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import queue
 import socket
@@ -31,7 +32,7 @@ class Connection:
 
     def __init__(self, sock: socket.socket, inbox: ReceiveArena, outbox: SendArena) -> None:
         self._socket = sock
-        self._file = sock.makefile("rb", buffering=256 * 1024)
+        self._file = io.BufferedReader(socket.SocketIO(sock, "r"), 256 * 1024)
         self.inbox = inbox
         self._outbox = outbox
         self._lock = threading.RLock()  # a finaliser may send while its own thread packs

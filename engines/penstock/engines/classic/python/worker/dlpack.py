@@ -42,7 +42,7 @@ class _DLManagedTensor(ctypes.Structure):
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.POINTER(_DLManagedTensor))
 _DLManagedTensor._fields_ = (("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", _Deleter))
 
-_Destructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_Destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 _new = ctypes.pythonapi.PyCapsule_New
 _new.restype, _new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, _Destructor)
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -60,9 +60,11 @@ _exported: dict[int, tuple[Any, ...]] = {}
 """What must live as long as a capsule's consumer, by the address of the managed tensor."""
 
 
-@_Deleter
-def _release(managed: Any) -> None:
+def _forget(managed: Any) -> None:
     _exported.pop(ctypes.addressof(managed.contents), None)
+
+
+_release = _Deleter(_forget)
 
 
 def _destroy(capsule: int) -> None:
@@ -70,8 +72,7 @@ def _destroy(capsule: int) -> None:
         _exported.pop(_raw_pointer(capsule, _NAME), None)
 
 
-_destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_destroy)
-_new.argtypes = (ctypes.c_void_p, ctypes.c_char_p, type(_destructor))
+_destructor = _Destructor(_destroy)
 
 
 def capsule(datatype: str, array: Array) -> Any:
@@ -157,7 +158,7 @@ def _consume(held: Any, managed: _DLManagedTensor) -> Array:
     tensor = managed.tensor
     shape = [tensor.shape[index] for index in range(tensor.ndim)]
     count = int(np.prod(shape, dtype=np.int64))
-    memory = (ctypes.c_uint16 * count).from_address(tensor.data + tensor.byte_offset) if count else b""
+    memory: Any = (ctypes.c_uint16 * count).from_address(tensor.data + tensor.byte_offset) if count else b""
     anchor: Any = np.frombuffer(memory, np.uint16)
     deleter: Callable[[Any], None] | None = managed.deleter or None
     if deleter is not None:

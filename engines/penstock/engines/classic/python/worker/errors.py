@@ -52,8 +52,14 @@ class TritonModelException(Exception):
         return str(self)
 
 
+class MisusedError(Exception):
+    """What the backend itself finds wrong with a model. Callers see the text alone."""
+
+
 def public_text(error: BaseException) -> str:
     """`ValueError: text`, as callers see it: no traceback and no paths of ours."""
+    if isinstance(error, MisusedError):
+        return str(error)
     lines = "".join(traceback.format_exception_only(type(error), error)).strip()
     module = type(error).__module__
     if not isinstance(error, SyntaxError) and module not in ("builtins", "__main__"):

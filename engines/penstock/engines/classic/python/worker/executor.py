@@ -14,10 +14,10 @@ from typing import Any
 from . import host
 from .cancellation import Cancellation
 from .connection import Connection, Message
-from .errors import ErrorCode, TritonError, TritonModelException, public_text
+from .errors import ErrorCode, MisusedError, TritonError, TritonModelException, public_text
 from .request import DecoupledRequest, ReceivedRequest
 from .response import InferenceResponse, error_fields
-from .sender import COMPLETE_FINAL
+from .sender import COMPLETE_FINAL, ResponseSender
 from .wire import Packer
 
 Answers = list[tuple[ReceivedRequest, InferenceResponse]]
@@ -97,16 +97,16 @@ class Executor:
         """What `execute` returned, by Triton's rules and with its texts."""
         if returned is None:
             if not self.decoupled and any(request.sender is None for request in requests):
-                raise TritonModelException("Expected a list in the execute return, found type '<class 'NoneType'>'.")
+                raise MisusedError("Expected a list in the execute return, found type '<class 'NoneType'>'.")
             return []
         if self.decoupled:
-            raise TritonModelException(
+            raise MisusedError(
                 f"Python model '{self._name}' is using the decoupled mode and the execute function must return None."
             )
         if not isinstance(returned, list):
-            raise TritonModelException(f"Expected a list in the execute return, found type '{type(returned)}'.")
+            raise MisusedError(f"Expected a list in the execute return, found type '{type(returned)}'.")
         if len(returned) != len(requests):
-            raise TritonModelException(
+            raise MisusedError(
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
                 f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(returned)}"
             )
@@ -114,19 +114,26 @@ class Executor:
         for request, response in zip(requests, returned, strict=True):
             if isinstance(response, InferenceResponse):
                 if request.sender is not None:
-                    request.sender.advance(response, COMPLETE_FINAL)
+                    self._advance(request.sender, response)
                 answers.append((request, response))
             elif response is not None:
-                raise TritonModelException(
+                raise MisusedError(
                     "Expected an 'InferenceResponse' object in the execute function return list, found type "
                     f"'{type(response)}'."
                 )
             elif request.sender is None:
-                raise TritonModelException(
+                raise MisusedError(
                     "Expected an 'InferenceResponse' object in the execute function return list, found None for a "
                     "request whose response sender was not used."
                 )
         return answers
+
+    @staticmethod
+    def _advance(sender: ResponseSender, response: InferenceResponse) -> None:
+        try:
+            sender.advance(response, COMPLETE_FINAL)
+        except TritonModelException as error:
+            raise MisusedError(str(error)) from error
 
     def _start(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Coroutines run on one event loop that is never stopped, as a model's background tasks expect."""
@@ -146,7 +153,7 @@ class Executor:
             elif error is None:
                 try:
                     self._checked(kept, done.result())
-                except TritonModelException as wrong:
+                except MisusedError as wrong:
                     self._failed(kept, wrong, answers)
             kept.clear()
             if answers:

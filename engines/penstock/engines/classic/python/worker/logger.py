@@ -22,7 +22,7 @@ class Logger:
     VERBOSE = LogLevel.VERBOSE
 
     @staticmethod
-    def log(message: str, level: LogLevel = LogLevel.INFO) -> None:
+    def log(message: str, level: int = LogLevel.INFO) -> None:
         text = str(message)
         if host.current:
             host.current[0].tell("log", int(level), text.encode("utf-8", "replace").decode())

@@ -90,8 +90,8 @@ class InferenceRequest:
     def trace(self) -> InferenceTrace:
         return self._trace
 
-    def requested_output_names(self) -> list[str]:
-        return self._requested
+    def requested_output_names(self) -> set[str]:
+        return set(self._requested)
 
     def exec(self, decoupled: bool = False) -> Any:
         """Waits for the InferenceResponse; with `decoupled`, gives an iterator of them."""
@@ -159,8 +159,8 @@ class ReceivedRequest(InferenceRequest):
         """The outputs that the caller named; None: all."""
         return (self._extra[5] or None) if self._extra else None
 
-    def requested_output_names(self) -> list[str]:
-        return list(self.requested or self._names)
+    def requested_output_names(self) -> set[str]:
+        return set(self.requested or self._names)
 
     def exec(self, decoupled: bool = False) -> Any:
         raise TritonModelException("A request that the model has received cannot be executed; make a new one.")

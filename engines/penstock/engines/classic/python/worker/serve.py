@@ -13,7 +13,7 @@ from typing import Any
 from . import host
 from .arena import ReceiveArena, SendArena
 from .connection import Connection, Message
-from .errors import TritonModelException, public_text
+from .errors import MisusedError, public_text
 from .executor import Executor
 from .health import Health
 from .loader import load
@@ -57,7 +57,7 @@ def _load(connection: Connection, message: Message) -> Executor:
     host.current.append(host.Host(connection))
     model = load(options["program"], options["version_folder"])()
     if not hasattr(model, "execute"):
-        raise TritonModelException(f"Python model {options['file']} does not implement `execute` method.")
+        raise MisusedError(f"Python model {options['file']} does not implement `execute` method.")
     if hasattr(model, "initialize"):
         model.initialize(options["args"])
     if hasattr(model, "is_ready"):
@@ -75,7 +75,7 @@ def _auto_complete(connection: Connection, message: Message) -> None:
         return
     config = found.auto_complete_config(config)
     if not isinstance(config, ModelConfig):
-        raise TritonModelException(
+        raise MisusedError(
             f"auto_complete_config function in model '{options['name']}' must return a valid pb.ModelConfig object."
         )
     connection.send("completed", config.as_dict())

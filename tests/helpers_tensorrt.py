@@ -79,6 +79,7 @@ class StandInEngine:
         return name in self.shape_tensors
 
     def get_tensor_profile_shape(self, name: str, profile_index: int) -> list[tuple[int, ...]]:
+        assert -1 in self.inputs[name], "what is documented is for variable dimensions"
         return list(self.profiles[profile_index][name])
 
     def create_execution_context(self) -> StandInContext | None:
@@ -102,7 +103,7 @@ class StandInContext:
         return profile_index < self._engine.num_optimization_profiles
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
-        lowest, _, highest = self._engine.get_tensor_profile_shape(name, self.profile)
+        lowest, _, highest = self._engine.profiles[self.profile][name]
         self._shapes[name] = shape
         return all(low <= dim <= high for low, dim, high in zip(lowest, shape, highest, strict=True))
 
@@ -131,11 +132,12 @@ class StandInContext:
         return True
 
     def _array(self, name: str) -> Array:
-        dtype = np.dtype(self._engine.dtype.value)
+        dtype: np.dtype[Any] = np.dtype(self._engine.dtype.value)
         shape = self.get_tensor_shape(name)
         size = int(np.prod(shape)) * dtype.itemsize
-        memory = (ctypes.c_char * size).from_address(self._addresses[name])
-        return np.frombuffer(memory, dtype).reshape(shape)
+        memory: Any = (ctypes.c_char * size).from_address(self._addresses[name])
+        found: Array = np.frombuffer(memory, dtype).reshape(shape)
+        return found
 
 
 class StandInTensorRT:

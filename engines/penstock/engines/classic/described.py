@@ -5,7 +5,7 @@ The rules and the texts are those of Triton's ONNX Runtime and TensorRT backends
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.engines.classic.model_config import (
@@ -43,7 +43,7 @@ def is_complete(config: ModelConfig) -> bool:
     return bool(config.input) and bool(config.output)
 
 
-def default_max_batch_size(options: dict[str, str]) -> int:
+def default_max_batch_size(options: Mapping[str, str]) -> int:
     """What `--backend-config=default-max-batch-size=<n>` says. Raises ValueError when that is no number."""
     text = options.get("default-max-batch-size", str(DEFAULT_MAX_BATCH_SIZE))
     try:

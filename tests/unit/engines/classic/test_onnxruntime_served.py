@@ -85,6 +85,14 @@ async def test_a_bad_string_fails_alone(tmp_path: Path) -> None:
         assert response.outputs[0].array.tolist() == good.tolist()
 
 
+async def test_scalars_are_batched_through_a_reshape(tmp_path: Path) -> None:
+    model = await served(ModelConfig(name="scalars"), save(identity(TensorProto.INT64, ("batch",)), tmp_path / "m"))
+    arrays = [np.array([[number]], np.int64) for number in range(8)]
+    responses = await asyncio.gather(*(model.infer(request(X=array)) for array in arrays))
+    await model.stop()
+    assert [found.outputs[0].array.tolist() for found in responses if found.outputs] == [[[n]] for n in range(8)]
+
+
 def test_the_committed_model_is_what_its_script_makes() -> None:
     made = runpy.run_path(str(EXAMPLES / "make_models.py"))["add_sub"]()
     assert (EXAMPLES / "add_sub_onnx" / "1" / "model.onnx").read_bytes() == made.SerializeToString(deterministic=True)

@@ -152,6 +152,14 @@ def test_too_little_memory_fails_the_request_and_not_the_next(gpu: Machine) -> N
     assert run(instance, A=floats(1), B=floats(1))["SUM"].shape == (1, 4)
 
 
+def test_an_engine_without_variable_dimensions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shapes = {"inputs": {"A": (2, 4), "B": (2, 4)}, "outputs": {"SUM": (2, 4), "DIFFERENCE": (2, 4)}}
+    fixed = machine(monkeypatch, tmp_path, **shapes, profiles=[profile(2, 2)])
+    assert run(fixed.load(), A=floats(2), B=floats(2))["SUM"].shape == (2, 4)
+    with pytest.raises(InvalidRequestError, match="dimension 0 to be between 2 and 2 but received 1"):
+        run(fixed.load(), A=floats(1), B=floats(1))
+
+
 def test_an_output_whose_shape_depends_on_the_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     instance = machine(monkeypatch, tmp_path, outputs={"SUM": (-1, -1), "DIFFERENCE": (-1, 4)}).load()
     with pytest.raises(UnsupportedError, match="the shape of output 'SUM' depends on the data"):

@@ -31,7 +31,7 @@ class OnnxRuntimeBackend(Backend):
             return
         path = model_file(config, version_folder)
         check_external_data(path, version_folder)
-        complete(config, describe_file(path), default_max_batch_size(dict(self.options)))
+        complete(config, describe_file(path), default_max_batch_size(self.options))
 
     def load_model(self, context: ModelContext) -> OnnxRuntimeModel:
         config = context.config

@@ -97,8 +97,13 @@ class Engine:
         """Of every input, in this profile."""
         found = {}
         for name in filter(self._is_input, self.names):
-            lowest, _, highest = self._engine.get_tensor_profile_shape(name, profile)
-            found[name] = Bounds(tuple(lowest), tuple(highest))
+            shape = tuple(self._engine.get_tensor_shape(name))
+            # profiles are for variable dimensions
+            if -1 in shape:
+                lowest, _, highest = self._engine.get_tensor_profile_shape(name, profile)
+                found[name] = Bounds(tuple(lowest), tuple(highest))
+            else:
+                found[name] = Bounds(shape, shape)
         return found
 
     def max_batch_size(self) -> int:

@@ -91,6 +91,7 @@ def _begin(trace: RequestTrace, request: InferRequest, received: int) -> None:
     trace.mark("HTTP_RECV_START", received)
     trace.mark_now("HTTP_RECV_END")
     trace.inputs(request)
+    trace.mark_now("REQUEST_START")
 
 
 async def _answer(
@@ -101,6 +102,7 @@ async def _answer(
     body = Renderer(model.name, model.version, request).body(response)
     if trace is not None:
         trace.outputs(response.outputs or ())
+        trace.mark_now("REQUEST_END")
         trace.mark_now("HTTP_SEND_START")
     await exchange.respond(200, body, headers=headers)
     if trace is not None:
@@ -142,6 +144,8 @@ async def _stream(
         batch: list[InferResponse] = await anext(responses, [])
         if batch and batch[0].error is not None:
             raise batch[0].error
+        if trace is not None:
+            trace.mark_now("HTTP_SEND_START")
         await _start(exchange, headers)
         while batch and not batch[-1].final:
             _trace_outputs(trace, batch)
@@ -152,7 +156,11 @@ async def _stream(
     finally:
         responses.close()
     _trace_outputs(trace, batch)
+    if trace is not None:
+        trace.mark_now("REQUEST_END")
     await exchange.finish(frames(batch))
+    if trace is not None:
+        trace.mark_now("HTTP_SEND_END")
 
 
 async def _start(exchange: Exchange, headers: Headers) -> None:

@@ -23,7 +23,8 @@ class ReadyResponses:
         self._stream = stream
         self._begun: Generator[Any, Any, InferResponse] | None = None
         self._waits_for: Any = None
-        self._ended = False
+        self._end: Exception | None = None
+        """What comes after the responses that have been given."""
 
     def __aiter__(self) -> ReadyResponses:
         return self
@@ -33,8 +34,8 @@ class ReadyResponses:
         while len(found) < MAX_TOGETHER and not found[-1].final:
             try:
                 response = self._step()
-            except StopAsyncIteration:
-                self._ended = True
+            except Exception as end:
+                self._end = end
                 break
             if response is None:
                 break
@@ -42,8 +43,8 @@ class ReadyResponses:
         return found
 
     async def _next(self) -> InferResponse:
-        if self._ended:
-            raise StopAsyncIteration
+        if self._end is not None:
+            raise self._end
         if self._begun is None:
             return await self._stream.__anext__()
         begun, self._begun = self._begun, None
@@ -65,7 +66,7 @@ class ReadyResponses:
         begun, self._begun = self._begun, None
         if begun is not None:
             begun.close()
-        self._ended = True
+        self._end = StopAsyncIteration()
         self._stream.close()
 
 

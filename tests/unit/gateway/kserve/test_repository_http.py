@@ -69,7 +69,8 @@ async def test_bodies_that_ask_for_no_index(repository: Repository, body: Any) -
 
 
 async def test_a_model_is_loaded(repository: Repository) -> None:
-    for body in (b"", b"{}", {"parameters": {}}):
+    bodies: list[Any] = [b"", b"{}", {"parameters": {}}]
+    for body in bodies:
         assert await repository.load(body) == (200, None)
     assert repository.store.loads == [("m", None, None)] * 3
 
@@ -105,12 +106,13 @@ async def test_bad_load_parameters(repository: Repository, parameters: Any, text
 
 
 async def test_bodies_that_are_no_load_requests(repository: Repository) -> None:
-    for body in (b"{", b"[]", {"foo": 1}, b"\xff"):
+    bodies: list[Any] = [b"{", b"[]", {"foo": 1}, b"\xff"]
+    for body in bodies:
         assert (await repository.load(body))[0] == 400
         assert (await repository.unload(body))[0] == 400
     status, said = await repository.load(b" " * 5000)
     assert status == 413
-    assert "exceeds the maximum allowed input size of 4096" in said["error"]
+    assert "4096" in said["error"]
 
 
 async def test_what_the_store_says_is_passed_on(repository: Repository) -> None:

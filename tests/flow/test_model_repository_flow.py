@@ -1,0 +1,120 @@
+"""A repository on disk, the classic shim and the identity backend, together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.engines.classic.messages import InferRequest
+from penstock.engines.classic.tensors import Tensor
+from penstock.engines.errors import InvalidRequestError
+from penstock.gateway.repository.classic_loader import classic_loaders
+from penstock.gateway.repository.manager import ModelRepository
+from penstock.gateway.repository.settings import RepositorySettings
+from penstock.gateway.repository.storage import Repository
+
+CONFIG = """
+backend: "identity"
+max_batch_size: 8
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [2] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [2] }
+instance_group { count: 2 kind: KIND_CPU }
+model_warmup { name: "two" batch_size: 2 inputs { key: "INPUT0" value { data_type: TYPE_FP32 dims: [2] %s } } }
+"""
+ZEROS = "zero_data: true"
+
+
+def _write(folder: Path, *versions: int, config: str = CONFIG % ZEROS) -> None:
+    for version in versions:
+        (folder / str(version)).mkdir(parents=True, exist_ok=True)
+    (folder / "config.pbtxt").write_text(config)
+
+
+@asynccontextmanager
+async def _serving(folder: Path, **settings: Any) -> AsyncIterator[ModelRepository]:
+    manager = ModelRepository(RepositorySettings(**settings), classic_loaders({}), [Repository(str(folder))])
+    try:
+        await manager.start()
+        yield manager
+    finally:
+        await manager.stop()
+
+
+async def _echo(manager: ModelRepository, name: str, value: float) -> float:
+    array = np.full((1, 2), value, np.float32)
+    response = await manager.model(name).infer(InferRequest(inputs={"INPUT0": Tensor("INPUT0", "FP32", array)}))
+    assert response.outputs is not None
+    assert response.outputs[0].array.shape == (1, 2)
+    return float(response.outputs[0].array[0, 1])
+
+
+async def test_models_are_served_from_disk_and_reloaded_without_a_gap(tmp_path: Path) -> None:
+    _write(tmp_path / "echo", 1, 2)
+    async with _serving(tmp_path, control_mode="explicit", load_models=("echo",)) as manager:
+        assert manager.ready
+        model = manager.model("echo")
+        assert (model.version, model.config.instance_group[0].count) == (2, 2)
+        assert model.statistics.inference_count == 0, "warm-ups do not count"
+        assert manager.load_seconds()["echo", 2] > 0
+        answered = 0
+        ended = asyncio.Event()
+
+        async def client() -> None:
+            nonlocal answered
+            while not ended.is_set():
+                assert await _echo(manager, "echo", answered) >= 0
+                answered += 1
+
+        clients = [asyncio.create_task(client()) for _ in range(4)]
+        for version in range(3, 8):
+            _write(tmp_path / "echo", version)
+            await manager.load("echo")
+            assert manager.versions("echo") == [version]
+            before = answered
+            while answered < before + 20:
+                await asyncio.wait(clients, timeout=0.001)
+        ended.set()
+        await asyncio.gather(*clients)
+        assert not model.ready
+        await manager.unload("echo")
+        assert manager.versions("echo") == []
+
+
+async def test_a_warm_up_that_cannot_be_keeps_the_model_from_loading(tmp_path: Path) -> None:
+    _write(tmp_path / "echo", 1)
+    _write(tmp_path / "cold", 1, config=CONFIG % 'input_data_file: "values"')
+    async with _serving(tmp_path, exit_on_error=False) as manager:
+        assert [(line.name, line.state) for line in manager.index(ready=False)] == [
+            ("cold", "UNAVAILABLE"),
+            ("echo", "READY"),
+        ]
+        assert "there is no file 'values' in the model's warmup folder" in manager.index(ready=False)[0].reason
+    (tmp_path / "cold" / "warmup").mkdir()
+    (tmp_path / "cold" / "warmup" / "values").write_bytes(np.ones(2, np.float32).tobytes())
+    async with _serving(tmp_path) as manager:
+        assert await _echo(manager, "cold", 3.5) == 3.5
+
+
+async def test_changes_on_disk_are_found_by_polls(tmp_path: Path) -> None:
+    _write(tmp_path / "echo", 1)
+    async with _serving(tmp_path, control_mode="poll", poll_seconds=3600) as manager:
+        first = manager.model("echo")
+        await manager.poll()
+        assert manager.model("echo") is first
+        _write(tmp_path / "echo", 1, config=CONFIG % ZEROS + "dynamic_batching { }")
+        await manager.poll()
+        assert manager.model("echo") is not first
+        assert await _echo(manager, "echo", 1.5) == 1.5
+
+
+async def test_unknown_backends_are_named_with_the_known_ones(tmp_path: Path) -> None:
+    _write(tmp_path / "odd", 1, config='backend: "caffe"')
+    async with _serving(tmp_path, control_mode="explicit") as manager:
+        with pytest.raises(InvalidRequestError, match=r"no backend is called 'caffe'; there are .*identity"):
+            await manager.load("odd")

@@ -33,7 +33,8 @@ Execute = Callable[[Batch], None]
 ADD_SUB = """
     name: "add_sub" backend: "test" max_batch_size: 32
     input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ 4 ] }, { name: "INPUT1" data_type: TYPE_FP32 dims: [ 4 ] } ]
-    output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 4 ] }, { name: "OUTPUT1" data_type: TYPE_FP32 dims: [ 4 ] } ]
+    output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 4 ] }
+    output { name: "OUTPUT1" data_type: TYPE_FP32 dims: [ 4 ] }
 """
 
 ECHO = """

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+
 from helpers_classic import (
     ADD_SUB,
     ECHO,
@@ -22,7 +23,6 @@ from helpers_classic import (
     served,
     until,
 )
-
 from penstock.engines.classic.base import Batch
 from penstock.engines.classic.messages import InferRequest, InferResponse
 from penstock.engines.errors import (
@@ -150,7 +150,7 @@ async def test_a_full_queue_refuses_and_a_request_whose_time_is_over_is_rejected
         with pytest.raises(QueueFullError, match=r"^\[request id: 7\] Exceeds maximum queue size$"):
             await model.infer(echo_request(3, id="7"))
         for call in waiting:
-            with pytest.raises(QueueTimeoutError, match="^Request timeout expired$"):
+            with pytest.raises(QueueTimeoutError, match=r"^Request timeout expired$"):
                 await call
         gate.open.set()
         assert output(await running).tolist() == [[0]]

@@ -11,9 +11,9 @@ from penstock.engines.classic.messages import InferRequest, InferResponse
 from penstock.engines.errors import OverloadedError
 
 MAX_UNREAD_RESPONSES = 16_384
-MAX_UNREAD_BYTES = 64 * 2**20
-"""What may lie in a stream that nobody reads; one response may be larger. Beyond it the request is cancelled, and the
-stream ends with an OverloadedError instead of what was not read."""
+MAX_UNREAD_BYTES = 256 * 2**20
+"""What may lie in a stream that nobody reads; the last response may be of any size. Beyond it the request is cancelled,
+and the stream ends with an OverloadedError instead of what was not read."""
 
 
 class Stream:
@@ -34,7 +34,8 @@ class Stream:
     def put(self, response: InferResponse) -> None:
         if self._ended:
             return
-        if len(self._unread) >= MAX_UNREAD_RESPONSES or self._unread_bytes > MAX_UNREAD_BYTES:
+        heavy = response.outputs and self._unread_bytes > MAX_UNREAD_BYTES
+        if heavy or len(self._unread) >= MAX_UNREAD_RESPONSES:
             self.close()
             response = InferResponse(None, error=OverloadedError("too many responses have not been read"))
         self._ended = response.final

@@ -138,6 +138,7 @@ def _header_length(exchange: Exchange, headers: Mapping[bytes, bytes]) -> int | 
         return None
     if sum(key == _HEADER_LENGTH for key, _ in exchange.scope["headers"]) > 1:
         raise InvalidRequestError("Inference-Header-Content-Length is given more than once")
+    given = given.strip(b" \t")
     if not given.isdigit() or len(given) > 19:
         raise InvalidRequestError("Inference-Header-Content-Length is not a number")
     return int(given)

@@ -1,0 +1,91 @@
+"""Compressed bodies, within bounds."""
+
+from __future__ import annotations
+
+import gzip
+import tracemalloc
+import zlib
+
+import pytest
+
+from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError
+from penstock.gateway.errors import HttpError
+from penstock.gateway.kserve.compression import accepted_coding, compress, content_coding, decompress
+
+DATA = b"tensor" * 1000
+
+
+@pytest.mark.parametrize(
+    ("header", "coding"),
+    [(None, b""), (b"", b""), (b"identity", b""), (b"gzip", b"gzip"), (b" GZIP ", b"gzip"), (b"deflate", b"deflate")],
+)
+def test_content_codings(header: bytes | None, coding: bytes) -> None:
+    assert content_coding(header) == coding
+
+
+@pytest.mark.parametrize("header", [b"br", b"zstd", b"gzip, gzip", b"x-gzip", b"chunked"])
+def test_unknown_codings_are_refused(header: bytes) -> None:
+    with pytest.raises(HttpError) as caught:
+        content_coding(header)
+    assert caught.value.shape.status == 415
+
+
+def test_both_codings_are_read() -> None:
+    assert decompress(b"gzip", gzip.compress(DATA), len(DATA)) == DATA
+    assert decompress(b"deflate", zlib.compress(DATA), len(DATA)) == DATA
+
+
+def test_both_codings_are_written() -> None:
+    assert gzip.decompress(compress(b"gzip", [DATA[:5], DATA[5:]])) == DATA
+    assert zlib.decompress(compress(b"deflate", [DATA])) == DATA
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"plain",
+        gzip.compress(DATA)[:-9],
+        gzip.compress(DATA)[:-1],
+        gzip.compress(DATA) + b"x",
+        zlib.compress(DATA),
+    ],
+)
+def test_broken_data_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequestError):
+        decompress(b"gzip", body, 1 << 20)
+
+
+def test_a_bomb_is_cut_off_at_the_limit() -> None:
+    limit = 1 << 20
+    bomb = gzip.compress(bytes(limit * 64))
+    tracemalloc.start()
+    with pytest.raises(PayloadTooLargeError):
+        decompress(b"gzip", bomb, limit)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * limit
+    assert decompress(b"gzip", gzip.compress(bytes(limit)), limit) == bytes(limit)
+
+
+@pytest.mark.parametrize(
+    ("header", "coding"),
+    [
+        (None, b""),
+        (b"", b""),
+        (b"gzip", b"gzip"),
+        (b"gzip, deflate", b"gzip"),
+        (b"deflate, gzip", b"gzip"),
+        (b"Deflate;q=1, gzip;q=0.1", b"deflate"),
+        (b"deflate; q=0.5", b"deflate"),
+        (b"gzip;q=0", b""),
+        (b"identity, gzip;q=0.5", b""),
+        (b"identity;q=0.5, gzip", b"gzip"),
+        (b"br", b""),
+        (b"gzip;q=nan", b""),
+        (b"gzip;q=2", b""),
+        (b"," * 5000 + b"gzip", b""),
+    ],
+)
+def test_accepted_codings(header: bytes | None, coding: bytes) -> None:
+    assert accepted_coding(header) == coding

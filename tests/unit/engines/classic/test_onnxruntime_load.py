@@ -119,6 +119,15 @@ def test_dimensions_without_a_batch(folder: Path, tmp_path: Path) -> None:
     )
 
 
+def test_a_variable_dimension_may_be_fixed_for_an_input_and_not_for_an_output(tmp_path: Path) -> None:
+    folder = save(identity(TensorProto.FLOAT, ("batch", "n")), tmp_path / "m")
+    text = """max_batch_size: 4 input {{ name: "X" data_type: TYPE_FP32 dims: {} }}
+      output {{ name: "Y" data_type: TYPE_FP32 dims: {} }}"""
+    instance = load(OnnxRuntimeBackend({}), model_config(text.format(2, -1)), folder)
+    assert run(instance, X=np.ones((1, 2), np.float32))["Y"].shape == (1, 2)
+    refused(folder, text.format(2, 2), r"tensor 'Y': the model expects 2 dimensions \(shape \[-1,-1\]\)")
+
+
 def test_an_optional_input_cannot_be_batched(tmp_path: Path) -> None:
     weights = helper.make_tensor("W", TensorProto.FLOAT, [2], [1, 2])
     text = """max_batch_size: 4 input { name: "X" data_type: TYPE_FP32 dims: 2 }

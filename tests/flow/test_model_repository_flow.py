@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.engines.classic import identity
+from penstock.engines.classic.base import BackendInstance, Batch
 from penstock.engines.classic.messages import InferRequest
 from penstock.engines.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError
@@ -99,6 +102,25 @@ async def test_a_warm_up_that_cannot_be_keeps_the_model_from_loading(tmp_path: P
     (tmp_path / "cold" / "warmup" / "values").write_bytes(np.ones(2, np.float32).tobytes())
     async with _serving(tmp_path) as manager:
         assert await _echo(manager, "cold", 3.5) == 3.5
+
+
+async def test_every_instance_is_warmed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executed: list[tuple[int, int]] = []
+
+    def execute(instance: BackendInstance, batch: Batch) -> None:
+        executed.append((id(instance), sum(len(call.request.inputs["INPUT0"].array) for call in batch.calls)))
+        both_busy.wait(60)
+        plainly(instance, batch)
+
+    both_busy = threading.Barrier(2)
+    plainly = identity._Instance.execute
+    monkeypatch.setattr(identity._Instance, "execute", execute)
+    batching = "dynamic_batching { max_queue_delay_microseconds: 3000 default_queue_policy { max_queue_size: 1 } }"
+    _write(tmp_path / "echo", 1, config=CONFIG % ZEROS + batching)
+    async with _serving(tmp_path) as manager:
+        assert manager.ready
+    assert len({instance for instance, _ in executed}) == 2
+    assert [size for _, size in executed] == [2, 2], "warm-ups do not share a batch"
 
 
 async def test_changes_on_disk_are_found_by_polls(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """`model_warmup`: requests that a model answers before it is ready.
 
-Each sample is sent `count` times (at least once) to every instance: so many requests at once as there are instances.
+Each sample is sent `count` times (at least once) to every instance: as many requests run at once as there are of these.
 """
 
 from __future__ import annotations
@@ -43,8 +43,19 @@ async def warm_up(model: InferModel, model_folder: Path) -> None:
 
 
 async def _run(model: InferModel, inputs: dict[str, Tensor], instances: int) -> None:
-    """Waits for all of them, also when one fails: nothing may be left in a model that will be stopped."""
-    ended = await asyncio.gather(*(_infer(model, inputs) for _ in range(instances)), return_exceptions=True)
+    """Sends the requests one after the other, each when the one before is being executed: they must not share a batch,
+    nor fill a short queue. Waits for all of them, also when one fails."""
+    requests: list[asyncio.Task[None]] = []
+    try:
+        for _ in range(instances):
+            requests.append(asyncio.create_task(_infer(model, inputs)))
+            await asyncio.sleep(0)
+            while model.statistics.pending and not requests[-1].done():  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.001)
+        ended = await asyncio.gather(*requests, return_exceptions=True)
+    finally:
+        for request in requests:
+            request.cancel()
     for error in ended:
         if error is not None:
             raise error

@@ -15,7 +15,7 @@ from penstock.engines.classic.model_config import (
     ModelOutput,
     ModelQueuePolicy,
 )
-from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.repository.config_fields import OWN_BACKENDS, SELF_PLACED_BACKENDS
 
 MAX_PRIORITY_LEVELS = 1024
@@ -74,11 +74,6 @@ def _check_dynamic_batching(batching: ModelDynamicBatching, config: ModelConfig)
         if any(_delays(policy) for policy in policies):
             raise InvalidRequestError(
                 f"Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for {name}"
-            )
-        if sum(max(1, group.count) * max(1, len(group.gpus)) for group in config.instance_group) > 1:
-            raise UnsupportedError(
-                f"dynamic_batching.preserve_ordering of model '{name}' is not supported with more than one instance",
-                param="dynamic_batching.preserve_ordering",
             )
 
 

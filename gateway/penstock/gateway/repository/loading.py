@@ -100,7 +100,7 @@ class ModelLoading:
         config = read_config(folder, name, override=override, config_name=self._settings.config_name)
         complete(config, name, folder, gpus=self._settings.gpus)
         check_supported(config, complete=False)
-        versions = select_versions(config.version_policy, available_versions(folder))
+        versions = select_versions(config.version_policy, available_versions(folder), name)
         return _Plan(folder, config, versions, self._loaders(config.backend))
 
     async def _load_versions(self, name: str, plan: _Plan, folder: LocalModel) -> Deployment:

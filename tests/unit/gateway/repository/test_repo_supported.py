@@ -317,16 +317,6 @@ def test_before_auto_completion_tensors_may_be_incomplete() -> None:
         check_supported(found)
 
 
-def test_order_is_kept_by_a_single_instance() -> None:
-    ordered = BATCH + "dynamic_batching { preserve_ordering: true } "
-    check_supported(config(ordered + "instance_group [ { count: 1 } ]"))
-    for groups in ("{ count: 2 }", "{ }, { }", "{ kind: KIND_GPU gpus: [ 0, 1 ] }"):
-        with pytest.raises(
-            UnsupportedError, match=r"^dynamic_batching\.preserve_ordering of model 'm' is not supported"
-        ):
-            check_supported(config(ordered + f"instance_group [ {groups} ]", gpus=2))
-
-
 def test_messages_do_not_carry_control_characters() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         check_supported(config(BACKEND + "input [ { name: 'a\\r\\nb' } ]"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from contextlib import ExitStack
 
 import numpy as np
 import tritonclient.http as triton
@@ -24,24 +25,24 @@ def main() -> None:
 
     left = np.arange(16, dtype=np.float32).reshape(1, 16)
     # names that no other client on this machine uses
-    names = {kind: f"add_sub_{kind}_{os.getpid()}" for kind in ("inputs", "outputs")}
-    regions = {kind: shm.create_shared_memory_region(name, f"/{name}", 2 * SIZE) for kind, name in names.items()}
-    with triton.InferenceServerClient(arguments.url) as client:
-        try:
-            shm.set_shared_memory_region(regions["inputs"], [left, left])
-            for name in names.values():
-                client.register_system_shared_memory(name, f"/{name}", 2 * SIZE)
-            inputs = [triton.InferInput(name, [1, 16], "FP32") for name in ("INPUT0", "INPUT1")]
-            outputs = [triton.InferRequestedOutput(name, binary_data=True) for name in ("OUTPUT0", "OUTPUT1")]
-            for index in range(2):
-                inputs[index].set_shared_memory(names["inputs"], SIZE, offset=index * SIZE)
-                outputs[index].set_shared_memory(names["outputs"], SIZE, offset=index * SIZE)
-            client.infer(arguments.model, inputs, outputs=outputs)
-            sums = shm.get_contents_as_numpy(regions["outputs"], np.float32, [1, 16]).copy()
-        finally:
-            for kind, name in names.items():
-                client.unregister_system_shared_memory(name)
-                shm.destroy_shared_memory_region(regions[kind])
+    sent, received = f"add_sub_inputs_{os.getpid()}", f"add_sub_outputs_{os.getpid()}"
+    with ExitStack() as cleanup:
+        client = cleanup.enter_context(triton.InferenceServerClient(arguments.url))
+        regions = {}
+        for name in (sent, received):
+            regions[name] = shm.create_shared_memory_region(name, f"/{name}", 2 * SIZE)
+            cleanup.callback(shm.destroy_shared_memory_region, regions[name])
+            client.register_system_shared_memory(name, f"/{name}", 2 * SIZE)
+            cleanup.callback(client.unregister_system_shared_memory, name)
+        shm.set_shared_memory_region(regions[sent], [left, left])
+        inputs = [triton.InferInput(name, [1, 16], "FP32") for name in ("INPUT0", "INPUT1")]
+        outputs = [triton.InferRequestedOutput(name, binary_data=True) for name in ("OUTPUT0", "OUTPUT1")]
+        for index in range(2):
+            inputs[index].set_shared_memory(sent, SIZE, offset=index * SIZE)
+            outputs[index].set_shared_memory(received, SIZE, offset=index * SIZE)
+        client.infer(arguments.model, inputs, outputs=outputs)
+        # a copy: the memory is gone at the end of this block
+        sums = shm.get_contents_as_numpy(regions[received], np.float32, [1, 16]).copy()
     print("sums", sums[0])
     np.testing.assert_array_equal(sums, left + left)
 

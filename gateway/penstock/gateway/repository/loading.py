@@ -13,6 +13,7 @@ from typing import Protocol
 from penstock.engines.classic.base import Host, InferModel, ModelContext
 from penstock.engines.classic.model_config import ModelConfig
 from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError, from_code
+from penstock.gateway.errors import wire_shape
 from penstock.gateway.repository.config_file import read_config
 from penstock.gateway.repository.defaults import complete
 from penstock.gateway.repository.layout import available_versions
@@ -24,6 +25,9 @@ from penstock.gateway.repository.versions import select_versions
 from penstock.gateway.repository.warmup import warm_up
 
 logger = logging.getLogger("penstock")
+
+_STATUS = {"UNIMPLEMENTED": "Unsupported"}
+"""Triton's names of codes that are not those of gRPC."""
 
 _Loaded = tuple[InferModel, float]
 """A version, and the seconds it took."""
@@ -167,17 +171,23 @@ def _error(task: asyncio.Task[_Loaded]) -> BaseException | None:
 
 
 def _load_error(name: str, tasks: Mapping[int, asyncio.Task[_Loaded]]) -> LoadError:
-    """What went wrong, in Triton's words. Versions that could have been served are unloaded again."""
+    """What went wrong, in Triton's words, and as in Triton the request's fault, whatever it was. Versions that could
+    have been served are unloaded again."""
     failures: dict[int, PenstockError] = {}
     for version, task in tasks.items():
         if (error := _error(task)) is not None:
             failures[version] = _refusal(f"model '{name}' version {version}", error)
-    told = " ".join(
-        f"version {version} is at UNAVAILABLE state: {error.message};" for version, error in failures.items()
-    )
-    reasons = {version: failures[version].message if version in failures else UNLOADED for version in tasks}
+    reasons = {version: _status(failures[version]) if version in failures else UNLOADED for version in tasks}
+    told = " ".join(f"version {version} is at UNAVAILABLE state: {reasons[version]};" for version in failures)
     first = next(iter(failures.values()))
-    return LoadError(from_code(first.code, f"load failed for model '{name}': {told}"), told, reasons)
+    code = first.code if isinstance(first, InvalidRequestError) else InvalidRequestError.code
+    return LoadError(from_code(code, f"load failed for model '{name}': {told}"), told, reasons)
+
+
+def _status(error: PenstockError) -> str:
+    """As Triton shows a status: `Internal: what happened`."""
+    code = wire_shape(error).grpc
+    return f"{_STATUS.get(code, code.replace('_', ' ').capitalize())}: {error.message}"
 
 
 def _refusal(what: str, error: BaseException) -> PenstockError:

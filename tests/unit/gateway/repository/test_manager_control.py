@@ -93,10 +93,12 @@ async def test_the_index_shows_every_state(repository: FakeRepository, loader: F
             manager.model("a", "1")
         model.hold.set()
         assert await request == "a1"
-        with pytest.raises(InvalidRequestError, match="version 1 is at UNAVAILABLE state: the file is broken;"):
+        with pytest.raises(
+            InvalidRequestError, match="version 1 is at UNAVAILABLE state: Invalid argument: the file is broken;"
+        ):
             await manager.load("bad")
         await until(lambda: "a 1 UNAVAILABLE unloaded" in states(manager))
-        assert states(manager) == ["a 1 UNAVAILABLE unloaded", "bad 1 UNAVAILABLE the file is broken"]
+        assert states(manager) == ["a 1 UNAVAILABLE unloaded", "bad 1 UNAVAILABLE Invalid argument: the file is broken"]
 
 
 async def test_unknown_models_and_versions(repository: FakeRepository, loader: FakeLoader) -> None:
@@ -150,7 +152,7 @@ async def test_without_exit_on_error_the_others_serve(
     async with serving(repository, loader=loader, control_mode="none", exit_on_error=False) as manager:
         assert await ask(manager, "a") == "a1"
         assert not manager.ready
-        assert states(manager)[:2] == ["a 1 READY", "bad 1 UNAVAILABLE broken"]
+        assert states(manager)[:2] == ["a 1 READY", "bad 1 UNAVAILABLE Invalid argument: broken"]
         assert states(manager)[2].startswith("odd UNAVAILABLE unexpected directory name 'odd' for model 'other'")
         assert "model 'bad': load failed for model 'bad': version 1" in caplog.text
         assert "model 'odd': failed to load 'odd', failed to poll from model repository: unexp" in caplog.text
@@ -265,7 +267,11 @@ async def test_all_versions_or_none(repository: FakeRepository, loader: FakeLoad
     async with serving(repository, loader=loader) as manager:
         with pytest.raises(InvalidRequestError, match="load failed for model 'a': version 2 is at UNAVAILABLE state"):
             await manager.load("a")
-        assert states(manager) == ["a 1 UNAVAILABLE unloaded", "a 2 UNAVAILABLE broken", "a 3 UNAVAILABLE unloaded"]
+        assert states(manager) == [
+            "a 1 UNAVAILABLE unloaded",
+            "a 2 UNAVAILABLE Invalid argument: broken",
+            "a 3 UNAVAILABLE unloaded",
+        ]
         assert len(loader.models) == 2
         assert loader.live == []
 
@@ -311,7 +317,7 @@ async def test_load_retries(repository: FakeRepository, loader: FakeLoader) -> N
         await manager.load("a")
         await manager.unload("a")
         loader.broken["a", 1] = [EngineError("1"), ValueError("2"), RuntimeError("a secret path")]
-        with pytest.raises(EngineError, match="an unexpected error, which the server's log shows"):
+        with pytest.raises(InvalidRequestError, match="Internal: an unexpected error, which the server's log shows"):
             await manager.load("a")
 
 

@@ -52,7 +52,10 @@ async def test_a_broken_change_is_tried_once(repository: FakeRepository, loader:
         repository.put("b", "fail: half written")
         await manager.poll()
         assert await ask(manager, "a") == "a1"
-        assert states(manager) == ["a 1 READY half written", "b 1 UNAVAILABLE half written"]
+        assert states(manager) == [
+            "a 1 READY Invalid argument: half written",
+            "b 1 UNAVAILABLE Invalid argument: half written",
+        ]
         assert not manager.ready, "b should be loaded"
         (repository.folder / "b" / "1" / "model.txt").write_text("fine now, but the fingerprint is the old one")
         await manager.poll()

@@ -105,7 +105,7 @@ async def test_a_model_that_fails_its_warm_up_is_not_loaded(tmp_path: Path) -> N
         repository.put("a", "a2", config=SAMPLE)
         with pytest.raises(InvalidRequestError, match="warm-up sample 's': it explodes"):
             await manager.load("a")
-        assert states(manager) == ["a 1 READY warm-up sample 's': it explodes"]
+        assert states(manager) == ["a 1 READY Invalid argument: warm-up sample 's': it explodes"]
         assert await ask(manager, "a") == "a1"
         assert [model.tag for model in loader.live] == ["a1"]
 

@@ -246,7 +246,7 @@ def test_no_file_and_no_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("location", ["../../secret.bin", "{root}/secret.bin", "link.bin", "x/../../../secret.bin"])
-@pytest.mark.parametrize("within", ["initializer", "attribute"])
+@pytest.mark.parametrize("within", ["initializer", "attribute", "branch"])
 def test_external_data_stays_in_the_models_folder(tmp_path: Path, location: str, within: str) -> None:
     (tmp_path / "secret.bin").write_bytes(np.array([7, 8], np.float32).tobytes())
     weights = external("W", location.format(root=tmp_path))
@@ -254,6 +254,9 @@ def test_external_data_stays_in_the_models_folder(tmp_path: Path, location: str,
     if within == "attribute":
         del made.graph.initializer[:]
         made.graph.node.insert(0, helper.make_node("Constant", [], ["W"], value=weights))
+    if within == "branch":
+        branch = made.graph.node.add(op_type="If").attribute.add(name="then_branch")
+        branch.g.initializer.append(made.graph.initializer.pop())
     folder = save(made, tmp_path / "m")
     (folder / "link.bin").symlink_to(tmp_path / "secret.bin")
     refused(folder, "", "'model.onnx' has external data outside the model's folder")
@@ -327,6 +330,11 @@ def test_a_provider_that_does_not_start_is_no_silent_cpu(folder: Path, monkeypat
     monkeypatch.setattr(onnxruntime, "get_available_providers", AnyProvider.get_available_providers)
     with pytest.warns(UserWarning, match="CUDAExecutionProvider"):
         refused(folder, "", "onnxruntime could not start its CUDAExecutionProvider", kind="GPU")
+
+
+def test_a_provider_that_fails_later_is_no_silent_cpu_either(folder: Path) -> None:
+    session = vars(load(OnnxRuntimeBackend({}), model_config(), folder))["_session"]
+    assert not vars(session)["_enable_fallback"]
 
 
 def test_without_onnxruntime_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

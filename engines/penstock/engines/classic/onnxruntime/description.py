@@ -49,7 +49,7 @@ def open_session(path: Path, options: Any, providers: list[tuple[str, dict[str, 
     """An InferenceSession that runs on all of `providers`, which must be available. Raises ValueError."""
     onnxruntime = library.load()
     try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+        session = onnxruntime.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
     except Exception as error:
         _, text = library.explain(error)
         raise ValueError(f"'{path.name}' cannot be loaded: {text.replace(str(path), path.name)}") from error
@@ -60,7 +60,6 @@ def open_session(path: Path, options: Any, providers: list[tuple[str, dict[str, 
             f"onnxruntime could not start its {lost[0]}: the libraries it needs (CUDA, cuDNN, TensorRT, OpenVINO) are"
             " missing, or not of the versions it was built for"
         )
-    session.disable_fallback()
     return session
 
 

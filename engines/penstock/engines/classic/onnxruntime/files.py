@@ -56,6 +56,7 @@ def _tensors(model: Any) -> Iterator[Any]:
     yield from _graph_tensors(model.graph)
     for function in model.functions:
         yield from _node_tensors(function.node)
+        yield from _attribute_tensors(function.attribute_proto)
     for training in model.training_info:
         yield from _graph_tensors(training.initialization)
         yield from _graph_tensors(training.algorithm)
@@ -69,12 +70,16 @@ def _graph_tensors(graph: Any) -> Iterator[Any]:
 
 def _node_tensors(nodes: Any) -> Iterator[Any]:
     for node in nodes:
-        for attribute in node.attribute:
-            yield attribute.t
-            yield from attribute.tensors
-            yield from _sparse_tensors((attribute.sparse_tensor, *attribute.sparse_tensors))
-            for graph in (attribute.g, *attribute.graphs):
-                yield from _graph_tensors(graph)
+        yield from _attribute_tensors(node.attribute)
+
+
+def _attribute_tensors(attributes: Any) -> Iterator[Any]:
+    for attribute in attributes:
+        yield attribute.t
+        yield from attribute.tensors
+        yield from _sparse_tensors((attribute.sparse_tensor, *attribute.sparse_tensors))
+        for graph in (attribute.g, *attribute.graphs):
+            yield from _graph_tensors(graph)
 
 
 def _sparse_tensors(tensors: Any) -> Iterator[Any]:

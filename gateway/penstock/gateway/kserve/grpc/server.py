@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 # Engine processes are started by fork and exec; gRPC's fork handlers only cost there, and complain.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-# Its older listener takes a fifth less of a core for each unary call; releases without it ignore this.
-os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")
 
 import grpc
 

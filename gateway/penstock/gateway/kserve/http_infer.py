@@ -24,9 +24,11 @@ _WATCH_AFTER = 0.02
 """Seconds after which a client that leaves is noticed. Quicker answers, most of them, go without the task for that."""
 
 _LONG_BODY = 1 << 20
+_LONG_TEXT = 1 << 16
 _LONG_COMPRESSED = 1 << 10
 _LONG_ANSWER = 1 << 17
-"""Bytes of JSON or of compressed data, and elements of an answer, from which coding them is left to a thread."""
+"""From so many bytes of a request, of its JSON or strings, of compressed data, and elements of an answer, coding them
+is left to a thread: it would hold up all other requests."""
 
 _JOINED = 1 << 16
 """Bytes of a binary answer up to which it leaves in one piece."""
@@ -70,9 +72,17 @@ class Infer:
 
     async def _parsed(self, body: bytes, length: int | None, model: InferModel) -> Inference:
         regions = self._context.shared_memory
-        if (len(body) if length is None else length) < _LONG_BODY:
-            return parse_infer(body, length, model, regions)
-        return await asyncio.to_thread(parse_infer, body, length, model, regions)
+        if self._takes_long(body, length):
+            return await asyncio.to_thread(parse_infer, body, length, model, regions)
+        return parse_infer(body, length, model, regions)
+
+    def _takes_long(self, body: bytes, length: int | None) -> bool:
+        """A short head can name any number of strings, in the body or in shared memory."""
+        size = len(body)
+        head = size if length is None else length
+        if size >= _LONG_TEXT and (size >= _LONG_BODY or head >= _LONG_TEXT or b'"BYTES"' in body[:head]):
+            return True
+        return self._context.allow_shared_memory and b"shared_memory_region" in body[:head]
 
     def _complete(self, inference: Inference, exchange: Exchange, headers: Mapping[bytes, bytes]) -> None:
         """What the headers say."""

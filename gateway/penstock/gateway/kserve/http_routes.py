@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
-from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
 from penstock.engines.errors import PenstockError, UnsupportedError
@@ -103,23 +102,6 @@ class KServeApp:
             case [repository, "models", name, verb] if repository and name and verb in self._of_repository:
                 return {"POST": _no_repository_name}, ()
         return None
-
-
-class KServeRoute(BaseRoute):
-    """The app as a route of starlette's router."""
-
-    def __init__(self, app: KServeApp) -> None:
-        self.app = app
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        return (Match.FULL, {}) if self.app.handles(scope["path"]) else (Match.NONE, {})
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.app(scope, receive, send)
-
-
-def kserve_routes(context: KServe) -> list[BaseRoute]:
-    return [KServeRoute(KServeApp(context))]
 
 
 def _fixed_routes(context: KServe) -> dict[str, Verbs]:

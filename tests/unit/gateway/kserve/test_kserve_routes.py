@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import threading
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from helpers_kserve import FakeModel, FakeModelStore, add_sub, identity, repeat
 from helpers_kserve_http import kserve_app, kserve_context
 from penstock.engines import errors as tree
 from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.kserve import http_infer
 from penstock.gateway.kserve.headers import forward_pattern
 from penstock.gateway.kserve.http_routes import KServeApp
 from penstock.gateway.kserve.trace_settings import TraceSettings
@@ -405,3 +408,22 @@ async def test_a_drain_that_ends_interrupts(front: Front) -> None:
     front.settings.drain.expire()
     await running
     assert (request.status, model.cancelled.is_set()) == (503, True)
+
+
+@pytest.mark.parametrize("count", [1, 20_000])
+async def test_long_requests_hold_up_nobody(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many strings behind a short head are read in a thread, few are not."""
+    front = Front(identity("BYTES"))
+    threads: list[Any] = []
+    monkeypatch.setattr(http_infer, "parse_infer", partial(_noting_thread, threads, http_infer.parse_infer))
+    given = {"name": "INPUT0", "shape": [count], "datatype": "BYTES", "parameters": {"binary_data_size": 4 * count}}
+    head = json.dumps({"inputs": [given]}).encode()
+    path = "/v2/models/identity_bytes/infer"
+    answer = await front("POST", path, head + bytes(4 * count), inference_header_content_length=str(len(head)))
+    assert answer.json()["outputs"][0]["data"] == [""] * count
+    assert (threads == [threading.main_thread()]) == (count == 1)
+
+
+def _noting_thread(threads: list[Any], function: Any, *args: Any) -> Any:
+    threads.append(threading.current_thread())
+    return function(*args)

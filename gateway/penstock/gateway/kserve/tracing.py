@@ -133,7 +133,7 @@ class Tracing:
         """
         changed = changes(values)
         if model:
-            own = replace(self._own.get(model, TraceSettings()), **changed)
+            own = replace(self._own_settings(model), **changed)
             self._own[model] = own
             if own.empty:
                 del self._own[model]
@@ -154,14 +154,20 @@ class Tracing:
         """Writes what has been collected. At the end of the server."""
         self._file.flush()
 
+    def _own_settings(self, model: str) -> TraceSettings:
+        """What the model sets itself, with the traces that are still to be made."""
+        own, sampler = self._own.get(model, TraceSettings()), self._models.get(model)
+        if sampler is None or own.trace_count is None:
+            return own
+        return replace(own, trace_count=sampler.current.trace_count)
+
     def _rebuild(self, model: str) -> None:
         """The samplers that a change concerns: the model's, or all models' when the one for everything changed."""
         for name in (model,) if model else tuple(self._own):
-            own = self._own.get(name)
-            old = self._models.pop(name, None)
+            own = self._own.get(name) if model else self._own_settings(name)
+            self._models.pop(name, None)
             if own is not None:
-                sampler = _Sampler(own.over(self._global.current), self._file)
-                self._models[name] = sampler if old is None or old.settings != sampler.settings else old
+                self._models[name] = _Sampler(own.over(self._global.current), self._file)
         self.active = self._global.active or any(sampler.active for sampler in self._models.values())
 
 

@@ -80,6 +80,18 @@ def test_so_many_traces_and_no_more() -> None:
     assert traced(tracing, 5) == [0]
 
 
+def test_other_changes_do_not_count_anew() -> None:
+    tracing = Tracing()
+    tracing.update(ON | {"trace_count": "3"}, "m")
+    assert traced(tracing, 2, "m") == [0, 1]
+    tracing.update({"log_frequency": "5"}, "m")
+    tracing.update({"log_frequency": "6", "trace_level": ["OFF"]})
+    assert tracing.settings("m")["trace_count"] == "1"
+    assert traced(tracing, 5, "m") == [0]
+    tracing.update({"trace_count": "2"}, "m")
+    assert traced(tracing, 5, "m") == [0, 1]
+
+
 def test_no_rate_no_trace() -> None:
     tracing = Tracing()
     tracing.update(ON | {"trace_rate": "0"})

@@ -37,6 +37,8 @@ logger = logging.getLogger("penstock")
 EXPLICIT_ONLY = "explicit model load / unload is not allowed if polling is enabled"
 """Triton's text, in control mode none too."""
 
+STOPPING = "the server is shutting down"
+
 
 class ModelRepository:
     """The ModelStore of a server; `host` is what its models may ask. Lives on the event loop.
@@ -150,20 +152,20 @@ class ModelRepository:
         self._check_change(name)
         check_model_name(name)
         if not files:
-            await self._operation(name, self._load_stored(name, config))
+            await self._asked(name, self._load_stored(name, config))
         elif config is None:
             raise InvalidRequestError(
                 f"failed to load '{name}', failed to poll from model repository: files need a configuration with them"
             )
         else:
             check_files(files)
-            await self._operation(name, self._load_files(name, config, files))
+            await self._asked(name, self._load_files(name, config, files))
 
     async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
         """`unload_dependents` changes nothing: no model here is made of others."""
         self._check_change(name)
         if name in self._entries:
-            await self._operation(name, self._unload(self._entries[name]))
+            await self._asked(name, self._unload(self._entries[name]))
         else:
             self._wanted.discard(name)
 
@@ -194,6 +196,17 @@ class ModelRepository:
         self._operations.add(task)
         task.add_done_callback(self._operation_ended)
         return asyncio.shield(task)
+
+    async def _asked(self, name: str, operation: Coroutine[Any, Any, None]) -> None:
+        """An operation on request. Raises NotReadyError when the server stops meanwhile."""
+        ending = self._operation(name, operation)
+        try:
+            await ending
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is not None and caller.cancelling():
+                raise
+            raise NotReadyError(STOPPING) from None
 
     def _operation_ended(self, task: asyncio.Task[None]) -> None:
         self._operations.discard(task)
@@ -268,7 +281,7 @@ class ModelRepository:
         if self._settings.control_mode != "explicit":
             raise NotReadyError(EXPLICIT_ONLY)
         if self._stopping:
-            raise NotReadyError("the server is shutting down")
+            raise NotReadyError(STOPPING)
         if name in self._added:
             raise InvalidRequestError(
                 f"model '{name}' does not come from a model repository: it cannot be loaded or unloaded"

@@ -335,3 +335,38 @@ async def test_stopping_ends_what_is_being_loaded(repository: FakeRepository, lo
     assert repository.open_copies == 0
     with pytest.raises(NotReadyError):
         await manager.load("a")
+
+
+async def test_load_requests_that_the_end_of_the_server_meets(repository: FakeRepository, loader: FakeLoader) -> None:
+    repository.put("a", "a1")
+    async with serving(repository, loader=loader) as manager:
+        loader.gate = asyncio.Event()
+        loads = [asyncio.create_task(manager.load("a")) for _ in range(2)]
+        await until(lambda: loader.waiting == 1)
+        await manager.stop()
+        for load in loads:
+            with pytest.raises(NotReadyError, match="the server is shutting down"):
+                await load
+        with pytest.raises(NotReadyError, match="the server is shutting down"):
+            await manager.load("a")
+
+
+async def test_a_stop_that_is_cancelled_waits_for_nobody_and_leaves_no_files(
+    repository: FakeRepository, loader: FakeLoader
+) -> None:
+    repository.put("a", "a1")
+    manager = ModelRepository(RepositorySettings(), loaders_of(loader), [repository])  # type: ignore[list-item]
+    await manager.start()
+    model = loader.models[0]
+    model.hold = asyncio.Event()
+    request = asyncio.create_task(ask(manager, "a"))
+    await until(lambda: len(model.requests) == 1)
+    stopping = asyncio.create_task(manager.stop())
+    await until(lambda: not model.ready)
+    assert not stopping.done()
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    assert repository.open_copies == 0
+    model.hold.set()
+    assert await request == "a1"

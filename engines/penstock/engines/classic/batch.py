@@ -75,11 +75,28 @@ class ExecBatch:
             for name in call.request.outputs or wanted:
                 datatype, array = ready[name]
                 tensors.append(Tensor(name, datatype, array if single else array[start:stop]))
-            call.send(InferResponse(tensors))
+            if not call.answered:
+                call.sent = call.answered = True
+                self._emit(call, InferResponse(tensors))
             start = stop
 
     def send(self, call: Call, response: InferResponse) -> None:
-        """What a call of this batch sends."""
+        """What a call of this batch sends: outputs as the model gives them."""
+        if response.outputs and (call.request.outputs or self._signature.reshapes_outputs):
+            response.outputs = self._for_caller(call, response.outputs)
+        self._emit(call, response)
+
+    def _for_caller(self, call: Call, outputs: list[Tensor]) -> list[Tensor]:
+        """Those that were asked for, in that order, in the shape that callers get."""
+        if call.request.outputs:
+            given = {tensor.name: tensor for tensor in outputs}
+            outputs = [given[name] for name in call.request.outputs if name in given]
+        if not self._signature.reshapes_outputs:
+            return outputs
+        to_client = self._signature.to_client
+        return [Tensor(tensor.name, tensor.datatype, to_client(tensor.name, tensor.array)) for tensor in outputs]
+
+    def _emit(self, call: Call, response: InferResponse) -> None:
         if not self.output_start_ns:
             self.output_start_ns = monotonic_ns()
         if self._post is not None:

@@ -10,10 +10,18 @@ import time
 
 import numpy as np
 
-from penstock.engines.classic.base import Backend, BackendInstance, BackendModel, Batch, InstanceContext, ModelContext
+from penstock.engines.classic.base import (
+    Backend,
+    BackendInstance,
+    BackendModel,
+    Batch,
+    InferCall,
+    InstanceContext,
+    ModelContext,
+)
 from penstock.engines.classic.messages import InferResponse
 from penstock.engines.classic.model_config import ModelConfig
-from penstock.engines.classic.tensors import Array, Tensor
+from penstock.engines.classic.tensors import Array, Tensor, datatype_of
 from penstock.engines.errors import EngineError
 
 
@@ -28,6 +36,7 @@ class _Model(BackendModel):
     def __init__(self, config: ModelConfig) -> None:
         self.sources = dict(_pairs(config))
         self.decoupled = config.model_transaction_policy.decoupled
+        self.batched = config.max_batch_size > 0
         self.delay = float(_parameter(config, "execute_delay_ms") or 0) / 1000
         self.fail_on = _parameter(config, "fail_on")
 
@@ -46,17 +55,26 @@ class _Instance(BackendInstance):
             time.sleep(model.delay)
         if model.fail_on and any(_has(array, model.fail_on) for array in inputs.values()):
             raise EngineError(f"an input has the element '{model.fail_on}'")
-        if not model.decoupled:
-            batch.scatter({name: inputs[source] for name, source in model.sources.items() if source in inputs})
+        if not model.decoupled and all(source in inputs for source in model.sources.values()):
+            batch.scatter({name: inputs[source] for name, source in model.sources.items()})
             return
+        # Outputs whose optional inputs were left out are left out too.
+        start = 0
         for call in batch.calls:
-            sent = call.request.inputs
+            stop = start + max(
+                (len(tensor.array) for tensor in call.request.inputs.values() if model.batched), default=0
+            )
             tensors = [
-                Tensor(name, sent[source].datatype, sent[source].array)
+                Tensor(name, datatype_of(array.dtype), array[start:stop] if model.batched else array)
                 for name, source in model.sources.items()
-                if source in sent
+                if (array := inputs.get(source)) is not None
             ]
             call.send(InferResponse(tensors))
+            start = stop
+
+
+def _rows(call: InferCall) -> int:
+    return len(next(iter(call.request.inputs.values())).array)
 
 
 def _pairs(config: ModelConfig) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -27,6 +28,12 @@ class TensorSignature:
     optional: bool
     fixed: bool
     """`dims` has no -1."""
+
+    @property
+    def least_bytes(self) -> int:
+        """Of one inference, with each -1 taken as 1; elements of BYTES have at least their length."""
+        size = 4 if self.datatype == "BYTES" else self.dtype.itemsize
+        return size * math.prod(abs(dim) for dim in self.dims)
 
     def model_shape(self, shape: Shape) -> Shape:
         """The shape for the model of an input that came as `shape`, both without the batch dimension."""

@@ -20,7 +20,7 @@ _BATCH_NOTE = (
 
 
 def check_request(request: InferRequest, signature: ModelSignature) -> int:
-    """The batch size: the first dimension of the inputs, 0 for a model without batching.
+    """The batch size: the first dimension of the inputs, at least 1; 0 for a model without batching.
 
     Raises InvalidRequestError.
     """
@@ -32,6 +32,11 @@ def check_request(request: InferRequest, signature: ModelSignature) -> int:
         if size >= 0:
             return size
     return _checked_size(request, signature)
+
+
+def request_prefix(request: InferRequest) -> str:
+    """What stands before Triton's error texts."""
+    return f"[request id: {request.id or '<id_unknown>'}] "
 
 
 def _uniform_size(inputs: dict[str, Tensor], signature: ModelSignature) -> int:
@@ -55,14 +60,14 @@ def _uniform_size(inputs: dict[str, Tensor], signature: ModelSignature) -> int:
             return -1
     if not signature.batched:
         return 0
-    return size if size <= signature.max_batch_size else -1
+    return size if 0 < size <= signature.max_batch_size else -1
 
 
 def _checked_size(request: InferRequest, signature: ModelSignature) -> int:
     for name in request.outputs:
         if name not in signature.outputs:
             raise InvalidRequestError(f"unexpected inference output '{name}' for model '{signature.model}'")
-    prefix = f"[request id: {request.id or '<id_unknown>'}] "
+    prefix = request_prefix(request)
     _check_names(request.inputs, signature, prefix)
     size = _batch_size(request.inputs, signature, prefix) if signature.batched else 0
     for name, tensor in request.inputs.items():
@@ -72,23 +77,18 @@ def _checked_size(request: InferRequest, signature: ModelSignature) -> int:
 
 def _check_names(inputs: dict[str, Tensor], signature: ModelSignature, prefix: str) -> None:
     most, least, got = len(signature.inputs), len(signature.required), len(inputs)
-    if not least <= got <= most:
-        missing = [name for name in signature.required if name not in inputs]
+    missing = [name for name in signature.required if name not in inputs]
+    unknown = [name for name in inputs if name not in signature.inputs]
+    if least <= got <= most and unknown:
+        raise InvalidRequestError(f"unexpected inference input '{unknown[0]}' for model '{signature.model}'")
+    # Triton only counts, so that an optional input can stand in for a required one; models are not made for that.
+    if missing or got > most:
         expected = f"{most} inputs" if most == least else f"number of inputs between {least} and {most}"
         raise InvalidRequestError(
             f"{prefix}expected {expected} but got {got} inputs for model '{signature.model}'. Got input(s) "
             f"{_quoted(inputs)}, but missing required input(s) {_quoted(missing)}. Please provide all required "
             "input(s)."
         )
-    for name in inputs:
-        if name not in signature.inputs:
-            raise InvalidRequestError(f"{prefix}unexpected inference input '{name}' for model '{signature.model}'")
-    # Optional inputs can fill the count while a required one is missing.
-    for name in signature.required:
-        if name not in inputs:
-            raise InvalidRequestError(
-                f"{prefix}input '{name}' is required by model '{signature.model}' and is not in the request"
-            )
 
 
 def _batch_size(inputs: dict[str, Tensor], signature: ModelSignature, prefix: str) -> int:
@@ -107,6 +107,12 @@ def _batch_size(inputs: dict[str, Tensor], signature: ModelSignature, prefix: st
             )
     if size is None:
         return 1
+    if not size:
+        first = next(iter(inputs))
+        raise InvalidRequestError(
+            f"{prefix}input byte size mismatch for input '{first}' for model '{signature.model}'. Expected "
+            f"{signature.inputs[first].least_bytes}, got 0"
+        )
     if size > signature.max_batch_size:
         raise InvalidRequestError(
             f"{prefix}inference request batch-size must be <= {signature.max_batch_size} for '{signature.model}'"

@@ -126,6 +126,21 @@ async def test_several_responses_of_a_model_that_is_not_decoupled_are_one() -> N
     assert errors == ["model 'echo' gave several responses, and is not decoupled", "late"]
 
 
+async def test_what_calls_send_is_what_was_asked_for_in_the_callers_shape() -> None:
+    tensor = "data_type: TYPE_INT32 dims: [ 4 ] reshape { shape: [ 2, 2 ] }"
+    config = f"""name: "r" max_batch_size: 2 input {{ name: "INPUT0" data_type: TYPE_INT32 dims: [ 1 ] }}
+    output {{ name: "A" {tensor} }} output {{ name: "B" {tensor} }}"""
+    batch = await made(1, 1, config=config, outputs=("B", "A"))
+    array = np.arange(4, dtype=np.int32).reshape(1, 2, 2)
+    batch.calls[0].send(InferResponse([Tensor(name, "INT32", array) for name in ("A", "B", "C")]))
+    batch.calls[1].send(InferResponse([Tensor("A", "INT32", array)]))
+    sent = [[(tensor.name, tensor.array.shape) for tensor in response.outputs or ()] for _, response in batch.answers]
+    assert sent == [[("B", (1, 4)), ("A", (1, 4))], [("A", (1, 4))]]
+    scattered = await made(1, 1, config=config)
+    scattered.scatter(dict.fromkeys("AB", np.zeros((2, 2, 2), np.int32)))
+    assert [output(response, "B").shape for _, response in scattered.answers] == [(1, 4)] * 2
+
+
 async def test_times_are_in_order_whatever_a_model_calls() -> None:
     batch = await made(1)
     batch.start_ns = 1

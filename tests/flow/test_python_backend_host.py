@@ -1,0 +1,237 @@
+"""What models ask of the server: other models, the control of models, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from helpers_python_backend import CPU, FakeHost, loaded, outputs, request
+
+INNER = """
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for r in requests:
+            x = r.inputs()[0].as_numpy()
+            if (x < 0).any(): raise ValueError("negative")
+            about = np.array([repr((r.request_id(), r.correlation_id(), r.flags(), r.timeout(), r.parameters()))], "O")
+            responses.append(pb_utils.InferenceResponse(
+                [pb_utils.Tensor("Y", x * 2), pb_utils.Tensor("ABOUT", about)], parameters={"p": 1}))
+        return responses
+"""
+INNER_CONFIG = f"""
+max_batch_size: 0
+input [ {{ name: "X" data_type: TYPE_FP32 dims: [ -1 ] }} ]
+output [ {{ name: "Y" data_type: TYPE_FP32 dims: [ -1 ] }}, {{ name: "ABOUT" data_type: TYPE_STRING dims: [ 1 ] }} ]
+{CPU}
+"""
+REPEAT = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for r in requests:
+            s = r.get_response_sender()
+            for i in range(int(r.inputs()[0].as_numpy()[0])):
+                if s.is_cancelled(): break
+                s.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([i], np.float32))]))
+            s.send(flags=1)
+"""
+REPEAT_CONFIG = f"""
+max_batch_size: 0
+input [ {{ name: "X" data_type: TYPE_FP32 dims: [ -1 ] }} ]
+output [ {{ name: "Y" data_type: TYPE_FP32 dims: [ -1 ] }} ]
+model_transaction_policy {{ decoupled: true }}
+{CPU}
+"""
+OUTER_CONFIG = f"""
+max_batch_size: 0
+input [ {{ name: "X" data_type: TYPE_FP32 dims: [ -1 ] }} ]
+output [ {{ name: "SAID" data_type: TYPE_STRING dims: [ 1 ] }} ]
+{CPU}
+"""
+HELPERS = """
+def ask(x, name="inner", outputs=("Y",), **more):
+    inputs = [pb_utils.Tensor("X", np.array(x, np.float32))]
+    return pb_utils.InferenceRequest(model_name=name, requested_output_names=list(outputs), inputs=inputs, **more)
+def y(response):
+    if response.has_error():
+        return (int(response.error().code()), response.error().message())
+    return [t.as_numpy().tolist() for t in response.output_tensors()]
+"""
+
+
+async def said(folder: Path, body: str, *, prefix: str = "", host: FakeHost | None = None) -> Any:
+    """What the body, of `execute`, returns, with two models to ask."""
+    lines = "\n".join(f"        {line}" for line in body.strip().splitlines())
+    code = f"""{HELPERS}
+import asyncio
+class TritonPythonModel:
+    {prefix}def said(self, x):
+{lines}
+    {prefix}def execute(self, requests):
+        said = {"await " if prefix else ""}self.said(requests[0].inputs()[0].as_numpy())
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("SAID", np.array([repr(said)], np.object_))])]
+"""
+    host = host or FakeHost()
+    async with (
+        loaded(folder, INNER, INNER_CONFIG, name="inner", host=host),
+        loaded(folder, REPEAT, REPEAT_CONFIG, name="repeat", host=host),
+        loaded(folder, code, OUTER_CONFIG, name="outer", host=host) as outer,
+    ):
+        response = await asyncio.wait_for(outer.infer(request(X=np.ones(1, np.float32))), 60)
+        return eval(outputs(response)["SAID"][0])
+
+
+async def test_another_model_is_executed(tmp_path: Path) -> None:
+    assert await said(tmp_path, "return y(ask([1, 2]).exec())") == [[2, 4]]
+
+
+async def test_large_tensors_go_both_ways(tmp_path: Path) -> None:
+    body = "r = ask(np.arange(100_000)).exec()\nreturn float(r.output_tensors()[0].as_numpy().sum(dtype=np.float64))"
+    assert await said(tmp_path, body) == 2 * sum(range(100_000))
+
+
+async def test_all_that_a_request_can_say(tmp_path: Path) -> None:
+    body = """
+r = ask([1], outputs=["ABOUT"], request_id="i", correlation_id=9, flags=3, timeout=7, parameters={"k": True},
+        preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU), trace=pb_utils.InferenceTrace())
+response = r.exec()
+return y(response), response.parameters()
+"""
+    [[about]], parameters = await said(tmp_path, body)
+    assert eval(about) == ("i", 9, 3, 7, '{"k":true}')
+    assert parameters == '{"p": 1}'
+
+
+async def test_errors_of_the_other_model(tmp_path: Path) -> None:
+    body = """
+return [y(ask([-1]).exec()), y(ask([1], name="nope").exec()), y(ask([1], name="repeat").exec()),
+        y(pb_utils.InferenceRequest(model_name="inner", requested_output_names=["Y"], inputs=[]).exec())]
+"""
+    [raised, unknown, decoupled, invalid] = await said(tmp_path, body)
+    start = "Model inner - Error when running inference: "
+    assert raised == (
+        1,
+        start + "Failed to process the request(s) for model 'inner_0_0', message: ValueError: negative",
+    )
+    assert unknown == (
+        2,
+        "Model nope - Error when running inference: Failed for execute the inference request. Model 'nope' is not "
+        "ready.",
+    )
+    assert "Please use 'decoupled=True' argument" in decoupled[1]
+    assert invalid[0] == 3
+    assert invalid[1].startswith(start)
+
+
+async def test_many_at_once(tmp_path: Path) -> None:
+    body = """
+found = await asyncio.gather(*(ask([i]).async_exec() for i in range(20)))
+return [y(one)[0][0] for one in found]
+"""
+    assert await said(tmp_path, body, prefix="async ") == [2 * index for index in range(20)]
+
+
+async def test_from_threads_of_the_model(tmp_path: Path) -> None:
+    body = """
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(4) as pool:
+    return list(pool.map(lambda i: y(ask([i]).exec())[0][0], range(20)))
+"""
+    assert await said(tmp_path, body) == [2 * index for index in range(20)]
+
+
+async def test_a_decoupled_model(tmp_path: Path) -> None:
+    body = "return [y(one) for one in ask([3], name='repeat').exec(decoupled=True)]"
+    assert await said(tmp_path, body) == [[[0]], [[1]], [[2]], []]
+
+
+async def test_a_decoupled_model_awaited(tmp_path: Path) -> None:
+    body = "return [y(one) for one in await ask([2], name='repeat').async_exec(decoupled=True)]"
+    assert await said(tmp_path, body, prefix="async ") == [[[0]], [[1]], []]
+
+
+async def test_a_long_stream_waits_for_its_reader(tmp_path: Path) -> None:
+    body = "return sum(len(one.output_tensors()) for one in ask([500], name='repeat').exec(decoupled=True))"
+    assert await said(tmp_path, body) == 500
+
+
+async def test_a_stream_is_cancelled(tmp_path: Path) -> None:
+    body = """
+responses = ask([1e6], name="repeat").exec(decoupled=True)
+next(responses)
+responses.cancel()
+return [one.error().code() == pb_utils.TritonError.CANCELLED for one in responses if one.has_error()]
+"""
+    assert await said(tmp_path, body.replace("1e6", "2000")) in ([True], [])
+
+
+async def test_a_stream_that_is_let_go_is_cancelled(tmp_path: Path) -> None:
+    body = """
+responses = ask([2000], name="repeat").exec(decoupled=True)
+next(responses)
+del responses
+return y(ask([1]).exec())
+"""
+    assert await said(tmp_path, body) == [[2]]
+
+
+async def test_errors_of_a_stream(tmp_path: Path) -> None:
+    body = "return [y(one) for one in ask([1], name='nope').exec(decoupled=True)]"
+    [(code, text)] = await said(tmp_path, body)
+    assert code == 2
+    assert text.startswith("Model nope - Error when running inference: ")
+
+
+async def test_models_are_controlled(tmp_path: Path) -> None:
+    host = FakeHost()
+    body = """
+pb_utils.load_model("plain")
+pb_utils.load_model(model_name="given", config='{"a": 1}', files={"file:1/model.bin": b"x" * 100_000, "file:l": b"y"})
+pb_utils.unload_model("plain", unload_dependents=True)
+try: pb_utils.load_model("broken")
+except pb_utils.TritonModelException as error: said = str(error)
+return pb_utils.is_model_ready("inner"), pb_utils.is_model_ready("inner", "1"), pb_utils.is_model_ready("nope"), said
+"""
+    found = await said(tmp_path, body, host=host)
+    assert found == (True, True, False, "failed to load 'broken', no such model")
+    assert host.loads == [
+        ("plain", None, {}),
+        ("given", '{"a": 1}', {"1/model.bin": b"x" * 100_000, "l": b"y"}),
+    ]
+    assert host.unloads == [("plain", True)]
+
+
+async def test_metrics(tmp_path: Path) -> None:
+    host = FakeHost()
+    body = """
+family = pb_utils.MetricFamily(name="c", description="d", kind=pb_utils.MetricFamily.COUNTER)
+counter = family.Metric(labels={"a": "b"})
+counter.increment(2)
+counter.increment(3)
+gauge = pb_utils.MetricFamily(name="g", description="d", kind=pb_utils.MetricFamily.GAUGE).Metric(labels={})
+gauge.set(7)
+gauge.increment(-1)
+histogram = pb_utils.MetricFamily(name="h", description="d", kind=pb_utils.MetricFamily.HISTOGRAM)
+times = histogram.Metric(labels={}, buckets=[1.0, 2.0])
+times.observe(1.5)
+def refused(call, *arguments, **named):
+    try: call(*arguments, **named)
+    except pb_utils.TritonModelException as error: return str(error)
+return counter.value(), gauge.value(), [
+    refused(counter.increment, -1), refused(counter.set, 1), refused(gauge.observe, 1), refused(times.value),
+    refused(times.increment, 1), refused(histogram.Metric, labels={}), refused(family.Metric, buckets=[1]),
+    refused(family.Metric, labels=3),
+    refused(pb_utils.MetricFamily("c", "d", pb_utils.MetricFamily.GAUGE).Metric),
+]
+"""
+    counter, gauge, refusals = await said(tmp_path, body, host=host)
+    assert (counter, gauge) == (5, 6)
+    assert host.metrics["h", ()].observed == [1.5]
+    assert host.metrics["c", (("a", "b"),)].current == 5
+    assert all(refusals)
+    assert refusals[0].startswith("Failed to increment metric value: TRITONSERVER_METRIC_KIND_COUNTER can only be")
+    assert refusals[5] == "Failed to create metric. Missing required buckets."
+    assert refusals[8] == "the metric 'c' is a COUNTER"

@@ -1,0 +1,262 @@
+"""What happens when a model's process dies, hangs on its way up, or outlives its server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from helpers_python_backend import ADD_SUB, ADD_SUB_CONFIG, CPU, instances, loaded, outputs, request
+from penstock.engines.classic.python import instance as instance_module
+from penstock.engines.errors import EngineDeadError, EngineError, PenstockError
+
+CONFIG = f"""
+max_batch_size: 0
+input [ {{ name: "X" data_type: TYPE_STRING dims: [ 1 ] }} ]
+output [ {{ name: "Y" data_type: TYPE_STRING dims: [ 1 ] }} ]
+{CPU}
+"""
+DEADLY = """
+import os, signal, sys, time
+class TritonPythonModel:
+    def execute(self, requests):
+        for r in requests:
+            match r.inputs()[0].as_numpy()[0]:
+                case b"exit": sys.exit(3)
+                case b"kill": os.kill(os.getpid(), signal.SIGKILL)
+                case b"segv": os.kill(os.getpid(), signal.SIGSEGV)
+                case b"wait": time.sleep(1000)
+        y = np.array([str(os.getpid())], np.object_)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", y)]) for r in requests]
+"""
+
+
+def word(text: str) -> np.ndarray:
+    found = np.empty(1, np.object_)
+    found[0] = text.encode()
+    return found
+
+
+async def until(condition: Callable[[], bool], limit: float = 20.0) -> None:
+    end = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < end, "it has not come true"
+        await asyncio.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("how", ["exit", "kill", "segv"])
+async def test_a_dying_process_fails_its_requests_and_comes_back(tmp_path: Path, how: str) -> None:
+    async with loaded(tmp_path, DEADLY, CONFIG) as model:
+        [instance] = instances(model)
+        first = instance.pid
+        with pytest.raises(EngineDeadError) as caught:
+            await model.infer(request(X=word(how)))
+        assert caught.value.message == "Stub process 'm_0_0' is not healthy."
+        assert not model.ready
+        response = await model.infer(request(X=word("")))  # waits for the new process
+        assert int(outputs(response)["Y"][0]) == instance.pid != first
+        assert model.ready
+
+
+async def test_killed_under_load(tmp_path: Path) -> None:
+    """Every request ends, with an answer or the one error, and afterwards all is as before."""
+    async with loaded(tmp_path, ADD_SUB) as model:
+        [instance] = instances(model)
+        one = np.ones((1, 16), np.float32)
+
+        async def ask() -> str:
+            try:
+                return str(outputs(await model.infer(request(INPUT0=one, INPUT1=one)))["OUTPUT0"][0, 0])
+            except EngineDeadError as error:
+                return error.message
+
+        found: set[str] = set()
+        for _ in range(3):
+            calls = [asyncio.create_task(ask()) for _ in range(300)]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            os.kill(instance.pid, signal.SIGKILL)
+            found.update(await asyncio.wait_for(asyncio.gather(*calls), 30))
+            await until(lambda: model.ready)
+        assert found == {"2.0", "Stub process 'm_0_0' is not healthy."}
+        assert await ask() == "2.0"
+
+
+async def test_its_children_die_with_it(tmp_path: Path) -> None:
+    code = """
+import os, subprocess
+class TritonPythonModel:
+    def execute(self, requests):
+        child = subprocess.Popen(["sleep", "1000"])
+        y = np.array([str(child.pid)], np.object_)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", y)])]
+"""
+    async with loaded(tmp_path, code, CONFIG) as model:
+        child = int(outputs(await model.infer(request(X=word(""))))["Y"][0])
+        [instance] = instances(model)
+        os.kill(instance.pid, signal.SIGKILL)
+        await until(lambda: not alive(child))
+        await until(lambda: model.ready)
+
+
+@pytest.fixture
+def no_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instance_module, "_MAX_DELAY", 0.01)
+
+
+@pytest.mark.usefixtures("no_delays")
+async def test_it_stays_down_when_it_cannot_be_started_again(tmp_path: Path) -> None:
+    async with loaded(tmp_path, DEADLY, CONFIG) as model:
+        (tmp_path / "m" / "1" / "model.py").write_text("raise RuntimeError('the disk is gone')")
+        with pytest.raises(EngineDeadError):
+            await model.infer(request(X=word("kill")))
+        with pytest.raises(PenstockError, match="Stub process 'm_0_0' is not healthy: RuntimeError: the disk is gone"):
+            await asyncio.wait_for(model.infer(request(X=word(""))), 60)
+        assert not model.ready
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("import nothing_of_this_name", "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
+        ("x = (", "SyntaxError: "),
+        ("pass", "TypeError: model.py has no class TritonPythonModel"),
+        ("class TritonPythonModel: pass", "Python model model.py does not implement `execute` method."),
+        (
+            "class TritonPythonModel:\n    execute = 1\n    def initialize(self, args): raise OSError(2, 'no file')",
+            "FileNotFoundError: [Errno 2] no file",
+        ),
+        (
+            "class TritonPythonModel:\n    execute = 1\n    def initialize(self, args): import os; os._exit(7)",
+            "Stub process 'm_0_0' ended while it loaded the model (status 7)",
+        ),
+    ],
+)
+async def test_models_that_do_not_load(tmp_path: Path, code: str, text: str) -> None:
+    with pytest.raises(EngineError) as caught:
+        async with loaded(tmp_path, code, CONFIG):
+            pass
+    assert text in caught.value.message
+    assert str(tmp_path) not in caught.value.message
+
+
+async def test_nothing_is_left(tmp_path: Path) -> None:
+    def files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before, shared = files(), set(os.listdir("/dev/shm"))
+    large = np.ones((64, 16), np.float32)
+    async with loaded(tmp_path, ADD_SUB) as model:
+        pid = instances(model)[0].pid
+        await model.infer(request(INPUT0=large, INPUT1=large))
+        assert set(os.listdir("/dev/shm")) == shared
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: not model.ready)
+        await until(lambda: model.ready)
+        second = instances(model)[0].pid
+    assert not alive(pid)
+    assert not alive(second)
+    await until(lambda: files() <= before + 1)  # the loop's own socket for child processes may stay
+    assert set(os.listdir("/dev/shm")) == shared
+
+
+async def test_unloading_waits_for_what_runs(tmp_path: Path) -> None:
+    code = f"""
+import time
+class TritonPythonModel:
+    def execute(self, requests):
+        open({str(tmp_path / "begun")!r}, "w").close()
+        time.sleep(0.3)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([b"done"], np.object_))])]
+"""
+    async with loaded(tmp_path, code, CONFIG) as model:
+        call = asyncio.create_task(model.infer(request(X=word(""))))
+        await until((tmp_path / "begun").exists)
+    assert outputs(await call)["Y"].tolist() == [b"done"]
+
+
+async def test_a_model_that_does_not_finish_is_killed(tmp_path: Path) -> None:
+    code = """
+import time
+class TritonPythonModel:
+    def execute(self, requests): pass
+    def finalize(self): time.sleep(1000)
+"""
+    async with loaded(tmp_path, code, CONFIG, options={"stub-timeout-seconds": "1"}) as model:
+        pid = instances(model)[0].pid
+    assert not alive(pid)
+
+
+async def test_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instance_module, "_PROBE_INTERVAL", 0.02)
+    flag = tmp_path / "flag"
+    flag.touch()
+    code = f"""
+import os
+class TritonPythonModel:
+    async def is_ready(self):
+        return os.path.exists({str(flag)!r})
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([b"y"], np.object_))])]
+"""
+    async with loaded(tmp_path, code, CONFIG) as model:
+        assert model.ready
+        flag.unlink()
+        await until(lambda: not model.ready)
+        call = asyncio.create_task(model.infer(request(X=word(""))))
+        flag.touch()
+        assert outputs(await asyncio.wait_for(call, 20))["Y"].tolist() == [b"y"]
+        assert model.ready
+
+
+def test_it_dies_with_the_server(tmp_path: Path) -> None:
+    script = f"""
+        import asyncio, sys
+        from pathlib import Path
+        sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
+        from helpers_python_backend import ADD_SUB, instances, loaded
+        async def main():
+            async with loaded(Path({str(tmp_path)!r}), ADD_SUB) as model:
+                print(instances(model)[0].pid, flush=True)
+                await asyncio.sleep(1000)
+        asyncio.run(main())
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        pid = int(server.stdout.readline())
+        assert alive(pid)
+        server.kill()
+    end = time.monotonic() + 20
+    while alive(pid) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not alive(pid)
+
+
+async def test_several_instances_share_the_load_of_a_dead_one(tmp_path: Path) -> None:
+    config = ADD_SUB_CONFIG.replace("kind: KIND_CPU", "kind: KIND_CPU count: 2")
+    async with loaded(tmp_path, ADD_SUB, config) as model:
+        one = np.ones((1, 16), np.float32)
+        os.kill(instances(model)[0].pid, signal.SIGKILL)
+        await until(lambda: not instances(model)[0].ready)
+        assert model.ready
+        with contextlib.suppress(EngineDeadError):
+            await model.infer(request(INPUT0=one, INPUT1=one))
+        assert outputs(await model.infer(request(INPUT0=one, INPUT1=one)))["OUTPUT0"][0, 0] == 2

@@ -22,3 +22,9 @@ async def read_object(exchange: Exchange, limit: int, *, optional: bool = False)
         return {}
     check_json(body)
     return decode_json(body, dict[str, Any])
+
+
+def no_more(body: dict[str, Any]) -> None:
+    """Raises InvalidRequestError when something is left that nobody has taken."""
+    if body:
+        raise InvalidRequestError(f"unknown field '{next(iter(body))[:64]}' in the request")

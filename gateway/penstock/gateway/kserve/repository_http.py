@@ -14,7 +14,7 @@ from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.http.call import Call
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.context import KServe
-from penstock.gateway.kserve.json_request import read_object
+from penstock.gateway.kserve.json_request import no_more, read_object
 from penstock.gateway.kserve.store import IndexEntry
 
 _MAX_BODY = 1 << 20
@@ -27,7 +27,7 @@ async def repository_index(context: KServe, exchange: Exchange) -> None:
     ready = body.pop("ready", False)
     if not isinstance(ready, bool):
         raise InvalidRequestError("'ready' must be a boolean")
-    _no_more(body)
+    no_more(body)
     entries = [_entry(entry) for entry in context.models.index(ready=ready)]
     await exchange.respond(200, msgspec.json.encode(entries))
 
@@ -73,7 +73,7 @@ async def unload_model(context: KServe, exchange: Exchange, name: str) -> None:
 async def _parameters(exchange: Exchange, limit: int) -> dict[str, Any]:
     body = await read_object(exchange, limit, optional=True)
     parameters = body.pop("parameters", {})
-    _no_more(body)
+    no_more(body)
     if not isinstance(parameters, dict):
         raise InvalidRequestError("'parameters' must be an object")
     return parameters
@@ -84,8 +84,3 @@ def _contents(name: str, value: str) -> bytes:
         return binascii.a2b_base64(value.encode(), strict_mode=True)
     except binascii.Error:
         raise InvalidRequestError(f"the load parameter '{name[:64]}' is not base64") from None
-
-
-def _no_more(body: dict[str, Any]) -> None:
-    if body:
-        raise InvalidRequestError(f"unknown field '{next(iter(body))[:64]}' in the request")

@@ -13,7 +13,7 @@ import msgspec
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.context import KServe
-from penstock.gateway.kserve.json_request import read_object
+from penstock.gateway.kserve.json_request import no_more, read_object
 from penstock.gateway.kserve.shared_memory import RegionStatus
 from penstock.gateway.kserve.store import ModelStore
 
@@ -63,18 +63,20 @@ async def register_shared_memory(context: KServe, exchange: Exchange, kind: str,
     body = await read_object(exchange, _MAX_BODY)
     if kind == "cuda":
         context.shared_memory.register_cuda(region)
-    key = body.get("key")
-    if "key" not in body or "byte_size" not in body:
-        missing = "byte_size" if "key" in body else "key"
-        raise InvalidRequestError(f"Shared memory register request has no '{missing}' field")
+    for field in ("key", "byte_size"):
+        if field not in body:
+            raise InvalidRequestError(f"Shared memory register request has no '{field}' field")
+    key = body.pop("key")
     if not isinstance(key, str):
         raise InvalidRequestError("'key' must be a string")
-    context.shared_memory.register(region, key, _unsigned(body, "offset"), _unsigned(body, "byte_size"))
+    offset, byte_size = _taken_unsigned(body, "offset"), _taken_unsigned(body, "byte_size")
+    no_more(body)
+    context.shared_memory.register(region, key, offset, byte_size)
     await exchange.respond(200, b"")
 
 
-def _unsigned(body: dict[str, Any], name: str) -> int:
-    value = body.get(name, 0)
+def _taken_unsigned(body: dict[str, Any], name: str) -> int:
+    value = body.pop(name, 0)
     if type(value) is not int or not 0 <= value < 2**64:
         raise InvalidRequestError(f"'{name}' must be an unsigned 64-bit integer")
     return value

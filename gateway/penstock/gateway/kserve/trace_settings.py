@@ -107,6 +107,8 @@ def _number(name: str, texts: list[str]) -> int:
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit()):
         raise InvalidRequestError(f"Unable to parse '{name}', got: {text}")
+    if name == "trace_count" and int(text) < low:
+        raise InvalidRequestError(f"Unable to parse '{name}'. Expecting value >= -1, got:{text}")
     if not low <= int(text) <= high:
         raise InvalidRequestError(f"Unable to parse '{name}', value is out of range [ {low}, {high} ], got: {text}")
     return int(text)

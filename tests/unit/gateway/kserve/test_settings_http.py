@@ -107,6 +107,7 @@ async def test_shared_memory_regions(context: KServe, memory: SharedMemory) -> N
         ({"key": "k", "byte_size": 8, "offset": -1}, "'offset' must be"),
         ({"key": "/nonexist", "byte_size": 8}, "Unable to open shared memory region: '/nonexist'"),
         ({"key": "///", "byte_size": 8}, "Unable to open"),
+        ({"key": "k", "byte_size": 8, "foo": 1}, "unknown field 'foo'"),
         ({"key": "triton_python_backend_shm_region_0", "byte_size": 8}, "reserved"),
     ],
 )

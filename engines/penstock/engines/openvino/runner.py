@@ -17,7 +17,6 @@ from penstock.engines.openvino.device import (
     compile_decoder,
     compute_precision,
     kv_cache_type,
-    usable_cores,
 )
 from penstock.engines.openvino.families import DecoderSpec, parse_config
 from penstock.engines.openvino.huge_pages import collapse_filled_memory

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from penstock.engines.cores import usable_cores
 from penstock.engines.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from penstock.engines.openvino.config import OpenVINOConfig
-from penstock.engines.openvino.device import default_threads, usable_cores
+from penstock.engines.openvino.device import default_threads
 from penstock.engines.openvino.settings import eos_token_ids
 
 HERE = Path()

@@ -9,6 +9,7 @@ from typing import Any
 from penstock.engines.classic.model_config import ModelConfig
 from penstock.engines.classic.onnxruntime import library
 from penstock.engines.classic.onnxruntime.parameters import choice, flag, whole_number
+from penstock.engines.cores import usable_cores
 
 _LEVELS = {0: "ORT_ENABLE_ALL", -1: "ORT_ENABLE_BASIC", 1: "ORT_ENABLE_EXTENDED", 2: "ORT_DISABLE_ALL"}
 """By `optimization.graph.level`."""
@@ -89,23 +90,16 @@ def _set_threads(
 
 def _fair_share(config: ModelConfig) -> int:
     instances: int = sum(max(1, group.count) * max(1, len(group.gpus)) for group in config.instance_group)
-    return max(1, _cores() // max(1, instances))
+    return max(1, usable_cores() // max(1, instances))
 
 
 def _share_threads(backend_options: Mapping[str, str]) -> None:
     """One pool for the operators of all models and one for their graphs. The first model makes them."""
     sizes = (
-        whole_number(backend_options, "intra_op_thread_count") or _cores(),
-        whole_number(backend_options, "inter_op_thread_count") or _cores(),
+        whole_number(backend_options, "intra_op_thread_count") or usable_cores(),
+        whole_number(backend_options, "inter_op_thread_count") or usable_cores(),
     )
     with _global_threads:
         if not _global_sizes:
             library.load().set_global_thread_pool_sizes(*sizes)
             _global_sizes.append(sizes)
-
-
-def _cores() -> int:
-    # here, because it brings all of openvino with it
-    from penstock.engines.openvino.device import usable_cores
-
-    return usable_cores()

@@ -282,7 +282,9 @@ async def test_what_a_configuration_may_be_refused_for(repository: FakeRepositor
     async with serving(repository, loader=loader) as manager:
         with pytest.raises(UnsupportedError, match="ensemble"):
             await manager.load("a")
-        with pytest.raises(InvalidRequestError, match="at least one version must be available"):
+        with pytest.raises(
+            InvalidRequestError, match=r"load failed for model 'b': at least one version must .* of model 'b'"
+        ):
             await manager.load("b")
         with pytest.raises(InvalidRequestError, match="no backend is called 'nope'"):
             await manager.load("b", config='{"backend": "nope"}', files={"1/x": b""})

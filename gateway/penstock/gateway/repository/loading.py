@@ -104,7 +104,11 @@ class ModelLoading:
         config = read_config(folder, name, override=override, config_name=self._settings.config_name)
         complete(config, name, folder, gpus=self._settings.gpus)
         check_supported(config, complete=False)
-        versions = select_versions(config.version_policy, available_versions(folder), name)
+        try:
+            versions = select_versions(config.version_policy, available_versions(folder), name)
+        except InvalidRequestError as error:
+            told = InvalidRequestError(f"load failed for model '{name}': {error.message}")
+            raise LoadError(told, error.message) from None
         return _Plan(folder, config, versions, self._loaders(config.backend))
 
     async def _load_versions(self, name: str, plan: _Plan, folder: LocalModel) -> Deployment:

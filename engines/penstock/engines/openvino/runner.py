@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
+from penstock.engines.cores import usable_cores
 from penstock.engines.messages import ModelInfo, SamplingParams
 from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.config import OpenVINOConfig

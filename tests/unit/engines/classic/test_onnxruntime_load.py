@@ -177,7 +177,7 @@ def test_options_reach_the_session() -> None:
 
 
 def test_instances_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options, "_cores", lambda: 8)
+    monkeypatch.setattr(options, "usable_cores", lambda: 8)
     for groups, threads in (
         ("", 8),
         ("instance_group { count: 2 }", 4),
@@ -190,7 +190,7 @@ def test_one_pool_of_threads_for_all_models(monkeypatch: pytest.MonkeyPatch) -> 
     import onnxruntime
 
     made: list[tuple[int, int]] = []
-    monkeypatch.setattr(options, "_cores", lambda: 8)
+    monkeypatch.setattr(options, "usable_cores", lambda: 8)
     monkeypatch.setattr(options, "_global_sizes", [])
     monkeypatch.setattr(onnxruntime, "set_global_thread_pool_sizes", lambda *sizes: made.append(sizes))
     backend_options = {"enable-global-threadpool": "1", "intra_op_thread_count": "3"}

@@ -348,3 +348,34 @@ async def test_a_model_that_asks_its_thread_to_exit_does_not_lose_it() -> None:
         for _ in range(2):
             with pytest.raises(EngineError):
                 await model.infer(echo_request(1))
+
+
+class Recorded:
+    def __init__(self) -> None:
+        self.events: list[tuple[str, int]] = []
+
+    def mark(self, event: str, ns: int) -> None:
+        self.events.append((event, ns))
+
+
+async def test_traces_and_statistics_tell_where_the_time_went() -> None:
+    def work(batch: Batch) -> None:
+        inputs = batch.gather()
+        time.sleep(0.02)
+        batch.scatter({"OUTPUT0": inputs["INPUT0"]})
+
+    trace = Recorded()
+    async with served(model_config(ECHO), work) as model:
+        await asyncio.gather(model.infer(echo_request(1)), model.infer(echo_request(2, trace=trace)))
+        names = [event for event, _ in trace.events]
+        assert names == ["QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
+        times = [ns for _, ns in trace.events]
+        assert times == sorted(times)
+        found = model.statistics
+        parts = found.queue.ns + found.compute_input.ns + found.compute_infer.ns + found.compute_output.ns
+        assert found.compute_infer.ns >= 2 * 20_000_000
+        # The second waited for the first.
+        assert found.queue.ns >= 20_000_000
+        assert parts <= found.success.ns
+        assert (found.success.count, found.queue.count, found.compute_infer.count) == (2, 2, 2)
+        assert found.last_inference_ms > 0

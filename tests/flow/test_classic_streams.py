@@ -15,6 +15,7 @@ from helpers_classic import (
     FunctionBackend,
     check_books,
     echo_request,
+    load,
     model_config,
     served,
     until,
@@ -288,3 +289,19 @@ async def test_a_lost_instance_fails_what_waits_for_it() -> None:
         with pytest.raises(NotReadyError, match="restarted too often"):
             model.stream(echo_request(1))
         check_books(model, 1)
+
+
+async def test_a_stop_that_is_given_up_unloads_an_instance_that_hangs() -> None:
+    async def hang(batch: Batch) -> None:
+        await asyncio.Event().wait()
+
+    instance = FakeAsyncInstance(hang)
+    model = await load(model_config(ECHO), FunctionBackend(lambda context: instance))
+    call = asyncio.ensure_future(model.infer(echo_request(1)))
+    await until(lambda: model.statistics.pending == 0 and model.queued == 0)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(model.stop(), 0.01)
+    with pytest.raises(NotReadyError):
+        await call
+    await until(lambda: instance.unloaded)
+    check_books(model, 1)

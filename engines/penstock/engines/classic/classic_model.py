@@ -7,6 +7,7 @@ import copy
 from collections.abc import Sequence
 from time import monotonic_ns
 
+from penstock.engines.classic.accounting import count_batch, count_response
 from penstock.engines.classic.base import BackendModel, ModelContext, ResponseStream
 from penstock.engines.classic.batch import ExecBatch
 from penstock.engines.classic.batcher import Batcher
@@ -103,7 +104,8 @@ class ClassicModel:
         return stream
 
     async def stop(self) -> None:
-        """Cancelling it ends what still runs with NotReadyError; instances that execute are unloaded when they end."""
+        """Cancelling it ends at once, with NotReadyError, what still waits or runs. A thread cannot be stopped: it
+        unloads its instance when it has finished, and what the instances share is not unloaded."""
         if self._drained is not None:
             await asyncio.shield(self._drained)
             return
@@ -115,7 +117,7 @@ class ClassicModel:
         except asyncio.CancelledError:
             self._fail_all(self._refusal)
             for instance in self._instances:
-                instance.close()
+                instance.kill()
             raise
         for instance in self._instances:
             instance.close()
@@ -221,42 +223,14 @@ class ClassicModel:
     def executed(self, batch: ExecBatch) -> None:
         if self._outbox is not None:
             self._outbox.flush()
-        statistics = self.statistics
-        start = batch.start_ns
-        compute_input, compute_infer, compute_output = batch.durations()
-        now = monotonic_ns()
-        requests = inferences = total = queue = 0
-        for call, response in batch.answers:
-            if call.done:
-                continue
-            if response.final:
-                self._end(call)
-                if response.error is not None:
-                    reason = "CANCELED" if isinstance(response.error, CancelledError) else "BACKEND"
-                    statistics.failed(now - call.arrived_ns, reason)
-                else:
-                    requests += 1
-                    inferences += call.size
-                    total += now - call.arrived_ns
-                    queue += start - call.arrived_ns
-                if call.request.trace is not None:
-                    batch.mark(call.request.trace)
-            if self._order is None:
-                call.deliver(response)
-            else:
-                self._order.deliver(call, response)
-        if not batch.failed:
-            statistics.executed(batch.size, compute_input, compute_infer, compute_output)
-        if requests:
-            statistics.succeeded(
-                requests=requests,
-                inferences=inferences,
-                total=total,
-                queue=queue,
-                compute_input=compute_input,
-                compute_infer=compute_infer,
-                compute_output=compute_output,
-            )
+        answers = []
+        for answer in batch.answers:
+            if not answer[0].done:
+                self._end(answer[0])
+                answers.append(answer)
+        count_batch(self.statistics, batch, answers)
+        for call, response in answers:
+            self._deliver(call, batch, response)
         self._check_drained()
 
     def _respond(self, call: Call, response: InferResponse) -> None:
@@ -264,49 +238,20 @@ class ClassicModel:
         batch = call.batch
         if call.done or batch is None:
             return
-        self._count_response(call, batch, response)
+        count_response(self.statistics, call, batch, response)
         if response.final:
             self._end(call)
-            if call.request.trace is not None:
-                batch.mark(call.request.trace)
+        self._deliver(call, batch, response)
+        if response.final:
+            self._check_drained()
+
+    def _deliver(self, call: Call, batch: ExecBatch, response: InferResponse) -> None:
+        if call.request.trace is not None and response.final:
+            batch.mark(call.request.trace)
         if self._order is None:
             call.deliver(response)
         else:
             self._order.deliver(call, response)
-        if response.final:
-            self._check_drained()
-
-    def _count_response(self, call: Call, batch: ExecBatch, response: InferResponse) -> None:
-        now = monotonic_ns()
-        statistics = self.statistics
-        one = statistics.responses[call.responses]
-        spent = now - (call.last_ns or batch.input_end_ns or batch.start_ns)
-        call.responses += 1
-        call.last_ns = now
-        if response.error is not None:
-            one.fail.add(spent)
-        elif response.outputs:
-            one.compute_infer.add(spent)
-            one.compute_output.add(0)
-            one.success.add(spent)
-        else:
-            one.empty_response.add(spent)
-        if not response.final:
-            return
-        if response.error is not None:
-            reason = "CANCELED" if isinstance(response.error, CancelledError) else "BACKEND"
-            statistics.failed(now - call.arrived_ns, reason)
-            return
-        compute_input = max(0, batch.input_end_ns - batch.start_ns)
-        statistics.succeeded(
-            requests=1,
-            inferences=call.size,
-            total=now - call.arrived_ns,
-            queue=batch.start_ns - call.arrived_ns,
-            compute_input=compute_input,
-            compute_infer=now - batch.start_ns - compute_input,
-            compute_output=0,
-        )
 
     def _end(self, call: Call) -> None:
         call.done = True

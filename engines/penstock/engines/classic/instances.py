@@ -58,6 +58,10 @@ class Instance(ABC):
     def close(self) -> None:
         """Unloads it after its batch, if it has one."""
 
+    def kill(self) -> None:
+        """Unloads it, in the midst of its batch where that is possible. Nobody waits for that batch any more."""
+        self.close()
+
     @abstractmethod
     async def closed(self) -> None:
         """Returns when it has been unloaded."""
@@ -83,7 +87,7 @@ class ThreadInstance(Instance):
         self._inbox.put(None)
 
     async def closed(self) -> None:
-        await self._closed
+        await asyncio.shield(self._closed)
 
     def _main(self) -> None:
         while (batch := self._inbox.get()) is not None:
@@ -150,30 +154,36 @@ class TaskInstance(Instance):
         self._closing = True
         self._wanted.set()
 
+    def kill(self) -> None:
+        self._driver.cancel()
+
     async def closed(self) -> None:
-        await self._driver
+        await asyncio.shield(self._driver)
 
     async def _drive(self) -> None:
-        while True:
-            await self._wanted.wait()
-            self._wanted.clear()
-            batch, self._batch = self._batch, None
-            if batch is not None:
-                for single in batch.split(await self._run(batch)):
-                    self.owner.executed(batch)
-                    await self._run(single)
-                    batch = single
-                self.idle = True
-                self.owner.changed()
-                self.owner.executed(batch)
-            if self._closing:
-                break
-        if self._recovery is not None:
-            self._recovery.cancel()
         try:
-            await self._backend.unload()
-        except Exception:
-            logger.exception("%s could not be unloaded", self.name)
+            while not self._closing:
+                await self._wanted.wait()
+                self._wanted.clear()
+                batch, self._batch = self._batch, None
+                if batch is not None:
+                    await self._execute(batch)
+        finally:
+            if self._recovery is not None:
+                self._recovery.cancel()
+            try:
+                await self._backend.unload()
+            except Exception:
+                logger.exception("%s could not be unloaded", self.name)
+
+    async def _execute(self, batch: ExecBatch) -> None:
+        for single in batch.split(await self._run(batch)):
+            self.owner.executed(batch)
+            await self._run(single)
+            batch = single
+        self.idle = True
+        self.owner.changed()
+        self.owner.executed(batch)
 
     async def _run(self, batch: ExecBatch) -> list[Call]:
         batch.start_ns = monotonic_ns()

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import uvloop
 from starlette.types import ASGIApp
 
-from helpers_kserve import FakeModelStore
+from helpers_kserve import FakeModel, FakeModelStore, add_sub
 from penstock.gateway.http.app import build_app
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.server import HttpServer, ServerSettings
@@ -22,6 +22,7 @@ from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.logs import LogSettings
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.kserve.tracing import Tracing
+from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane
 
 T = TypeVar("T")
@@ -120,3 +121,23 @@ class KServeServer:
 
     def post(self, path: str, body: bytes | dict[str, Any], headers: Mapping[str, str] | None = None) -> Answer:
         return self.request("POST", path, body, headers)
+
+
+class KServeFront:
+    """The app over these models, called as ASGI: `await front(method, path, body, header_name="value")`."""
+
+    def __init__(self, *models: FakeModel, settings: AppSettings | None = None, **options: Any) -> None:
+        self.store = FakeModelStore(*(models or (add_sub(),)))
+        self.settings = settings or AppSettings()
+        self.app = kserve_app(kserve_context(self.store, **options), self.settings)
+
+    async def __call__(self, method: str, path: str, body: Any = b"", **headers: str) -> AsgiCall:
+        named = {key.replace("_", "-"): value for key, value in headers.items()}
+        return await call(self.app, path, body, method=method, headers=named)
+
+
+def error_of(answer: AsgiCall) -> str:
+    """The message of an error in Triton's shape, which has nothing else in it."""
+    found = answer.json()
+    assert list(found) == ["error"]
+    return str(found["error"])

@@ -7,6 +7,7 @@ is told in its own words.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from weakref import WeakKeyDictionary
@@ -21,7 +22,7 @@ from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.generate_frames import Renderer, error_frame
 from penstock.gateway.kserve.generate_tensors import read_generate
 from penstock.gateway.kserve.headers import forwarded_http
-from penstock.gateway.kserve.json_request import read_object
+from penstock.gateway.kserve.json_request import read_plain
 from penstock.gateway.kserve.orca import Headers, load_headers
 from penstock.gateway.kserve.ready import ReadyResponses
 from penstock.gateway.kserve.tracing import RequestTrace
@@ -32,6 +33,8 @@ _NOT_ONE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
     "of responses"
 )
+_LONG_BODY = 1 << 20
+"""Bytes from which a body is left to a thread."""
 _EVENT_STREAM: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -46,9 +49,9 @@ async def generate(context: KServe, exchange: Exchange, name: str, version: str 
         async with Call(exchange) as call:
             received = time.monotonic_ns()
             model = context.models.model(name, version)
-            body = await read_object(exchange, context.max_input_bytes)
+            body = await read_plain(exchange, context.max_input_bytes)
             call.watch()
-            request = read_generate(body, _signature(model))
+            request = await _read(body, _signature(model))
             _complete(request, context, exchange)
             trace = context.tracing.start(model.name, model.version, request.id)
             if trace is not None:
@@ -74,6 +77,12 @@ def _signature(model: InferModel) -> ModelSignature:
     if signature is None:
         signature = _signatures[model] = ModelSignature(model.config)
     return signature
+
+
+async def _read(body: bytes, signature: ModelSignature) -> InferRequest:
+    if len(body) < _LONG_BODY:
+        return read_generate(body, signature)
+    return await asyncio.to_thread(read_generate, body, signature)
 
 
 def _complete(request: InferRequest, context: KServe, exchange: Exchange) -> None:

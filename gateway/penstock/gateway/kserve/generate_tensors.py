@@ -7,74 +7,86 @@ https://github.com/triton-inference-server/server/blob/main/docs/protocol/extens
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
+from msgspec import Raw
 
 from penstock.engines.classic.messages import InferRequest
 from penstock.engines.classic.signature import ModelSignature, TensorSignature
-from penstock.engines.classic.tensors import Array, Tensor
+from penstock.engines.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError
+from penstock.gateway.http.json_body import check_json, decode_json
+from penstock.gateway.kserve.infer_json import from_json
 from penstock.gateway.kserve.parameters import take_parameters
 
 _NESTED = "parameters"
 _ID = "id"
-_INTEGERS: dict[np.dtype[Any], Any] = {
-    np.dtype(kind): np.iinfo(kind) for kind in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8")
-}
+_BLANK = b"[] \t\r\n"
+
+_Fields = Mapping[str, Raw]
+"""Values are decoded when it is known what they are, so that long arrays never become Python lists as a whole."""
 
 
-def read_generate(body: Mapping[str, Any], signature: ModelSignature) -> InferRequest:
+def read_generate(body: bytes, signature: ModelSignature) -> InferRequest:
     """Raises InvalidRequestError."""
+    check_json(body)
+    fields = decode_json(body, dict[str, Raw])
     request = InferRequest(inputs={})
-    parameters: dict[str, object] = {}
-    for name, value in body.items():
-        if name == _NESTED:
-            _take(request, parameters, _nested(value, signature), signature)
-        elif name == _ID:
-            request.id = _id(value)
-        else:
-            _take(request, parameters, {name: value}, signature)
+    nested = fields.pop(_NESTED, None)
+    if _ID in fields:
+        request.id = _id(fields.pop(_ID))
+    parameters = _taken(request, fields, signature)
+    if nested is not None:
+        parameters |= _taken(request, _nested(nested, signature), signature)
     take_parameters(request, parameters)
     return request
 
 
-def _take(
-    request: InferRequest, parameters: dict[str, object], fields: Mapping[str, Any], signature: ModelSignature
-) -> None:
+def _taken(request: InferRequest, fields: _Fields, signature: ModelSignature) -> dict[str, object]:
+    """Gives the request its tensors; returns the parameters."""
+    parameters: dict[str, object] = {}
     for name, value in fields.items():
         tensor = signature.inputs.get(name)
         if tensor is None:
-            parameters[name] = value
+            parameters[name] = decode_json(bytes(value), Any)
         elif name in request.inputs:
             raise InvalidRequestError(f"input '{name}' already exists in request")
         else:
-            request.inputs[name] = _tensor(tensor, value, signature.batched)
+            request.inputs[name] = _tensor(tensor, bytes(value), signature.batched)
+    return parameters
 
 
-def _nested(value: object, signature: ModelSignature) -> Mapping[str, Any]:
+def _nested(value: Raw, signature: ModelSignature) -> _Fields:
     if _NESTED in signature.inputs:
         raise InvalidRequestError(f"Keyword '{_NESTED}' for nested schema also given as input tensor name")
-    if not isinstance(value, dict):
+    if bytes(value)[:1] != b"{":
         raise InvalidRequestError(f"Expected JSON object for keyword: '{_NESTED}'")
-    return value
+    return decode_json(bytes(value), dict[str, Raw])
 
 
-def _id(value: object) -> str:
-    if not isinstance(value, str):
+def _id(value: Raw) -> str:
+    if bytes(value)[:1] != b'"':
         raise InvalidRequestError(f"Unable to parse '{_ID}': it must be a string")
-    return value
+    return decode_json(bytes(value), str)
 
 
-def _tensor(signature: TensorSignature, value: object, batched: bool) -> Tensor:
-    """A scalar or a flat array in the shape that it must have."""
-    values = value if isinstance(value, list) else [value]
-    shape = _shape(signature, len(values), batched)
-    return Tensor(signature.name, signature.datatype, _array(signature, values).reshape(shape))
+def _tensor(signature: TensorSignature, text: bytes, batched: bool) -> Tensor:
+    """A scalar or an array in the shape that it must have. How an array is nested is not looked at, as in Triton."""
+    if text[:1] != b"[":
+        text = b"[" + text + b"]"
+    shape = _shape(signature, _count(signature.datatype, text), batched)
+    return from_json(signature.name, signature.datatype, shape, Raw(text))
 
 
-def _shape(signature: TensorSignature, count: int, batched: bool) -> list[int]:
+def _count(datatype: str, text: bytes) -> int:
+    """Elements of an array, if those are what the datatype asks for; decoding finds out."""
+    if datatype == "BYTES":
+        return text.replace(b"\\\\", b"").replace(b'\\"', b"").count(b'"') // 2
+    return text.count(b",") + 1 if text.translate(None, _BLANK) else 0
+
+
+def _shape(signature: TensorSignature, count: int, batched: bool) -> tuple[int, ...]:
     """The innermost variable dimension takes what the fixed ones leave of the elements; the others are 1."""
     dims = [-1, *signature.dims] if batched else list(signature.dims)
     fixed = math.prod(dim for dim in dims if dim >= 0)
@@ -84,39 +96,4 @@ def _shape(signature: TensorSignature, count: int, batched: bool) -> list[int]:
     shape = [max(dim, 1) if dim < 0 else dim for dim in dims]
     if variable and fixed:
         shape[variable[-1]] = count // fixed
-    return shape
-
-
-def _array(signature: TensorSignature, values: Sequence[Any]) -> Array:
-    kinds = set(map(type, values))
-    if signature.datatype == "BYTES":
-        _check(signature, kinds <= {str}, "a string")
-        array = np.empty(len(values), np.object_)
-        array[:] = [value.encode() for value in values]
-        return array
-    if signature.datatype == "BOOL":
-        _check(signature, kinds <= {bool}, "a boolean")
-    elif signature.dtype in _INTEGERS:
-        _check(signature, kinds <= {int}, "an integer")
-        bounds = _INTEGERS[signature.dtype]
-        _check(signature, not values or (bounds.min <= min(values) and max(values) <= bounds.max), "in its range")
-    else:
-        return _floats(signature, values, kinds)
-    return np.array(values, signature.dtype)
-
-
-def _floats(signature: TensorSignature, values: Sequence[Any], kinds: set[type]) -> Array:
-    _check(signature, kinds <= {int, float}, "a number")
-    try:
-        with np.errstate(over="ignore"):
-            array = np.array(values, np.float64).astype(signature.dtype)
-        finite = bool(np.isfinite(array).all())
-    except OverflowError:  # an integer beyond every float
-        finite = False
-    _check(signature, finite, "in its range")
-    return array
-
-
-def _check(signature: TensorSignature, fine: bool, words: str) -> None:
-    if not fine:
-        raise InvalidRequestError(f"each element of input '{signature.name}' must be {words} ({signature.datatype})")
+    return tuple(shape)

@@ -14,14 +14,19 @@ async def read_object(exchange: Exchange, limit: int, *, optional: bool = False)
 
     Raises InvalidRequestError, PayloadTooLargeError, and ClientGone when the client leaves before the end.
     """
-    encoding = exchange.header(b"content-encoding")
-    if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
-        raise InvalidRequestError("Unsupported content-encoding, only 'identity' is supported.")
-    body = await exchange.read(limit)
+    body = await read_plain(exchange, limit)
     if optional and not body.strip():
         return {}
     check_json(body)
     return decode_json(body, dict[str, Any])
+
+
+async def read_plain(exchange: Exchange, limit: int) -> bytes:
+    """The body, which must not be compressed. Raises as `read_object`."""
+    encoding = exchange.header(b"content-encoding")
+    if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
+        raise InvalidRequestError("Unsupported content-encoding, only 'identity' is supported.")
+    return await exchange.read(limit)
 
 
 def no_more(body: dict[str, Any]) -> None:

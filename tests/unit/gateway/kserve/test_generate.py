@@ -342,6 +342,12 @@ async def test_bodies_have_a_limit() -> None:
     assert (await server.generate(b"", headers={"content-length": "-1"}))[0] == 400
 
 
+async def test_long_arrays() -> None:
+    values = list(range(300_000))
+    status, said = await Server(identity("INT32", [-1], "typ")).generate({"INPUT0": values})
+    assert (status, said["OUTPUT0"] == values) == (200, True)
+
+
 async def test_content_types_do_not_matter_but_encodings_do() -> None:
     server = Server(llm(text(b"a")))
     form = {"content-type": "application/x-www-form-urlencoded"}

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from typing import Any
 
 from penstock.engines.errors import PenstockError
+from penstock.engines.gpus import visible_gpus
 from penstock.gateway.config import Config, ConfigError, GrpcConfig, RepositoryConfig
 from penstock.gateway.custom_metrics import CustomMetrics
 from penstock.gateway.dataplane import DataPlane
@@ -76,6 +77,7 @@ def repository_settings(config: RepositoryConfig) -> RepositorySettings:
         load_threads=config.model_load_thread_count,
         load_retries=config.model_load_retry_count,
         config_name=config.model_config_name,
+        gpus=visible_gpus(),
         backend_options=options,
     )
 

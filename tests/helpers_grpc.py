@@ -123,7 +123,8 @@ def repeat_request(count: int, request_id: str = "7", **parameters: Any) -> Any:
 
 
 async def failure(call: Any) -> tuple[str, str]:
-    """Status and details of a call that has to fail."""
+    """Status and details of a call that has to fail. A stream that is refused is best not written to: the library's
+    client then takes its own failed write for the end of the call now and then."""
     try:
         await call
     except grpc.aio.AioRpcError as error:

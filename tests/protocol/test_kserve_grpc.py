@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import grpc
 import numpy as np
 import pytest
@@ -11,9 +14,21 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha import reflection_pb2
 from tritonclient.grpc import aio
 from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from tritonclient.utils import InferenceServerException
 
-from helpers_grpc import SECONDS, add_sub_request, failure, floats, infer_request, repeat_request, serving
+from helpers_grpc import (
+    SECONDS,
+    add_sub_request,
+    each,
+    failure,
+    floats,
+    infer_request,
+    kserve_of,
+    read_all,
+    repeat_request,
+    serving,
+)
 from helpers_kserve import add_sub, identity, repeat
 from penstock.engines.errors import (
     DeadlineExceededError,
@@ -25,6 +40,7 @@ from penstock.engines.errors import (
     UnknownError,
 )
 from penstock.gateway.kserve.store import IndexEntry
+from penstock.gateway.kserve.tracing import Tracing
 
 
 def inputs_of() -> list[object]:
@@ -348,6 +364,39 @@ async def test_classification() -> None:
             [b"5.000000:1", b"3.000000:2"],
             [b"9.000000:0", b"4.000000:2"],
         ]
+
+
+async def test_traces_of_both_ways_to_infer(tmp_path: Path) -> None:
+    tracing = Tracing(str(tmp_path / "trace.json"))
+    tracing.update({"trace_level": ["TIMESTAMPS", "TENSORS"], "trace_rate": "1"})
+    model = add_sub()
+    async with serving(kserve=kserve_of(model, tracing=tracing)) as running:
+        await running.stub.ModelInfer(add_sub_request("one"))
+        await read_all(running.stub.ModelStreamInfer(each([add_sub_request("two")])))
+        model.error = EngineError("An Error Occurred")
+        await failure(running.stub.ModelInfer(add_sub_request("three")))
+    tracing.close()
+    events = json.loads((tmp_path / "trace.json").read_text())
+    assert [event["request_id"] for event in events if "request_id" in event] == ["one", "two", "three"]
+    for number in (1, 2):
+        own = [event for event in events if event["id"] == number]
+        marks = [mark["name"] for event in own for mark in event.get("timestamps", ())]
+        assert marks[:2] == ["GRPC_WAITREAD_END", "REQUEST_START"]
+        assert "REQUEST_END" in marks
+        activities = [event["activity"] for event in own if "activity" in event]
+        assert activities == ["TENSOR_QUEUE_INPUT"] * 2 + ["TENSOR_BACKEND_OUTPUT"] * 2
+
+
+async def test_many_strings() -> None:
+    model = identity("BYTES")
+    items = np.array([str(index).encode() for index in range(200_000)], np.object_)
+    async with serving(model) as running:
+        options = [("grpc.max_receive_message_length", -1)]
+        async with grpc.aio.insecure_channel(running.address, options=options) as channel:
+            request = infer_request(model.name, {"INPUT0": items})
+            answer = await GRPCInferenceServiceStub(channel).ModelInfer(request)
+            assert answer.raw_output_contents[0] == request.raw_input_contents[0]
+            assert model.requests[0].inputs["INPUT0"].array.tolist() == items.tolist()
 
 
 async def test_hostile_bytes_are_refused_and_the_server_lives_on() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
-from typing import Any
 
-from tritonclient.grpc.service_pb2 import ModelInferResponse
+from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelInferResponse
 
 from penstock.engines.classic.base import InferModel
+from penstock.engines.classic.messages import InferResponse
 from penstock.engines.errors import UnsupportedError
 from penstock.gateway.kserve.classification import Labels
 from penstock.gateway.kserve.context import KServe
@@ -16,7 +17,13 @@ from penstock.gateway.kserve.grpc.decode import Decoded, decode
 from penstock.gateway.kserve.grpc.encode import fill_response, with_classes
 from penstock.gateway.kserve.grpc.rpc import Context, Message
 from penstock.gateway.kserve.headers import forwarded
-from penstock.gateway.kserve.parameters import take_parameters
+from penstock.gateway.kserve.tracing import RequestTrace
+
+_LONG_REQUEST = 1 << 20
+_LONG_TEXT = 1 << 16
+_LONG_ANSWER = 1 << 17
+"""From so many bytes of a request, or of one with strings, and elements of an answer, coding them is left to a thread:
+it would hold up all other requests. So is what may read or write shared memory."""
 
 
 class Inference:
@@ -28,15 +35,18 @@ class Inference:
         self._regions = kserve.shared_memory
         self._tracing = kserve.tracing
         self._pattern = header_pattern
-        self.labels = Labels()
+        self._labels = Labels()
 
     def model(self, message: Message) -> InferModel:
         """Raises ModelNotFoundError, InvalidRequestError."""
         return self._models.model(message.model_name, message.model_version)
 
-    def request(self, message: Message, model: InferModel, context: Context, tenant: str) -> Decoded:
-        """Raises PenstockError for what cannot be asked like this."""
-        decoded = decode(message, model, self._regions)
+    async def decode(self, data: bytes, message: Message, model: InferModel, context: Context, tenant: str) -> Decoded:
+        """`message` is what stands in `data`. Raises PenstockError for what cannot be asked like this."""
+        if self._takes_long(data):
+            decoded = await asyncio.to_thread(decode, message, model, self._regions)
+        else:
+            decoded = decode(message, model, self._regions)
         request = decoded.request
         request.tenant = tenant
         remaining = context.time_remaining()
@@ -44,40 +54,57 @@ class Inference:
             request.deadline = time.monotonic() + remaining
         if self._pattern is not None:
             texts = ((name, value) for name, value in context.invocation_metadata() if isinstance(value, str))
-            take_parameters(request, forwarded(texts, self._pattern))
+            request.parameters |= forwarded(texts, self._pattern)
         return decoded
 
-    def trace(self, model: InferModel, request_id: str) -> Any:
-        """The trace of a request that is to be traced, or None."""
-        return self._tracing.start(model.name, model.version, request_id) if self._tracing.active else None
+    def _takes_long(self, data: bytes) -> bool:
+        size = len(data)
+        if size >= _LONG_TEXT and (size >= _LONG_REQUEST or b"BYTES" in data):
+            return True
+        return self._regions.allowed and b"shared_memory_region" in data
 
-    async def infer(self, message: Message, context: Context, tenant: str) -> Message:
-        """ModelInfer. Cancelling it cancels the request. Raises PenstockError."""
+    def trace(self, model: InferModel, decoded: Decoded) -> RequestTrace | None:
+        """The trace of a request that is to be traced; it has begun."""
+        trace = self._tracing.start(model.name, model.version, decoded.request.id)
+        if trace is not None:
+            trace.mark_now("GRPC_WAITREAD_END")
+            trace.inputs(decoded.request)
+            trace.mark_now("REQUEST_START")
+        return trace
+
+    async def infer(self, data: bytes, context: Context, tenant: str) -> bytes:
+        """ModelInfer. Cancelling it cancels the request. Raises PenstockError, DecodeError."""
+        message = ModelInferRequest.FromString(data)
         model = self.model(message)
         if model.config.model_transaction_policy.decoupled:
             raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
-        decoded = self.request(message, model, context, tenant)
-        trace = self.trace(model, decoded.request.id)
-        if trace is None:
-            return await self._answer(model, decoded)
+        decoded = await self.decode(data, message, model, context, tenant)
+        trace = self.trace(model, decoded) if self._tracing.active else None
         try:
-            trace.inputs(decoded.request)
-            trace.mark_now("REQUEST_START")
-            return await self._answer(model, decoded)
+            response = await model.infer(decoded.request)
+            if response.error is not None:
+                raise response.error
+            if trace is not None:
+                trace.mark_now("REQUEST_END")
+                trace.outputs(response.outputs or ())
+                trace.mark_now("GRPC_SEND_START")
+            answer = ModelInferResponse()
+            return await self.encode(answer, answer, model, decoded, response)
         finally:
-            trace.mark_now("REQUEST_END")
-            trace.finish()
+            if trace is not None:
+                trace.finish()
 
-    async def _answer(self, model: InferModel, decoded: Decoded) -> Message:
-        request = decoded.request
-        response = await model.infer(request)
-        if response.error is not None:
-            raise response.error
+    async def encode(
+        self, whole: Message, part: Message, model: InferModel, decoded: Decoded, response: InferResponse
+    ) -> bytes:
+        """Fills `part`, a ModelInferResponse, and gives `whole`, the message that it is or belongs to, as bytes."""
         outputs = response.outputs or []
-        if request.trace is not None:
-            request.trace.outputs(outputs)  # type: ignore[attr-defined]
-        if decoded.options is not None:
-            outputs = await with_classes(outputs, model, decoded.options, self.labels)
-        message = ModelInferResponse(model_name=model.name, model_version=str(model.version), id=request.id)
-        fill_response(message, response, outputs, decoded.options)
-        return message
+        options = decoded.options
+        if options is not None:
+            outputs = await with_classes(outputs, model, options, self._labels)
+        part.model_name, part.model_version, part.id = model.name, str(model.version), decoded.request.id
+        if options is None and sum([tensor.array.size for tensor in outputs]) < _LONG_ANSWER:
+            fill_response(part, response, outputs, options)
+        else:
+            await asyncio.to_thread(fill_response, part, response, outputs, options)
+        return bytes(whole.SerializeToString())

@@ -22,8 +22,8 @@ Context = Any
 """grpc.aio.ServicerContext, which has no types."""
 Message = Any
 """A protobuf message."""
-UnaryHandler = Callable[[Message, Context, str], Awaitable[Message]]
-"""Request message, context and tenant to response message. Raises PenstockError."""
+UnaryHandler = Callable[[bytes, Context, str], Awaitable[bytes]]
+"""Request, context and tenant to response. Raises PenstockError, DecodeError."""
 
 
 class InFlight:
@@ -61,7 +61,7 @@ class InFlight:
 
 
 class Guard:
-    """Makes gRPC handlers, from bytes to bytes, of functions that know messages and our errors."""
+    """Makes gRPC handlers of functions that raise our errors. Messages are bytes here."""
 
     def __init__(self, keys: ApiKeys | None, drain: DrainState) -> None:
         """Without `keys` everybody is let in."""
@@ -75,17 +75,14 @@ class Guard:
         given = next((value for key, value in context.invocation_metadata() if key == "authorization"), "")
         return self._keys.tenant(given.encode() if isinstance(given, str) else given)
 
-    def unary(self, request: Any, handler: UnaryHandler) -> grpc.RpcMethodHandler:
-        """`request` is the class of the request message. Refused while draining."""
+    def unary(self, handler: UnaryHandler) -> grpc.RpcMethodHandler:
+        """Refused while draining."""
         drain = self.drain
-        parse = request.FromString
 
         async def call(data: bytes, context: Context) -> bytes:
             try:
                 with InFlight(drain):
-                    tenant = self.tenant(context)
-                    answer = await handler(parse(data), context, tenant)
-                    return bytes(answer.SerializeToString())
+                    return await handler(data, context, self.tenant(context))
             except Exception as error:
                 failure = error
             return await abort(context, failure)

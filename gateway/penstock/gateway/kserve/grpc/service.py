@@ -41,10 +41,10 @@ def build_service(kserve: KServe, guard: Guard, health: Health, settings: GrpcSe
         WATCH: health.watch_handler(),
         _SERVICE + "ServerLive": guard.open(pb.ServerLiveRequest, describe.server_live),
         _SERVICE + "ServerReady": guard.open(pb.ServerReadyRequest, describe.server_ready),
-        _SERVICE + "ModelInfer": guard.unary(pb.ModelInferRequest, inference.infer),
+        _SERVICE + "ModelInfer": guard.unary(inference.infer),
     }
     for name, handler in _plain(describe, Manage(kserve)).items():
-        methods[_SERVICE + name] = guard.unary(getattr(pb, name + "Request"), _of_message(handler))
+        methods[_SERVICE + name] = guard.unary(_of_message(getattr(pb, name + "Request").FromString, handler))
 
     async def stream(context: Context, tenant: str) -> None:
         await InferStream(inference, guard.drain, context, tenant, settings.max_requests_per_stream).run()
@@ -76,8 +76,8 @@ def _plain(describe: Describe, manage: Manage) -> dict[str, Plain]:
     }
 
 
-def _of_message(handler: Plain) -> UnaryHandler:
-    async def call(message: Message, context: Context, tenant: str) -> Message:
-        return await handler(message)
+def _of_message(parse: Callable[[bytes], Message], handler: Plain) -> UnaryHandler:
+    async def call(data: bytes, context: Context, tenant: str) -> bytes:
+        return bytes((await handler(parse(data))).SerializeToString())
 
     return call

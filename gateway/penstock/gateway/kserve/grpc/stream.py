@@ -12,10 +12,11 @@ from penstock.engines.classic.messages import InferResponse
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.http.drain import DrainState
 from penstock.gateway.kserve.grpc.decode import Decoded
-from penstock.gateway.kserve.grpc.encode import empty_final, fill_response, stream_error, with_classes
+from penstock.gateway.kserve.grpc.encode import empty_final, stream_error
 from penstock.gateway.kserve.grpc.infer import Inference
 from penstock.gateway.kserve.grpc.parameters import FINAL
 from penstock.gateway.kserve.grpc.rpc import Context, InFlight, Message
+from penstock.gateway.kserve.tracing import RequestTrace
 
 _EOF = grpc.aio.EOF
 _STRICT = ("triton_grpc_error", "true")
@@ -85,24 +86,20 @@ class InferStream:
             return
         try:
             with InFlight(self._drain):
-                await self._answer(message)
+                await self._answer(data, message)
         except Exception as error:
             # before the first response could be asked for, or when the drain expired
             await self._write(stream_error(error, message.id))
 
-    async def _answer(self, message: Message) -> None:
+    async def _answer(self, data: bytes, message: Message) -> None:
         inference = self._inference
         model = inference.model(message)
-        decoded = inference.request(message, model, self._context, self._tenant)
-        request = decoded.request
-        trace = inference.trace(model, request.id)
-        if trace is not None:
-            trace.inputs(request)
-            trace.mark_now("REQUEST_START")
+        decoded = await inference.decode(data, message, model, self._context, self._tenant)
+        trace = inference.trace(model, decoded)
         responses: ResponseStream | None = None
         try:
-            responses = model.stream(request)
-            await self._forward(model, decoded, responses)
+            responses = model.stream(decoded.request)
+            await self._forward(model, decoded, responses, trace)
         finally:
             if responses is not None:
                 responses.close()
@@ -110,12 +107,16 @@ class InferStream:
                 trace.mark_now("REQUEST_END")
                 trace.finish()
 
-    async def _forward(self, model: InferModel, decoded: Decoded, responses: ResponseStream) -> None:
+    async def _forward(
+        self, model: InferModel, decoded: Decoded, responses: ResponseStream, trace: RequestTrace | None
+    ) -> None:
         try:
             async for response in responses:
                 if response.error is not None:
                     await self._error(response.error, model, decoded, final=response.final)
                 elif response.outputs is not None:
+                    if trace is not None:
+                        trace.outputs(response.outputs)
                     await self._write(await self._encode(model, decoded, response))
                 if response.final:
                     if decoded.empty_final and response.outputs is None and response.error is None:
@@ -131,17 +132,10 @@ class InferStream:
             await self._write(stream_error(error, decoded.request.id, model.name, final))
 
     async def _encode(self, model: InferModel, decoded: Decoded, response: InferResponse) -> bytes:
-        request, outputs = decoded.request, response.outputs or []
-        if request.trace is not None:
-            request.trace.outputs(outputs)  # type: ignore[attr-defined]
-        if decoded.options is not None:
-            outputs = await with_classes(outputs, model, decoded.options, self._inference.labels)
         message = ModelStreamInferResponse()
-        found = message.infer_response
-        found.model_name, found.model_version, found.id = model.name, str(model.version), request.id
-        fill_response(found, response, outputs, decoded.options)
-        found.parameters[FINAL].bool_param = response.final
-        return bytes(message.SerializeToString())
+        part = message.infer_response
+        part.parameters[FINAL].bool_param = response.final
+        return await self._inference.encode(message, part, model, decoded, response)
 
     async def _write(self, data: bytes) -> None:
         async with self._writing:

@@ -294,3 +294,23 @@ def test_response_parameters_and_regions_keep_their_order() -> None:
     fill_response(message, InferResponse(tensors, {"n": -1}), tensors, None)
     assert [output.name for output in message.outputs] == ["A", "B"]
     assert message.parameters["n"].int64_param == -1
+
+
+def test_a_region_of_another_size_is_not_even_read() -> None:
+    class Huge:
+        byte_size = 1 << 40
+
+        def read(self) -> memoryview:
+            raise AssertionError("read")
+
+    class Regions:
+        def slice(self, name: str, offset: int, byte_size: int) -> Huge:
+            return Huge()
+
+    message = request(("X", "FP32", [1]))
+    message.inputs[0].parameters["shared_memory_region"].string_param = "r"
+    message.inputs[0].parameters["shared_memory_byte_size"].int64_param = 1 << 40
+    with pytest.raises(
+        InvalidRequestError, match="unexpected total byte size 1099511627776 for input 'X', expecting 4"
+    ):
+        decode(message, MODEL, Regions())  # type: ignore[arg-type]

@@ -23,16 +23,17 @@ def run_auto_complete(launch: Launch, options: dict[str, Any]) -> dict[str, Any]
     Raises ValueError: the model's own error, or that there was no answer in time.
     """
     limit = launch.options.stub_timeout_seconds
-    with prepared(launch) as (command, variables, ours, files, passed), tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            pass_fds=passed,
-            env=variables,
-            start_new_session=True,
-        )
+    with tempfile.TemporaryFile() as output:
+        with prepared(launch) as (command, variables, ours, files, passed):
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=passed,
+                env=variables,
+                start_new_session=True,
+            )
         try:
             kind, fields = _converse(ours, options, time.monotonic() + limit)
         except TimeoutError:
@@ -40,12 +41,12 @@ def run_auto_complete(launch: Launch, options: dict[str, Any]) -> dict[str, Any]
         except (EOFError, OSError):
             raise ValueError("the process for auto_complete_config ended early") from None
         finally:
+            ours.close()
+            files.close()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             _log(launch.logger_name, output)
-        ours.close()
-        files.close()
     if kind == "completed":
         found: dict[str, Any] | None = fields[0]
         return found

@@ -1,4 +1,4 @@
-"""DLPack capsules. numpy makes and reads them, but for BF16, which it does not know."""
+"""DLPack capsules. numpy makes them, but for BF16, which it does not know; what it reads it would not write to."""
 
 from __future__ import annotations
 
@@ -11,10 +11,17 @@ from typing import Any
 import numpy as np
 
 from .errors import TritonModelException
-from .wire import Array
+from .wire import NUMPY, Array
 
 CPU = 1
 _BFLOAT, _BITS = 4, 16
+_CODES = {"INT": 0, "UINT": 1, "FP": 2}
+_DATATYPES = {(_BFLOAT, _BITS): "BF16", (6, 8): "BOOL"} | {
+    (_CODES[name.rstrip("0123456789")], 8 * dtype.itemsize): name
+    for name, dtype in NUMPY.items()
+    if name not in ("BOOL", "BF16")
+}
+"""By DLDataTypeCode and bits."""
 _NAME, _USED = b"dltensor", b"used_dltensor"
 
 
@@ -91,12 +98,10 @@ def capsule(datatype: str, array: Array) -> Any:
 
 
 def read(tensor: Any) -> tuple[str, Array]:
-    """The datatype (`BF16`, or what numpy says) and the array, on the CPU, without a copy where it is there already.
+    """The datatype and the array (BF16 as bits), on the CPU, without a copy where it is there already.
 
     Raises TritonModelException for what is no DLPack, and what is not contiguous.
     """
-    from .datatypes import datatype_of
-
     producer = tensor
     if not hasattr(tensor, "__dlpack__"):
         if not _is(tensor, _NAME):
@@ -113,10 +118,10 @@ def read(tensor: Any) -> tuple[str, Array]:
         raise TritonModelException(
             "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are supported."
         )
-    if (managed.tensor.code, managed.tensor.bits) == (_BFLOAT, _BITS):
-        return "BF16", _consume(held, managed)
-    array = np.from_dlpack(_Capsule(held))
-    return datatype_of(array.dtype), array
+    datatype = _DATATYPES.get((managed.tensor.code, managed.tensor.bits))
+    if datatype is None or managed.tensor.lanes != 1:
+        raise TritonModelException("DLPack tensor has a data type that is not supported.")
+    return datatype, _consume(held, managed, datatype)
 
 
 class _Capsule:
@@ -152,14 +157,15 @@ def _contiguous(tensor: _DLTensor) -> bool:
     return True
 
 
-def _consume(held: Any, managed: _DLManagedTensor) -> Array:
-    """The bits of a BF16 tensor; the producer's memory is let go with the array."""
+def _consume(held: Any, managed: _DLManagedTensor, datatype: str) -> Array:
+    """The producer's memory is let go with the array."""
     _rename(held, _USED)
     tensor = managed.tensor
     shape = [tensor.shape[index] for index in range(tensor.ndim)]
     count = int(np.prod(shape, dtype=np.int64))
-    memory: Any = (ctypes.c_uint16 * count).from_address(tensor.data + tensor.byte_offset) if count else b""
-    anchor: Any = np.frombuffer(memory, np.uint16)
+    size = count * NUMPY[datatype].itemsize
+    memory: Any = (ctypes.c_uint8 * size).from_address(tensor.data + tensor.byte_offset) if count else b""
+    anchor: Any = np.frombuffer(memory, NUMPY[datatype])
     deleter: Callable[[Any], None] | None = managed.deleter or None
     if deleter is not None:
         weakref.finalize(anchor, deleter, ctypes.pointer(managed)).atexit = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import Any
+from typing import Any, cast
 
 import httptools
 from uvicorn.config import Config
@@ -21,6 +21,8 @@ from penstock.gateway.errors import HttpError, error_headers, error_json, wire_s
 from penstock.gateway.http.limits import ConnectionLimits
 
 _LINGER_SECONDS = 1.0
+_JOINED_BYTES = 1 << 16
+"""Longer bodies are not copied behind their heads."""
 
 
 class _Phase(Enum):
@@ -32,6 +34,40 @@ class _Phase(Enum):
 
 class _Pipelined(Exception):
     """A second request came before the first was answered."""
+
+
+class _JoinedHead:
+    """Stands for the transport of a response: its head waits for what comes with it, so that a whole answer is one
+    write to the socket, and for the end of the loop's turn at most."""
+
+    __slots__ = ("_head", "_loop", "_started", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._started = False
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        if not self._started:
+            self._started = True
+            self._head = data
+            self._loop.call_soon(self._flush)
+        elif self._head and len(data) < _JOINED_BYTES:
+            self._transport.write(self._head + data)
+            self._head = b""
+        else:
+            self._flush()
+            self._transport.write(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._head:
+            self._transport.write(self._head)
+            self._head = b""
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -133,6 +169,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._last_body = self.loop.time()
         self._arm_receive(self._limits.body_idle_timeout, self._body_idle)
         super().on_headers_complete()
+        if self.cycle is not None:
+            self.cycle.transport = cast("asyncio.Transport", _JoinedHead(self.transport, self.loop))
 
     def on_chunk_header(self) -> None:
         self._chunks += 1

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-
 from penstock.engines.classic.base import InstanceContext
 from penstock.engines.classic.model_config import ModelConfig, ModelInstanceGroup
+from penstock.engines.gpus import visible_gpus
 
 
 def instance_contexts(config: ModelConfig) -> list[InstanceContext]:
@@ -35,7 +34,7 @@ def _devices(group: ModelInstanceGroup, name: str) -> tuple[str, list[int]]:
         if group.gpus:
             raise ValueError(f"instance group {name} has kind KIND_CPU but specifies one or more GPUs")
         return "CPU", [0]
-    present = gpu_count()
+    present = visible_gpus()
     if kind == "KIND_AUTO" and not present:
         return "CPU", [0]
     if not present:
@@ -44,15 +43,3 @@ def _devices(group: ModelInstanceGroup, name: str) -> tuple[str, list[int]]:
     if wrong:
         raise ValueError(f"instance group {name} asks for GPU {wrong[0]}, this machine has {present}")
     return "GPU", list(group.gpus) or list(range(present))
-
-
-def gpu_count() -> int:
-    """NVIDIA GPUs that CUDA shows this process (so CUDA_VISIBLE_DEVICES counts); 0 without a driver."""
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    count = ctypes.c_int(0)
-    if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return 0
-    return count.value

@@ -34,7 +34,7 @@ async def load_model(context: ModelContext, backend: Backend) -> ClassicModel:
     Raises PenstockError or ValueError when any of it fails; what had been loaded until then is unloaded. Threads cannot
     be stopped: when the task is cancelled, it ends after those that load.
     """
-    contexts = await asyncio.to_thread(instance_contexts, context.config)
+    contexts = instance_contexts(context.config)
     [backend_model] = await _all([asyncio.to_thread(_guarded, backend.load_model, context)], _unload_model)
     try:
         model = ClassicModel(context, backend_model)

@@ -17,7 +17,7 @@ from penstock.engines.errors import EngineError
 
 
 def instances(text: str, *, gpus: int, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
-    monkeypatch.setattr(groups, "gpu_count", lambda: gpus)
+    monkeypatch.setattr(groups, "visible_gpus", lambda: gpus)
     return [(one.name, one.kind, one.device_id) for one in instance_contexts(model_config(ECHO, text))]
 
 

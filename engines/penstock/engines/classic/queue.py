@@ -57,7 +57,11 @@ class Level:
         """Requests whose time is over under the action DELAY: they go after all others of the level."""
 
     def timeout_of(self, item: Waiting) -> int:
-        """Microseconds, 0: for ever. A request may only shorten what the policy gives it."""
+        """Microseconds, 0: for ever. A request may only shorten what the policy gives it.
+
+        Triton ignores the caller's timeout where the policy has none to shorten; here for ever can be shortened too,
+        since the configuration and the caller both ask for it.
+        """
         if self.override and item.timeout_us and (item.timeout_us < self.timeout_us or not self.timeout_us):
             return item.timeout_us
         return self.timeout_us

@@ -175,6 +175,19 @@ async def test_a_reader_that_does_not_read_is_given_up(monkeypatch: pytest.Monke
         check_books(model, 1)
 
 
+async def test_a_model_that_sends_without_a_pause_does_not_lose_a_reader_that_reads() -> None:
+    count = 3 * streams.MAX_UNREAD_RESPONSES
+
+    async with served(model_config(ECHO, DECOUPLED), repeat) as model:
+        stream = model.stream(echo_request(count))
+        seen = 0
+        async for response in stream:
+            assert response.error is None
+            seen += 1
+        assert seen == count + 1
+        check_books(model, 1)
+
+
 async def test_unread_bytes_are_bounded_but_one_response_may_have_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "MAX_UNREAD_BYTES", 1000)
 

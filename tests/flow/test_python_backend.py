@@ -178,7 +178,8 @@ class TritonPythonModel:
         y = np.array(["ä", b"b", 3], np.object_)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", y), pb_utils.Tensor("Z", np.array([b"s", b"tt"]))])]
 """
-    async with loaded(tmp_path, code, ANY) as model:
+    config = ANY + ' output [ { name: "Z" data_type: TYPE_STRING dims: [ -1 ] } ]'
+    async with loaded(tmp_path, code, config) as model:
         found = outputs(await model.infer(request(X=X)))
     assert found["Y"].tolist() == ["ä".encode(), b"b", b"3"]
     assert found["Z"].tolist() == [b"s", b"tt"]

@@ -82,18 +82,26 @@ class ExecBatch:
 
     def send(self, call: Call, response: InferResponse) -> None:
         """What a call of this batch sends: outputs as the model gives them."""
-        if response.outputs and (call.request.outputs or self._signature.reshapes_outputs):
-            response.outputs = self._for_caller(call, response.outputs)
+        if response.outputs:
+            try:
+                response.outputs = self._for_caller(call, response.outputs)
+            except ValueError as error:
+                response.outputs, response.error = None, EngineError(f"model '{self._signature.model}': {error}")
         self._emit(call, response)
 
     def _for_caller(self, call: Call, outputs: list[Tensor]) -> list[Tensor]:
-        """Those that were asked for, in that order, in the shape that callers get."""
+        """Those that were asked for, in that order, in the shape that callers get; none that the configuration does
+        not know. Raises ValueError when one does not fit its `reshape`."""
+        signature = self._signature
         if call.request.outputs:
             given = {tensor.name: tensor for tensor in outputs}
             outputs = [given[name] for name in call.request.outputs if name in given]
-        if not self._signature.reshapes_outputs:
+        else:
+            known = signature.outputs
+            outputs = [tensor for tensor in outputs if tensor.name in known]
+        if not signature.reshapes_outputs:
             return outputs
-        to_client = self._signature.to_client
+        to_client = signature.to_client
         return [Tensor(tensor.name, tensor.datatype, to_client(tensor.name, tensor.array)) for tensor in outputs]
 
     def _emit(self, call: Call, response: InferResponse) -> None:

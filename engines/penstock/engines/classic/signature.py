@@ -81,11 +81,16 @@ class ModelSignature:
         return array.reshape((*array.shape[:batch], *tensor.model_shape(array.shape[batch:])))
 
     def to_client(self, name: str, array: Array) -> Array:
-        """An output as the caller gets it: a view, `reshape` undone. What the configuration does not know stays."""
+        """An output as the caller gets it: a view, `reshape` undone. What the configuration does not know stays.
+
+        Raises ValueError when the model gave another shape.
+        """
         tensor = self.outputs.get(name)
         if tensor is None or tensor.reshape is None:
             return array
         batch = int(self.batched)
+        if array.ndim != batch + len(tensor.reshape):
+            raise ValueError(f"the output '{name}' has the shape {list(array.shape)}, which does not fit its reshape")
         return array.reshape((*array.shape[:batch], *tensor.client_shape(array.shape[batch:])))
 
 

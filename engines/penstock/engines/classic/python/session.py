@@ -48,7 +48,6 @@ class Session:
         self._name = program.name
         self._decoupled = program.signature.decoupled
         self._signature = program.signature
-        self._reshapes_outputs = any(one.reshape is not None for one in program.signature.outputs.values())
         self._news: asyncio.Queue[tuple[str, list[Any]]] = asyncio.Queue()
         self._open: dict[int, InferCall] = {}
         self._next_call = 1
@@ -93,9 +92,12 @@ class Session:
     async def _heard(self, wanted: str) -> list[Any]:
         """The next message about the model's state. Raises EngineError when it is not the wanted one."""
         news = asyncio.ensure_future(self._news.get())
-        await asyncio.wait((news, self._link.closed), return_when=asyncio.FIRST_COMPLETED)
-        if not news.done():
+        try:
+            await asyncio.wait((news, self._link.closed), return_when=asyncio.FIRST_COMPLETED)
+            done = news.done()
+        finally:
             news.cancel()
+        if not done:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.process.wait(), _LAST_WORDS)
             raise EngineError(
@@ -174,9 +176,6 @@ class Session:
         call = self._open.pop(number, None) if response.final else self._open.get(number)
         if call is None:
             return
-        if self._reshapes_outputs:
-            for tensor in response.outputs or ():
-                tensor.array = self._signature.to_client(tensor.name, tensor.array)
         call.send(response)
 
     async def is_ready(self) -> bool:

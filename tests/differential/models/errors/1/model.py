@@ -1,0 +1,23 @@
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    """Fails as CODE says: with a TritonError of that name, or in other ways that models fail in; else echoes it."""
+
+    def execute(self, requests):
+        return [self.answer(pb_utils.get_input_tensor_by_name(request, "CODE").as_numpy()) for request in requests]
+
+    def answer(self, value):
+        code = value.reshape(-1)[0].decode()
+        if code == "raise":
+            raise ValueError("raised by the model")
+        if code == "none":
+            return None
+        if code == "plain":
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError("no code given"))
+        if code == "unknown output":
+            return pb_utils.InferenceResponse([pb_utils.Tensor("NOPE", value)])
+        if hasattr(pb_utils.TritonError, code):
+            error = pb_utils.TritonError(f"failed with {code}", getattr(pb_utils.TritonError, code))
+            return pb_utils.InferenceResponse(error=error)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", value)])

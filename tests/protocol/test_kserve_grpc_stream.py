@@ -280,3 +280,13 @@ async def test_callbacks_of_the_synchronous_client() -> None:
                     found.append(int(result.as_numpy("OUT")[0]))
 
         assert await asyncio.to_thread(run) == [0, 1, 2, 3]
+
+
+async def test_a_stream_without_requests_does_not_hold_up_the_drain() -> None:
+    async with serving(add_sub()) as running:
+        stream = running.stub.ModelStreamInfer()
+        await stream.write(add_sub_request())
+        await stream.read()
+        running.drain.begin()
+        assert await running.drain.wait_idle(SECONDS)
+        stream.cancel()

@@ -314,3 +314,13 @@ def test_a_region_of_another_size_is_not_even_read() -> None:
         InvalidRequestError, match="unexpected total byte size 1099511627776 for input 'X', expecting 4"
     ):
         decode(message, MODEL, Regions())  # type: ignore[arg-type]
+
+
+def test_classes_do_not_go_to_shared_memory() -> None:
+    class Regions:
+        def slice(self, name: str, offset: int, byte_size: int) -> object:
+            return object()
+
+    message = outputs(classification=1, shared_memory_region="r", shared_memory_byte_size=8)
+    with pytest.raises(InvalidRequestError, match="can't set both 'shared_memory_region' and 'classification'"):
+        decode(message, MODEL, Regions())  # type: ignore[arg-type]

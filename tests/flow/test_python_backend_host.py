@@ -196,7 +196,13 @@ except pb_utils.TritonModelException as error: said = str(error)
 return pb_utils.is_model_ready("inner"), pb_utils.is_model_ready("inner", "1"), pb_utils.is_model_ready("nope"), said
 """
     found = await said(tmp_path, body, host=host)
-    assert found == (True, True, False, "failed to load 'broken', no such model")
+    assert found == (
+        True,
+        True,
+        False,
+        "Failed to load model: Failed to process the request for model 'outer_0_0', message: failed to load 'broken', "
+        "no such model",
+    )
     assert host.loads == [
         ("plain", None, {}),
         ("given", '{"a": 1}', {"1/model.bin": b"x" * 100_000, "l": b"y"}),

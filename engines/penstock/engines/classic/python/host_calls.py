@@ -37,6 +37,7 @@ class HostCalls:
     def __init__(self, link: Link, host: Host, instance: str, cancellations: Cancellations) -> None:
         self._link = link
         self._host = host
+        self._instance = instance
         self._log = logging.getLogger(f"penstock.models.{instance}")
         self._cancellations = cancellations
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -73,7 +74,8 @@ class HostCalls:
         try:
             await self._verbs[verb](number, arguments, tail)
         except (PenstockError, ValueError) as error:
-            self._link.send("reply", [number, _text(error)])
+            what = f"Failed to {verb} model: Failed to process the request for model '{self._instance}', message: "
+            self._link.send("reply", [number, what + _text(error)])
         except Exception:
             logger.exception("a call of a model failed")
             self._link.send("reply", [number, "The server had an error while processing the request."])
@@ -102,6 +104,9 @@ class HostCalls:
     def close(self) -> None:
         for task in list(self._tasks.values()):
             task.cancel()
+        # these tables of methods would keep the process's memory mapped until the next garbage collection
+        self._verbs.clear()
+        self._quick.clear()
 
     def _request(self, arguments: list[Any], tail: memoryview) -> tuple[str, int, InferRequest]:
         about, places = arguments

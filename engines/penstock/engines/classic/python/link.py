@@ -15,6 +15,10 @@ from penstock.engines.classic.python.worker.wire import FRAME, Packer, decode, f
 OnMessage = Callable[[str, list[Any], memoryview], None]
 
 
+def _ignore(kind: str, fields: list[Any], tail: memoryview) -> None:
+    """For what comes after the end."""
+
+
 class Link(asyncio.Protocol):
     """Messages both ways. `on_message` gets the kind, the fields and the tail of each as it comes; the arrays over a
     tail are read-only."""
@@ -69,6 +73,7 @@ class Link(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._files.close()  # what is mapped stays mapped
         self._transport = None
+        self._on_message = _ignore
         if not self.closed.done():
             self.closed.set_result(None)
 

@@ -174,9 +174,8 @@ class Session:
 
     def _answer(self, number: int, response: InferResponse) -> None:
         call = self._open.pop(number, None) if response.final else self._open.get(number)
-        if call is None:
-            return
-        call.send(response)
+        if call is not None:
+            call.send(response)
 
     async def is_ready(self) -> bool:
         """The model's own word. Waits as long as the model does."""

@@ -30,9 +30,8 @@ def datatype_of(dtype: np.dtype[Any]) -> str:
         return "BYTES"
     if dtype.name == "bfloat16":
         return "BF16"
-    if dtype.isnative or dtype.newbyteorder("=") not in _NAMES:
-        raise TritonModelException(f'NumPy dtype "{dtype}" is not supported. Text is passed as an array of objects.')
-    raise TritonModelException(f'NumPy dtype "{dtype}" is not supported: its bytes are in the wrong order.')
+    hint = " Use numpy.object_ for text." if dtype.kind == "U" else ""
+    raise TritonModelException(f'NumPy dtype "{dtype}" is not supported.{hint}')
 
 
 def triton_to_numpy_type(data_type: int) -> Any:

@@ -19,6 +19,11 @@ class ErrorCode(enum.IntEnum):
     CANCELLED = 7
 
 
+def clean(text: object) -> str:
+    """As a message can carry it: without lone surrogates, which file names and the like may have."""
+    return str(text).encode("utf-8", "replace").decode()
+
+
 class TritonError:
     """What went wrong with one response."""
 
@@ -32,7 +37,7 @@ class TritonError:
     CANCELLED = ErrorCode.CANCELLED
 
     def __init__(self, message: str, code: int = ErrorCode.INTERNAL) -> None:
-        self._message = str(message)
+        self._message = clean(message)
         self._code = ErrorCode(code)
 
     def message(self) -> str:

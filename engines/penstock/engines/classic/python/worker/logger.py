@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 
 from . import host
+from .errors import clean
 
 
 class LogLevel(enum.IntEnum):
@@ -23,9 +24,9 @@ class Logger:
 
     @staticmethod
     def log(message: str, level: int = LogLevel.INFO) -> None:
-        text = str(message)
+        text = clean(message)
         if host.current:
-            host.current[0].tell("log", int(level), text.encode("utf-8", "replace").decode())
+            host.current[0].tell("log", int(level), text)
         else:
             print(text, flush=True)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from . import host
 from .arena import ReceiveArena
-from .errors import TritonModelException
+from .errors import TritonModelException, clean
 from .response import checked_parameters
 from .sender import Outlet, ResponseSender
 from .tensor import ReceivedTensor, Tensor
@@ -53,14 +53,14 @@ class InferenceRequest:
         for tensor in inputs:
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"inputs holds {type(tensor).__name__}, not Tensor")
-        self._request_id = request_id
-        self._correlation_id = correlation_id
+        self._request_id = clean(request_id)
+        self._correlation_id = clean(correlation_id) if isinstance(correlation_id, str) else correlation_id
         self._inputs = list(inputs)
-        self._requested = list(dict.fromkeys(requested_output_names))
-        self._model_name = model_name
-        self._model_version = model_version
-        self._flags = flags
-        self._timeout = timeout
+        self._requested = list(dict.fromkeys(map(clean, requested_output_names)))
+        self._model_name = clean(model_name)
+        self._model_version = int(model_version)
+        self._flags = int(flags)
+        self._timeout = int(timeout)
         self._trace = trace or InferenceTrace()
         self._parameters = checked_parameters(parameters)
 

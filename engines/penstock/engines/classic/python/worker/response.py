@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from .arena import ReceiveArena
-from .errors import TritonError, TritonModelException
+from .errors import TritonError, TritonModelException, clean
 from .tensor import ReceivedTensor, Tensor
 from .wire import Packer
 
 
 def checked_parameters(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
     """Triton's rule: names are text, values are booleans, integers or text."""
-    found = dict(parameters or {})
-    for name, value in found.items():
+    found: dict[str, Any] = {}
+    for name, value in (parameters or {}).items():
         if not isinstance(name, str):
             raise TritonModelException(f"Expect parameters keys to have type str, found type {type(name)}")
         if not isinstance(value, bool | int | float | str):
             raise TritonModelException(
                 f"Expect parameters values to have type bool/int/float/str, found type {type(value)}"
             )
+        if isinstance(value, float) and not math.isfinite(value):
+            raise TritonModelException(f"The parameter '{clean(name)}' is no finite number")
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise TritonModelException(f"The parameter '{clean(name)}' does not fit 64 bits")
+        found[clean(name)] = clean(value) if isinstance(value, str) else value
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import socket
@@ -42,6 +43,8 @@ def main(arguments: list[str]) -> None:
         sys.stderr.flush()
         connection.send("failed", public_text(error))
         return
+    gc.collect()
+    gc.freeze()  # what the imports have left behind is not looked through again while requests wait
     _serve(connection, executor)
 
 

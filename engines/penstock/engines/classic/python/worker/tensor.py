@@ -24,6 +24,7 @@ class Tensor:
         if not isinstance(numpy_array, np.ndarray):
             raise TypeError(f"Tensor '{name}' needs a numpy array, not {type(numpy_array).__name__}")
         datatype = datatype_of(numpy_array.dtype)
+        name.encode()  # what cannot be sent is refused here, and not when the whole batch is
         if not numpy_array.flags.c_contiguous:
             numpy_array = np.ascontiguousarray(numpy_array)
         self._name = name

@@ -260,3 +260,16 @@ async def test_several_instances_share_the_load_of_a_dead_one(tmp_path: Path) ->
         with contextlib.suppress(EngineDeadError):
             await model.infer(request(INPUT0=one, INPUT1=one))
         assert outputs(await model.infer(request(INPUT0=one, INPUT1=one)))["OUTPUT0"][0, 0] == 2
+
+
+async def test_killed_while_large_tensors_are_on_their_way(tmp_path: Path) -> None:
+    config = ADD_SUB_CONFIG.replace("16", "-1")
+    async with loaded(tmp_path, ADD_SUB, config) as model:
+        large = np.ones((1, 1_000_000), np.float32)
+        for delay in (0.0, 0.002, 0.005, 0.01):
+            calls = [asyncio.create_task(model.infer(request(INPUT0=large, INPUT1=large))) for _ in range(4)]
+            await asyncio.sleep(delay)
+            os.kill(instances(model)[0].pid, signal.SIGKILL)
+            found = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
+            assert all(isinstance(one, EngineDeadError) or outputs(one)["OUTPUT0"][0, -1] == 2 for one in found)
+            await until(lambda: model.ready)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from penstock.engines.classic.python.worker import arena
 from penstock.engines.classic.python.worker.arena import ReceiveArena, SendArena
 
 PAGE = 4096
@@ -75,6 +76,20 @@ def test_it_grows_by_at_least_the_growth() -> None:
     assert pair.sender.size == 29 * PAGE
     assert [array[0] for array in kept] == [97, 98, 99]
     os.close(pair.file)
+
+
+def test_very_large_segments_give_their_memory_back(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arena, "_KEPT", 10 * PAGE)
+
+    def pages() -> int:
+        return os.fstat(pair.file).st_blocks * 512 // PAGE
+
+    small, large = pair.send(b"a" * PAGE), pair.send(b"b" * 50 * PAGE)
+    assert pages() == 51
+    del small, large
+    pair.give_back()
+    assert pages() == 1
+    assert (pair.send(b"c" * 50 * PAGE) == ord("c")).all()
 
 
 def test_memory_that_cannot_be_had() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from penstock.engines.classic.base import Batch, Host, InferCall
 from penstock.engines.classic.messages import InferRequest, InferResponse
 from penstock.engines.classic.python.cancellations import Cancellations
+from penstock.engines.classic.python.copies import Copies
 from penstock.engines.classic.python.host_calls import HostCalls
 from penstock.engines.classic.python.link import Link
 from penstock.engines.classic.python.process import Launch, ModelProcess
@@ -114,9 +115,14 @@ class Session:
         link = self._link
         if link.closed.done():
             raise self.dead()
-        packer = Packer(link.outbox)
+        copies = Copies(link.outbox)
+        packer = Packer(copies)
         first = self._next_call
         entries = [self._entry(packer, number, call) for number, call in enumerate(batch.calls, first)]
+        if copies.pending:
+            await copies.made()
+            if link.closed.done():
+                raise self.dead()
         self._next_call += len(entries)
         self._open.update(enumerate(batch.calls, first))
         self._batch += 1

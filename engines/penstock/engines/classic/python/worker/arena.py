@@ -2,7 +2,7 @@
 
 An arena is an anonymous file that the server and the model's process inherit from each other and map: it has no name in
 any file system, and is gone when both are. Its sender allocates blocks; the receiver gives them back, in its next
-message, when nothing reads them any more. It grows by whole segments and keeps them.
+message, when nothing reads them any more. It grows by whole segments.
 """
 
 from __future__ import annotations
@@ -19,13 +19,18 @@ from .wire import Array, Buffer
 
 _ALIGNMENT = 64
 _PAGE = mmap.ALLOCATIONGRANULARITY
+_KEPT = 64 * 1024 * 1024
+"""Bytes; a larger segment gives its pages back to the system whenever it is empty. They have to be cleared again then,
+which is little beside copying that much."""
 
 
 class _Segment:
     """A mapped part of the file with its free ranges, in the order of their offsets."""
 
     def __init__(self, file: int, start: int, size: int) -> None:
-        self.bytes = np.frombuffer(mmap.mmap(file, size, offset=start), np.uint8)
+        self.memory = mmap.mmap(file, size, offset=start)
+        self.bytes = np.frombuffer(self.memory, np.uint8)
+        self.size = size
         self.free = [(0, size)]
         self.taken: dict[int, int] = {}
 
@@ -52,6 +57,8 @@ class _Segment:
             del self.free[index - 1]
         else:
             self.free[index] = (offset, size)
+        if not self.taken and self.size > _KEPT:
+            self.memory.madvise(mmap.MADV_REMOVE)
 
 
 class SendArena:
@@ -78,11 +85,14 @@ class SendArena:
 
     def put(self, data: Buffer, size: int) -> tuple[int, int]:
         """Copies the data into a new block: its segment and offset. Raises OSError when the memory cannot be had."""
-        rounded = -(-size // _ALIGNMENT) * _ALIGNMENT
-        number, offset = self._allocate(rounded)
-        target = self._segments[number].bytes[offset : offset + size]
-        target[:] = data.reshape(-1).view(np.uint8) if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
+        number, offset, target = self.reserve(size)
+        fill(target, data)
         return number, offset
+
+    def reserve(self, size: int) -> tuple[int, int, Array]:
+        """A new block, and its bytes, which are to be filled before the message leaves. Raises as `put` does."""
+        number, offset = self._allocate(-(-size // _ALIGNMENT) * _ALIGNMENT)
+        return number, offset, self._segments[number].bytes[offset : offset + size]
 
     def _allocate(self, size: int) -> tuple[int, int]:
         for number, segment in enumerate(self._segments):
@@ -110,6 +120,11 @@ class SendArena:
         """Blocks that the receiver has given back, as `[segment, offset]`."""
         for segment, offset in blocks:
             self._segments[segment].release(offset)
+
+
+def fill(target: Array, data: Buffer) -> None:
+    """In any thread; others run meanwhile."""
+    target[:] = data.reshape(-1).view(np.uint8) if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
 
 
 class Loan:

@@ -25,17 +25,37 @@ class FakeStream:
 
     def __init__(self, responses: Iterable[InferResponse | asyncio.Event]) -> None:
         self._responses = iter(responses)
+        self._gate: asyncio.Event | None = None
+        self._error: Exception | None = None
         self.closed = asyncio.Event()
 
     def __aiter__(self) -> FakeStream:
         return self
 
     async def __anext__(self) -> InferResponse:
+        if self._error is not None:
+            raise self._error
+        if self._gate is not None:
+            await self._gate.wait()
+            self._gate = None
         for response in self._responses:
             if isinstance(response, InferResponse):
                 return response
             await response.wait()
         raise StopAsyncIteration
+
+    def ready(self) -> InferResponse | None:
+        if self._gate is not None:
+            return None
+        try:
+            response = next(self._responses, None)
+        except Exception as error:  # its turn comes when it is waited for
+            self._error = error
+            return None
+        if isinstance(response, asyncio.Event):
+            self._gate = response
+            return None
+        return response
 
     def close(self) -> None:
         self.closed.set()
@@ -61,6 +81,10 @@ class FakeModel:
         self.script: Callable[[InferRequest], Iterable[InferResponse | asyncio.Event]] | None = None
         """What `stream` gives; without one, what `infer` would."""
         self._compute = compute
+
+    @property
+    def takes_infer(self) -> bool:
+        return not self.decoupled
 
     @property
     def decoupled(self) -> bool:

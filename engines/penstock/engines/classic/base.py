@@ -30,6 +30,10 @@ class ResponseStream(Protocol):
 
     async def __anext__(self) -> InferResponse: ...
 
+    def ready(self) -> InferResponse | None:
+        """The next response, if it is there already: what is ready together can leave in one write."""
+        ...
+
     def close(self) -> None:
         """Nobody wants the rest: cancels what still runs. Idempotent."""
         ...
@@ -55,12 +59,23 @@ class InferModel(Protocol):
         ...
 
     @property
+    def takes_infer(self) -> bool:
+        """Whether `infer` is offered: a request may have exactly one response."""
+        ...
+
+    @property
+    def model_folder(self) -> Path | None:
+        """The model's folder in its repository, where label files are."""
+        ...
+
+    @property
     def statistics(self) -> ModelStatistics: ...
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """The one response. Cancelling the awaiting task cancels the request.
 
-        Raises PenstockError: what ended the request, or why it was refused. UnsupportedError for decoupled models.
+        Raises PenstockError: what ended the request, or why it was refused. UnsupportedError for models that take no
+        `infer`, and for requests that ask for more than one response.
         """
         ...
 

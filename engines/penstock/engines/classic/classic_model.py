@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Sequence
+from pathlib import Path
 from time import monotonic_ns
 
 from penstock.engines.classic.accounting import count_batch, count_response
@@ -75,6 +76,14 @@ class ClassicModel:
     @property
     def ready(self) -> bool:
         return self._refusal is None and any(instance.ready for instance in self._instances)
+
+    @property
+    def takes_infer(self) -> bool:
+        return not self.signature.decoupled
+
+    @property
+    def model_folder(self) -> Path:
+        return self._context.model_folder
 
     @property
     def queued(self) -> int:

@@ -55,6 +55,12 @@ class Stream:
                 await self._reader
             finally:
                 self._reader = None
+        return self._pop()
+
+    def ready(self) -> InferResponse | None:
+        return self._pop() if self._unread else None
+
+    def _pop(self) -> InferResponse:
         response = self._unread.popleft()
         self._unread_bytes -= _byte_size(response)
         return response

@@ -24,6 +24,9 @@ Array = NDArray[Any]
 MAX_ELEMENTS = 2**40
 """Of one tensor. Far above any body limit; products of dims are checked against it before anything is allocated."""
 
+MAX_DIMS = 32
+"""numpy's limit before version 2."""
+
 NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
     "UINT8": np.dtype("<u1"),
@@ -75,12 +78,15 @@ def from_config_type(name: str) -> str:
 
 
 def element_count(shape: Iterable[int], name: str) -> int:
-    """The product of the dims. Raises InvalidRequestError for a negative dim and for more than MAX_ELEMENTS."""
+    """The product of the dims. Raises InvalidRequestError for a negative dim, too many of them, and for more than
+    MAX_ELEMENTS (without the dims that are 0, too: numpy counts them so)."""
     dims = list(shape)
+    if len(dims) > MAX_DIMS:
+        raise InvalidRequestError(f"the shape of input '{name}' has more than {MAX_DIMS} dimensions")
     if any(dim < 0 for dim in dims):
-        raise InvalidRequestError(f"input '{name}' has a negative dimension in its shape {dims[:32]}")
+        raise InvalidRequestError(f"input '{name}' has a negative dimension in its shape {dims}")
     count = math.prod(dims)
-    if count > MAX_ELEMENTS or any(dim > MAX_ELEMENTS for dim in dims):
+    if count > MAX_ELEMENTS or math.prod(dim for dim in dims if dim) > MAX_ELEMENTS:
         raise InvalidRequestError(f"the shape of input '{name}' has more elements than any request can carry")
     return count
 

@@ -73,7 +73,7 @@ class Labels:
         known = self._known.setdefault(model, {})
         if output not in known:
             name = next((each.label_filename for each in model.config.output if each.name == output), "")
-            folder = getattr(model, "model_folder", None)
+            folder = model.model_folder
             known[output] = await asyncio.to_thread(read_labels, folder, name) if name and folder else ()
         return known[output]
 

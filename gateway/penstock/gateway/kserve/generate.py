@@ -23,8 +23,8 @@ from penstock.gateway.kserve.generate_frames import Renderer, error_frame
 from penstock.gateway.kserve.generate_tensors import read_generate
 from penstock.gateway.kserve.headers import forwarded_http
 from penstock.gateway.kserve.json_request import read_plain
-from penstock.gateway.kserve.orca import Headers, load_headers
-from penstock.gateway.kserve.ready import ReadyResponses
+from penstock.gateway.kserve.orca import load_headers
+from penstock.gateway.kserve.ready import next_together
 from penstock.gateway.kserve.tracing import RequestTrace
 
 logger = logging.getLogger(__name__)
@@ -35,11 +35,6 @@ _NOT_ONE = (
 )
 _LONG_BODY = 1 << 20
 """Bytes from which a body is left to a thread."""
-_EVENT_STREAM: Headers = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
 _signatures: WeakKeyDictionary[InferModel, ModelSignature] = WeakKeyDictionary()
 
 
@@ -53,6 +48,7 @@ async def generate(context: KServe, exchange: Exchange, name: str, version: str 
             call.watch()
             request = await _read(body, _signature(model))
             _complete(request, context, exchange)
+            model = context.models.model(name, version)  # a reload may have replaced it meanwhile
             trace = context.tracing.start(model.name, model.version, request.id)
             if trace is not None:
                 _begin(trace, request, received)
@@ -147,21 +143,21 @@ async def _stream(
     waited for with the next responses unasked for: the model's stream bounds what may pile up in it."""
     headers = load_headers(exchange, context.load_metrics)
     frames = Renderer(model.name, model.version, request).frames
-    responses = ReadyResponses(model.stream(request))
+    responses = model.stream(request)
     send = exchange.raw_send
     try:
-        batch: list[InferResponse] = await anext(responses, [])
+        batch = await next_together(responses)
         if batch and batch[0].error is not None:
             raise batch[0].error
         if trace is not None:
             trace.mark_now("HTTP_SEND_START")
-        await _start(exchange, headers)
+        await exchange.start_stream(headers)
         while batch and not batch[-1].final:
             _trace_outputs(trace, batch)
             data = frames(batch)
             if data:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
-            batch = await anext(responses, [])
+            batch = await next_together(responses)
     finally:
         responses.close()
     _trace_outputs(trace, batch)
@@ -170,11 +166,6 @@ async def _stream(
     await exchange.finish(frames(batch))
     if trace is not None:
         trace.mark_now("HTTP_SEND_END")
-
-
-async def _start(exchange: Exchange, headers: Headers) -> None:
-    exchange.streaming = True
-    await exchange.send({"type": "http.response.start", "status": 200, "headers": [*_EVENT_STREAM, *headers]})
 
 
 def _trace_outputs(trace: RequestTrace | None, responses: list[InferResponse]) -> None:

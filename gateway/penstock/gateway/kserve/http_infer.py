@@ -17,6 +17,7 @@ from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.headers import forwarded_http
 from penstock.gateway.kserve.infer_request import Inference, parse_infer
 from penstock.gateway.kserve.infer_response import encode_infer
+from penstock.gateway.kserve.orca import ORCA_HEADER, load_headers
 from penstock.gateway.kserve.tracing import RequestTrace
 
 _HEADER_LENGTH = b"inference-header-content-length"
@@ -50,7 +51,7 @@ class Infer:
         async with Call(exchange) as call:
             received = time.monotonic_ns()
             model = context.models.model(name, version)
-            if model.config.model_transaction_policy.decoupled:
+            if not model.takes_infer:
                 raise UnsupportedError("HTTP end point doesn't support models with decoupled transaction policy")
             coding = content_coding(headers.get(b"content-encoding"))
             length = _header_length(exchange, headers)
@@ -61,6 +62,7 @@ class Infer:
                     body = await _decompressed(coding, body, context.max_input_bytes)
                 inference = await self._parsed(body, length, model)
                 self._complete(inference, exchange, headers)
+                model = context.models.model(name, version)  # a reload may have replaced it meanwhile
                 trace = context.tracing.start(model.name, model.version, inference.request.id)
                 if trace is not None:
                     await self._traced(trace, received, exchange, headers, model, inference)
@@ -108,7 +110,9 @@ class Infer:
             trace.mark("HTTP_RECV_START", received)
             trace.mark_now("HTTP_RECV_END")
             trace.inputs(inference.request)
+            trace.mark_now("REQUEST_START")
             response = await model.infer(inference.request)
+            trace.mark_now("REQUEST_END")
             trace.outputs(response.outputs or ())
             trace.mark_now("HTTP_SEND_START")
             await self._answer(exchange, headers, model, inference, response)
@@ -134,6 +138,8 @@ class Infer:
             parts = await asyncio.to_thread(encode_infer, inference, model, response, labels)
         binary = len(parts) > 1
         extra = [_BINARY, (_HEADER_LENGTH, b"%d" % len(parts[0]))] if binary else [_JSON]
+        if ORCA_HEADER in headers:
+            extra += load_headers(exchange, self._context.load_metrics)
         coding = accepted_coding(headers.get(b"accept-encoding"))
         if coding and sum(map(len, parts)) >= MIN_COMPRESSED:
             parts = [await asyncio.to_thread(compress, coding, parts)]

@@ -17,9 +17,6 @@ import numpy as np
 from penstock.engines.classic.tensors import NUMPY_TYPES, Array, Tensor, element_count
 from penstock.engines.errors import InvalidRequestError
 
-MAX_DIMS = 64
-"""numpy's limit."""
-
 LONG = 1 << 16
 """Elements that are decoded or encoded in one piece."""
 

@@ -17,7 +17,7 @@ from penstock.engines.classic.messages import InferRequest
 from penstock.engines.classic.tensors import NUMPY_TYPES, Tensor, element_count
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.http.json_body import check_json, decode_json
-from penstock.gateway.kserve.infer_json import MAX_DIMS, from_json
+from penstock.gateway.kserve.infer_json import from_json
 from penstock.gateway.kserve.infer_raw import binary_tensor, raw_input
 from penstock.gateway.kserve.parameters import boolean, take_parameters
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions, SharedMemorySlice
@@ -126,8 +126,6 @@ class _Inputs:
         for given in inputs:
             if given.name in found:
                 raise InvalidRequestError(f"input '{given.name[:128]}' already exists in request")
-            if len(given.shape) > MAX_DIMS:
-                raise InvalidRequestError(f"input '{given.name[:128]}' has more than {MAX_DIMS} dimensions")
             found[given.name] = self._take(given)
         if self._position != len(self._body):
             raise InvalidRequestError(f"unexpected additional input data for model '{self._model}'")

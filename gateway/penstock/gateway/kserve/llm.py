@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -47,6 +48,9 @@ class LanguageModel:
     @property
     def ready(self) -> bool:
         return self._model.loaded and self._model.engine.ready and not self._stopping
+
+    takes_infer = True
+    model_folder: Path | None = None
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """For requests that do not stream: those have exactly one response."""
@@ -132,6 +136,10 @@ class LanguageStream:
         if final:
             self._succeeded()
         return response
+
+    def ready(self) -> InferResponse | None:
+        """Nothing: whatever has come is in one response already."""
+        return None
 
     async def _advance(self) -> list[ChoiceDelta]:
         if self._generation is None:

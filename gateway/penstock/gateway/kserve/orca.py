@@ -16,7 +16,7 @@ Headers = list[tuple[bytes, bytes]]
 LoadMetrics = Callable[[], Mapping[str, float]]
 """Gives what is reported now: `kv_cache_utilization`, `max_token_capacity`, ..."""
 
-_REQUEST = b"endpoint-load-metrics-format"
+ORCA_HEADER = b"endpoint-load-metrics-format"
 _RESPONSE = b"endpoint-load-metrics"
 
 
@@ -26,7 +26,7 @@ def load_headers(exchange: Exchange, load_metrics: LoadMetrics | None) -> Header
     None for other formats, as in Triton: it is a load balancer that asks, and no request of its clients should fail
     because it asks for more than we have.
     """
-    wanted = exchange.header(_REQUEST)
+    wanted = exchange.header(ORCA_HEADER)
     if wanted is None or load_metrics is None:
         return []
     form = wanted.strip().lower()

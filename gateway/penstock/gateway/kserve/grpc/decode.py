@@ -11,7 +11,6 @@ from penstock.engines.classic.tensors import NUMPY_TYPES, Tensor, element_count,
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.kserve.grpc.contents import from_contents
 from penstock.gateway.kserve.grpc.parameters import take_request_parameters
-from penstock.gateway.kserve.infer_json import MAX_DIMS
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions, SharedMemorySlice
 
 
@@ -53,8 +52,6 @@ def _inputs(message: Any, model: InferModel, regions: SharedMemoryRegions) -> di
         name, datatype, shape = each.name, each.datatype, tuple(each.shape)
         if name in inputs:
             raise InvalidRequestError(f"input '{name}' already exists in request", param=name)
-        if len(shape) > MAX_DIMS:
-            raise InvalidRequestError(f"input '{name}' has more than {MAX_DIMS} dimensions", param=name)
         region = _region(each, regions) if each.parameters else None
         if region is not None:
             if each.HasField("contents"):

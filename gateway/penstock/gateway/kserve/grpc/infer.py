@@ -76,9 +76,10 @@ class Inference:
         """ModelInfer. Cancelling it cancels the request. Raises PenstockError, DecodeError."""
         message = ModelInferRequest.FromString(data)
         model = self.model(message)
-        if model.config.model_transaction_policy.decoupled:
+        if not model.takes_infer:
             raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
         decoded = await self.decode(data, message, model, context, tenant)
+        model = self.model(message)  # a reload may have replaced it meanwhile
         trace = self.trace(model, decoded) if self._tracing.active else None
         try:
             response = await model.infer(decoded.request)

@@ -95,6 +95,7 @@ class InferStream:
         inference = self._inference
         model = inference.model(message)
         decoded = await inference.decode(data, message, model, self._context, self._tenant)
+        model = inference.model(message)  # a reload may have replaced it meanwhile
         trace = inference.trace(model, decoded)
         responses: ResponseStream | None = None
         try:

@@ -17,7 +17,7 @@ import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 
-from helpers_server import Server, serving
+from helpers_server import Server, serving, wait_until
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -143,9 +143,7 @@ def test_a_client_that_leaves_frees_the_language_model(server: Server) -> None:
     body = {"text_input": "def f(x):", "stream": True, "max_tokens": 1900, "ignore_eos": True}
     with httpx.stream("POST", server.url + "/v2/models/chat/generate_stream", json=body, timeout=60) as response:
         assert next(response.iter_lines()).startswith("data: ")
-    deadline = threading.Event()
-    while server.state()["num_running"] and not deadline.wait(0.02):
-        pass
+    wait_until(lambda: server.state()["num_running"] == 0)
     assert server.state()["num_free_blocks"] == server.state()["num_blocks"]
 
 
@@ -208,5 +206,5 @@ def test_a_language_model_is_reloaded_without_a_gap(tmp_path: Path) -> None:
         assert set(answers) == {200}
         client.unload_model("chat")
         assert server.post("/v1/completions", {"model": "chat", "prompt": "x"}).status_code == 404
-        assert [entry.get("state") for entry in client.get_model_repository_index()] == ["UNAVAILABLE"]
+        wait_until(lambda: [entry["state"] for entry in client.get_model_repository_index()] == ["UNAVAILABLE"])
         client.close()

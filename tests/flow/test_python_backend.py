@@ -393,6 +393,11 @@ async def test_modules_beside_the_model(tmp_path: Path) -> None:
     )
 
 
+async def test_nothing_is_written_to_the_repository(tmp_path: Path) -> None:
+    await asked(tmp_path, "0")
+    assert [path.name for path in (tmp_path / "m").rglob("*") if path.is_file()] == ["model.py"]
+
+
 async def test_the_process_is_lean(tmp_path: Path) -> None:
     """It shares nothing with the server but a few files."""
     body = """sorted(name for name in __import__("sys").modules if name.split(".")[0] in

@@ -23,7 +23,8 @@ class Environment:
 
     def variables(self) -> dict[str, str]:
         """The process's environment variables."""
-        found = dict(os.environ) | {"PYTHONUNBUFFERED": "1"}
+        # no bytecode: a repository may be polled for changes, and a file that changes twice in a second would be stale
+        found = dict(os.environ) | {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         if self.folder is not None:
             for name in ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX"):
                 found.pop(name, None)

@@ -10,8 +10,9 @@ from typing import Any, Literal
 import grpc
 
 MAX_METADATA_BYTES = 16 << 10
-MAX_STREAMS = 128
-"""RPCs at once on one connection; more wait at the client."""
+MAX_STREAMS = 1024
+"""RPCs at once on one connection; more wait at the client. Those that it cancels count until the server has dealt with
+that, and beyond the limit the library refuses: clients that cancel much need room."""
 _MAX_SEND_BYTES = 2**31 - 1
 _COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
 

@@ -140,4 +140,5 @@ class InferStream:
 
     async def _write(self, data: bytes) -> None:
         async with self._writing:
-            await self._context.write(data)
+            if not self._failure.done():  # the first error is the last a strict caller gets
+                await self._context.write(data)

@@ -213,7 +213,7 @@ class TritonPythonModel:
     def execute(self, requests): pass
     def finalize(self): time.sleep(1000)
 """
-    async with loaded(tmp_path, code, CONFIG, options={"stub-timeout-seconds": "1"}) as model:
+    async with loaded(tmp_path, code, CONFIG, options={"stub-timeout-seconds": "3"}) as model:
         pid = instances(model)[0].pid
     assert not alive(pid)
 

@@ -138,6 +138,7 @@ DATATYPES = [
     *(typed(datatype, [data[1] + 1, 0], ", too large") for datatype, data in _RANGES.items()),
     typed("INT32", [1.5, 2], ", a fraction"),
     typed("INT32", [2.0, 2], ", a float that is whole"),
+    binary("infer, floats that are not numbers", {"inputs": [sized("IN_FP32", 12, (3,))]}, struct.pack("<3f", float("nan"), float("inf"), -float("inf")), model("dtypes")),
     typed("BOOL", [True, False]),
     typed("BOOL", [1, 0], ", integers"),
     typed("FP16", [1.5, 2], ", JSON"),
@@ -276,6 +277,7 @@ COMPRESSION = [
     infer("compression, gzip", gzip.compress(_PLAIN), Content_Encoding="gzip"),
     infer("compression, deflate", zlib.compress(_PLAIN), Content_Encoding="deflate"),
     infer("compression, identity", _PLAIN, Content_Encoding="identity"),
+    infer("compression, of a large answer", {"inputs": [tensor("INPUT0", ["x" * 100] * 100, datatype="BYTES")]}, model("strings"), Accept_Encoding="gzip"),
     infer("compression, unknown", _PLAIN, Content_Encoding="br"),
     infer("compression, garbage", _PLAIN, Content_Encoding="gzip"),
     infer("compression, cut off", gzip.compress(_PLAIN)[:-9], Content_Encoding="gzip"),
@@ -293,7 +295,7 @@ def failing(code: str) -> Case:
 
 
 CODES = ("UNKNOWN", "INTERNAL", "NOT_FOUND", "INVALID_ARG", "UNAVAILABLE", "UNSUPPORTED", "ALREADY_EXISTS", "CANCELLED")
-WAYS = ("plain", "raise", "none", "unknown output")
+WAYS = ("plain", "raise", "unknown output")
 
 ERRORS = [
     *(failing(code) for code in (*CODES, *WAYS)),
@@ -312,6 +314,7 @@ ERRORS = [
     infer("error, version is no number", {"inputs": GOOD}, "/v2/models/add_sub/versions/x/infer"),
     infer("error, version zero", {"inputs": GOOD}, "/v2/models/add_sub/versions/0/infer"),
     infer("error, version too large", {"inputs": GOOD}, f"/v2/models/add_sub/versions/{2**70}/infer"),
+    infer("error, version 01", {"inputs": GOOD}, "/v2/models/add_sub/versions/01/infer"),
     infer("error, decoupled", {"inputs": [tensor("N", [1], datatype="INT32")]}, model("repeat")),
     infer(
         "error, shared memory unknown",

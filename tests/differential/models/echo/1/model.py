@@ -17,7 +17,7 @@ class TritonPythonModel:
             "flags": request.flags(),
             "timeout": request.timeout(),
             "outputs": sorted(request.requested_output_names()),
-            "parameters": json.loads(request.parameters() or "{}"),
+            "parameters": dict(sorted(json.loads(request.parameters() or "{}").items())),
             "inputs": [(t.name(), t.as_numpy().tolist()[0].decode()) for t in request.inputs()],
         }
         value = np.array([json.dumps(seen).encode()], dtype=np.object_)

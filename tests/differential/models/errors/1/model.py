@@ -11,8 +11,6 @@ class TritonPythonModel:
         code = value.reshape(-1)[0].decode()
         if code == "raise":
             raise ValueError("raised by the model")
-        if code == "none":
-            return None
         if code == "plain":
             return pb_utils.InferenceResponse(error=pb_utils.TritonError("no code given"))
         if code == "unknown output":

@@ -1,0 +1,342 @@
+"""What needs several requests at a time or in turn: models that call models, queues, loading and unloading, counts."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+from differential.cases_grpc import PAIR
+from differential.cases_http import GOOD, model, outputs, tensor, text
+from differential.cases_stream import repeat
+from differential.observe import Case, call, infer_request, message, shown, stream
+from differential.peers import MODELS, Peer
+from tritonclient.grpc import service_pb2 as pb
+
+CALLS = ("plain", "version", "unknown", "unknown_version", "wrong", "failing", "concurrent")
+DECOUPLED = ("decoupled", "decoupled_failing", "decoupled_unary", "ready")
+
+
+def post(peer: Peer, path: str, body: Any = None) -> dict[str, Any]:
+    return shown(httpx.post(peer.url + path, json={} if body is None else body, timeout=30), exact=False)
+
+
+def bls(what: str) -> Case:
+    return Case(f"model calls models: {what}", lambda peer: post(peer, model("bls"), {"inputs": [text("WHAT", what)]}))
+
+
+class Queue:
+    """Requests to a model that holds each one until its gate is opened."""
+
+    def __init__(self, peer: Peer, name: str) -> None:
+        self._peer = peer
+        self._model = name
+        self._gate = peer.folder / f"gate-{uuid.uuid4().hex}"
+        self._pool = ThreadPoolExecutor(16)
+        self._sent: list[Any] = []
+
+    def send(self, label: str, **parameters: Any) -> None:
+        body = {"inputs": [text("INPUT0", f"{self._gate}|{label}", (1, 1))], "parameters": parameters, "outputs": outputs("OUTPUT0")}
+        self._sent.append(self._pool.submit(post, self._peer, model(self._model), body))
+
+    def running(self) -> None:
+        """The first one is in the model."""
+        wait_until(lambda: self._order.exists())
+
+    def waiting(self, count: int) -> None:
+        """This many are in the queue."""
+        pattern = rf'nv_inference_pending_request_count{{model="{self._model}",version="1"}} (\d+)'
+        wait_until(lambda: re.findall(pattern, httpx.get(self._peer.metrics).text) == [str(count)])
+
+    def open(self) -> dict[str, Any]:
+        """Lets all of them go; in which order they ran, and what each got."""
+        self._gate.touch()
+        answers = [future.result() for future in self._sent]
+        self._pool.shutdown()
+        return {"order": self._order.read_text(), "answers": [_short(answer) for answer in answers]}
+
+    @property
+    def _order(self) -> Path:
+        return self._gate.with_name(self._gate.name + ".order")
+
+
+def _short(answer: dict[str, Any]) -> Any:
+    return answer if answer["status"] != 200 else 200
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError("it did not come about in time")
+        time.sleep(0.01)
+
+
+def queue_full(peer: Peer) -> Any:
+    queue = Queue(peer, "queue_reject")
+    queue.send("a")
+    queue.running()
+    for waiting, label in enumerate("bc", 1):
+        queue.send(label)
+        queue.waiting(waiting)
+    body = {"inputs": [text("INPUT0", "|d", (1, 1))]}
+    return [post(peer, model("queue_reject"), body), queue.open()]
+
+
+def queue_priority(peer: Peer) -> Any:
+    queue = Queue(peer, "queue_reject")
+    queue.send("a")
+    queue.running()
+    queue.send("b")
+    queue.waiting(1)
+    queue.send("c", priority=1)
+    queue.waiting(2)
+    return queue.open()
+
+
+def priority_unknown(peer: Peer) -> Any:
+    queue = Queue(peer, "queue_reject")
+    queue.send("a", priority=9)
+    return queue.open()
+
+
+def timed_out(name: str) -> Callable[[Peer], Any]:
+    """The second has less time than it waits; the third has enough."""
+
+    def run(peer: Peer) -> Any:
+        queue = Queue(peer, name)
+        queue.send("a")
+        queue.running()
+        queue.send("b", timeout=1000)
+        wait_until(lambda: True)
+        time.sleep(0.1)
+        queue.send("c")
+        time.sleep(0.1)
+        return queue.open()
+
+    return run
+
+
+QUEUES = [
+    Case("queue: full", queue_full),
+    Case("queue: priorities", queue_priority),
+    Case("queue: a priority that is no level", priority_unknown),
+    Case("queue: timeout, rejected", timed_out("queue_reject")),
+    Case("queue: timeout, delayed", timed_out("queue_delay")),
+]
+
+
+def index(peer: Peer, ready: bool = False) -> Any:
+    found = post(peer, "/v2/repository/index", {"ready": ready})["body"]
+    return sorted(found, key=lambda entry: (entry["name"], entry.get("version", "")))
+
+
+def state(peer: Peer, name: str) -> Any:
+    return [entry for entry in index(peer) if entry["name"] == name]
+
+
+def load(peer: Peer, name: str, **parameters: Any) -> Any:
+    return post(peer, f"/v2/repository/models/{name}/load", {"parameters": parameters} if parameters else {})
+
+
+def unload(peer: Peer, name: str, **parameters: Any) -> Any:
+    return post(peer, f"/v2/repository/models/{name}/unload", {"parameters": parameters} if parameters else {})
+
+
+def infer(peer: Peer, name: str = "managed") -> Any:
+    rows = [tensor(f"INPUT{i}", [1, 2, 3, 4], [1, 4]) for i in (0, 1)]
+    return post(peer, model(name), {"inputs": rows})
+
+
+def unload_and_load(peer: Peer) -> Any:
+    steps: list[Any] = [infer(peer), unload(peer, "managed")]
+    wait_until(lambda: state(peer, "managed")[0].get("state") == "UNAVAILABLE")
+    steps += [state(peer, "managed"), infer(peer), unload(peer, "managed")]
+    steps += [httpx.get(peer.url + "/v2/models/managed/ready").status_code]
+    return [*steps, load(peer, "managed"), state(peer, "managed"), infer(peer), load(peer, "managed")]
+
+
+def override(peer: Peer) -> Any:
+    """Another configuration, another file, and back to the repository's own."""
+    config = {"backend": "python", "max_batch_size": 2}
+    config |= {"input": [{"name": "INPUT0", "data_type": "TYPE_STRING", "dims": [-1]}]}
+    config |= {"output": [{"name": "OUTPUT0", "data_type": "TYPE_STRING", "dims": [1]}]}
+    config |= {"parameters": {"label": {"string_value": "sent"}}}
+    content = base64.b64encode((MODELS / "some_versions/1/model.py").read_bytes()).decode()
+    files = {"file:7/model.py": content}
+    ask = {"inputs": [text("INPUT0", "", (1, 1))]}
+    limited = load(peer, "managed", config=json.dumps({"max_batch_size": 1, **_managed()}))
+    return [
+        limited,
+        httpx.get(peer.url + "/v2/models/managed/config").json()["max_batch_size"],
+        load(peer, "managed", config=json.dumps(config | {"max_batch_size": 0}), **files),
+        state(peer, "managed"),
+        post(peer, model("managed"), {"inputs": [text("INPUT0", "")]}),
+        post(peer, model("managed"), ask),
+        load(peer, "managed"),
+        infer(peer),
+    ]
+
+
+def _managed() -> dict[str, Any]:
+    tensors = [{"data_type": "TYPE_FP32", "dims": [4]}] * 2
+    return {
+        "backend": "python",
+        "input": [{"name": f"INPUT{i}", **t} for i, t in enumerate(tensors)],
+        "output": [{"name": f"OUTPUT{i}", **t} for i, t in enumerate(tensors)],
+    }
+
+
+def bad_loads(peer: Peer) -> Any:
+    """Loads that fail leave the loaded model as it is."""
+    broken = base64.b64encode(b"raise ValueError('broken when imported')").decode()
+    steps = [
+        load(peer, "nowhere"),
+        unload(peer, "nowhere"),
+        load(peer, "managed", config="{"),
+        load(peer, "managed", config="{}"),
+        load(peer, "managed", config=5),
+        load(peer, "managed", **{"file:1/model.py": broken}),
+        load(peer, "managed", config=json.dumps(_managed()), **{"file:1/model.py": "no base64!"}),
+        load(peer, "managed", nonsense=True),
+        load(peer, "broken"),
+        load(peer, "misconfigured"),
+        post(peer, "/v2/repository/other/models/managed/load"),
+        post(peer, "/v2/repository/other/index"),
+        shown(httpx.post(peer.url + "/v2/repository/models/managed/load", content=b"{")),
+        infer(peer),
+    ]
+    return [_without_paths(step) for step in steps]
+
+
+def _without_paths(step: dict[str, Any]) -> dict[str, Any]:
+    """Temporary folders have names of their own."""
+    return json.loads(re.sub(r"/[\w/.-]*/(managed|broken|misconfigured)", r"FOLDER/\1", json.dumps(step)))
+
+
+def grpc_repository(peer: Peer) -> Any:
+    steps = [call(peer, "RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name="managed"))]
+    wait_until(lambda: state(peer, "managed")[0].get("state") == "UNAVAILABLE")
+    steps += [call(peer, "RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="managed"))]
+    found = call(peer, "RepositoryIndex", pb.RepositoryIndexRequest(ready=True))
+    return [*steps, sorted(found["models"], key=lambda m: (m["name"], m["version"]))]
+
+
+def unready(peer: Peer) -> Any:
+    return [{k: v for k, v in e.items() if k != "reason"} for e in index(peer)]
+
+
+REPOSITORY = [
+    Case("repository: index", unready),
+    Case("repository: index of what is ready", lambda peer: index(peer, ready=True)),
+    Case("repository: unload and load", unload_and_load),
+    Case("repository: another configuration and file", override),
+    Case("repository: loads that fail", bad_loads),
+    Case("repository: over gRPC", grpc_repository),
+]
+
+
+def statistics(peer: Peer, name: str) -> Any:
+    """The counts, without times."""
+    found = call(peer, "ModelStatistics", pb.ModelStatisticsRequest(name=name))["model_stats"][0]
+    return _counts(found)
+
+
+def _counts(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _counts(item) for key, item in value.items() if key not in ("ns", "last_inference", "memory_usage")}
+    return [_counts(item) for item in value] if isinstance(value, list) else value
+
+
+def minus(after: Any, before: Any) -> Any:
+    if isinstance(after, dict):
+        return {key: minus(value, (before or {}).get(key)) for key, value in after.items()}
+    if isinstance(after, list):
+        return after if before is None else [f"{len(after)} sizes"]
+    return int(after) - int(before or 0) if str(after).isdigit() else after
+
+
+def counted(name: str, *steps: Callable[[Peer], Any]) -> Callable[[Peer], Any]:
+    """How much the model's statistics and metrics grow."""
+
+    def run(peer: Peer) -> Any:
+        before = statistics(peer, name), metrics_of(peer, name)
+        for step in steps:
+            step(peer)
+        wait_until(lambda: True)
+        return minus(statistics(peer, name), before[0]), minus(metrics_of(peer, name), before[1])
+
+    return run
+
+
+_SAMPLE = re.compile(r"^(nv_inference\w+){(.*)} (\S+)$", re.MULTILINE)
+
+
+def metrics_of(peer: Peer, name: str) -> dict[str, Any]:
+    """The samples of one model; of durations only that they are there."""
+    found = {}
+    for family, labels, value in _SAMPLE.findall(httpx.get(peer.metrics).text):
+        if f'model="{name}"' in labels:
+            pairs = ",".join(sorted(labels.split(",")))
+            found[f"{family} {pairs}"] = "there" if "duration" in family else int(float(value))
+    return found
+
+
+def families(peer: Peer) -> Any:
+    """Every family of Triton's, with its type."""
+    text = httpx.get(peer.metrics).text
+    return dict(sorted(re.findall(r"^# TYPE (nv_\w+) (\w+)$", text, re.MULTILINE)))
+
+
+def stats_shape(peer: Peer) -> Any:
+    """The statistics' JSON, with the numbers left out."""
+    found = httpx.get(f"{peer.url}/v2/models/add_sub/stats").json()
+    return json.loads(re.sub(r"(?<=:)\d+", "0", json.dumps(found, separators=(",", ":"))))
+
+
+def three(peer: Peer) -> None:
+    for _ in range(3):
+        post(peer, model("add_sub"), {"inputs": GOOD})
+
+
+def failing(code: str) -> Callable[[Peer], Any]:
+    return lambda peer: post(peer, model("errors"), {"inputs": [text("CODE", code, (1, 1))]})
+
+
+def batch(peer: Peer) -> None:
+    rows = [tensor(f"INPUT{i}", [0] * 12, [3, 4]) for i in (0, 1)]
+    post(peer, model("wildcard"), {"inputs": [tensor("INPUT0", [0] * 9, [3, 1, 3], "INT32")]})
+    post(peer, model("wildcard"), {"inputs": rows})
+
+
+def four_at_once(peer: Peer) -> Any:
+    """Four requests that make up a preferred batch are executed as one."""
+    body = {"inputs": [tensor(f"INPUT{i}", [1, 2, 3, 4], [1, 4]) for i in (0, 1)]}
+    with ThreadPoolExecutor(4) as pool:
+        return [f.result()["status"] for f in [pool.submit(post, peer, model("batched"), body) for _ in range(4)]]
+
+
+COUNTS = [
+    Case("counts: infer", counted("add_sub", three)),
+    Case("counts: rejected before they run", counted("add_sub", lambda peer: post(peer, model("add_sub"), {"inputs": GOOD[:1]}))),
+    Case("counts: over gRPC", counted("add_sub", lambda peer: call(peer, "ModelInfer", infer_request("add_sub", *PAIR)))),
+    Case("counts: a batch", counted("wildcard", batch)),
+    Case("counts: four requests in a batch", counted("batched", four_at_once)),
+    Case("counts: errors of the model", counted("errors", failing("NOT_FOUND"), failing("fine"), failing("raise"))),
+    Case("counts: a stream", counted("repeat", lambda peer: stream(peer, [repeat(3)]))),
+    Case("counts: a stream without responses", counted("repeat", lambda peer: stream(peer, [repeat(0)]))),
+    Case("counts: a stream with an error", counted("repeat", lambda peer: stream(peer, [repeat(3, 1)]))),
+    Case("counts: a full queue", counted("queue_reject", queue_full)),
+    Case("counts: calls of a model", counted("add_sub", bls("plain").run, bls("concurrent").run)),
+    Case("counts: the shape of statistics", stats_shape),
+    Case("metrics: families", families),
+]
+
+CASES = [*map(bls, (*CALLS, *DECOUPLED)), *QUEUES, *REPOSITORY, *COUNTS]

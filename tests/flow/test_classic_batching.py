@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from helpers_classic import (
 )
 from penstock.engines.classic.base import Batch
 from penstock.engines.classic.messages import InferRequest, InferResponse
+from penstock.engines.classic.tensors import Array, Tensor
 from penstock.engines.errors import (
     CancelledError,
     DeadlineExceededError,
@@ -379,3 +382,24 @@ async def test_traces_and_statistics_tell_where_the_time_went() -> None:
         assert parts <= found.success.ns
         assert (found.success.count, found.queue.count, found.compute_infer.count) == (2, 2, 2)
         assert found.last_inference_ms > 0
+
+
+async def test_answers_are_given_free_without_a_garbage_collection() -> None:
+    """Tensors may be views of memory that has to go back to its owner soon."""
+    made: list[weakref.ref[Array]] = []
+
+    def execute(batch: Batch) -> None:
+        for call in batch.calls:
+            array = np.zeros((1, 4), np.float32)
+            made.append(weakref.ref(array))
+            call.send(InferResponse([Tensor("OUTPUT0", "FP32", array)]))
+
+    gc.collect()
+    gc.disable()
+    try:
+        async with served(model_config(ECHO, "dynamic_batching {}"), execute) as model:
+            await asyncio.gather(*(model.infer(echo_request(n)) for n in range(8)))
+            await until(lambda: all(reference() is None for reference in made))
+            assert len(made) == 8
+    finally:
+        gc.enable()

@@ -129,6 +129,13 @@ class ExecBatch:
             first.final = True
             self.answers.append((call, first))
 
+    def release(self) -> None:
+        """Lets go of the answers, so that their memory is free without a garbage collection."""
+        for call, response in self.answers:
+            if response.final:
+                call.batch = None
+        self.answers = []
+
     def split(self, calls: Iterable[Call]) -> list[ExecBatch]:
         """Each of these calls in a batch of its own, to be executed again."""
         return [ExecBatch([call], self._signature, self._post) for call in calls]

@@ -49,12 +49,13 @@ class Call(Waiting, ABC):
         self.timer: TimerHandle | None = None
 
     def send(self, response: InferResponse) -> None:
-        if self.answered or self.batch is None:
+        batch = self.batch
+        if self.answered or batch is None:
             return
         self.sent = True
         if response.final:
             self.answered = True
-        self.batch.send(self, response)
+        batch.send(self, response)
 
     def fail(self, error: PenstockError) -> None:
         self.send(InferResponse(None, error=error))

@@ -240,6 +240,7 @@ class ClassicModel:
         count_batch(self.statistics, batch, answers)
         for call, response in answers:
             self._deliver(call, batch, response)
+        batch.release()
         self._check_drained()
 
     def _respond(self, call: Call, response: InferResponse) -> None:

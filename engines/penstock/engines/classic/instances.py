@@ -91,17 +91,20 @@ class ThreadInstance(Instance):
 
     def _main(self) -> None:
         while (batch := self._inbox.get()) is not None:
-            again = batch.split(self._run(batch))
-            for single in again:
-                self._wake(self.owner.executed, batch)
-                self._run(single)
-                batch = single
-            self._wake(self._finish, batch)
+            self._execute(batch)
+            batch = None  # its tensors are not kept until the next one comes
         try:
             self._backend.unload()
         except Exception:
             logger.exception("%s could not be unloaded", self.name)
         self._wake(self._closed.set_result, None)
+
+    def _execute(self, batch: ExecBatch) -> None:
+        for single in batch.split(self._run(batch)):
+            self._wake(self.owner.executed, batch)
+            self._run(single)
+            batch = single
+        self._wake(self._finish, batch)
 
     def _run(self, batch: ExecBatch) -> list[Call]:
         batch.start_ns = monotonic_ns()
@@ -168,6 +171,7 @@ class TaskInstance(Instance):
                 batch, self._batch = self._batch, None
                 if batch is not None:
                     await self._execute(batch)
+                    batch = None  # its tensors are not kept until the next one comes
         finally:
             if self._recovery is not None:
                 self._recovery.cancel()

@@ -121,6 +121,16 @@ def test_an_expected_continue_is_not_sent_for_a_body_over_the_limit(serve: Serve
         assert status(receive_until(client, b"}}")) == 413
 
 
+def test_an_expected_continue_is_sent_before_the_body_and_the_answer_after_it(serve: Serve) -> None:
+    """curl asks for it before any body of a megabyte or more."""
+    head, _, body = post(TEXT, "/v1/completions", b"Expect: 100-continue").partition(b"\r\n\r\n")
+    with connect(serve(FakeDataPlane(lambda _: [[delta(0, "one", "stop")]])).port) as client:
+        client.sendall(head + b"\r\n\r\n")
+        assert receive_until(client, b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        client.sendall(body)
+        assert status(receive_until(client, b'"one"')) == 200
+
+
 SLOW = ConnectionLimits(header_timeout=0.3, body_idle_timeout=0.3, keep_alive_timeout=0.3)
 
 

@@ -60,6 +60,9 @@ class _JoinedHead:
             self._flush()
             self._transport.write(data)
 
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
     def close(self) -> None:
         self._flush()
         self._transport.close()

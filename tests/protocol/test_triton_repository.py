@@ -159,6 +159,26 @@ def test_metrics_have_triton_s_names(server: Server) -> None:
     assert "# TYPE nv_inference_count counter" in lines
 
 
+def test_metric_tags_are_labels_and_backends_may_be_programs(tmp_path: Path) -> None:
+    """A python-based backend is a model.py that stands outside of the repository, as Triton's vLLM backend does."""
+    programs, repository = tmp_path / "backends", tmp_path / "models"
+    (programs / "adder").mkdir(parents=True)
+    shutil.copy(EXAMPLES / "model_repository" / "add_sub" / "1" / "model.py", programs / "adder" / "model.py")
+    (repository / "sums" / "1").mkdir(parents=True)
+    config = (EXAMPLES / "model_repository" / "add_sub" / "config.pbtxt").read_text()
+    tags = 'metric_tags { key: "team" value: "search" }'
+    (repository / "sums" / "config.pbtxt").write_text(config.replace('"python"', '"adder"') + tags)
+    with serving("--model-repository", str(repository), f"--backend-directory={programs}") as server:
+        server.wait_for_log(r"ready: 1 models: sums 1")
+        client = triton_http.InferenceServerClient(server.url.removeprefix("http://"))
+        ones = np.ones((1, 16), np.float32)
+        result = client.infer("sums", infer_inputs(triton_http, INPUT0=ones, INPUT1=ones))
+        assert (result.as_numpy("OUTPUT0") == 2).all()
+        client.close()
+        lines = httpx.get(server.operator + "/metrics").text.splitlines()
+        assert 'nv_inference_count{model="sums",version="1",team="search"} 1' in lines
+
+
 def test_wrong_paths_and_names_have_triton_s_shape(server: Server) -> None:
     missing = server.post("/v2/models/nothing/infer", {"inputs": []})
     assert (missing.status_code, list(missing.json())) == (404, ["error"])

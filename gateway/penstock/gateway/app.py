@@ -67,6 +67,8 @@ def repository_settings(config: RepositoryConfig) -> RepositorySettings:
         if not equals or not name:
             raise ConfigError(f"backend-config: {text!r} is not BACKEND,KEY=VALUE")
         options.setdefault(backend, {})[name] = value
+    if config.backend_directory:
+        options.setdefault("python", {}).setdefault("backend-directory", config.backend_directory)
     return RepositorySettings(
         control_mode=config.model_control_mode,
         poll_seconds=config.repository_poll_secs,

@@ -126,6 +126,7 @@ class RepositoryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model_load_retry_count: Annotated[
         Annotated[int, Meta(ge=0)], Meta(description="how often loading a model is tried again at start")
     ] = 0
+    backend_directory: Annotated[str, Meta(description="folder with python-based backends, as NAME/model.py")] = ""
     backend_config: Annotated[
         tuple[Name, ...], Meta(description="a backend's setting, as BACKEND,KEY=VALUE; may be repeated")
     ] = ()

@@ -43,7 +43,11 @@ class TritonMetrics:
         self._cpu = CpuMeter()
 
     def families(self) -> Iterator[Family]:
-        rows = [(_labels(model.name, model.version), model.statistics) for model in self._models()]
+        models = list(self._models())
+        tags = {(model.name, model.version): dict(model.config.metric_tags) for model in models}
+        rows = [
+            (_labels(model.name, model.version) | tags[model.name, model.version], model.statistics) for model in models
+        ]
         for name, text, value in _COUNTERS:
             counter = Family(name, "counter", text)
             for labels, statistics in rows:
@@ -59,7 +63,7 @@ class TritonMetrics:
         yield pending
         loads = Family("nv_model_load_duration_secs", "gauge", "Seconds that loading took.")
         for (name, version), seconds in self._load_seconds().items():
-            loads.add(_labels(name, version), seconds)
+            loads.add(_labels(name, version) | tags.get((name, version), {}), seconds)
         yield loads
         yield from self._machine()
 

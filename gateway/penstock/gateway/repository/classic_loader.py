@@ -9,8 +9,10 @@ from threading import Lock
 from penstock.engines.classic.base import Backend, InferModel, ModelContext
 from penstock.engines.classic.model import load_model
 from penstock.engines.classic.model_config import ModelConfig
-from penstock.engines.classic.registry import find_backend
+from penstock.engines.classic.registry import backend_names, find_backend
 from penstock.gateway.repository.loading import Loader
+
+_PYTHON = "python"
 
 
 class ClassicLoader:
@@ -36,8 +38,15 @@ def classic_loaders(options: Mapping[str, Mapping[str, str]]) -> Callable[[str],
     def loader(backend: str) -> Loader:
         with lock:
             if backend not in found:
-                settings = {**options.get("", {}), **options.get(backend, {})}
-                found[backend] = ClassicLoader(find_backend(backend)(settings))
+                name = _PYTHON if _is_python_based(backend, options.get(_PYTHON, {})) else backend
+                settings = {**options.get("", {}), **options.get(name, {})}
+                found[backend] = ClassicLoader(find_backend(name)(settings))
             return found[backend]
 
     return loader
+
+
+def _is_python_based(backend: str, options: Mapping[str, str]) -> bool:
+    """Whether it is a program for the python backend, in the folder that its option names, and no plugin."""
+    folder = options.get("backend-directory", "")
+    return bool(folder) and backend not in backend_names() and (Path(folder) / backend / "model.py").is_file()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -26,6 +27,7 @@ _PLATFORMS = {
     "tensorrt": ("tensorrt_plan",),
     "onnxruntime": ("onnxruntime_onnx",),
 }
+_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _VALID_TYPES = frozenset(DataType.values()) - {DataType.TYPE_INVALID}
 
 
@@ -40,6 +42,9 @@ def check_model(config: ModelConfig) -> None:
         )
     if config.max_batch_size < 0:
         raise InvalidRequestError(f"'max_batch_size' must be non-negative value for {name}")
+    for tag in config.metric_tags:
+        if not _LABEL.fullmatch(tag) or tag in ("model", "version", "reason"):
+            raise InvalidRequestError(f"metric tag '{tag[:64]}' cannot be the name of a label for {name}")
     if config.default_model_filename:
         check_file_name("default_model_filename", config.default_model_filename)
     if config.HasField("dynamic_batching"):

@@ -32,7 +32,7 @@ def test_options() -> None:
         "grpc.max_send_message_length": 2**31 - 1,
         "grpc.max_metadata_size": 16384,
         "grpc.absolute_max_metadata_size": 16384,
-        "grpc.max_concurrent_streams": 128,
+        "grpc.max_concurrent_streams": 1024,
         "grpc.keepalive_time_ms": 1,
         "grpc.keepalive_timeout_ms": 2,
         "grpc.keepalive_permit_without_calls": 1,

@@ -57,7 +57,6 @@ def test_refusals_have_reasons() -> None:
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("runtime", 'runtime: "model.py"'),
         ("sequence_batching", "sequence_batching { }"),
         ("ensemble_scheduling", "ensemble_scheduling { step [ { model_name: 'x' } ] }"),
         ("response_cache.enable", "response_cache { enable: true }"),
@@ -91,6 +90,18 @@ def test_what_is_not_supported_is_refused_by_name(path: str, text: str) -> None:
     with pytest.raises(UnsupportedError, match=f"^{re.escape(path)} of model 'm' is not supported: ") as caught:
         check_supported(config(BACKEND + IO + text))
     assert caught.value.param == path
+
+
+def test_a_runtime_is_for_python_models() -> None:
+    check_supported(config(BACKEND + IO + "runtime: 'model.py'"))
+    with pytest.raises(UnsupportedError, match=r"^runtime of model 'm' is not supported"):
+        check_supported(config("backend: 'identity' " + IO + "runtime: 'model.py'"))
+
+
+@pytest.mark.parametrize("tag", ["a b", "1", "", "model", "version"])
+def test_metric_tags_are_labels(tag: str) -> None:
+    with pytest.raises(InvalidRequestError, match="cannot be the name of a label"):
+        check_supported(config(BACKEND + IO + f"metric_tags {{ key: '{tag}' value: 'b' }}"))
 
 
 def test_all_refused_fields_are_tried_above() -> None:

@@ -12,9 +12,10 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 import tritonclient.grpc.aio as aioclient
 import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype, shared_memory
+
 from differential.observe import Case
 from differential.peers import Peer
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype, shared_memory
 
 FOUR = np.array([1, 2, 3, 4.5], np.float32)
 
@@ -46,7 +47,12 @@ def with_http(client: Any) -> Any:
         seen(client.infer("add_sub", pair, outputs=asked), "OUTPUT0"),
         seen(client.infer("strings", texts), "OUTPUT0"),
         seen(client.async_infer("add_sub", pair).get_result(), "OUTPUT0"),
-        seen(client.infer("add_sub", pair, request_compression_algorithm="gzip", response_compression_algorithm="deflate"), "OUTPUT1"),
+        seen(
+            client.infer(
+                "add_sub", pair, request_compression_algorithm="gzip", response_compression_algorithm="deflate"
+            ),
+            "OUTPUT1",
+        ),
         client.is_server_live(),
         client.is_model_ready("add_sub"),
         client.is_model_ready("nowhere"),
@@ -96,7 +102,11 @@ async def with_aio(client: Any) -> Any:
 
     async def requests() -> Any:
         for n in (1, 3):
-            yield {"model_name": "repeat", "inputs": inputs(grpcclient, N=np.array([n], np.int32)), "request_id": str(n)}
+            yield {
+                "model_name": "repeat",
+                "inputs": inputs(grpcclient, N=np.array([n], np.int32)),
+                "request_id": str(n),
+            }
 
     streamed = [(r.get_response().id, seen(r, "INDEX")) async for r, _ in client.stream_infer(requests())]
     return [[seen(result, "OUTPUT0") for result in results], sorted(streamed, key=str)]
@@ -106,7 +116,7 @@ def with_shared_memory(library: Any) -> Callable[[Any], Any]:
     """Inputs and one output in the same region; then what a server says of the region, and of a region that is too small."""
 
     def run(client: Any) -> Any:
-        key = f"/penstock_{uuid.uuid4().hex[:12]}"
+        key = f"/differential_{uuid.uuid4().hex[:12]}"
         region = shared_memory.create_shared_memory_region("region", key, 48)
         try:
             shared_memory.set_shared_memory_region(region, [FOUR, FOUR * 2])

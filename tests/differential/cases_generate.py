@@ -52,6 +52,10 @@ CASES = [
     generate("another type", "add_sub", ROW | {"INPUT0": ["1", "2", "3", "4"]}),
     generate("an object for a tensor", "add_sub", ROW | {"INPUT0": {}}),
     generate("null for a tensor", "add_sub", ROW | {"INPUT0": None}),
-    generate("all datatypes", "dtypes", {"IN_BOOL": True, "IN_UINT64": 2**64 - 1, "IN_INT8": -128, "IN_FP64": 0.1, "IN_STRING": "s"}),
+    generate(
+        "all datatypes",
+        "dtypes",
+        {"IN_BOOL": True, "IN_UINT64": 2**64 - 1, "IN_INT8": -128, "IN_FP64": 0.1, "IN_STRING": "s"},
+    ),
     generate("id is a number", "add_sub", ROW | {"id": 7}),
 ]

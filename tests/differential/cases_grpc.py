@@ -5,10 +5,14 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from differential.cases_http import CODES, WAYS
-from differential.observe import Case, call, infer_request, parameter
+import grpc
 from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2 as pb
+
+from differential.cases_http import CODES, WAYS
+from differential.observe import Case, call, infer_request, message, parameter, status
+from differential.peers import Peer
 
 MODELS = ("add_sub", "batched", "repeat", "reshaped", "some_versions", "queue_reject")
 FOUR = struct.pack("<4f", 1, 2, 3, 4)
@@ -31,7 +35,9 @@ def text(value: str) -> bytes:
 
 def typed(name: str, datatype: str, values: list[Any], field: str) -> Case:
     contents = pb.InferTensorContents(**{field: values})
-    tensor = Tensor(name=f"IN_{datatype}", datatype=datatype.replace("STRING", "BYTES"), shape=[len(values)], contents=contents)
+    tensor = Tensor(
+        name=f"IN_{datatype}", datatype=datatype.replace("STRING", "BYTES"), shape=[len(values)], contents=contents
+    )
     return rpc(f"contents, {name}", "ModelInfer", pb.ModelInferRequest(model_name="dtypes", inputs=[tensor]))
 
 
@@ -39,7 +45,10 @@ DESCRIBE = [
     rpc("live", "ServerLive", pb.ServerLiveRequest()),
     rpc("ready", "ServerReady", pb.ServerReadyRequest()),
     rpc("server metadata", "ServerMetadata", pb.ServerMetadataRequest()),
-    *(rpc(f"metadata of {m}", "ModelMetadata", pb.ModelMetadataRequest(name=m)) for m in (*MODELS, "nowhere", "broken", "")),
+    *(
+        rpc(f"metadata of {m}", "ModelMetadata", pb.ModelMetadataRequest(name=m))
+        for m in (*MODELS, "nowhere", "broken", "")
+    ),
     *(rpc(f"config of {m}", "ModelConfig", pb.ModelConfigRequest(name=m)) for m in (*MODELS, "nowhere")),
     *(rpc(f"ready: {m}", "ModelReady", pb.ModelReadyRequest(name=m)) for m in ("add_sub", "nowhere", "broken", "")),
     rpc("ready: version", "ModelReady", pb.ModelReadyRequest(name="add_sub", version="9")),
@@ -54,24 +63,58 @@ DESCRIBE = [
     rpc("logging", "LogSettings", pb.LogSettingsRequest()),
     rpc("shared memory", "SystemSharedMemoryStatus", pb.SystemSharedMemoryStatusRequest()),
     rpc("shared memory: unknown", "SystemSharedMemoryStatus", pb.SystemSharedMemoryStatusRequest(name="zz")),
-    rpc("shared memory: no such key", "SystemSharedMemoryRegister", pb.SystemSharedMemoryRegisterRequest(name="a", key="/nonexist", byte_size=8)),
-    rpc("shared memory: unknown goes", "SystemSharedMemoryUnregister", pb.SystemSharedMemoryUnregisterRequest(name="zz")),
+    rpc(
+        "shared memory: no such key",
+        "SystemSharedMemoryRegister",
+        pb.SystemSharedMemoryRegisterRequest(name="a", key="/nonexist", byte_size=8),
+    ),
+    rpc(
+        "shared memory: unknown goes", "SystemSharedMemoryUnregister", pb.SystemSharedMemoryUnregisterRequest(name="zz")
+    ),
     rpc("CUDA shared memory", "CudaSharedMemoryStatus", pb.CudaSharedMemoryStatusRequest()),
     rpc("CUDA shared memory: unknown", "CudaSharedMemoryStatus", pb.CudaSharedMemoryStatusRequest(name="zz")),
-    rpc("load: unknown parameter", "RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="managed", parameters={"x": pb.ModelRepositoryParameter(bool_param=True)})),
+    rpc(
+        "load: unknown parameter",
+        "RepositoryModelLoad",
+        pb.RepositoryModelLoadRequest(
+            model_name="managed", parameters={"x": pb.ModelRepositoryParameter(bool_param=True)}
+        ),
+    ),
     rpc("load: unknown model", "RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="nowhere")),
-    rpc("load: a repository", "RepositoryModelLoad", pb.RepositoryModelLoadRequest(repository_name="r", model_name="managed")),
+    rpc(
+        "load: a repository",
+        "RepositoryModelLoad",
+        pb.RepositoryModelLoadRequest(repository_name="r", model_name="managed"),
+    ),
     rpc("unload: unknown model", "RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name="nowhere")),
 ]
 INFER = [
     infer("raw", "add_sub", *PAIR),
     infer("id and version", "add_sub", *PAIR, id="7", model_version="1"),
     infer("outputs", "add_sub", *PAIR, outputs=[Output(name="OUTPUT1")]),
-    infer("classification", "add_sub", *PAIR, outputs=[Output(name="OUTPUT0", parameters={"classification": parameter(2)})]),
+    infer(
+        "classification",
+        "add_sub",
+        *PAIR,
+        outputs=[Output(name="OUTPUT0", parameters={"classification": parameter(2)})],
+    ),
     infer("strings", "strings", ("INPUT0", "BYTES", [2], text("é") + text(""))),
-    infer("parameters", "echo", id="7", parameters={"b": parameter(True), "i": parameter(-3), "s": parameter("x"), "d": parameter(0.5)}, outputs=[Output(name="SEEN")]),
-    infer("sequence", "echo", parameters={"sequence_id": parameter(42), "sequence_start": parameter(True), "sequence_end": parameter(True)}, outputs=[Output(name="SEEN")]),
-    infer("sequence of a string", "echo", parameters={"sequence_id": parameter("dialog")}, outputs=[Output(name="SEEN")]),
+    infer(
+        "parameters",
+        "echo",
+        id="7",
+        parameters={"b": parameter(True), "i": parameter(-3), "s": parameter("x"), "d": parameter(0.5)},
+        outputs=[Output(name="SEEN")],
+    ),
+    infer(
+        "sequence",
+        "echo",
+        parameters={"sequence_id": parameter(42), "sequence_start": parameter(True), "sequence_end": parameter(True)},
+        outputs=[Output(name="SEEN")],
+    ),
+    infer(
+        "sequence of a string", "echo", parameters={"sequence_id": parameter("dialog")}, outputs=[Output(name="SEEN")]
+    ),
     infer("batch", "batched", *(("INPUT%d" % i, "FP32", [2, 4], FOUR * 2) for i in (0, 1))),
     infer("reshape", "reshaped", ("INPUT0", "INT64", [1, 2, 2], struct.pack("<4q", *range(4)))),
 ]
@@ -91,9 +134,36 @@ CONTENTS = [
     typed("wrong field", "INT32", [1.5], "fp32_contents"),
     typed("out of range", "UINT8", [256], "uint_contents"),
     typed("fp16", "FP16", [1.5], "fp32_contents"),
-    rpc("contents, both kinds", "ModelInfer", pb.ModelInferRequest(model_name="add_sub", inputs=[Tensor(name=n, datatype="FP32", shape=[4], contents=pb.InferTensorContents(fp32_contents=[1, 2, 3, 4])) for n in ("INPUT0", "INPUT1")], raw_input_contents=[FOUR, FOUR])),
-    rpc("contents, none", "ModelInfer", pb.ModelInferRequest(model_name="add_sub", inputs=[Tensor(name=n, datatype="FP32", shape=[4]) for n in ("INPUT0", "INPUT1")])),
-    rpc("contents, too few", "ModelInfer", pb.ModelInferRequest(model_name="add_sub", inputs=[Tensor(name=n, datatype="FP32", shape=[4], contents=pb.InferTensorContents(fp32_contents=[1])) for n in ("INPUT0", "INPUT1")])),
+    rpc(
+        "contents, both kinds",
+        "ModelInfer",
+        pb.ModelInferRequest(
+            model_name="add_sub",
+            inputs=[
+                Tensor(name=n, datatype="FP32", shape=[4], contents=pb.InferTensorContents(fp32_contents=[1, 2, 3, 4]))
+                for n in ("INPUT0", "INPUT1")
+            ],
+            raw_input_contents=[FOUR, FOUR],
+        ),
+    ),
+    rpc(
+        "contents, none",
+        "ModelInfer",
+        pb.ModelInferRequest(
+            model_name="add_sub", inputs=[Tensor(name=n, datatype="FP32", shape=[4]) for n in ("INPUT0", "INPUT1")]
+        ),
+    ),
+    rpc(
+        "contents, too few",
+        "ModelInfer",
+        pb.ModelInferRequest(
+            model_name="add_sub",
+            inputs=[
+                Tensor(name=n, datatype="FP32", shape=[4], contents=pb.InferTensorContents(fp32_contents=[1]))
+                for n in ("INPUT0", "INPUT1")
+            ],
+        ),
+    ),
 ]
 ERRORS = [
     *(infer(f"model's error: {code}", "errors", ("CODE", "BYTES", [1, 1], text(code))) for code in (*CODES, *WAYS)),
@@ -116,16 +186,65 @@ ERRORS = [
     infer("no datatype", "add_sub", PAIR[0], ("INPUT1", "FLOAT", [4], FOUR)),
     infer("raw too short", "add_sub", PAIR[0], ("INPUT1", "FP32", [4], FOUR[:-1])),
     infer("raw too long", "add_sub", PAIR[0], ("INPUT1", "FP32", [4], FOUR + b"x")),
-    rpc("infer, raw too few", "ModelInfer", pb.ModelInferRequest(model_name="add_sub", inputs=[Tensor(name=n, datatype="FP32", shape=[4]) for n in ("INPUT0", "INPUT1")], raw_input_contents=[FOUR])),
-    rpc("infer, raw too many", "ModelInfer", pb.ModelInferRequest(model_name="add_sub", inputs=[Tensor(name=n, datatype="FP32", shape=[4]) for n in ("INPUT0", "INPUT1")], raw_input_contents=[FOUR] * 3)),
+    rpc(
+        "infer, raw too few",
+        "ModelInfer",
+        pb.ModelInferRequest(
+            model_name="add_sub",
+            inputs=[Tensor(name=n, datatype="FP32", shape=[4]) for n in ("INPUT0", "INPUT1")],
+            raw_input_contents=[FOUR],
+        ),
+    ),
+    rpc(
+        "infer, raw too many",
+        "ModelInfer",
+        pb.ModelInferRequest(
+            model_name="add_sub",
+            inputs=[Tensor(name=n, datatype="FP32", shape=[4]) for n in ("INPUT0", "INPUT1")],
+            raw_input_contents=[FOUR] * 3,
+        ),
+    ),
     infer("strings cut off", "strings", ("INPUT0", "BYTES", [1], b"\x09\0\0\0a")),
     infer("reserved parameter", "add_sub", *PAIR, parameters={"triton_x": parameter(1)}),
-    infer("empty final response asked", "add_sub", *PAIR, parameters={"triton_enable_empty_final_response": parameter(True)}),
+    infer(
+        "empty final response asked",
+        "add_sub",
+        *PAIR,
+        parameters={"triton_enable_empty_final_response": parameter(True)},
+    ),
     infer("timeout is text", "add_sub", *PAIR, parameters={"timeout": parameter("soon")}),
     infer("priority is negative", "add_sub", *PAIR, parameters={"priority": parameter(-1)}),
     infer("sequence id is a boolean", "add_sub", *PAIR, parameters={"sequence_id": parameter(True)}),
-    infer("classification is text", "add_sub", *PAIR, outputs=[Output(name="OUTPUT0", parameters={"classification": parameter("2")})]),
-    infer("shared memory unknown", "add_sub", *PAIR, outputs=[Output(name="OUTPUT0", parameters={"shared_memory_region": parameter("zz"), "shared_memory_byte_size": parameter(16)})]),
+    infer(
+        "classification is text",
+        "add_sub",
+        *PAIR,
+        outputs=[Output(name="OUTPUT0", parameters={"classification": parameter("2")})],
+    ),
+    infer(
+        "shared memory unknown",
+        "add_sub",
+        *PAIR,
+        outputs=[
+            Output(
+                name="OUTPUT0",
+                parameters={"shared_memory_region": parameter("zz"), "shared_memory_byte_size": parameter(16)},
+            )
+        ],
+    ),
 ]
 
-CASES = [*DESCRIBE, *INFER, *CONTENTS, *ERRORS]
+
+def health(method: str) -> Case:
+    def run(peer: Peer) -> Any:
+        with grpc.insecure_channel(peer.grpc) as channel:
+            answers = getattr(health_pb2_grpc.HealthStub(channel), method)(health_pb2.HealthCheckRequest(), timeout=20)
+            try:
+                return message(answers if method == "Check" else next(answers))
+            except grpc.RpcError as error:
+                return status(error)
+
+    return Case(f"grpc: health, {method}", run)
+
+
+CASES = [*DESCRIBE, *INFER, *CONTENTS, *ERRORS, health("Check"), health("Watch")]

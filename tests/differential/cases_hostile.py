@@ -44,8 +44,14 @@ BODIES = [
     body("parameters is null", {"inputs": GOOD, "parameters": None}),
     body("parameters is an array", {"inputs": GOOD, "parameters": []}),
     body("binary_data_output is a number", {"inputs": GOOD, "parameters": {"binary_data_output": 1}}),
-    body("classification is negative", {"inputs": GOOD, "outputs": [{"name": "OUTPUT0", "parameters": {"classification": -1}}]}),
-    body("classification is text", {"inputs": GOOD, "outputs": [{"name": "OUTPUT0", "parameters": {"classification": "1"}}]}),
+    body(
+        "classification is negative",
+        {"inputs": GOOD, "outputs": [{"name": "OUTPUT0", "parameters": {"classification": -1}}]},
+    ),
+    body(
+        "classification is text",
+        {"inputs": GOOD, "outputs": [{"name": "OUTPUT0", "parameters": {"classification": "1"}}]},
+    ),
 ]
 INPUTS = [
     with_input("no name", name=None),
@@ -63,7 +69,9 @@ INPUTS = [
     with_input("datatype is lower case", datatype="fp32"),
     with_input("parameters is text", parameters="x"),
     with_input("shared memory without a size", parameters={"shared_memory_region": "zz"}),
-    with_input("shared memory region is a number", parameters={"shared_memory_region": 1, "shared_memory_byte_size": 16}),
+    with_input(
+        "shared memory region is a number", parameters={"shared_memory_region": 1, "shared_memory_byte_size": 16}
+    ),
 ]
 DATA = [
     data("too few", "[1,2]"),
@@ -93,7 +101,12 @@ BINARY = [
     binary("hostile, binary: beside data", {"inputs": [PAIR[0] | {"data": [1, 2, 3, 4]}, PAIR[1]]}, FOUR * 2),
     infer("hostile, binary: no header", json.dumps({"inputs": PAIR}).encode() + FOUR * 2, ADD),
     *(
-        binary(f"hostile, binary: {name}", {"inputs": [sized("INPUT0", len(content), (2,), "BYTES")]}, content, model("strings"))
+        binary(
+            f"hostile, binary: {name}",
+            {"inputs": [sized("INPUT0", len(content), (2,), "BYTES")]},
+            content,
+            model("strings"),
+        )
         for name, content in (
             ("a string longer than the rest", b"\xff\xff\xff\x7fab"),
             ("a string too few", b"\1\0\0\0a"),
@@ -105,7 +118,14 @@ BINARY = [
 DEADLY = [
     with_input("shape is enormous", shape=[2**62]),
     infer("hostile, input: enormous", {"inputs": [tensor("INPUT0", [1], [1, 2**40, 3], "INT32")]}, model("wildcard")),
-    infer("hostile, classes of strings", {"inputs": [tensor("INPUT0", ["a"], [1], "BYTES")], "outputs": [{"name": "OUTPUT0", "parameters": {"classification": 1}}]}, model("strings")),
+    infer(
+        "hostile, classes of strings",
+        {
+            "inputs": [tensor("INPUT0", ["a"], [1], "BYTES")],
+            "outputs": [{"name": "OUTPUT0", "parameters": {"classification": 1}}],
+        },
+        model("strings"),
+    ),
 ]
 """These end Triton's process. We refuse them."""
 
@@ -118,7 +138,7 @@ def outcome(case: Case) -> Case:
         if seen["status"] == 200:
             return seen
         refused = seen["status"] < 500 or peer.name == "triton"
-        return {"refused": refused and len(seen["body"]["error"]) > 10 or seen}
+        return {"refused": (refused and len(seen["body"]["error"]) > 10) or seen}
 
     return replace(case, run=run)
 

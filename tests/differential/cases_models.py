@@ -12,20 +12,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
+from tritonclient.grpc import service_pb2 as pb
+
 from differential.cases_grpc import PAIR
 from differential.cases_http import GOOD, model, outputs, tensor, text
 from differential.cases_stream import repeat
-from differential.observe import Case, call, infer_request, message, shown, stream
+from differential.observe import Case, call, client, infer_request, shown, stream
 from differential.peers import MODELS, Peer
-from tritonclient.grpc import service_pb2 as pb
 
 CALLS = ("plain", "version", "unknown", "unknown_version", "wrong", "failing", "concurrent")
 DECOUPLED = ("decoupled", "decoupled_failing", "decoupled_unary", "ready")
 
 
 def post(peer: Peer, path: str, body: Any = None) -> dict[str, Any]:
-    return shown(httpx.post(peer.url + path, json={} if body is None else body, timeout=30), exact=False)
+    return shown(client(peer).post(path, json={} if body is None else body), exact=False)
 
 
 def bls(what: str) -> Case:
@@ -43,7 +43,11 @@ class Queue:
         self._sent: list[Any] = []
 
     def send(self, label: str, **parameters: Any) -> None:
-        body = {"inputs": [text("INPUT0", f"{self._gate}|{label}", (1, 1))], "parameters": parameters, "outputs": outputs("OUTPUT0")}
+        body = {
+            "inputs": [text("INPUT0", f"{self._gate}|{label}", (1, 1))],
+            "parameters": parameters,
+            "outputs": outputs("OUTPUT0"),
+        }
         self._sent.append(self._pool.submit(post, self._peer, model(self._model), body))
 
     def running(self) -> None:
@@ -53,7 +57,7 @@ class Queue:
     def waiting(self, count: int) -> None:
         """This many are in the queue."""
         pattern = rf'nv_inference_pending_request_count{{model="{self._model}",version="1"}} (\d+)'
-        wait_until(lambda: re.findall(pattern, httpx.get(self._peer.metrics).text) == [str(count)])
+        wait_until(lambda: re.findall(pattern, client(self._peer).get(self._peer.metrics).text) == [str(count)])
 
     def open(self) -> dict[str, Any]:
         """Lets all of them go; in which order they ran, and what each got."""
@@ -107,15 +111,14 @@ def priority_unknown(peer: Peer) -> Any:
     return queue.open()
 
 
-def timed_out(name: str) -> Callable[[Peer], Any]:
+def timed_out(name: str, **parameters: int) -> Callable[[Peer], Any]:
     """The second has less time than it waits; the third has enough."""
 
     def run(peer: Peer) -> Any:
         queue = Queue(peer, name)
         queue.send("a")
         queue.running()
-        queue.send("b", timeout=1000)
-        wait_until(lambda: True)
+        queue.send("b", timeout=1000, **parameters)
         time.sleep(0.1)
         queue.send("c")
         time.sleep(0.1)
@@ -130,6 +133,7 @@ QUEUES = [
     Case("queue: a priority that is no level", priority_unknown),
     Case("queue: timeout, rejected", timed_out("queue_reject")),
     Case("queue: timeout, delayed", timed_out("queue_delay")),
+    Case("queue: timeout where the model has none", timed_out("queue_reject", priority=1)),
 ]
 
 
@@ -159,7 +163,7 @@ def unload_and_load(peer: Peer) -> Any:
     steps: list[Any] = [infer(peer), unload(peer, "managed")]
     wait_until(lambda: state(peer, "managed")[0].get("state") == "UNAVAILABLE")
     steps += [state(peer, "managed"), infer(peer), unload(peer, "managed")]
-    steps += [httpx.get(peer.url + "/v2/models/managed/ready").status_code]
+    steps += [client(peer).get("/v2/models/managed/ready").status_code]
     return [*steps, load(peer, "managed"), state(peer, "managed"), infer(peer), load(peer, "managed")]
 
 
@@ -175,14 +179,19 @@ def override(peer: Peer) -> Any:
     limited = load(peer, "managed", config=json.dumps({"max_batch_size": 1, **_managed()}))
     return [
         limited,
-        httpx.get(peer.url + "/v2/models/managed/config").json()["max_batch_size"],
+        client(peer).get("/v2/models/managed/config").json()["max_batch_size"],
         load(peer, "managed", config=json.dumps(config | {"max_batch_size": 0}), **files),
-        state(peer, "managed"),
+        _settled(peer, "managed"),
         post(peer, model("managed"), {"inputs": [text("INPUT0", "")]}),
         post(peer, model("managed"), ask),
         load(peer, "managed"),
         infer(peer),
     ]
+
+
+def _settled(peer: Peer, name: str) -> Any:
+    wait_until(lambda: all(entry.get("state") != "UNLOADING" for entry in state(peer, name)))
+    return state(peer, name)
 
 
 def _managed() -> dict[str, Any]:
@@ -201,7 +210,6 @@ def bad_loads(peer: Peer) -> Any:
         load(peer, "nowhere"),
         unload(peer, "nowhere"),
         load(peer, "managed", config="{"),
-        load(peer, "managed", config="{}"),
         load(peer, "managed", config=5),
         load(peer, "managed", **{"file:1/model.py": broken}),
         load(peer, "managed", config=json.dumps(_managed()), **{"file:1/model.py": "no base64!"}),
@@ -210,7 +218,7 @@ def bad_loads(peer: Peer) -> Any:
         load(peer, "misconfigured"),
         post(peer, "/v2/repository/other/models/managed/load"),
         post(peer, "/v2/repository/other/index"),
-        shown(httpx.post(peer.url + "/v2/repository/models/managed/load", content=b"{")),
+        shown(client(peer).post("/v2/repository/models/managed/load", content=b"{")),
         infer(peer),
     ]
     return [_without_paths(step) for step in steps]
@@ -229,12 +237,8 @@ def grpc_repository(peer: Peer) -> Any:
     return [*steps, sorted(found["models"], key=lambda m: (m["name"], m["version"]))]
 
 
-def unready(peer: Peer) -> Any:
-    return [{k: v for k, v in e.items() if k != "reason"} for e in index(peer)]
-
-
 REPOSITORY = [
-    Case("repository: index", unready),
+    Case("repository: index", index),
     Case("repository: index of what is ready", lambda peer: index(peer, ready=True)),
     Case("repository: unload and load", unload_and_load),
     Case("repository: another configuration and file", override),
@@ -251,13 +255,17 @@ def statistics(peer: Peer, name: str) -> Any:
 
 def _counts(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _counts(item) for key, item in value.items() if key not in ("ns", "last_inference", "memory_usage")}
+        return {
+            key: _counts(item) for key, item in value.items() if key not in ("ns", "last_inference", "memory_usage")
+        }
     return [_counts(item) for item in value] if isinstance(value, list) else value
 
 
 def minus(after: Any, before: Any) -> Any:
+    """What has grown; the rest is left out, as servers leave out what never was."""
     if isinstance(after, dict):
-        return {key: minus(value, (before or {}).get(key)) for key, value in after.items()}
+        grown = {key: minus(value, (before or {}).get(key)) for key, value in after.items()}
+        return {key: value for key, value in grown.items() if value not in (0, {})}
     if isinstance(after, list):
         return after if before is None else [f"{len(after)} sizes"]
     return int(after) - int(before or 0) if str(after).isdigit() else after
@@ -270,7 +278,6 @@ def counted(name: str, *steps: Callable[[Peer], Any]) -> Callable[[Peer], Any]:
         before = statistics(peer, name), metrics_of(peer, name)
         for step in steps:
             step(peer)
-        wait_until(lambda: True)
         return minus(statistics(peer, name), before[0]), minus(metrics_of(peer, name), before[1])
 
     return run
@@ -282,7 +289,7 @@ _SAMPLE = re.compile(r"^(nv_inference\w+){(.*)} (\S+)$", re.MULTILINE)
 def metrics_of(peer: Peer, name: str) -> dict[str, Any]:
     """The samples of one model; of durations only that they are there."""
     found = {}
-    for family, labels, value in _SAMPLE.findall(httpx.get(peer.metrics).text):
+    for family, labels, value in _SAMPLE.findall(client(peer).get(peer.metrics).text):
         if f'model="{name}"' in labels:
             pairs = ",".join(sorted(labels.split(",")))
             found[f"{family} {pairs}"] = "there" if "duration" in family else int(float(value))
@@ -291,13 +298,13 @@ def metrics_of(peer: Peer, name: str) -> dict[str, Any]:
 
 def families(peer: Peer) -> Any:
     """Every family of Triton's, with its type."""
-    text = httpx.get(peer.metrics).text
+    text = client(peer).get(peer.metrics).text
     return dict(sorted(re.findall(r"^# TYPE (nv_\w+) (\w+)$", text, re.MULTILINE)))
 
 
 def stats_shape(peer: Peer) -> Any:
     """The statistics' JSON, with the numbers left out."""
-    found = httpx.get(f"{peer.url}/v2/models/add_sub/stats").json()
+    found = client(peer).get("/v2/models/add_sub/stats").json()
     return json.loads(re.sub(r"(?<=:)\d+", "0", json.dumps(found, separators=(",", ":"))))
 
 
@@ -325,8 +332,13 @@ def four_at_once(peer: Peer) -> Any:
 
 COUNTS = [
     Case("counts: infer", counted("add_sub", three)),
-    Case("counts: rejected before they run", counted("add_sub", lambda peer: post(peer, model("add_sub"), {"inputs": GOOD[:1]}))),
-    Case("counts: over gRPC", counted("add_sub", lambda peer: call(peer, "ModelInfer", infer_request("add_sub", *PAIR)))),
+    Case(
+        "counts: rejected before they run",
+        counted("add_sub", lambda peer: post(peer, model("add_sub"), {"inputs": GOOD[:1]})),
+    ),
+    Case(
+        "counts: over gRPC", counted("add_sub", lambda peer: call(peer, "ModelInfer", infer_request("add_sub", *PAIR)))
+    ),
     Case("counts: a batch", counted("wildcard", batch)),
     Case("counts: four requests in a batch", counted("batched", four_at_once)),
     Case("counts: errors of the model", counted("errors", failing("NOT_FOUND"), failing("fine"), failing("raise"))),
@@ -338,5 +350,28 @@ COUNTS = [
     Case("counts: the shape of statistics", stats_shape),
     Case("metrics: families", families),
 ]
+
+
+def control(name: str, run: Callable[[Peer], Any]) -> Case:
+    return Case(f"without control: {name}", run)
+
+
+UNCONTROLLED = [
+    control("load", lambda peer: load(peer, "add_sub")),
+    control("unload", lambda peer: unload(peer, "add_sub")),
+    control(
+        "load over gRPC",
+        lambda peer: call(peer, "RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="add_sub")),
+    ),
+    control(
+        "unload over gRPC",
+        lambda peer: call(peer, "RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name="add_sub")),
+    ),
+    control("index", index),
+    control("ready", lambda peer: shown(client(peer).get("/v2/health/ready"))),
+    control("ready over gRPC", lambda peer: call(peer, "ServerReady", pb.ServerReadyRequest())),
+    control("infer", lambda peer: post(peer, model("add_sub"), {"inputs": GOOD})),
+]
+"""For servers that are in control mode none."""
 
 CASES = [*map(bls, (*CALLS, *DECOUPLED)), *QUEUES, *REPOSITORY, *COUNTS]

@@ -21,6 +21,7 @@ def one(name: str, *requests: Any, metadata: tuple[tuple[str, str], ...] = ()) -
     return Case(f"stream: {name}", lambda peer: stream(peer, list(requests), metadata))
 
 
+# Triton's process ends after a strict stream whose model sends something behind its error: not compared here.
 CASES = [
     one("nothing"),
     one("a model that is not decoupled", infer_request("add_sub", *PAIR, id="1")),
@@ -38,8 +39,11 @@ CASES = [
     one("missing input", infer_request("add_sub", PAIR[0], id="3")),
     one("wrong version", infer_request("add_sub", *PAIR, id="3", model_version="x")),
     one("wrong datatype", infer_request("add_sub", PAIR[0], ("INPUT1", "INT32", [4], FOUR), id="3")),
-    one("strict, unknown model", infer_request("nowhere", *PAIR, id="3"), metadata=STRICT),
-    one("strict, an error of the model", infer_request("errors", ("CODE", "BYTES", [1, 1], text("NOT_FOUND"))), metadata=STRICT),
-    one("strict, an error behind a response", repeat(2, 1, id="9"), metadata=STRICT),
     one("strict, fine", repeat(2, id="9"), metadata=STRICT),
+    one("strict, unknown model", infer_request("nowhere", *PAIR, id="3"), metadata=STRICT),
+    one(
+        "strict, an error of the model",
+        infer_request("errors", ("CODE", "BYTES", [1, 1], text("NOT_FOUND"))),
+        metadata=STRICT,
+    ),
 ]

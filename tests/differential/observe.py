@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import grpc
@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from differential.peers import Peer
 
-PARALLEL_HEADER = "inference-header-content-length"
+HEADER_LENGTH = "inference-header-content-length"
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,14 @@ class Http:
 
     def run(self, peer: Peer) -> dict[str, Any]:
         content = self.body if isinstance(self.body, bytes | None) else json.dumps(self.body).encode()
-        with httpx.Client(timeout=30, headers={"accept-encoding": "identity"}) as client:
-            answer = client.request(self.method, peer.url + self.path, content=content, headers=dict(self.headers))
+        answer = client(peer).request(self.method, self.path, content=content, headers=dict(self.headers))
         return shown(answer, self.exact)
+
+
+@cache
+def client(peer: Peer) -> httpx.Client:
+    """One for each server, as to make one takes longer than most requests."""
+    return httpx.Client(base_url=peer.url, timeout=30, headers={"accept-encoding": "identity"})
 
 
 def shown(answer: httpx.Response, exact: bool = True) -> dict[str, Any]:
@@ -55,8 +60,8 @@ def shown(answer: httpx.Response, exact: bool = True) -> dict[str, Any]:
         seen["type"] = answer.headers.get("content-type")
         seen["encoding"] = answer.headers.get("content-encoding")
     content = answer.content
-    if PARALLEL_HEADER in answer.headers:
-        length = int(answer.headers[PARALLEL_HEADER])
+    if HEADER_LENGTH in answer.headers:
+        length = int(answer.headers[HEADER_LENGTH])
         seen["binary"] = content[length:].hex()
         content = content[:length]
     text = content.decode("utf-8", "backslashreplace")
@@ -112,8 +117,3 @@ def parameter(value: bool | int | float | str) -> Any:
     """An InferParameter of the value's own type."""
     kinds = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
     return service_pb2.InferParameter(**{kinds[type(value)]: value})
-
-
-def raw(value: str) -> bytes:
-    """Raw output contents, as `message` shows them."""
-    return base64.b64decode(value)

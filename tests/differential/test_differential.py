@@ -3,23 +3,75 @@
 from __future__ import annotations
 
 from collections import Counter
+from fnmatch import fnmatchcase
+from pathlib import Path
 
 import pytest
 
-from differential import cases_http
+from differential import (
+    cases_clients,
+    cases_describe,
+    cases_generate,
+    cases_grpc,
+    cases_hostile,
+    cases_http,
+    cases_models,
+    cases_stream,
+)
 from differential.compare import unexpected
-from differential.differences import DIFFERENCES
+from differential.differences import DIFFERENCES, Difference
 from differential.observe import Case
 from differential.peers import Pair
 
-CASES = [*cases_http.CASES]
+CASES = [
+    case
+    for module in (
+        cases_describe,
+        cases_http,
+        cases_hostile,
+        cases_generate,
+        cases_grpc,
+        cases_stream,
+        cases_clients,
+        cases_models,
+    )
+    for case in module.CASES
+]
+
+
+def compare(case: Case, pair: Pair) -> None:
+    problems = unexpected(case.name, case.run(pair.triton), case.run(pair.ours), DIFFERENCES)
+    assert not problems, "\n".join(problems)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_same_answer(case: Case, explicit: Pair) -> None:
-    problems = unexpected(case.name, case.run(explicit.triton), case.run(explicit.ours), DIFFERENCES)
-    assert not problems, "\n".join(problems)
+    compare(case, explicit)
+
+
+@pytest.mark.parametrize("case", cases_models.UNCONTROLLED, ids=lambda case: case.name)
+def test_same_answer_without_control(case: Case, uncontrolled: Pair) -> None:
+    compare(case, uncontrolled)
+
+
+@pytest.mark.parametrize("case", cases_hostile.REFUSED, ids=lambda case: case.name)
+def test_what_ends_triton_is_refused(case: Case, explicit: Pair) -> None:
+    assert case.run(explicit.ours) == {"refused": True}
 
 
 def test_cases_have_names_of_their_own() -> None:
-    assert [name for name, count in Counter(case.name for case in CASES).items() if count > 1] == []
+    names = Counter(case.name for case in (*CASES, *cases_models.UNCONTROLLED))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+@pytest.mark.parametrize("row", DIFFERENCES, ids=lambda row: row.id)
+def test_each_row_speaks_of_cases(row: Difference) -> None:
+    patterns = [pattern for shown in row.shown for pattern in shown.cases]
+    assert [p for p in patterns if not any(fnmatchcase(case.name, p) for case in CASES)] == []
+
+
+def test_the_documentation_shows_the_table() -> None:
+    text = (Path(__file__).parents[2] / "docs/kserve.md").read_text()
+    section = text.partition("## Where it differs from Triton")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("|")]
+    assert rows[2:] == [f"| {row.what} | {row.triton} | {row.ours} | {row.why} |" for row in DIFFERENCES]

@@ -18,9 +18,14 @@ def repeat(n, fail_at=-1):
     return pb_utils.InferenceRequest(model_name="repeat", requested_output_names=["INDEX"], inputs=inputs)
 
 
+CODES = ("UNKNOWN", "INTERNAL", "NOT_FOUND", "INVALID_ARG", "UNAVAILABLE", "UNSUPPORTED", "ALREADY_EXISTS", "CANCELLED")
+
+
 def show(response):
     if response.has_error():
-        return f"error {response.error().code()} {response.error().message()}"
+        error = response.error()
+        code = next(name for name in CODES if getattr(pb_utils.TritonError, name) == error.code())
+        return f"error {code} {error.message()}"
     return [(t.name(), t.as_numpy().tolist()) for t in response.output_tensors()]
 
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 from penstock.engines.errors import PenstockError
 from penstock.gateway.addresses import url_host
@@ -34,6 +35,9 @@ from penstock.gateway.models import LoadedModel, ModelSource, find_model
 from penstock.gateway.operator import operator_routes
 
 logger = logging.getLogger("penstock")
+
+_UNLOAD_SECONDS = 5.0
+"""That models get to unload at least, when requests have used up the drain timeout."""
 
 
 def serve(config: Config) -> int:
@@ -185,6 +189,7 @@ class _Server:
             loop.add_signal_handler(number, received, number.name)
 
     async def _shut_down(self) -> None:
+        ends = asyncio.get_running_loop().time() + self._config.server.drain_timeout
         self._drain.begin()
         if self._grpc is not None:
             await self._grpc.drain()
@@ -195,13 +200,26 @@ class _Server:
         await asyncio.gather(*(port.stop() for port in self._ports))
         if self._model is not None:
             await self._model.engine.stop()
-        await self._models.stop()
+        await self._stop_models(ends)
         self._kserve.tracing.close()
         logger.info("stopped")
 
     async def _wait_until_idle(self) -> None:
         idle = asyncio.create_task(self._drain.wait_idle(self._config.server.drain_timeout))
-        hurry = asyncio.create_task(self._hurry.wait())
-        await asyncio.wait((idle, hurry), return_when=asyncio.FIRST_COMPLETED)
+        await self._wait_in_hurry(idle)
         idle.cancel()
+
+    async def _stop_models(self, ends: float) -> None:
+        """A model that still executes what nobody waits for, or that hangs, must not keep the process from ending."""
+        stopping = asyncio.create_task(self._models.stop())
+        await self._wait_in_hurry(stopping, max(_UNLOAD_SECONDS, ends - asyncio.get_running_loop().time()))
+        if not stopping.done():
+            logger.warning("some models have not ended what they execute: they are stopped")
+            stopping.cancel()
+        await asyncio.gather(stopping, return_exceptions=True)
+
+    async def _wait_in_hurry(self, task: asyncio.Task[Any], seconds: float | None = None) -> None:
+        """Until the task is done, the time is over, or a second signal has come."""
+        hurry = asyncio.create_task(self._hurry.wait())
+        await asyncio.wait((task, hurry), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()

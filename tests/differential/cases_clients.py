@@ -72,9 +72,7 @@ def with_grpc(client: Any) -> Any:
         seen(client.infer("dtypes", halves), "OUT_FP16", "OUT_BOOL", "OUT_INT8"),
         [seen(result, "OUTPUT0"), error],
         client.get_model_metadata("add_sub", as_json=True),
-        client.get_model_config("add_sub", as_json=True)["config"]["max_batch_size"]
-        if "max_batch_size" in client.get_model_config("add_sub", as_json=True)["config"]
-        else None,
+        client.get_model_config("batched", as_json=True)["config"]["max_batch_size"],
     ]
 
 
@@ -113,7 +111,7 @@ async def with_aio(client: Any) -> Any:
 
 
 def with_shared_memory(library: Any) -> Callable[[Any], Any]:
-    """Inputs and one output in the same region; then what a server says of the region, and of a region that is too small."""
+    """Inputs and one output in the same region; then what a server says of it, and of places outside of it."""
 
     def run(client: Any) -> Any:
         key = f"/differential_{uuid.uuid4().hex[:12]}"

@@ -115,7 +115,7 @@ INFER = [
     infer(
         "sequence of a string", "echo", parameters={"sequence_id": parameter("dialog")}, outputs=[Output(name="SEEN")]
     ),
-    infer("batch", "batched", *(("INPUT%d" % i, "FP32", [2, 4], FOUR * 2) for i in (0, 1))),
+    infer("batch", "batched", *((f"INPUT{i}", "FP32", [2, 4], FOUR * 2) for i in (0, 1))),
     infer("reshape", "reshaped", ("INPUT0", "INT64", [1, 2, 2], struct.pack("<4q", *range(4)))),
 ]
 CONTENTS = [

@@ -88,8 +88,8 @@ def stream(peer: Peer, requests: list[Any], metadata: tuple[tuple[str, str], ...
     with grpc.insecure_channel(peer.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         try:
-            for response in stub.ModelStreamInfer(iter(requests), timeout=30, metadata=metadata):
-                seen.append(message(response))
+            responses = stub.ModelStreamInfer(iter(requests), timeout=30, metadata=metadata)
+            seen.extend(map(message, responses))  # those before an error stay
         except grpc.RpcError as error:
             seen.append(status(error))
     return seen

@@ -93,7 +93,7 @@ def _ports(peer: Peer) -> list[str]:
 
 def _triton_flags(peer: Peer) -> list[str]:
     addresses = [f"--{port}-address=127.0.0.1" for port in ("http", "grpc", "metrics")]
-    return [*_ports(peer), *addresses, "--allow-gpu-metrics=false", "--exit-on-error=false"]
+    return [*_ports(peer), *addresses, "--allow-gpu-metrics=false", "--exit-on-error=false", "--exit-timeout-secs=1"]
 
 
 def _our_flags(peer: Peer) -> list[str]:

@@ -147,7 +147,7 @@ class AsyncInstance(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Raises PenstockError when it cannot be loaded."""
+        """Raises PenstockError when it cannot be loaded. Then, and when it is cancelled, it leaves nothing behind."""
 
     @abstractmethod
     async def execute(self, batch: Batch) -> None:

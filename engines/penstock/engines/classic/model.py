@@ -31,11 +31,11 @@ T = TypeVar("T")
 async def load_model(context: ModelContext, backend: Backend) -> ClassicModel:
     """A model version that serves: loaded by its backend, with all instances of its groups, these in parallel.
 
-    Raises PenstockError or ValueError when any of it fails; what had been loaded until then is unloaded. Threads cannot
-    be stopped: when the task is cancelled, it ends after those that load.
+    Raises PenstockError or ValueError when any of it fails; what had been loaded until then is unloaded. When the task
+    is cancelled, instances in processes end at once; threads cannot be stopped, and it ends after those that load.
     """
     contexts = instance_contexts(context.config)
-    [backend_model] = await _all([asyncio.to_thread(_guarded, backend.load_model, context)], _unload_model)
+    backend_model = await _in_thread(backend.load_model, context, _unload_model)
     try:
         model = ClassicModel(context, backend_model)
         loads = [_load_instance(backend_model, one) for one in contexts]
@@ -48,7 +48,7 @@ async def load_model(context: ModelContext, backend: Backend) -> ClassicModel:
 
 
 async def _load_instance(model: BackendModel, context: InstanceContext) -> BackendInstance | AsyncInstance:
-    instance = await asyncio.to_thread(_guarded, model.load_instance, context)
+    instance = await _in_thread(model.load_instance, context, _unload_instance)
     if isinstance(instance, AsyncInstance):
         await instance.start()
     return instance
@@ -62,13 +62,16 @@ def _driven(context: InstanceContext, loaded: BackendInstance | AsyncInstance, m
 
 
 async def _all(loads: Sequence[Coroutine[Any, Any, T]], undo: Callable[[T], Awaitable[None]]) -> list[T]:
-    """All of them, or the first error, after the others have been undone."""
-    together = asyncio.gather(*loads, return_exceptions=True)
+    """All of them, or the first error, after the others have been undone. Cancelling it cancels them."""
+    tasks = [asyncio.create_task(load) for load in loads]
+    together = asyncio.gather(*tasks, return_exceptions=True)
     cancelled: asyncio.CancelledError | None = None
     try:
         results = await asyncio.shield(together)
     except asyncio.CancelledError as error:
         cancelled = error
+        for task in tasks:
+            task.cancel()
         results = await together
     errors = [result for result in results if isinstance(result, BaseException)]
     loaded = [result for result in results if not isinstance(result, BaseException)]
@@ -77,6 +80,18 @@ async def _all(loads: Sequence[Coroutine[Any, Any, T]], undo: Callable[[T], Awai
     for one in loaded:
         await undo(one)
     raise cancelled or errors[0]
+
+
+async def _in_thread(load: Callable[[A], T], argument: A, undo: Callable[[T], Awaitable[None]]) -> T:
+    """In a thread. Cancelled, it waits for the thread, and undoes what that has loaded."""
+    loading = asyncio.create_task(asyncio.to_thread(_guarded, load, argument))
+    try:
+        return await asyncio.shield(loading)
+    except asyncio.CancelledError:
+        [loaded] = await asyncio.gather(loading, return_exceptions=True)
+        if not isinstance(loaded, BaseException):
+            await undo(loaded)
+        raise
 
 
 async def _unload_instance(instance: BackendInstance | AsyncInstance) -> None:

@@ -120,8 +120,9 @@ class ModelEntry:
         for version, text in versions.items():
             self.versions[version] = VersionStatus("READY" if self._serves(version) else "UNAVAILABLE", text)
         if not versions:
-            for status in self.versions.values():
-                status.reason = reason
+            for version, status in self.versions.items():
+                if self.loaded is None or self._serves(version):
+                    status.reason = reason
 
     def index(self) -> Iterator[IndexEntry]:
         for version, status in sorted(self.versions.items()):

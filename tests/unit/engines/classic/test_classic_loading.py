@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from helpers_classic import ECHO, FakeAsyncInstance, FunctionBackend, echo, load, model_config
+from helpers_classic import ECHO, FakeAsyncInstance, FunctionBackend, echo, load, model_config, until
 from penstock.engines.classic import groups, registry
 from penstock.engines.classic.base import Batch, InstanceContext, ModelContext
 from penstock.engines.classic.groups import instance_contexts
@@ -140,6 +140,29 @@ async def test_a_load_that_is_given_up_leaves_nothing() -> None:
     with pytest.raises(asyncio.CancelledError):
         await loading
     assert backend.unloaded == ["echo_0_0", "model"]
+
+
+async def test_a_process_that_hangs_while_it_loads_is_given_up_at_once() -> None:
+    async def execute(batch: Batch) -> None:
+        echo(batch)
+
+    class Hangs(FakeAsyncInstance):
+        async def start(self) -> None:
+            waiting.set()
+            await asyncio.Event().wait()
+
+    waiting = asyncio.Event()
+    running = FakeAsyncInstance(execute)
+    backend = FunctionBackend(lambda context: Hangs(execute) if context.name == "echo_0_0" else running)
+    config = model_config(ECHO, "instance_group { count: 2 kind: KIND_CPU }")
+    loading = asyncio.ensure_future(load(config, backend))
+    await waiting.wait()
+    await until(lambda: running.up)
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(loading, 30)
+    assert running.unloaded
+    assert backend.unloaded == ["model"]
 
 
 async def test_an_error_in_load_model_is_an_error_of_the_load() -> None:

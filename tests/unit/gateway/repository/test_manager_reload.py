@@ -115,6 +115,11 @@ async def test_versions_come_and_go(repository: FakeRepository, loader: FakeLoad
         assert [await ask(manager, "a", version) for version in ("", "2", "3")] == ["3b", "2b", "3b"]
         await until(lambda: states(manager)[0] == "a 1 UNAVAILABLE unloaded")
         assert states(manager)[1:] == ["a 2 READY", "a 3 READY"]
+        repository.put("a", "1c", config="no_such_field: 1")
+        with pytest.raises(InvalidRequestError):
+            await manager.load("a")
+        assert states(manager)[0] == "a 1 UNAVAILABLE unloaded", "nobody tried to load this one"
+        assert all("READY failed to read the model configuration" in state for state in states(manager)[1:])
 
 
 async def test_a_configuration_that_comes_with_the_request(repository: FakeRepository, loader: FakeLoader) -> None:

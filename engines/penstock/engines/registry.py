@@ -24,8 +24,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _openvino(options: dict[str, Any]) -> ModelRunner:
+    from penstock.engines.memory import parse_memory
     from penstock.engines.openvino.config import OpenVINOConfig
-    from penstock.engines.openvino.memory import parse_memory
     from penstock.engines.openvino.runner import OpenVINORunner
 
     memory = options["kv_cache_memory"]

@@ -9,9 +9,9 @@ from typing import Any
 import openvino as ov
 
 from penstock.engines.errors import EngineError, UnsupportedError
+from penstock.engines.memory import available_memory
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.huge_pages import prefer_huge_pages
-from penstock.engines.openvino.memory import available_memory
 
 _SHARE_OF_FREE_MEMORY = 0.5
 """Of what is free once the weights are loaded: the rest is for activations, logits and other processes."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.engines.openvino.memory import available_memory, parse_memory
+from penstock.engines.memory import available_memory, parse_memory
 
 MIB = 1 << 20
 

@@ -407,5 +407,6 @@ async def test_hostile_bytes_are_refused_and_the_server_lives_on() -> None:
         unknown = running.channel.unary_unary("/inference.GRPCInferenceService/Nope")
         assert (await failure(unknown(b"")))[0] == "UNIMPLEMENTED"
         repeated = running.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        assert (await failure(repeated(b"\x0a\x00" * 50_000)))[0] == "NOT_FOUND"
+        assert (await failure(repeated(b"\x0a\x00" * 5_000)))[0] == "NOT_FOUND"
+        assert (await failure(repeated(b"\x0a\x00" * 50_000)))[0] == "INVALID_ARGUMENT"
         assert (await running.stub.ModelInfer(add_sub_request())).id == "7"

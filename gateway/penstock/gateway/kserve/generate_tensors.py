@@ -49,12 +49,17 @@ def _taken(request: InferRequest, fields: _Fields, signature: ModelSignature) ->
     for name, value in fields.items():
         tensor = signature.inputs.get(name)
         if tensor is None:
-            parameters[name] = decode_json(bytes(value), Any)
+            parameters[name] = _scalar(bytes(value))
         elif name in request.inputs:
             raise InvalidRequestError(f"input '{name}' already exists in request")
         else:
             request.inputs[name] = _tensor(tensor, bytes(value), signature.batched)
     return parameters
+
+
+def _scalar(text: bytes) -> object:
+    """A parameter's value. None stands for objects and arrays, which none may be, as for null: they can be long."""
+    return None if text[:1] in (b"[", b"{") else decode_json(text, Any)
 
 
 def _nested(value: Raw, signature: ModelSignature) -> _Fields:

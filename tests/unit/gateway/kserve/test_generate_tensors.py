@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -196,3 +197,14 @@ def test_an_input_called_parameters_excludes_the_nested_schema() -> None:
         InvalidRequestError, match="Keyword 'parameters' for nested schema also given as input tensor name"
     ):
         read({"parameters": [1, 2]}, model)
+
+
+def test_arrays_that_are_no_inputs_are_refused_before_they_are_decoded() -> None:
+    body = b'{"a":[' + b"[]," * 200_000 + b"[]]}"
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequestError, match="parameter 'a' must be"):
+            read_generate(body, TEXT)
+        assert tracemalloc.get_traced_memory()[1] < 12 * len(body)
+    finally:
+        tracemalloc.stop()

@@ -5,13 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from google.protobuf.message import DecodeError
+from tritonclient.grpc.service_pb2 import ModelInferRequest
+
 from penstock.engines.classic.base import InferModel
 from penstock.engines.classic.messages import InferRequest
 from penstock.engines.classic.tensors import NUMPY_TYPES, Tensor, element_count, from_buffer
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.kserve.grpc.contents import from_contents
 from penstock.gateway.kserve.grpc.parameters import take_request_parameters
+from penstock.gateway.kserve.grpc.structure import check_fields
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions, SharedMemorySlice
+
+_LONG_MESSAGE = 1 << 16
+"""Bytes from which the fields of a message are counted before it is parsed."""
 
 
 @dataclass(slots=True)
@@ -32,6 +39,16 @@ class Decoded:
     """By output; None when no output has any."""
     empty_final: bool
     """The end is to be told even by an empty response."""
+
+
+def parse(data: bytes) -> Any:
+    """The ModelInferRequest. Raises InvalidRequestError."""
+    try:
+        if len(data) >= _LONG_MESSAGE:
+            check_fields(data)
+        return ModelInferRequest.FromString(data)
+    except DecodeError:
+        raise InvalidRequestError("the request message cannot be decoded") from None
 
 
 def decode(message: Any, model: InferModel, regions: SharedMemoryRegions) -> Decoded:
@@ -96,18 +113,17 @@ def _no_data(name: str, model: InferModel) -> InvalidRequestError:
 
 def _outputs(outputs: Any, regions: SharedMemoryRegions) -> tuple[tuple[str, ...], dict[str, OutputOptions] | None]:
     options: dict[str, OutputOptions] = {}
-    names = []
+    names: dict[str, None] = {}
     for each in outputs:
-        names.append(each.name)
+        if each.name in names:
+            raise InvalidRequestError(f"output '{each.name}' already exists in request", param=each.name)
+        names[each.name] = None
         if each.parameters:
             region = _region(each, regions)
             region_name = each.parameters["shared_memory_region"].string_param if region is not None else ""
             option = options[each.name] = OutputOptions(_classes(each), region, region_name)
             if option.classes and region is not None:
                 raise InvalidRequestError("Output can't set both 'shared_memory_region' and 'classification'")
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidRequestError(f"output '{twice}' already exists in request", param=twice)
     found = {name: option for name, option in options.items() if option.classes or option.region}
     return tuple(names), found or None
 

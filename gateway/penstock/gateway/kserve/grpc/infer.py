@@ -6,14 +6,14 @@ import asyncio
 import re
 import time
 
-from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelInferResponse
+from tritonclient.grpc.service_pb2 import ModelInferResponse
 
 from penstock.engines.classic.base import InferModel
 from penstock.engines.classic.messages import InferResponse
 from penstock.engines.errors import UnsupportedError
 from penstock.gateway.kserve.classification import Labels
 from penstock.gateway.kserve.context import KServe
-from penstock.gateway.kserve.grpc.decode import Decoded, decode
+from penstock.gateway.kserve.grpc.decode import Decoded, decode, parse
 from penstock.gateway.kserve.grpc.encode import fill_response, with_classes
 from penstock.gateway.kserve.grpc.rpc import Context, Message
 from penstock.gateway.kserve.headers import forwarded
@@ -73,8 +73,8 @@ class Inference:
         return trace
 
     async def infer(self, data: bytes, context: Context, tenant: str) -> bytes:
-        """ModelInfer. Cancelling it cancels the request. Raises PenstockError, DecodeError."""
-        message = ModelInferRequest.FromString(data)
+        """ModelInfer. Cancelling it cancels the request. Raises PenstockError."""
+        message = parse(data)
         model = self.model(message)
         if not model.takes_infer:
             raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")

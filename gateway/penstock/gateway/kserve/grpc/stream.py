@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import grpc
-from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelStreamInferResponse
+from tritonclient.grpc.service_pb2 import ModelStreamInferResponse
 
 from penstock.engines.classic.base import InferModel, ResponseStream
 from penstock.engines.classic.messages import InferResponse
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.http.drain import DrainState
-from penstock.gateway.kserve.grpc.decode import Decoded
+from penstock.gateway.kserve.grpc.decode import Decoded, parse
 from penstock.gateway.kserve.grpc.encode import empty_final, stream_error
 from penstock.gateway.kserve.grpc.infer import Inference
 from penstock.gateway.kserve.grpc.parameters import FINAL
@@ -80,9 +80,9 @@ class InferStream:
     async def _serve(self, data: bytes) -> None:
         """One request."""
         try:
-            message = ModelInferRequest.FromString(data)
-        except Exception:  # protobuf's DecodeError; the class differs between its implementations
-            await self._write(stream_error(InvalidRequestError("the request message cannot be decoded"), ""))
+            message = parse(data)
+        except InvalidRequestError as error:
+            await self._write(stream_error(error, ""))
             return
         try:
             with InFlight(self._drain):

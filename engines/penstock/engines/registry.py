@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from penstock.engines.base import ModelRunner
+from penstock.engines.errors import EngineError
 from penstock.engines.scheduler.config import SchedulerConfig
 
 
@@ -36,13 +37,22 @@ def _openvino(options: dict[str, Any]) -> ModelRunner:
     return OpenVINORunner(OpenVINOConfig(**resolved))
 
 
+def _torch(options: dict[str, Any]) -> ModelRunner:
+    try:
+        from penstock.engines.torch.config import TorchConfig
+        from penstock.engines.torch.runner import TorchRunner
+    except ModuleNotFoundError as e:
+        raise EngineError(f"the torch runner needs torch and transformers, {e.name} is missing: penstock[torch]") from e
+    return TorchRunner(TorchConfig(**options | {"model_dir": Path(options["model_dir"])}))
+
+
 def _simulated(options: dict[str, Any]) -> ModelRunner:
     from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
 
     return SimulatedRunner(msgspec.convert(options, SimulatedConfig))
 
 
-RUNNERS = {"openvino": _openvino, "simulated": _simulated}
+RUNNERS = {"openvino": _openvino, "simulated": _simulated, "torch": _torch}
 """Imported when asked for: a process loads only what it runs."""
 
 

@@ -1,0 +1,67 @@
+"""What may be loaded at all: a folder with config.json and safetensors, and nothing in it that runs code.
+
+transformers is told not to trust remote code; what could ask it to run some is refused here, before it sees the folder
+(CVE-2026-4372: `_attn_implementation_internal` in config.json fetched kernels from a hub).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.engines.errors import EngineError, UnsupportedError
+from penstock.engines.openvino.settings import read_json
+
+_REFUSED = {
+    "auto_map": "a model's own code is never run; without this key transformers' own class of that model is used",
+    "quantization_config": "quantized checkpoints are not supported",
+    "text_config": "multimodal models are not supported",
+}
+
+
+def read_config(model_dir: Path) -> dict[str, Any]:
+    """config.json, and the names of the weight files, looked over. Raises UnsupportedError, naming what is refused."""
+    settings = read_json(model_dir / "config.json")
+    for key, meaning in _REFUSED.items():
+        if settings.get(key) is not None:
+            raise UnsupportedError(f"config.json has {key}: {meaning}")
+    for key, value in _entries(settings):
+        if key == "auto_map":
+            raise UnsupportedError(f"config.json has {key}: {_REFUSED['auto_map']}")
+        if key.startswith("_attn_implementation") and "/" in str(value):
+            raise UnsupportedError(f"config.json has {key}={value!r}: attention kernels are not fetched from elsewhere")
+    if (model_dir / "adapter_config.json").exists():
+        raise UnsupportedError(f"{model_dir} has adapter_config.json: adapters are not supported")
+    _check_weight_files(model_dir)
+    return settings
+
+
+def _entries(settings: Any) -> Iterator[tuple[str, Any]]:
+    """Every key with its value, however deep."""
+    if isinstance(settings, Mapping):
+        for key, value in settings.items():
+            yield str(key), value
+            yield from _entries(value)
+    elif isinstance(settings, list):
+        for value in settings:
+            yield from _entries(value)
+
+
+def _check_weight_files(model_dir: Path) -> None:
+    """transformers would unpickle a shard that is not called .safetensors, and follow a path out of the folder."""
+    if (model_dir / "model.safetensors").is_file():
+        return
+    index = model_dir / "model.safetensors.index.json"
+    if not index.is_file():
+        pickles = [p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in model_dir.glob(pattern)]
+        found = f"; {pickles[0]} is a pickle, which is never loaded" if pickles else ""
+        raise UnsupportedError(f"no model.safetensors in {model_dir}: weights are read from safetensors only{found}")
+    try:
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        strange = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise EngineError(f"{index.name} is damaged: {e!r}") from e
+    if strange:
+        raise EngineError(f"{index.name} names a file that is no safetensors file of its folder: {strange[0]}")

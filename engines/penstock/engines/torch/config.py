@@ -1,0 +1,63 @@
+"""The runner's settings."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from penstock.engines.errors import InvalidRequestError
+from penstock.engines.memory import parse_memory
+
+Precision = Literal["auto", "bf16", "f16", "f32"]
+
+
+@dataclass(frozen=True)
+class TorchConfig:
+    """Raises InvalidRequestError for a value that is not allowed, naming those that are."""
+
+    model_dir: Path
+    dtype: Precision = "auto"
+    """Of weights and computation. auto: as in the checkpoint."""
+    kv_cache_dtype: Precision = "auto"
+    """The precision of the computation, which is what auto means; anything else is an error."""
+    device: str = "auto"
+    """cpu, cuda or cuda:N. auto: cuda where there is one, else cpu."""
+    threads: int | None = None
+    """Compute threads on the CPU, of the whole process; None: `device.default_threads`."""
+    max_model_len: int | None = None
+    """Prompt and output together; None: what the model was made for. More than that is an error."""
+    block_size: int | None = None
+    """Tokens of a block; None: 16 on CUDA, 32 on the CPU."""
+    num_blocks: int | None = None
+    """KV cache blocks; takes precedence over kv_cache_memory."""
+    kv_cache_memory: int | str | None = None
+    """Bytes of KV cache, or as text (`parse_memory`), a share being of what the device has free once the model is
+    loaded. None: a large share of that, no more than max_num_seqs full requests can use."""
+    max_num_seqs: int = 256
+    """Requests that live at the same time."""
+    max_num_batched_tokens: int = 2048
+    """Tokens of one step: on CUDA, what a step of that size takes is left free beside the cache. More are computed."""
+
+    def __post_init__(self) -> None:
+        for name in ("dtype", "kv_cache_dtype"):
+            value = getattr(self, name)
+            if value not in get_args(Precision):
+                raise InvalidRequestError(
+                    f"{name}={value!r} is not one of {', '.join(get_args(Precision))}", param=name
+                )
+        if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", str(self.device)) is None:
+            raise InvalidRequestError(f"device={self.device!r} is not one of auto, cpu, cuda, cuda:N", param="device")
+        for name in ("threads", "max_model_len", "block_size", "num_blocks"):
+            if getattr(self, name) is not None:
+                self._check_positive(name)
+        self._check_positive("max_num_seqs")
+        self._check_positive("max_num_batched_tokens")
+        if self.kv_cache_memory is not None:
+            parse_memory(self.kv_cache_memory)
+
+    def _check_positive(self, name: str) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InvalidRequestError(f"{name}={value!r} is not a positive integer", param=name)

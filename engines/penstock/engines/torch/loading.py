@@ -1,0 +1,119 @@
+"""From a folder to a transformers model whose attention is ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from penstock.engines.errors import ContextLengthError, EngineError, UnsupportedError
+from penstock.engines.torch.attention import ATTENTION, register
+from penstock.engines.torch.config import TorchConfig
+
+_ATTENDING = {"full_attention", "sliding_attention"}
+_OLDEST = (5, 3)
+"""Of transformers: before it a checkpoint could have code fetched and run (CVE-2026-4372)."""
+
+
+def load_config(model_dir: Path) -> PretrainedConfig:
+    """config.json as transformers reads it. Raises UnsupportedError for kinds of models that cannot be driven."""
+    if tuple(int(n) for n in transformers.__version__.split(".")[:2]) < _OLDEST:
+        raise UnsupportedError(f"transformers {transformers.__version__} is too old: at least 5.3 is needed")
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(model_dir, trust_remote_code=False, local_files_only=True)
+    except (ValueError, KeyError, TypeError, OSError) as e:
+        raise UnsupportedError(f"transformers {transformers.__version__} does not take this config.json: {e}") from e
+    if config.is_encoder_decoder:
+        raise UnsupportedError(f"{config.model_type} is an encoder-decoder model; decoders only are supported")
+    others = set(getattr(config, "layer_types", None) or ()) - _ATTENDING
+    if others:
+        raise UnsupportedError(
+            f"{config.model_type} has layers of type {', '.join(sorted(others))}; supported are "
+            f"{', '.join(sorted(_ATTENDING))}"
+        )
+    return config
+
+
+def max_model_len(config: TorchConfig, model_config: PretrainedConfig) -> int:
+    """As asked for, or what the model was made for. Raises ContextLengthError when more than that is asked for."""
+    limit = getattr(model_config, "max_position_embeddings", None)
+    length = config.max_model_len or limit
+    if length is None:
+        raise UnsupportedError("config.json does not say how long a context can be: max_model_len must be set")
+    if limit is not None and length > limit:
+        raise ContextLengthError(f"max_model_len={length} is above the model's {limit}", param="max_model_len")
+    _check_rope(model_config, length)
+    return int(length)
+
+
+def load_model(
+    model_dir: Path, model_config: PretrainedConfig, dtype: torch.dtype, device: torch.device
+) -> PreTrainedModel:
+    """Raises UnsupportedError for an architecture that is no causal LM, EngineError for a checkpoint that is broken."""
+    register()
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    model: PreTrainedModel
+    info: dict[str, Any]
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
+            model_dir,
+            config=model_config,
+            dtype=dtype,
+            attn_implementation=ATTENTION,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (ValueError, KeyError, TypeError, NotImplementedError, ImportError) as e:
+        raise UnsupportedError(f"transformers does not load this {model_config.model_type} as a causal LM: {e}") from e
+    except Exception as e:  # safetensors and torch have errors of their own for what is damaged
+        raise EngineError(f"the checkpoint in {model_dir} cannot be loaded: {e}") from e
+    _check_tensors(info)
+    if getattr(model, "_is_stateful", False):
+        raise UnsupportedError(f"{type(model).__name__} keeps a state beside keys and values, which is not supported")
+    nn.Module.to(model, device)
+    return model
+
+
+def _check_tensors(info: Mapping[str, Any]) -> None:
+    """transformers makes up what is missing, and leaves out what it has no use for."""
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise EngineError(f"the checkpoint lacks {len(missing)} tensors: {missing[0]} ...")
+    ignored = [name for name in sorted(info["unexpected_keys"]) if not name.endswith("rotary_emb.inv_freq")]
+    if ignored:
+        raise UnsupportedError(
+            f"the checkpoint has {len(ignored)} tensors that no part of the model uses: {ignored[0]} ..."
+        )
+
+
+def _check_rope(model_config: PretrainedConfig, model_len: int) -> None:
+    """Rotations that depend on the longest request of a step would make a request depend on its neighbours."""
+    for rope in _ropes(getattr(model_config, "rope_parameters", None)):
+        kind = rope.get("rope_type", "default")
+        if kind == "dynamic":
+            raise UnsupportedError(
+                "RoPE type 'dynamic' is not supported: it changes with the longest request of a step"
+            )
+        original = rope.get("original_max_position_embeddings") or getattr(
+            model_config, "original_max_position_embeddings", None
+        )
+        if kind == "longrope" and original is not None and model_len > original:
+            raise UnsupportedError(
+                f"RoPE type 'longrope' changes with the longest request of a step beyond {original} tokens: "
+                f"max_model_len must be set to at most that",
+                param="max_model_len",
+            )
+
+
+def _ropes(parameters: Any) -> Iterator[Mapping[str, Any]]:
+    """One set of parameters, or one for each type of layer."""
+    if isinstance(parameters, Mapping):
+        nested = [value for value in parameters.values() if isinstance(value, Mapping)]
+        yield from nested or [parameters]

@@ -1,0 +1,148 @@
+"""Finds out, by running it, whether a model can be driven with flat tokens and attention of ours.
+
+transformers' models are many and change; what they say of themselves is not enough. So each is run twice at loading:
+once to see what its layers ask of attention, and once to compare chunks of two requests with the model's own attention
+over one of them alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from penstock.engines.errors import PenstockError, UnsupportedError
+from penstock.engines.torch.attention import ATTENTION, attach
+from penstock.engines.torch.kv_cache import KVCache, LayerLayout
+from penstock.engines.torch.model import PagedModel
+from penstock.engines.torch.step import make_step
+
+_UNDERSTOOD = {"scaling", "sliding_window", "softcap", "s_aux", "position_ids", "is_causal", "dropout"}
+_LENGTH, _CHUNK, _BLOCK_SIZE = 24, 13, 8
+"""Tokens of the request that is compared, of its first chunk, and of a block."""
+
+
+@dataclass
+class _Recorder:
+    """Notes what layers ask for, and answers with zeros."""
+
+    calls: list[tuple[nn.Module, LayerLayout, int | None]] = field(default_factory=list)
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]
+    ) -> Tensor:
+        unknown = [
+            name
+            for name, given in options.items()
+            if name not in _UNDERSTOOD and given is not None and given is not False
+        ]
+        if unknown:
+            raise UnsupportedError(f"its attention asks for {', '.join(sorted(unknown))}")
+        if mask is not None:
+            raise UnsupportedError("it brings a mask of its own")
+        if options.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+            raise UnsupportedError("it attends to later tokens")
+        if query.shape[0] != 1 or key.shape[2] != query.shape[2] or query.shape[1] % key.shape[1]:
+            raise UnsupportedError(f"its attention is of an unknown form: {list(query.shape)}, {list(key.shape)}")
+        layout = LayerLayout(key.shape[1], key.shape[3], value.shape[3], key.dtype)
+        self.calls.append((module, layout, options.get("sliding_window")))
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+
+
+def inspect_layers(model: PreTrainedModel) -> tuple[dict[nn.Module, LayerLayout], int]:
+    """What each layer keeps of a token, in order, and the size of the vocabulary.
+
+    Raises UnsupportedError for a model that does not leave its attention to us, or asks for what we do not know.
+    """
+    name, config = type(model).__name__, model.config
+    taken = inspect.signature(model.forward).parameters
+    lacking = [p for p in ("input_ids", "position_ids", "use_cache", "logits_to_keep") if p not in taken]
+    if lacking:
+        raise UnsupportedError(f"{name} cannot be run: its forward does not take {', '.join(lacking)}")
+    recorder = _Recorder()
+    attach(model, recorder)
+    ids = torch.arange(3, device=model.device)[None]
+    try:
+        with torch.inference_mode():
+            logits = model(input_ids=ids, position_ids=ids, use_cache=False, logits_to_keep=1).logits
+    except PenstockError as e:
+        raise UnsupportedError(f"{name} cannot be run: {e.message}") from e
+    except Exception as e:  # whatever a model's code may raise that was not made for this
+        raise UnsupportedError(f"{name} cannot be run with attention of ours: {type(e).__name__}: {e}") from e
+    layouts = {module: layout for module, layout, _ in recorder.calls}
+    if len(recorder.calls) != config.num_hidden_layers or len(layouts) != len(recorder.calls):
+        raise UnsupportedError(
+            f"{name} cannot be run: its {config.num_hidden_layers} layers called attention {len(recorder.calls)} "
+            f"times, from {len(layouts)} places; each has to call it once"
+        )
+    _check_windows(model, [window for _, _, window in recorder.calls])
+    return layouts, int(logits.shape[-1])
+
+
+def _check_windows(model: PreTrainedModel, windows: list[int | None]) -> None:
+    """Some models tell only their own masks of a window."""
+    name, config = type(model).__name__, model.config
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        if getattr(config, "sliding_window", None) and not any(windows):
+            raise UnsupportedError(f"{name} cannot be run: its attention is not told of sliding_window")
+    elif [kind == "sliding_attention" for kind in kinds] != [window is not None for window in windows]:
+        raise UnsupportedError(f"{name} cannot be run: its layers' windows are not those of layer_types")
+
+
+def verify(model: PreTrainedModel, layouts: dict[nn.Module, LayerLayout], vocab_size: int) -> None:
+    """Raises UnsupportedError when the model computes something else in steps than at once with its own attention."""
+    tokens = np.random.default_rng(0).integers(0, vocab_size, (2, _LENGTH)).astype(np.int32)
+    ours = _in_steps(model, layouts, tokens)
+    model.set_attn_implementation("eager")
+    with torch.inference_mode():
+        ids = torch.from_numpy(tokens[:1].astype(np.int64)).to(model.device)
+        theirs = model(input_ids=ids, use_cache=False).logits[0].float()
+    model.set_attn_implementation(ATTENTION)
+    finite = theirs.isfinite().all(dim=-1)
+    if not finite.any():
+        return  # weights that are broken tell nothing; the requests that meet them will fail
+    errors = (ours - theirs)[finite].norm(dim=-1) / theirs[finite].norm(dim=-1)
+    # The median: a few tokens of a mixture may be sent to other experts by mere rounding.
+    error, most = float(errors.median()), torch.finfo(model.dtype).eps ** 0.5
+    if not error <= most:
+        raise UnsupportedError(
+            f"{type(model).__name__} cannot be run: in steps it computes something else than at once "
+            f"(logits differ by {error:.2g} of their size; up to {most:.2g} would be rounding)"
+        )
+
+
+def _in_steps(model: PreTrainedModel, layouts: dict[nn.Module, LayerLayout], tokens: Any) -> Tensor:
+    """Logits of the first request, in two chunks, beside a second one that is a few tokens behind."""
+    blocks = -(-_LENGTH // _BLOCK_SIZE)
+    paged = PagedModel(model, KVCache(layouts, 2 * blocks, _BLOCK_SIZE, model.device))
+    tables = np.arange(2 * blocks, dtype=np.int32)[::-1].reshape(blocks, 2).T
+    parts = []
+    for computed, scheduled in ([0, 0], [_CHUNK, 5]), ([_CHUNK, 5], [_LENGTH - _CHUNK, 1]):
+        step = make_step(
+            tokens, tables, _BLOCK_SIZE, np.arange(2), np.array(computed), np.array(scheduled), model.device
+        )
+        wanted = torch.arange(scheduled[0], device=model.device) + int(step.begins[0])
+        parts.append(paged.compute(step, wanted))
+    return torch.cat(parts)
+
+
+def step_memory(model: PreTrainedModel, layouts: dict[nn.Module, LayerLayout], num_tokens: int) -> int:
+    """Bytes that a step with a prompt of so many tokens takes on a CUDA device, beside weights and cache; 0 on the CPU,
+    where a share of the memory is left free instead."""
+    if model.device.type != "cuda":
+        return 0
+    blocks = -(-num_tokens // _BLOCK_SIZE)
+    paged = PagedModel(model, KVCache(layouts, blocks, _BLOCK_SIZE, model.device))
+    tokens, tables = np.zeros((1, num_tokens), np.int32), np.arange(blocks, dtype=np.int32)[None]
+    torch.cuda.reset_peak_memory_stats(model.device)
+    before = torch.cuda.memory_allocated(model.device)
+    step = make_step(tokens, tables, _BLOCK_SIZE, np.arange(1), np.array([0]), np.array([num_tokens]), model.device)
+    paged.compute(step, torch.tensor([num_tokens - 1], device=model.device))
+    torch.cuda.synchronize(model.device)
+    return int(torch.cuda.max_memory_allocated(model.device) - before)

@@ -135,6 +135,7 @@ async def test_outputs_that_are_named_come(served: Served) -> None:
         ({"sampling": {"n": 1000}}, InvalidRequestError, "n must be"),
         ({"sampling": "{"}, InvalidRequestError, "sampling_parameters"),
         ({"sampling": "[" * 300}, InvalidRequestError, "sampling_parameters"),
+        ({"sampling": " " * (1 << 20) + "{}"}, InvalidRequestError, "longer than 1048576 bytes"),
         ({"sampling": {"guided_json": "{}"}}, UnsupportedError, "guided_json"),
         ({"sampling": {"lora_name": "x"}}, UnsupportedError, "LoRA"),
         ({"sampling": {"priority": 3}}, UnsupportedError, "policy"),

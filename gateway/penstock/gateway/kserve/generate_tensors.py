@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from msgspec import Raw
 
@@ -18,7 +17,8 @@ from penstock.engines.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.http.json_body import check_json, decode_json
 from penstock.gateway.kserve.infer_json import from_json
-from penstock.gateway.kserve.parameters import take_parameters
+from penstock.gateway.kserve.parameters import MAX_MEMBERS, take_parameters
+from penstock.gateway.kserve.parameters import from_json as parameter_from_json
 
 _NESTED = "parameters"
 _ID = "id"
@@ -30,7 +30,7 @@ _Fields = Mapping[str, Raw]
 
 def read_generate(body: bytes, signature: ModelSignature) -> InferRequest:
     """Raises InvalidRequestError."""
-    check_json(body)
+    check_json(body, MAX_MEMBERS)
     fields = decode_json(body, dict[str, Raw])
     request = InferRequest(inputs={})
     nested = fields.pop(_NESTED, None)
@@ -49,17 +49,12 @@ def _taken(request: InferRequest, fields: _Fields, signature: ModelSignature) ->
     for name, value in fields.items():
         tensor = signature.inputs.get(name)
         if tensor is None:
-            parameters[name] = _scalar(bytes(value))
+            parameters[name] = parameter_from_json(value)
         elif name in request.inputs:
             raise InvalidRequestError(f"input '{name}' already exists in request")
         else:
             request.inputs[name] = _tensor(tensor, bytes(value), signature.batched)
     return parameters
-
-
-def _scalar(text: bytes) -> object:
-    """A parameter's value. None stands for objects and arrays, which none may be, as for null: they can be long."""
-    return None if text[:1] in (b"[", b"{") else decode_json(text, Any)
 
 
 def _nested(value: Raw, signature: ModelSignature) -> _Fields:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
@@ -19,7 +18,8 @@ from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.http.json_body import check_json, decode_json
 from penstock.gateway.kserve.infer_json import from_json
 from penstock.gateway.kserve.infer_raw import binary_tensor, raw_input
-from penstock.gateway.kserve.parameters import boolean, take_parameters
+from penstock.gateway.kserve.parameters import MAX_MEMBERS, boolean, take_parameters
+from penstock.gateway.kserve.parameters import from_json as parameter_from_json
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions, SharedMemorySlice
 
 _MAX_CLASSES = 2**31
@@ -58,7 +58,7 @@ class _Output(Struct):
 class _Body(Struct):
     inputs: list[_Input]
     id: str = ""
-    parameters: dict[str, Any] | UnsetType = UNSET
+    parameters: dict[str, Raw] | UnsetType = UNSET
     outputs: list[_Output] = []
 
 
@@ -96,14 +96,15 @@ def parse_infer(body: bytes, header_length: int | None, model: InferModel, regio
         raise InvalidRequestError(f"inference header size should be in range (0, {size}), got: {header_length}")
     else:
         head = body[:header_length]
-    check_json(head)
+    check_json(head, MAX_MEMBERS)
     parsed = decode_json(head, _Body)
     inputs = _Inputs(memoryview(body), header_length, model.name, regions)
     request = InferRequest(inputs=inputs.take_all(parsed.inputs), id=parsed.id)
     inference = Inference(request)
     if parsed.parameters is not UNSET:
-        inference.binary = boolean("binary_data_output", parsed.parameters.get("binary_data_output", False))
-        take_parameters(request, parsed.parameters)
+        parameters = {name: parameter_from_json(value) for name, value in parsed.parameters.items()}
+        inference.binary = boolean("binary_data_output", parameters.get("binary_data_output", False))
+        take_parameters(request, parameters)
     for output in parsed.outputs:
         if output.name in inference.forms:
             raise InvalidRequestError(f"output '{output.name[:128]}' is requested more than once")

@@ -34,6 +34,7 @@ _OUTPUTS = {
 _MAX_N = 128
 _MAX_LOGPROBS = 20
 _MAX_TOKENS = 2**31 - 1
+_MAX_SAMPLING_BYTES = 1 << 20
 _DEFAULT_MAX_TOKENS = 16
 """vLLM's default, which users of its Triton backend know."""
 
@@ -133,6 +134,8 @@ def _parameters(request: InferRequest) -> SamplingParameters:
     if text is None:
         return _converted(request.parameters)
     body = text.encode() or b"{}"
+    if len(body) > _MAX_SAMPLING_BYTES:
+        raise InvalidRequestError(f"sampling_parameters: they are longer than {_MAX_SAMPLING_BYTES} bytes")
     try:
         check_json(body)
         given = decode_json(body, dict[str, Any])

@@ -6,12 +6,25 @@ Reserved names: https://github.com/triton-inference-server/server/blob/main/docs
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec import Raw
 
 from penstock.engines.classic.messages import InferRequest
 from penstock.engines.errors import InvalidRequestError
+from penstock.gateway.http.json_body import decode_json
+
+MAX_MEMBERS = 1 << 14
+"""Of all objects in a JSON request."""
 
 _MAX_SEQUENCE_ID_CHARS = 128
 _INT_RANGE = range(-(2**63), 2**64)
+
+
+def from_json(value: Raw) -> object:
+    """A parameter's value. None stands for objects and arrays, which none may be, as for null: they can be long."""
+    text = bytes(value)
+    return None if text[:1] in (b"[", b"{") else decode_json(text, Any)
 
 
 def take_parameters(request: InferRequest, parameters: Mapping[str, object]) -> None:

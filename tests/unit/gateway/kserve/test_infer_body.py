@@ -321,3 +321,32 @@ def test_no_mutation_of_a_good_request_is_an_internal_error() -> None:
             except PenstockError:
                 refused += 1
     assert refused > len(head)
+
+
+MANY = 200_000
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"inputs":[' + b'{"name":"","shape":[],"datatype":""},' * MANY + b"{}]}", "more than 16384 members"),
+        (b'{"inputs":[],"outputs":[' + b'{"name":""},' * MANY + b"{}]}", "more than 16384 members"),
+        (b'{"inputs":[],"parameters":{' + b",".join(b'"%d":1' % n for n in range(MANY)) + b"}}", "16384 members"),
+        (b'{"inputs":[],"parameters":{"a":[' + b"[]," * MANY + b"1]}}", "parameter 'a' must be a boolean"),
+    ],
+)
+def test_many_tiny_parts_are_refused_before_they_are_decoded(body: bytes, words: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequestError, match=words):
+            parsed(body)
+        assert tracemalloc.get_traced_memory()[1] < 12 * len(body)
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_stands_in_strings_is_no_member() -> None:
+    texts = ['{"a":[1]}'] * 20_000
+    given = {"name": "INPUT0", "shape": [20_000], "datatype": "BYTES", "data": texts}
+    inference = parsed({"inputs": [given]}, model=identity("BYTES", [-1]))
+    assert inference.request.inputs["INPUT0"].array.tolist() == [text.encode() for text in texts]

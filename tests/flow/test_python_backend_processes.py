@@ -218,6 +218,22 @@ class TritonPythonModel:
     assert not alive(pid)
 
 
+async def test_a_stop_that_is_given_up_leaves_no_process(tmp_path: Path) -> None:
+    async with loaded(tmp_path, DEADLY, CONFIG) as model:
+        [instance] = instances(model)
+        request_task = asyncio.create_task(model.infer(request(X=word("wait"))))
+        await until(lambda: bool(instance._session._open))
+        unloading = asyncio.create_task(instance.unload())
+        pid = instance.pid
+        await asyncio.sleep(0)
+        await until(lambda: instance.pid is None)
+        unloading.cancel()
+        await asyncio.gather(unloading, return_exceptions=True)
+        await until(lambda: not alive(pid))
+        request_task.cancel()
+        await asyncio.gather(request_task, return_exceptions=True)
+
+
 async def test_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instance_module, "_PROBE_INTERVAL", 0.02)
     flag = tmp_path / "flag"

@@ -89,6 +89,7 @@ class CustomMetrics:
         found = family.metrics.get(key)
         if found is None:
             found = family.metrics[key] = self._new(family.kind, labels, tuple(float(bound) for bound in buckets))
+            self._families[name] = family  # only now: families without metrics would not be bounded
         return found
 
     def _family(self, kind: str, name: str, description: str) -> _CustomFamily:
@@ -98,7 +99,7 @@ class CustomMetrics:
                 raise ValueError(f"there is no metric kind {kind!r}")
             if not _NAME.fullmatch(name) or name.startswith(_OURS):
                 raise ValueError(f"{name!r} cannot be the name of a model's metric")
-            family = self._families[name] = _CustomFamily(kind, description)  # type: ignore[arg-type]
+            family = _CustomFamily(kind, description)  # type: ignore[arg-type]
         if family.kind != kind:
             raise ValueError(f"the metric {name!r} is a {family.kind}")
         return family

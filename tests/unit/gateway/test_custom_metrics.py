@@ -114,3 +114,7 @@ def test_their_number_is_bounded() -> None:
         metrics.metric("COUNTER", "c", "", {"request": str(number)})
     with pytest.raises(ValueError, match=str(MAX_METRICS)):
         metrics.metric("COUNTER", "c", "", {"request": "one more"})
+    for name in ("d", "e"):
+        with pytest.raises(ValueError, match=str(MAX_METRICS)):
+            metrics.metric("COUNTER", name, "", {})
+    assert [family.name for family in metrics.families()] == ["c"]

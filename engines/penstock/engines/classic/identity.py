@@ -15,7 +15,6 @@ from penstock.engines.classic.base import (
     BackendInstance,
     BackendModel,
     Batch,
-    InferCall,
     InstanceContext,
     ModelContext,
 )
@@ -71,10 +70,6 @@ class _Instance(BackendInstance):
             ]
             call.send(InferResponse(tensors))
             start = stop
-
-
-def _rows(call: InferCall) -> int:
-    return len(next(iter(call.request.inputs.values())).array)
 
 
 def _pairs(config: ModelConfig) -> list[tuple[str, str]]:

@@ -67,9 +67,11 @@ class PythonInstance(AsyncInstance):
         session, self._session = self._session, None
         if session is not None:
             session.finalize()
-            await session.process.end(self._program.launch.options.stub_timeout_seconds)
-            session.fail_all(NotReadyError("the model is being unloaded"))
-            session.close()
+            try:
+                await session.process.end(self._program.launch.options.stub_timeout_seconds)
+            finally:
+                session.fail_all(NotReadyError("the model is being unloaded"))
+                session.close()
 
     async def _keep(self, session: Session | None) -> None:
         while session is not None:

@@ -100,8 +100,11 @@ class ModelProcess:
             self._process.kill()
 
     async def end(self, patience: float) -> None:
-        """Waits for it to end, and kills it after `patience` seconds; its children are killed anyway."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), patience)
-        self.kill()
+        """Waits for it to end, and kills it after `patience` seconds, or when nobody waits any more; its children are
+        killed anyway."""
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), patience)
+        finally:
+            self.kill()
         await self._process.wait()

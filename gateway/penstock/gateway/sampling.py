@@ -95,6 +95,16 @@ def bounded(value: int, name: str, low: int, high: int) -> int:
     return value
 
 
+def priority_level(priority: int | None, policy: str) -> int:
+    """Lower runs earlier. Raises InvalidRequestError, and UnsupportedError where the policy knows no priorities."""
+    if not priority:
+        return 0
+    if policy != "priority":
+        message = f"priority needs the scheduling policy 'priority'; this server runs '{policy}'."
+        raise UnsupportedError(message, param="priority")
+    return bounded(priority, "priority", -(2**31), 2**31 - 1)
+
+
 def _number(
     request: SamplingFields,
     name: str,

@@ -18,7 +18,7 @@ from penstock.engines.errors import InvalidRequestError, PenstockError, Unsuppor
 from penstock.gateway.generation import GenerateRequest
 from penstock.gateway.http.json_body import check_json, decode_json
 from penstock.gateway.models import ServedModel
-from penstock.gateway.sampling import SamplingFields, bounded, sampling_params, stop_strings
+from penstock.gateway.sampling import SamplingFields, bounded, priority_level, sampling_params, stop_strings
 
 _INPUTS = {"text_input": "BYTES", "stream": "BOOL", "sampling_parameters": "BYTES", "exclude_input_in_output": "BOOL"}
 _RETURNS = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens")
@@ -105,7 +105,7 @@ def read_request(request: InferRequest, model: ServedModel, policy: str, timeout
         stop=stop_strings(given.stop),
         include_stop_str_in_output=bool(given.include_stop_str_in_output),
         skip_special_tokens=given.skip_special_tokens is not False,
-        priority=_priority(given.priority if given.priority is not None else request.priority, policy),
+        priority=priority_level(given.priority if given.priority is not None else request.priority, policy),
         tenant=request.tenant,
         timeout=timeout,
     )
@@ -177,12 +177,3 @@ def _typed(name: str, value: object) -> object:
         except ValueError:
             return value
     return _BOOLS.get(value.lower(), value) if name.startswith(("ignore", "include", "skip")) else value
-
-
-def _priority(priority: int, policy: str) -> int:
-    if not priority:
-        return 0
-    if policy != "priority":
-        message = f"priority needs the scheduling policy 'priority'; this server runs '{policy}'."
-        raise UnsupportedError(message, param="priority")
-    return bounded(priority, "priority", -(2**31), 2**31 - 1)

@@ -7,13 +7,13 @@ from typing import TypeVar
 
 import msgspec
 
-from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.dataplane import GenerateRequest, ServedModel
 from penstock.gateway.http.json_body import check_json, decode_json
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.openai.schemas import ChatRequest, CommonRequest, CompletionRequest
 from penstock.gateway.openai.unsupported import refuse_unsupported
-from penstock.gateway.sampling import bounded, sampling_params, stop_strings
+from penstock.gateway.sampling import bounded, priority_level, sampling_params, stop_strings
 
 MAX_N = 128
 MAX_LOGPROBS = 20
@@ -114,7 +114,7 @@ def _generate_request(
         include_stop_str_in_output=bool(request.include_stop_str_in_output),
         skip_special_tokens=request.skip_special_tokens is not False,
         add_special_tokens=add_special_tokens,
-        priority=_priority(request.priority, settings.policy),
+        priority=priority_level(request.priority, settings.policy),
         tenant=tenant or _user(request.user, settings.policy),
         cache_salt=_cache_salt(request.cache_salt),
     )
@@ -157,15 +157,6 @@ def _prompts(prompt: str | list[str | int | list[int]], vocab_size: int) -> list
     if any(not 0 <= min(ids) <= max(ids) < vocab_size for ids in lists):
         raise InvalidRequestError("prompt: a token id is not in the vocabulary.", param="prompt")
     return [*texts, *lists]
-
-
-def _priority(priority: int | None, policy: str) -> int:
-    if not priority:
-        return 0
-    if policy != "priority":
-        message = f"priority needs the scheduling policy 'priority'; this server runs '{policy}'."
-        raise UnsupportedError(message, param="priority")
-    return bounded(priority, "priority", -(2**31), 2**31 - 1)
 
 
 def _user(user: str | None, policy: str) -> str:

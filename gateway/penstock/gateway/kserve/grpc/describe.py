@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 from tritonclient.grpc import service_pb2 as pb
 
-from penstock.engines.errors import InvalidRequestError, ModelNotFoundError
+from penstock.engines.errors import ModelNotFoundError
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.rpc import Message
 from penstock.gateway.kserve.metadata import model_metadata, server_metadata
+from penstock.gateway.kserve.settings_http import check_traced_model
 from penstock.gateway.kserve.statistics import statistics
 
 
@@ -49,11 +50,7 @@ class Describe:
     async def trace_setting(self, request: Message) -> Message:
         """Reads, and changes what is named. Raises InvalidRequestError, UnsupportedError."""
         tracing, model = self._kserve.tracing, request.model_name
-        if model:
-            try:
-                self._models.model(model)
-            except ModelNotFoundError:
-                raise InvalidRequestError(f"Request for unknown model : {model}") from None
+        check_traced_model(self._models, model)
         if request.settings:
             tracing.update({name: list(item.value) for name, item in request.settings.items()}, model)
         answer = pb.TraceSettingResponse()

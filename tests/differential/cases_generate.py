@@ -57,5 +57,7 @@ CASES = [
         "dtypes",
         {"IN_BOOL": True, "IN_UINT64": 2**64 - 1, "IN_INT8": -128, "IN_FP64": 0.1, "IN_STRING": "s"},
     ),
+    Http("generate: compressed", "POST", "/v2/models/add_sub/generate", ROW, {"Content-Encoding": "gzip"}).case(),
+    Http("generate: a header", "POST", "/v2/models/echo/generate", {"INPUT0": "x"}, {"X-Seen": "yes"}).case(),
     generate("id is a number", "add_sub", ROW | {"id": 7}),
 ]

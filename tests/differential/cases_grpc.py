@@ -115,6 +115,13 @@ INFER = [
     infer(
         "sequence of a string", "echo", parameters={"sequence_id": parameter("dialog")}, outputs=[Output(name="SEEN")]
     ),
+    rpc(
+        "infer, metadata",
+        "ModelInfer",
+        infer_request("echo", outputs=[Output(name="SEEN")]),
+        ("x-seen", "yes"),
+        ("x-other", "no"),
+    ),
     infer("batch", "batched", *((f"INPUT{i}", "FP32", [2, 4], FOUR * 2) for i in (0, 1))),
     infer("reshape", "reshaped", ("INPUT0", "INT64", [1, 2, 2], struct.pack("<4q", *range(4)))),
 ]

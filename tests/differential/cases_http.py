@@ -256,6 +256,25 @@ PARAMETERS = [
     infer("parameters, no inputs", {"inputs": [], "outputs": outputs("SEEN", "OTHER")}, model("echo")),
 ]
 
+PARAMETERS += [
+    infer(
+        "parameters, from headers",
+        {"inputs": [], "outputs": outputs("SEEN")},
+        model("echo"),
+        X_Seen="yes",
+        X_Other="no",
+    ),
+    infer(
+        "parameters, header and body",
+        {"inputs": [], "parameters": {"x-seen": 5}, "outputs": outputs("SEEN")},
+        model("echo"),
+        X_Seen="yes",
+    ),
+    infer(
+        "parameters, a reserved header", {"inputs": [], "outputs": outputs("SEEN")}, model("echo"), Triton_Seen="yes"
+    ),
+]
+
 CLASSES = [
     infer("classification", FIVE | {"outputs": outputs("OUTPUT0", classification=3)}, model("classes")),
     infer(
@@ -305,7 +324,7 @@ def failing(code: str) -> Case:
 
 
 CODES = ("UNKNOWN", "INTERNAL", "NOT_FOUND", "INVALID_ARG", "UNAVAILABLE", "UNSUPPORTED", "ALREADY_EXISTS", "CANCELLED")
-WAYS = ("plain", "raise", "unknown output")
+WAYS = ("plain", "raise", "unknown output", "wrong type", "wrong shape", "no outputs")
 
 ERRORS = [
     *(failing(code) for code in (*CODES, *WAYS)),

@@ -22,6 +22,7 @@ from differential.peers import MODELS, Peer
 
 CALLS = ("plain", "version", "unknown", "unknown_version", "wrong", "failing", "concurrent")
 DECOUPLED = ("decoupled", "decoupled_failing", "decoupled_unary", "ready")
+UTILITIES = ("arguments", "config", "helpers", "tensors", "metrics", "control")
 
 
 def post(peer: Peer, path: str, body: Any = None) -> dict[str, Any]:
@@ -39,16 +40,20 @@ class Queue:
         self._peer = peer
         self._model = name
         self._gate = peer.folder / f"gate-{uuid.uuid4().hex}"
-        self._pool = ThreadPoolExecutor(16)
+        self._pool = ThreadPoolExecutor(4)
         self._sent: list[Any] = []
 
     def send(self, label: str, **parameters: Any) -> None:
         body = {
-            "inputs": [text("INPUT0", f"{self._gate}|{label}", (1, 1))],
+            "inputs": [text("INPUT0", self.name(label), (1, 1))],
             "parameters": parameters,
             "outputs": outputs("OUTPUT0"),
         }
         self._sent.append(self._pool.submit(post, self._peer, model(self._model), body))
+
+    def name(self, label: str) -> str:
+        """A request's input."""
+        return f"{self._gate}|{label}"
 
     def running(self) -> None:
         """The first one is in the model."""
@@ -63,7 +68,6 @@ class Queue:
         """Lets all of them go; in which order they ran, and what each got."""
         self._gate.touch()
         answers = [future.result() for future in self._sent]
-        self._pool.shutdown()
         return {"order": self._order.read_text(), "answers": [_short(answer) for answer in answers]}
 
     @property
@@ -127,7 +131,21 @@ def timed_out(name: str, **parameters: int) -> Callable[[Peer], Any]:
     return run
 
 
+def left(peer: Peer) -> Any:
+    """A caller whose deadline passes while its request waits: the request is never executed."""
+    queue = Queue(peer, "queue_delay")
+    queue.send("a")
+    queue.running()
+    label = queue.name("b").encode()
+    request = infer_request("queue_delay", ("INPUT0", "BYTES", [1, 1], len(label).to_bytes(4, "little") + label))
+    answer = call(peer, "ModelInfer", request, seconds=0.3)
+    first = queue.open()
+    queue.send("c")  # it would come behind the one that left
+    return [answer, first["answers"], queue.open()]
+
+
 QUEUES = [
+    Case("queue: a caller that leaves", left),
     Case("queue: full", queue_full),
     Case("queue: priorities", queue_priority),
     Case("queue: a priority that is no level", priority_unknown),
@@ -302,6 +320,12 @@ def families(peer: Peer) -> Any:
     return dict(sorted(re.findall(r"^# TYPE (nv_\w+) (\w+)$", text, re.MULTILINE)))
 
 
+def custom(peer: Peer) -> Any:
+    """The metrics that a model has made."""
+    text = client(peer).get(peer.metrics).text
+    return sorted(line.removesuffix(".0") for line in text.splitlines() if "differential_" in line)
+
+
 def stats_shape(peer: Peer) -> Any:
     """The statistics' JSON, with the numbers left out."""
     found = client(peer).get("/v2/models/add_sub/stats").json()
@@ -349,6 +373,7 @@ COUNTS = [
     Case("counts: calls of a model", counted("add_sub", bls("plain").run, bls("concurrent").run)),
     Case("counts: the shape of statistics", stats_shape),
     Case("metrics: families", families),
+    Case("metrics: of a model", custom),
 ]
 
 
@@ -374,4 +399,4 @@ UNCONTROLLED = [
 ]
 """For servers that are in control mode none."""
 
-CASES = [*map(bls, (*CALLS, *DECOUPLED)), *QUEUES, *REPOSITORY, *COUNTS]
+CASES = [*map(bls, (*CALLS, *DECOUPLED, *UTILITIES)), *QUEUES, *REPOSITORY, *COUNTS]

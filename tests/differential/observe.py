@@ -72,12 +72,14 @@ def shown(answer: httpx.Response, exact: bool = True) -> dict[str, Any]:
     return seen
 
 
-def call(peer: Peer, method: str, request: Message, metadata: tuple[tuple[str, str], ...] = ()) -> Any:
+def call(
+    peer: Peer, method: str, request: Message, metadata: tuple[tuple[str, str], ...] = (), seconds: float = 30
+) -> Any:
     """One unary RPC: the answer as JSON would write it, or the status."""
     with grpc.insecure_channel(peer.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         try:
-            return message(getattr(stub, method)(request, timeout=30, metadata=metadata))
+            return message(getattr(stub, method)(request, timeout=seconds, metadata=metadata))
         except grpc.RpcError as error:
             return status(error)
 

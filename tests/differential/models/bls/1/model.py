@@ -1,10 +1,13 @@
 import asyncio
+import json
+import types
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 
 def text(value):
+    value = list(value) if isinstance(value, types.GeneratorType) else value
     return np.array([str(value).encode()], dtype=np.object_)
 
 
@@ -31,6 +34,16 @@ def show(response):
 
 class TritonPythonModel:
     """Calls other models as WHAT says, and shows what came of it."""
+
+    def initialize(self, args):
+        self.args = args
+        kinds = {"counted": pb_utils.MetricFamily.COUNTER, "gauged": pb_utils.MetricFamily.GAUGE}
+        # They stay: Triton 2.51 may crash when a family is deleted while it runs.
+        self.families = [
+            pb_utils.MetricFamily(name=f"differential_{name}", description="of a test", kind=kind)
+            for name, kind in kinds.items()
+        ]
+        self.metric = [family.Metric(labels={"model": "bls", "what": "x"}) for family in self.families]
 
     def execute(self, requests):
         names = [pb_utils.get_input_tensor_by_name(r, "WHAT").as_numpy()[0].decode() for r in requests]
@@ -79,3 +92,56 @@ class TritonPythonModel:
 
     def ready(self):
         return [pb_utils.is_model_ready(name) for name in ("add_sub", "nowhere")]
+
+    def control(self):
+        seen = []
+        for step in (pb_utils.unload_model, pb_utils.load_model):
+            step("wildcard")
+            seen.append(pb_utils.is_model_ready("wildcard"))
+        try:
+            pb_utils.load_model("nowhere")
+        except Exception as error:
+            seen.append(type(error).__name__)
+        return seen
+
+    def arguments(self):
+        return {
+            key: value for key, value in sorted(self.args.items()) if key not in ("model_config", "model_repository")
+        }
+
+    def config(self):
+        return json.dumps(json.loads(self.args["model_config"]), sort_keys=True)
+
+    def helpers(self):
+        config = json.loads(self.args["model_config"])
+        values = np.array([b"a", "b\u00e9".encode(), b""], dtype=np.object_)
+        return [
+            str(pb_utils.triton_to_numpy_type(7)),
+            pb_utils.numpy_to_triton_type(np.float32),
+            str(pb_utils.triton_string_to_numpy("TYPE_INT16")),
+            sorted(pb_utils.get_input_config_by_name(config, "WHAT").items()),
+            sorted(pb_utils.get_output_config_by_name(config, "OUTPUT0").items()),
+            pb_utils.get_input_config_by_name(config, "NOPE"),
+            pb_utils.using_decoupled_model_transaction_policy(config),
+            pb_utils.serialize_byte_tensor(values),
+            pb_utils.deserialize_bytes_tensor(pb_utils.serialize_byte_tensor(values)).tolist(),
+        ]
+
+    def metrics(self):
+        # What they refuse is not tried: Triton 2.51 may crash then.
+        counted, gauged = self.metric
+        counted.increment(1.5)
+        gauged.set(7)
+        gauged.increment(-1)
+        return [counted.value(), gauged.value()]
+
+    def tensors(self):
+        tensor = pb_utils.Tensor("A", np.arange(6, dtype=np.int16).reshape(2, 3))
+        copy = pb_utils.Tensor.from_dlpack("B", tensor.to_dlpack())
+        for one in (tensor, copy):
+            yield one.name(), list(one.shape()), one.is_cpu(), one.as_numpy().tolist()
+        error = pb_utils.TritonError("text", pb_utils.TritonError.UNAVAILABLE)
+        yield error.message(), error.code() == pb_utils.TritonError.UNAVAILABLE
+        yield pb_utils.InferenceResponse([], error).has_error(), pb_utils.InferenceResponse([tensor]).has_error()
+        for logged in ("log_info", "log_warn", "log_error", "log_verbose"):
+            getattr(pb_utils.Logger, logged)("from the model")

@@ -1,3 +1,4 @@
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
 
@@ -13,6 +14,12 @@ class TritonPythonModel:
             raise ValueError("raised by the model")
         if code == "plain":
             return pb_utils.InferenceResponse(error=pb_utils.TritonError("no code given"))
+        if code == "wrong type":
+            return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", np.array([[1]], dtype=np.int32))])
+        if code == "wrong shape":
+            return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", np.array([code] * 6, dtype=np.object_))])
+        if code == "no outputs":
+            return pb_utils.InferenceResponse([])
         if code == "unknown output":
             return pb_utils.InferenceResponse([pb_utils.Tensor("NOPE", value)])
         if hasattr(pb_utils.TritonError, code):

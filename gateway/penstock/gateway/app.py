@@ -62,10 +62,10 @@ def repository_settings(config: RepositoryConfig) -> RepositorySettings:
         raise ConfigError("load-model: needs --model-control-mode=explicit")
     options: dict[str, dict[str, str]] = {}
     for text in config.backend_config:
-        backend, comma, setting = text.partition(",")
-        name, equals, value = setting.partition("=") if comma else ("", "", "")
+        head, equals, value = text.partition("=")
+        backend, _, name = head.rpartition(",")  # without a backend: a setting of all of them
         if not equals or not name:
-            raise ConfigError(f"backend-config: {text!r} is not BACKEND,KEY=VALUE")
+            raise ConfigError(f"backend-config: {text!r} is neither BACKEND,KEY=VALUE nor KEY=VALUE")
         options.setdefault(backend, {})[name] = value
     if config.backend_directory:
         options.setdefault("python", {}).setdefault("backend-directory", config.backend_directory)

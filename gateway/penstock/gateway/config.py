@@ -128,7 +128,8 @@ class RepositoryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 0
     backend_directory: Annotated[str, Meta(description="folder with python-based backends, as NAME/model.py")] = ""
     backend_config: Annotated[
-        tuple[Name, ...], Meta(description="a backend's setting, as BACKEND,KEY=VALUE; may be repeated")
+        tuple[Name, ...],
+        Meta(description="a backend's setting, as BACKEND,KEY=VALUE, or KEY=VALUE for all; may be repeated"),
     ] = ()
 
 

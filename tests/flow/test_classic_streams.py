@@ -17,6 +17,7 @@ from helpers_classic import (
     echo_request,
     load,
     model_config,
+    request,
     served,
     until,
 )
@@ -27,6 +28,11 @@ from penstock.engines.classic.tensors import Tensor
 from penstock.engines.errors import DeadlineExceededError, EngineError, NotReadyError, OverloadedError
 
 DECOUPLED = "model_transaction_policy { decoupled: true }"
+STRINGS = """
+    name: "strings" backend: "test"
+    input { name: "INPUT0" data_type: TYPE_STRING dims: [ 1 ] }
+    output { name: "OUTPUT0" data_type: TYPE_STRING dims: [ 1 ] }
+"""
 
 
 def tensor(value: int) -> Tensor:
@@ -203,6 +209,24 @@ async def test_unread_bytes_are_bounded_but_one_response_may_have_any_size(monke
         several = model.stream(echo_request(3))
         await until(lambda: model.statistics.fail.count == 1)
         assert [type(response.error) async for response in several] == [OverloadedError]
+
+
+async def test_strings_count_with_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An array of strings is an array of pointers: what it holds may be a thousand times larger."""
+    monkeypatch.setattr(streams, "MAX_UNREAD_BYTES", 1000)
+
+    def long_texts(batch: Batch) -> None:
+        for call in batch.calls:
+            for _ in range(3):
+                text = np.array([b"x" * 900], np.object_)
+                call.send(InferResponse([Tensor("OUTPUT0", "BYTES", text)], final=False))
+            call.send(InferResponse(None))
+
+    given = np.array([b"go"], np.object_)
+    async with served(model_config(STRINGS, DECOUPLED), long_texts) as model:
+        stream = model.stream(request(INPUT0=given))
+        await until(lambda: model.statistics.fail.count == 1)
+        assert [type(response.error) async for response in stream] == [OverloadedError]
 
 
 async def test_models_that_are_not_decoupled_can_be_streamed_too() -> None:

@@ -283,3 +283,16 @@ async def test_the_port_is_never_shared_in_silence() -> None:
     async with serving(add_sub()) as running:
         with pytest.raises(OSError, match="cannot bind"):
             GrpcServer(GrpcSettings(port=running.server.port), running.kserve, lambda: True)
+
+
+async def test_requests_without_tensors_are_small() -> None:
+    async with serving(add_sub()) as running:
+        for call in (
+            running.stub.ModelConfig(pb.ModelConfigRequest(name="x" * (2 << 20))),
+            running.stub.LogSettings(pb.LogSettingsRequest(settings={"x" * (2 << 20): {}})),
+        ):
+            assert (await failure(call))[0] == "RESOURCE_EXHAUSTED"
+        load = pb.RepositoryModelLoadRequest(model_name="m")
+        load.parameters["config"].string_param = "{}"
+        load.parameters["file:1/model.py"].bytes_param = b"x" * (2 << 20)
+        await running.stub.RepositoryModelLoad(load)

@@ -95,5 +95,8 @@ class StreamCall(Call):
 
 
 def _byte_size(response: InferResponse) -> int:
-    # Elements of BYTES tensors are objects; their pointers stand for them, the number of responses bounds the rest.
-    return sum(tensor.array.nbytes for tensor in response.outputs or ())
+    """Of the tensors; elements of BYTES tensors are objects of a size of their own."""
+    return sum(
+        sum(map(len, tensor.array.flat)) if tensor.datatype == "BYTES" else tensor.array.nbytes
+        for tensor in response.outputs or ()
+    )

@@ -39,6 +39,8 @@ class Decoded:
     """By output; None when no output has any."""
     empty_final: bool
     """The end is to be told even by an empty response."""
+    ended: bool = False
+    """The last response is being written."""
 
 
 def parse(data: bytes) -> Any:

@@ -123,5 +123,8 @@ async def abort(context: Context, error: Exception) -> bytes:
     if not isinstance(error, PenstockError):
         logger.error("an RPC failed", exc_info=error)
     code, details = status(error)
-    await context.abort(code, details)
+    try:
+        await context.abort(code, details)
+    except grpc.aio.InternalError:  # the caller has cancelled at this very moment
+        raise grpc.aio.AbortError from None
     raise AssertionError("abort returned")

@@ -8,6 +8,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2 as pb
 
+from penstock.engines.errors import PayloadTooLargeError
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.describe import Describe
 from penstock.gateway.kserve.grpc.health import CHECK, WATCH, Health
@@ -19,6 +20,9 @@ from penstock.gateway.kserve.grpc.settings import GrpcSettings
 from penstock.gateway.kserve.grpc.stream import InferStream
 
 _SERVICE = "/inference.GRPCInferenceService/"
+_MAX_PLAIN_BYTES = 1 << 20
+"""Of requests without tensors or files, as over HTTP."""
+_WITH_FILES = frozenset({"RepositoryModelLoad"})
 
 Plain = Callable[[Message], Awaitable[Message]]
 
@@ -44,7 +48,7 @@ def build_service(kserve: KServe, guard: Guard, health: Health, settings: GrpcSe
         _SERVICE + "ModelInfer": guard.unary(inference.infer),
     }
     for name, handler in _plain(describe, Manage(kserve)).items():
-        methods[_SERVICE + name] = guard.unary(_of_message(getattr(pb, name + "Request").FromString, handler))
+        methods[_SERVICE + name] = guard.unary(_of_message(name, handler))
 
     async def stream(context: Context, tenant: str) -> None:
         await InferStream(inference, guard.drain, context, tenant, settings.max_requests_per_stream).run()
@@ -76,8 +80,13 @@ def _plain(describe: Describe, manage: Manage) -> dict[str, Plain]:
     }
 
 
-def _of_message(parse: Callable[[bytes], Message], handler: Plain) -> UnaryHandler:
+def _of_message(name: str, handler: Plain) -> UnaryHandler:
+    parse: Callable[[bytes], Message] = getattr(pb, name + "Request").FromString
+    limit = None if name in _WITH_FILES else _MAX_PLAIN_BYTES
+
     async def call(data: bytes, context: Context, tenant: str) -> bytes:
+        if limit is not None and len(data) > limit:
+            raise PayloadTooLargeError(f"the request message is larger than {limit} bytes")
         return bytes((await handler(parse(data))).SerializeToString())
 
     return call

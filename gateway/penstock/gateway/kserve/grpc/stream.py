@@ -101,6 +101,9 @@ class InferStream:
         try:
             responses = model.stream(decoded.request)
             await self._forward(model, decoded, responses, trace)
+        except asyncio.CancelledError:
+            if not decoded.ended:  # else the end is on its way, and the drain must not tell another one
+                raise
         finally:
             if responses is not None:
                 responses.close()
@@ -113,6 +116,7 @@ class InferStream:
     ) -> None:
         try:
             async for response in responses:
+                decoded.ended = response.final
                 if response.error is not None:
                     await self._error(response.error, model, decoded, final=response.final)
                 elif response.outputs is not None:

@@ -22,7 +22,7 @@ from differential.peers import MODELS, Peer
 
 CALLS = ("plain", "version", "unknown", "unknown_version", "wrong", "failing", "concurrent")
 DECOUPLED = ("decoupled", "decoupled_failing", "decoupled_unary", "ready")
-UTILITIES = ("arguments", "config", "helpers", "tensors", "metrics", "control")
+UTILITIES = ("arguments", "config", "helpers", "tensors", "metrics")
 
 
 def post(peer: Peer, path: str, body: Any = None) -> dict[str, Any]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,33 +53,52 @@ class Peer:
 class Pair:
     triton: Peer
     ours: Peer
+    revive: Callable[[], bool]
+    """Starts Triton again if it has ended; whether it had. Its Python backend aborts now and then."""
 
 
 @contextmanager
 def both(environment: Path, folder: Path, models: Sequence[str], *flags: str) -> Iterator[Pair]:
     """Triton and our server with the same models and flags; both start at the same time."""
     triton, ours = _peer("triton", folder / "triton"), _peer("ours", folder / "ours")
-    processes = []
     for peer in (triton, ours):
         for model in models:
             shutil.copytree(MODELS / model, peer.repository / model)
+
+    def start() -> subprocess.Popen[bytes]:
+        return triton_server.start(environment, folder / "triton.log", *_triton_flags(triton), *flags)
+
+    def revive() -> bool:
+        if running[0].poll() is None:
+            return False
+        running[0] = start()
+        _wait(triton, running[0], folder / "triton.log")
+        return True
+
+    running = []
     try:
-        processes.append(triton_server.start(environment, folder / "triton.log", *_triton_flags(triton), *flags))
-        processes.append(_start_ours(folder / "ours.log", *_our_flags(ours), *flags))
-        _wait(triton, processes[0], folder / "triton.log")
-        _wait(ours, processes[1], folder / "ours.log")
-        yield Pair(triton, ours)
+        running.append(start())
+        running.append(_start_ours(folder / "ours.log", *_our_flags(ours), *flags))
+        _wait(triton, running[0], folder / "triton.log")
+        _wait(ours, running[1], folder / "ours.log")
+        yield Pair(triton, ours, revive)
     finally:
-        for process in processes:
+        for process in running:
             _end(process)
 
 
 def _peer(name: str, folder: Path) -> Peer:
     folder.mkdir(parents=True)
-    with socket.socket() as a, socket.socket() as b, socket.socket() as c:
-        for each in (a, b, c):
-            each.bind(("127.0.0.1", 0))
-        return Peer(name, folder, a.getsockname()[1], b.getsockname()[1], c.getsockname()[1])
+    return Peer(name, folder, _free_port(), _free_port(), _free_port())
+
+
+def _free_port() -> int:
+    """Below those that connections are given: one of them could take it before the server does."""
+    while True:
+        port = random.randrange(15000, 32000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _ports(peer: Peer) -> list[str]:
@@ -121,8 +141,11 @@ def _wait(peer: Peer, process: subprocess.Popen[bytes], log: Path, seconds: floa
 
 
 def _settled(peer: Peer) -> bool:
-    index = httpx.post(peer.url + "/v2/repository/index", json={}).json()
-    return bool(index) and all(entry.get("state") in ("READY", "UNAVAILABLE", None) for entry in index)
+    """Triton listens when it has tried every model, ours before."""
+    answer = httpx.post(peer.url + "/v2/repository/index", json={})
+    index = answer.json() if answer.status_code == 200 else []
+    states = [entry.get("state") for entry in index]
+    return peer.name == "triton" or bool(states) and all(state in ("READY", "UNAVAILABLE") for state in states)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -93,17 +93,6 @@ class TritonPythonModel:
     def ready(self):
         return [pb_utils.is_model_ready(name) for name in ("add_sub", "nowhere")]
 
-    def control(self):
-        seen = []
-        for step in (pb_utils.unload_model, pb_utils.load_model):
-            step("wildcard")
-            seen.append(pb_utils.is_model_ready("wildcard"))
-        try:
-            pb_utils.load_model("nowhere")
-        except Exception as error:
-            seen.append(type(error).__name__)
-        return seen
-
     def arguments(self):
         return {
             key: value for key, value in sorted(self.args.items()) if key not in ("model_config", "model_repository")

@@ -13,6 +13,7 @@ from penstock.engines.classic.base import BackendModel, ModelContext, ResponseSt
 from penstock.engines.classic.batch import ExecBatch
 from penstock.engines.classic.batcher import Batcher
 from penstock.engines.classic.call import Call, UnaryCall
+from penstock.engines.classic.fine_timer import FineTimer
 from penstock.engines.classic.instances import Instance
 from penstock.engines.classic.messages import InferRequest, InferResponse
 from penstock.engines.classic.model_config import ModelConfig
@@ -32,8 +33,6 @@ from penstock.engines.errors import (
     QueueFullError,
     UnsupportedError,
 )
-
-_MILLISECOND = 1_000_000
 
 
 class ClassicModel:
@@ -60,6 +59,8 @@ class ClassicModel:
         self._dispatch_soon = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
+        self._fine_timer: FineTimer | None = None
+        """For queue delays."""
 
     @property
     def name(self) -> str:
@@ -128,6 +129,9 @@ class ClassicModel:
             for instance in self._instances:
                 instance.kill()
             raise
+        finally:
+            if self._fine_timer is not None:
+                self._fine_timer.close()
         for instance in self._instances:
             instance.close()
         await asyncio.gather(*(instance.closed() for instance in self._instances))
@@ -171,8 +175,7 @@ class ClassicModel:
                 continue
             calls = batcher.take(now)
             if not calls:
-                # They wait for more to come.
-                wake = self._wait_for_more(wake, batcher.delay_ends, now)
+                self._wait_for_more(batcher.delay_ends)
                 break
             self._start(instance, calls)
         if wake is not None:
@@ -193,15 +196,11 @@ class ClassicModel:
         self._dispatch_soon = False
         self._dispatch()
 
-    def _wait_for_more(self, wake: int | None, delay_ends: int, now: int) -> int | None:
-        """The time to wake up at, where the batch is to go at `delay_ends`."""
-        if delay_ends - now < _MILLISECOND:
-            # Timers of event loops are no finer than a millisecond, and queue delays are often shorter: look again in
-            # the next turn of the loop.
-            self._soon()
-            return wake
-        early = delay_ends - _MILLISECOND
-        return early if wake is None else min(wake, early)
+    def _wait_for_more(self, until: int) -> None:
+        """The batch goes then, whatever has come to it."""
+        if self._fine_timer is None:
+            self._fine_timer = FineTimer(self._loop, self._dispatch)
+        self._fine_timer.set(until)
 
     def _soon(self) -> None:
         if not self._dispatch_soon:

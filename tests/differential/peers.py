@@ -145,7 +145,7 @@ def _settled(peer: Peer) -> bool:
     answer = httpx.post(peer.url + "/v2/repository/index", json={})
     index = answer.json() if answer.status_code == 200 else []
     states = [entry.get("state") for entry in index]
-    return peer.name == "triton" or bool(states) and all(state in ("READY", "UNAVAILABLE") for state in states)
+    return peer.name == "triton" or (bool(states) and all(state in ("READY", "UNAVAILABLE") for state in states))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -427,3 +427,24 @@ async def test_instances_are_processes(tmp_path: Path) -> None:
     async with loaded(tmp_path, ADD_SUB, config) as model:
         pids = {instance.pid for instance in instances(model)}
     assert len(pids) == 2
+
+
+async def test_an_output_that_does_not_fit_its_reshape_ends_its_request_only(tmp_path: Path) -> None:
+    code = """
+class TritonPythonModel:
+    def execute(self, requests):
+        shape = (2,) if requests[0].request_id() == "good" else (2, 1, 1)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.zeros(shape, np.float32))])]
+"""
+    config = f"""
+max_batch_size: 4
+input [ {{ name: "X" data_type: TYPE_FP32 dims: [ 1 ] }} ]
+output [ {{ name: "Y" data_type: TYPE_FP32 dims: [ 1 ] reshape {{ shape: [ ] }} }} ]
+{CPU}
+"""
+    inputs = {"X": Tensor("X", "FP32", np.zeros((2, 1), np.float32))}
+    async with loaded(tmp_path, code, config) as model:
+        with pytest.raises(EngineError, match="does not fit its reshape"):
+            await model.infer(InferRequest(inputs=inputs))
+        found = outputs(await model.infer(InferRequest(inputs=inputs, id="good")))
+    assert found["Y"].shape == (2, 1)

@@ -16,7 +16,7 @@ from penstock.engines.classic import identity
 from penstock.engines.classic.base import BackendInstance, Batch
 from penstock.engines.classic.messages import InferRequest
 from penstock.engines.classic.tensors import Tensor
-from penstock.engines.errors import InvalidRequestError
+from penstock.engines.errors import EngineError, InvalidRequestError
 from penstock.gateway.repository.classic_loader import classic_loaders
 from penstock.gateway.repository.manager import ModelRepository
 from penstock.gateway.repository.settings import RepositorySettings
@@ -140,3 +140,14 @@ async def test_unknown_backends_are_named_with_the_known_ones(tmp_path: Path) ->
     async with _serving(tmp_path, control_mode="explicit") as manager:
         with pytest.raises(InvalidRequestError, match=r"no backend is called 'caffe'; there are .*identity"):
             await manager.load("odd")
+
+
+async def test_a_label_file_is_looked_for_before_anybody_asks(tmp_path: Path) -> None:
+    labelled = (CONFIG % ZEROS).replace("dims: [2] }\ninstance", 'dims: [2] label_filename: "labels.txt" }\ninstance')
+    _write(tmp_path / "m", 1, config=labelled)
+    async with _serving(tmp_path, control_mode="explicit") as manager:
+        with pytest.raises(EngineError, match=r"the label file 'labels\.txt' cannot be read"):
+            await manager.load("m")
+        (tmp_path / "m" / "labels.txt").write_text("cat\ndog\n")
+        await manager.load("m")
+        assert await _echo(manager, "m", 3) == 3

@@ -9,6 +9,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any
 
+from penstock.engines.classic.registry import backend_names
 from penstock.engines.errors import PenstockError
 from penstock.engines.gpus import visible_gpus
 from penstock.gateway.config import Config, ConfigError, GrpcConfig, RepositoryConfig
@@ -66,6 +67,8 @@ def repository_settings(config: RepositoryConfig) -> RepositorySettings:
         backend, _, name = head.rpartition(",")  # without a backend: a setting of all of them
         if not equals or not name:
             raise ConfigError(f"backend-config: {text!r} is neither BACKEND,KEY=VALUE nor KEY=VALUE")
+        if backend and backend not in backend_names() and not config.backend_directory:
+            raise ConfigError(f"backend-config: no backend is called {backend!r}")
         options.setdefault(backend, {})[name] = value
     if config.backend_directory:
         options.setdefault("python", {}).setdefault("backend-directory", config.backend_directory)

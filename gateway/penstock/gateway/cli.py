@@ -14,11 +14,16 @@ import msgspec
 from msgspec import inspect
 
 from penstock.gateway.config import LISTS, PAIRS, SECTIONS, TRITON_NAMES, Config, ConfigError, load_config
+from penstock.gateway.triton_flags import TRITON_REFUSED
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
-    args = vars(parser.parse_args(_plain_flags(sys.argv[1:] if argv is None else argv)))
+    plain = _plain_flags(sys.argv[1:] if argv is None else argv)
+    for flag in (arg.partition("=")[0] for arg in plain):
+        if flag in TRITON_REFUSED:
+            parser.error(f"{flag} is a flag of Triton's that this server does not have: {TRITON_REFUSED[flag]}")
+    args = vars(parser.parse_args(plain))
     args.pop("command")
     file = args.pop("config", None)
     try:

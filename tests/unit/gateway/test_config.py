@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from penstock.gateway import cli
-from penstock.gateway.config import SECTIONS, Config, ConfigError, load_config
+from penstock.gateway.app import repository_settings
+from penstock.gateway.config import SECTIONS, Config, ConfigError, RepositoryConfig, load_config
+from penstock.gateway.triton_flags import TRITON_REFUSED
 
 
 def load(flags=None, file=None, environ=None) -> Config:
@@ -126,3 +128,29 @@ def test_a_bad_flag_ends_with_usage_and_status_2(capsys):
         cli.main(["serve", "--http-port", "70000"])
     assert ended.value.code == 2
     assert "http_port" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "told"),
+    [
+        ("--http-thread-count=8", "one event loop"),
+        ("--cache-config=local,size=1", "response cache"),
+        ("--no-such-flag", "unrecognized"),
+    ],
+)
+def test_what_triton_has_and_we_have_not_is_told(flag, told, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["serve", flag])
+    assert told in capsys.readouterr().err
+
+
+def test_no_flag_is_both_served_and_refused():
+    ours = {"--" + name.replace("_", "-") for section in SECTIONS.values() for name in section.__struct_fields__}
+    assert not ours & TRITON_REFUSED.keys()
+
+
+def test_options_of_unknown_backends_are_refused():
+    settings = repository_settings(RepositoryConfig(backend_config=("identity,a=b", "default-max-batch-size=4")))
+    assert settings.backend_options == {"identity": {"a": "b"}, "": {"default-max-batch-size": "4"}}
+    with pytest.raises(ConfigError, match="no backend is called 'nosuch'"):
+        repository_settings(RepositoryConfig(backend_config=("nosuch,a=b",)))

@@ -14,6 +14,7 @@ from penstock.engines.classic.base import Host, InferModel, ModelContext
 from penstock.engines.classic.model_config import ModelConfig
 from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError, from_code
 from penstock.gateway.errors import wire_shape
+from penstock.gateway.kserve.classification import read_labels
 from penstock.gateway.repository.config_file import read_config
 from penstock.gateway.repository.defaults import complete
 from penstock.gateway.repository.layout import available_versions
@@ -104,6 +105,9 @@ class ModelLoading:
         config = read_config(folder, name, override=override, config_name=self._settings.config_name)
         complete(config, name, folder, gpus=self._settings.gpus)
         check_supported(config, complete=False)
+        for output in config.output:
+            if output.label_filename:
+                read_labels(folder, output.label_filename)
         try:
             versions = select_versions(config.version_policy, available_versions(folder), name)
         except InvalidRequestError as error:

@@ -6,6 +6,7 @@ docs/backends.md says what of it there is.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,20 @@ from penstock.engines.classic.onnxruntime.parameters import flag
 from penstock.engines.classic.onnxruntime.providers import providers
 
 _SHARED = "share_session_between_instances"
+_OPTIONS = frozenset(
+    {"default-max-batch-size", "enable-global-threadpool", "intra_op_thread_count", "inter_op_thread_count"}
+)
 
 
 class OnnxRuntimeBackend(Backend):
     """Options: `default-max-batch-size`, `enable-global-threadpool` with `intra_op_thread_count` and
     `inter_op_thread_count`."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        """Raises ValueError for an unknown option."""
+        super().__init__(options)
+        if unknown := sorted(options.keys() - _OPTIONS):
+            raise ValueError(f"the onnxruntime backend has no option '{unknown[0][:64]}'")
 
     def auto_complete(self, config: ModelConfig, version_folder: Path) -> None:
         if is_complete(config):

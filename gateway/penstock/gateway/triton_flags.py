@@ -1,0 +1,53 @@
+"""Triton's flags that have no counterpart here, and why: whoever brings a start script is told what to change."""
+
+from __future__ import annotations
+
+_LOOP = "one event loop serves the port"
+_CACHE = "there is no response cache"
+_RATE = "there is no rate limiter; instance groups bound what runs"
+_GPU_MEMORY = "backends manage their own memory"
+_HOST = "processes are placed by taskset or the container"
+_RESTRICT = "--api-key guards everything but health"
+_GONE = "it was Triton's own older name; see --disable-auto-complete-config"
+_LOG = "--log-level chooses what is logged, to stderr; /v2/logging changes it while the server runs"
+_METRICS = "metrics are read when they are scraped"
+
+TRITON_REFUSED: dict[str, str] = {
+    "--http-thread-count": _LOOP,
+    "--grpc-infer-thread-count": _LOOP,
+    "--grpc-infer-allocation-pool-size": _LOOP,
+    "--grpc-max-response-pool-size": "streams bound their unread responses themselves",
+    "--reuse-http-port": "a port belongs to one server",
+    "--reuse-grpc-port": "a port belongs to one server",
+    "--http-restricted-api": _RESTRICT,
+    "--grpc-restricted-protocol": _RESTRICT,
+    "--allow-gpu-metrics": "there are no metrics of GPUs",
+    "--allow-cpu-metrics": "nv_cpu_* are always there",
+    "--metrics-interval-ms": _METRICS,
+    "--metrics-config": "counters are always there; summaries and histograms of latencies are penstock_*'s",
+    "--log-info": _LOG,
+    "--log-warning": _LOG,
+    "--log-error": _LOG,
+    "--log-format": _LOG,
+    "--log-file": _LOG,
+    "--cache-config": _CACHE,
+    "--cache-directory": _CACHE,
+    "--response-cache-byte-size": _CACHE,
+    "--rate-limit": _RATE,
+    "--rate-limit-resource": _RATE,
+    "--pinned-memory-pool-byte-size": _GPU_MEMORY,
+    "--cuda-memory-pool-byte-size": _GPU_MEMORY,
+    "--cuda-virtual-address-size": _GPU_MEMORY,
+    "--min-supported-compute-capability": _GPU_MEMORY,
+    "--model-load-gpu-limit": _GPU_MEMORY,
+    "--enable-peer-access": _GPU_MEMORY,
+    "--buffer-manager-thread-count": _GPU_MEMORY,
+    "--host-policy": _HOST,
+    "--repoagent-directory": "there are no repository agents",
+    "--model-namespacing": "model names are unique over all repositories",
+    "--strict-model-config": _GONE,
+    "--allow-sagemaker": "there is no SageMaker endpoint",
+    "--sagemaker-port": "there is no SageMaker endpoint",
+    "--allow-vertex-ai": "there is no Vertex AI endpoint",
+    "--vertex-ai-port": "there is no Vertex AI endpoint",
+}

@@ -14,10 +14,8 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
-from differential.cases_grpc import PAIR
 from differential.cases_http import GOOD, model, outputs, tensor, text
-from differential.cases_stream import repeat
-from differential.observe import Case, call, client, infer_request, shown, stream
+from differential.observe import Case, call, client, infer_request, shown
 from differential.peers import MODELS, Peer
 
 CALLS = ("plain", "version", "unknown", "unknown_version", "wrong", "failing", "concurrent")
@@ -265,118 +263,6 @@ REPOSITORY = [
 ]
 
 
-def statistics(peer: Peer, name: str) -> Any:
-    """The counts, without times."""
-    found = call(peer, "ModelStatistics", pb.ModelStatisticsRequest(name=name))["model_stats"][0]
-    return _counts(found)
-
-
-def _counts(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {
-            key: _counts(item) for key, item in value.items() if key not in ("ns", "last_inference", "memory_usage")
-        }
-    return [_counts(item) for item in value] if isinstance(value, list) else value
-
-
-def minus(after: Any, before: Any) -> Any:
-    """What has grown; the rest is left out, as servers leave out what never was."""
-    if isinstance(after, dict):
-        grown = {key: minus(value, (before or {}).get(key)) for key, value in after.items()}
-        return {key: value for key, value in grown.items() if value not in (0, {})}
-    if isinstance(after, list):
-        return after if before is None else [f"{len(after)} sizes"]
-    return int(after) - int(before or 0) if str(after).isdigit() else after
-
-
-def counted(name: str, *steps: Callable[[Peer], Any]) -> Callable[[Peer], Any]:
-    """How much the model's statistics and metrics grow."""
-
-    def run(peer: Peer) -> Any:
-        before = statistics(peer, name), metrics_of(peer, name)
-        for step in steps:
-            step(peer)
-        return minus(statistics(peer, name), before[0]), minus(metrics_of(peer, name), before[1])
-
-    return run
-
-
-_SAMPLE = re.compile(r"^(nv_inference\w+){(.*)} (\S+)$", re.MULTILINE)
-
-
-def metrics_of(peer: Peer, name: str) -> dict[str, Any]:
-    """The samples of one model; of durations only that they are there."""
-    found = {}
-    for family, labels, value in _SAMPLE.findall(client(peer).get(peer.metrics).text):
-        if f'model="{name}"' in labels:
-            pairs = ",".join(sorted(labels.split(",")))
-            found[f"{family} {pairs}"] = "there" if "duration" in family else int(float(value))
-    return found
-
-
-def families(peer: Peer) -> Any:
-    """Every family of Triton's, with its type."""
-    text = client(peer).get(peer.metrics).text
-    return dict(sorted(re.findall(r"^# TYPE (nv_\w+) (\w+)$", text, re.MULTILINE)))
-
-
-def custom(peer: Peer) -> Any:
-    """The metrics that a model has made."""
-    text = client(peer).get(peer.metrics).text
-    return sorted(line.removesuffix(".0") for line in text.splitlines() if "differential_" in line)
-
-
-def stats_shape(peer: Peer) -> Any:
-    """The statistics' JSON, with the numbers left out."""
-    found = client(peer).get("/v2/models/add_sub/stats").json()
-    return json.loads(re.sub(r"(?<=:)\d+", "0", json.dumps(found, separators=(",", ":"))))
-
-
-def three(peer: Peer) -> None:
-    for _ in range(3):
-        post(peer, model("add_sub"), {"inputs": GOOD})
-
-
-def failing(code: str) -> Callable[[Peer], Any]:
-    return lambda peer: post(peer, model("errors"), {"inputs": [text("CODE", code, (1, 1))]})
-
-
-def batch(peer: Peer) -> None:
-    rows = [tensor(f"INPUT{i}", [0] * 12, [3, 4]) for i in (0, 1)]
-    post(peer, model("wildcard"), {"inputs": [tensor("INPUT0", [0] * 9, [3, 1, 3], "INT32")]})
-    post(peer, model("wildcard"), {"inputs": rows})
-
-
-def four_at_once(peer: Peer) -> Any:
-    """Four requests that make up a preferred batch are executed as one."""
-    body = {"inputs": [tensor(f"INPUT{i}", [1, 2, 3, 4], [1, 4]) for i in (0, 1)]}
-    with ThreadPoolExecutor(4) as pool:
-        return [f.result()["status"] for f in [pool.submit(post, peer, model("batched"), body) for _ in range(4)]]
-
-
-COUNTS = [
-    Case("counts: infer", counted("add_sub", three)),
-    Case(
-        "counts: rejected before they run",
-        counted("add_sub", lambda peer: post(peer, model("add_sub"), {"inputs": GOOD[:1]})),
-    ),
-    Case(
-        "counts: over gRPC", counted("add_sub", lambda peer: call(peer, "ModelInfer", infer_request("add_sub", *PAIR)))
-    ),
-    Case("counts: a batch", counted("wildcard", batch)),
-    Case("counts: four requests in a batch", counted("batched", four_at_once)),
-    Case("counts: errors of the model", counted("errors", failing("NOT_FOUND"), failing("fine"), failing("raise"))),
-    Case("counts: a stream", counted("repeat", lambda peer: stream(peer, [repeat(3)]))),
-    Case("counts: a stream without responses", counted("repeat", lambda peer: stream(peer, [repeat(0)]))),
-    Case("counts: a stream with an error", counted("repeat", lambda peer: stream(peer, [repeat(3, 1)]))),
-    Case("counts: a full queue", counted("queue_reject", queue_full)),
-    Case("counts: calls of a model", counted("add_sub", bls("plain").run, bls("concurrent").run)),
-    Case("counts: the shape of statistics", stats_shape),
-    Case("metrics: families", families),
-    Case("metrics: of a model", custom),
-]
-
-
 def control(name: str, run: Callable[[Peer], Any]) -> Case:
     return Case(f"without control: {name}", run)
 
@@ -399,4 +285,4 @@ UNCONTROLLED = [
 ]
 """For servers that are in control mode none."""
 
-CASES = [*map(bls, (*CALLS, *DECOUPLED, *UTILITIES)), *QUEUES, *REPOSITORY, *COUNTS]
+CASES = [*map(bls, (*CALLS, *DECOUPLED, *UTILITIES)), *QUEUES, *REPOSITORY]

@@ -11,6 +11,7 @@ import pytest
 
 from differential import (
     cases_clients,
+    cases_counts,
     cases_describe,
     cases_generate,
     cases_grpc,
@@ -35,6 +36,7 @@ CASES = [
         cases_stream,
         cases_clients,
         cases_models,
+        cases_counts,
     )
     for case in module.CASES
 ]

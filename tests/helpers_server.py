@@ -12,12 +12,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 from openai import OpenAI
 
 _LISTENING = re.compile(r"listening on http://127\.0\.0\.1:(\d+) \(gRPC (\d+), metrics (\d+)\)")
+
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def block(language: str, about: str) -> str:
+    """The README's one block of code in this language that has these words."""
+    [found] = [code for code in re.findall(rf"```{language}\n(.*?)```", README.read_text(), re.DOTALL) if about in code]
+    return found
 
 
 class Server:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
-from helpers_server import Server, serving, wait_until
+from helpers_server import Server, block, serving, wait_until
 from penstock.gateway.models import find_model
 from penstock.tokenizers import Tokenizer
 
-README = Path(__file__).parents[2] / "README.md"
 QUESTION = [{"role": "user", "content": "What does os.path.join do?"}]
 
 
@@ -26,20 +23,15 @@ def server() -> Iterator[Server]:
         yield running
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README.read_text(), re.DOTALL)
-
-
 def test_the_readme_s_curl_streams_an_answer(server):
-    [command] = [block for block in blocks("sh") if "curl -N" in block]
-    command = command.replace("http://127.0.0.1:8000", server.url)
+    command = block("sh", "/v1/chat/completions").replace("http://127.0.0.1:8000", server.url)
     printed = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout
     assert printed.count("data: {") > 5
     assert printed.rstrip().endswith("data: [DONE]")
 
 
 def test_the_readme_s_python_prints_an_answer(server, capsys):
-    [code] = blocks("python")
+    code = block("python", "openai")
     exec(code.replace("http://127.0.0.1:8000", server.url), {})  # noqa: S102  # the README is ours
     answer = capsys.readouterr().out
     assert "path" in answer

@@ -17,7 +17,7 @@ import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 
-from helpers_server import Server, serving, wait_until
+from helpers_server import Server, block, serving, wait_until
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -75,6 +75,15 @@ def test_the_curl_example_streams(server: Server) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("data: ") > 4
+
+
+def test_the_readme_s_words_work(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    code = block("python", "tritonclient").replace("127.0.0.1:8000", server.url.removeprefix("http://"))
+    exec(code, {})  # noqa: S102  # the README is ours
+    assert capsys.readouterr().out.strip() == str(np.full((1, 16), 2, np.float32))
+    command = block("sh", "generate_stream").replace("http://127.0.0.1:8000", server.url)
+    printed = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout
+    assert printed.count("data: {") > 1
 
 
 @pytest.mark.parametrize("model", ["add_sub", "add_sub_onnx"])

@@ -22,6 +22,7 @@ from penstock.gateway.addresses import url_host
 from penstock.gateway.app import app_settings, build_dataplane, build_kserve, build_repository, grpc_settings
 from penstock.gateway.config import Config, ConfigError
 from penstock.gateway.custom_metrics import CustomMetrics
+from penstock.gateway.gpu_metrics import GpuMetrics
 from penstock.gateway.http.app import build_app, build_metrics_app
 from penstock.gateway.http.auth import ApiKeys
 from penstock.gateway.http.limits import ConnectionLimits
@@ -80,8 +81,9 @@ class _Server:
         self._models = build_repository(config, self._dataplane, custom)
         self._model = self._add_model(source) if source is not None else None
         self._kserve = build_kserve(config, self._models, self._dataplane)
+        gpus = GpuMetrics()
         triton = TritonMetrics(self._models.models, self._models.load_seconds)
-        metrics = Metrics(self._dataplane.metrics, lambda: chain(triton.families(), custom.families()))
+        metrics = Metrics(self._dataplane.metrics, lambda: chain(triton.families(), gpus.families(), custom.families()))
         settings = app_settings(config, metrics, self._would_serve)
         self._drain = settings.drain
         limits = replace(ConnectionLimits(), send_timeout=server.send_timeout)

@@ -21,7 +21,7 @@ TRITON_REFUSED: dict[str, str] = {
     "--reuse-grpc-port": "a port belongs to one server",
     "--http-restricted-api": _RESTRICT,
     "--grpc-restricted-protocol": _RESTRICT,
-    "--allow-gpu-metrics": "there are no metrics of GPUs",
+    "--allow-gpu-metrics": "nv_gpu_* are there where there are GPUs and the extra [gpu] is installed",
     "--allow-cpu-metrics": "nv_cpu_* are always there",
     "--metrics-interval-ms": _METRICS,
     "--metrics-config": "counters are always there; summaries and histograms of latencies are penstock_*'s",

@@ -297,7 +297,6 @@ ANSWERS = (
             ),
             detailed("grpc: infer, raw too long", "grpc: infer, timeout is text", "grpc: infer, priority is negative"),
             detailed("grpc: infer, sequence id is a boolean"),
-            at("queue: a caller that leaves", **{"0_details": (ANY, ANY)}),
             Shown(("stream: wrong version",), {"0.error_message": (ANY, ANY)}),
             at("tritonclient.*: shared memory", **{"2_error": (ANY, ANY), "4_error": (ANY, ANY)}),
         ),

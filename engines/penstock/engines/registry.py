@@ -52,7 +52,13 @@ def _simulated(options: dict[str, Any]) -> ModelRunner:
     return SimulatedRunner(msgspec.convert(options, SimulatedConfig))
 
 
-RUNNERS = {"openvino": _openvino, "simulated": _simulated, "torch": _torch}
+def _vllm(options: dict[str, Any]) -> ModelRunner:
+    from penstock.engines.vllm.loading import load
+
+    return load(options)
+
+
+RUNNERS = {"openvino": _openvino, "simulated": _simulated, "torch": _torch, "vllm": _vllm}
 """Imported when asked for: a process loads only what it runs."""
 
 

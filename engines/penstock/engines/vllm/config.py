@@ -1,0 +1,83 @@
+"""The runner's settings, and what of them is vLLM's own under the same name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from penstock.engines.errors import InvalidRequestError
+
+Precision = Literal["auto", "bf16", "f16", "f32"]
+KVCacheType = Literal["auto", "bf16", "f16", "fp8"]
+ExecutorBackend = Literal["auto", "uni", "mp", "ray"]
+
+
+@dataclass(frozen=True)
+class VLLMConfig:
+    """Raises InvalidRequestError for a value that is not allowed, naming those that are."""
+
+    model_dir: Path
+    """A folder with config.json and safetensors."""
+    dtype: Precision = "auto"
+    """Precision of weights and computation. auto: as in the checkpoint (f32 becomes f16 or bf16)."""
+    quantization: str | None = None
+    """vLLM's name of a quantization; None: what the checkpoint says."""
+    kv_cache_dtype: KVCacheType = "auto"
+    max_model_len: int | None = None
+    """Prompt and output together; None: what the model was made for."""
+    num_blocks: int | None = None
+    """KV cache blocks; takes precedence over kv_cache_memory."""
+    kv_cache_memory: int | None = None
+    """Bytes of KV cache on each device; None: on GPUs what `memory_share` leaves, on CPUs a share of what is free."""
+    memory_share: float = 0.9
+    """Of a GPU's memory, for weights, activations and KV cache together."""
+    block_size: int | None = None
+    """Tokens of a block; None: 32 on CPUs, 16 elsewhere. CPU attention wants a multiple of 32."""
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    threads: int | None = None
+    """OpenMP threads on a CPU; None: see `environment.default_threads`."""
+    enforce_eager: bool | None = None
+    """No compilation and no CUDA graphs; None: so on CPUs, where it starts within seconds."""
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    executor: ExecutorBackend = "auto"
+    """auto: in this process for one device, else vLLM's multiprocess executor."""
+    adapters: dict[str, Path] = field(default_factory=dict)
+    """LoRA adapters by the name that requests use."""
+    max_lora_rank: int = 16
+
+    def __post_init__(self) -> None:
+        _check_choice("dtype", self.dtype, get_args(Precision))
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, get_args(KVCacheType))
+        _check_choice("executor", self.executor, get_args(ExecutorBackend))
+        for name in ("max_model_len", "num_blocks", "kv_cache_memory", "block_size", "threads"):
+            if getattr(self, name) is not None:
+                _check_positive(name, getattr(self, name))
+        for name in (
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "tensor_parallel_size",
+            "pipeline_parallel_size",
+            "max_lora_rank",
+        ):
+            _check_positive(name, getattr(self, name))
+        if not 0 < self.memory_share <= 1:
+            raise InvalidRequestError(f"memory_share={self.memory_share} is not within (0, 1]", param="memory_share")
+        if self.executor == "uni" and self.num_devices > 1:
+            raise InvalidRequestError("executor='uni' runs one device; use mp or ray for several", param="executor")
+
+    @property
+    def num_devices(self) -> int:
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+
+def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InvalidRequestError(f"{name}={value!r} is not one of {', '.join(allowed)}", param=name)
+
+
+def _check_positive(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidRequestError(f"{name}={value!r} is not a positive integer", param=name)

@@ -1,0 +1,55 @@
+"""From vLLM's ModelRunnerOutput to ours."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from penstock.engines.errors import EngineError
+from penstock.engines.messages import TokenLogprobs
+from penstock.engines.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from penstock.engines.vllm.table import RequestTable
+
+NOT_FINITE = "the model's logits are not finite"
+
+
+def read_output(step: SchedulerOutput, table: RequestTable, theirs: Any, refused: dict[int, str]) -> ModelRunnerOutput:
+    """`theirs` is vLLM's; its requests come in an order of its own. Appends the sampled tokens to the table's."""
+    output = ModelRunnerOutput([[] for _ in step.request_ids], failed=dict(refused))
+    broken = theirs.num_nans_in_logits or {}
+    for i, request_id in enumerate(step.request_ids):
+        if request_id in refused:
+            continue
+        request = table[request_id]
+        index = theirs.req_id_to_index[request.name]
+        samples = step.num_computed_tokens[i] + step.num_scheduled_tokens[i] == len(request.token_ids)
+        if samples and broken.get(request.name):
+            output.failed[request_id] = NOT_FINITE
+            continue
+        scored = theirs.prompt_logprobs_dict.get(request.name)
+        if scored is not None:
+            entries = _token_logprobs(scored[0], scored[1], scored[2], request.params.prompt_logprobs or 0)
+            output.prompt_logprobs[request_id] = entries
+        if not samples:
+            continue
+        tokens = [int(token) for token in theirs.sampled_token_ids[index]]
+        if len(tokens) != 1:
+            raise EngineError(f"vLLM sampled {len(tokens)} tokens for a request that was due one")
+        if request.params.logprobs is not None:
+            rows = theirs.logprobs.slice_request(index, 1)
+            entries = _token_logprobs(rows[0], rows[1], rows[2], request.params.logprobs)
+            if not math.isfinite(entries[0].logprob):
+                output.failed[request_id] = NOT_FINITE
+                continue
+            output.logprobs[request_id] = entries
+        output.sampled_token_ids[i] = tokens
+        request.token_ids += tokens
+    return output
+
+
+def _token_logprobs(token_ids: Any, logprobs: Any, ranks: Any, top: int) -> list[TokenLogprobs]:
+    """Rows of vLLM's: first the token itself, then the likeliest ones, of which the batch may have asked for more."""
+    return [
+        TokenLogprobs(ids[0], values[0], rank, list(zip(ids[1 : top + 1], values[1 : top + 1], strict=True)))
+        for ids, values, rank in zip(token_ids.tolist(), logprobs.tolist(), ranks.tolist(), strict=True)
+    ]

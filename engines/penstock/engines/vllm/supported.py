@@ -1,0 +1,44 @@
+"""Models that vLLM runs but that cannot be driven through our scheduler's block tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.engines.errors import UnsupportedError
+
+_HINT = "vLLM's own scheduler can run it: --scheduler engine"
+
+
+def check_model(vllm_config: Any) -> None:
+    """Raises UnsupportedError, with the reason, for a model that needs more of a step than token ids and blocks."""
+    model = vllm_config.model_config
+    reasons = (
+        (model.runner_type != "generate", "it does not generate text"),
+        (model.is_encoder_decoder, "it is an encoder-decoder model"),
+        (model.is_multimodal_model, "it is multimodal"),
+        (model.is_hybrid or model.has_inner_state, "it keeps a state beside the KV cache"),
+        (vllm_config.speculative_config is not None, "it is configured for speculative decoding"),
+    )
+    for applies, reason in reasons:
+        if applies:
+            refuse(reason)
+
+
+def check_cache(kv_cache_config: Any) -> None:
+    """Raises UnsupportedError unless all layers share one block table and keep the keys and values of all tokens.
+
+    Layers with a sliding window are let in as long as vLLM puts them all into one group: whole tables serve them, the
+    attention kernels hide what lies outside of the window.
+    """
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        refuse(f"its layers need {len(groups)} block tables for each request, not one")
+    spec = groups[0].kv_cache_spec
+    if not isinstance(spec, FullAttentionSpec | SlidingWindowSpec):
+        refuse(f"its KV cache is of the kind {type(spec).__name__}")
+
+
+def refuse(reason: str) -> None:
+    raise UnsupportedError(f"vLLM cannot run this model under Penstock's scheduler: {reason}. {_HINT}")

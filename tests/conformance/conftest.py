@@ -5,6 +5,7 @@ To put another engine under the suite, add a `Candidate` here: how to load its r
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,10 @@ from helpers_models import FAMILIES, load_reference, make_model, reference_token
 from penstock.engines.base import ModelRunner
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.runner import OpenVINORunner
+from penstock.engines.registry import EngineSpec, load_runner
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
+from penstock.engines.torch.config import TorchConfig
+from penstock.engines.torch.runner import TorchRunner
 
 Oracle = Callable[[Sequence[int], int], list[int]]
 
@@ -43,19 +47,23 @@ def _simulated(folder: Path) -> Candidate:
     return Candidate(SimulatedRunner(config), expect)
 
 
+def _transformers(folder: Path) -> Oracle:
+    """transformers' generate."""
+    reference = load_reference(folder)
+    known: dict[tuple[int, ...], list[int]] = {}
+
+    def expect(prompt: Sequence[int], count: int) -> list[int]:
+        tokens = known.get(tuple(prompt), [])
+        if len(tokens) < count:
+            tokens = known[tuple(prompt)] = reference_tokens(reference, prompt, count)
+        return tokens[:count]
+
+    return expect
+
+
 def _openvino(family: str) -> Callable[[Path], Candidate]:
     def load(folder: Path) -> Candidate:
-        """Its oracle is transformers' generate."""
         make_model(folder, family, eos_token_id=None)
-        reference = load_reference(folder)
-        known: dict[tuple[int, ...], list[int]] = {}
-
-        def expect(prompt: Sequence[int], count: int) -> list[int]:
-            tokens = known.get(tuple(prompt), [])
-            if len(tokens) < count:
-                tokens = known[tuple(prompt)] = reference_tokens(reference, prompt, count)
-            return tokens[:count]
-
         config = OpenVINOConfig(
             model_dir=folder,
             dtype="f32",
@@ -66,7 +74,42 @@ def _openvino(family: str) -> Callable[[Path], Candidate]:
             max_num_seqs=16,
             max_num_batched_tokens=256,
         )
-        return Candidate(OpenVINORunner(config), expect)
+        return Candidate(OpenVINORunner(config), _transformers(folder))
+
+    return load
+
+
+def _torch(family: str) -> Callable[[Path], Candidate]:
+    def load(folder: Path) -> Candidate:
+        make_model(folder, family, eos_token_id=None)
+        config = TorchConfig(
+            model_dir=folder,
+            dtype="f32",
+            device="cpu",
+            threads=1,
+            block_size=32,
+            num_blocks=NUM_BLOCKS,
+            max_num_seqs=16,
+        )
+        return Candidate(TorchRunner(config), _transformers(folder))
+
+    return load
+
+
+def _vllm(family: str) -> Callable[[Path], Candidate]:
+    def load(folder: Path) -> Candidate:
+        if importlib.util.find_spec("vllm") is None:
+            pytest.skip("vLLM is not installed: .ci/vllm runs this in an environment of its own")
+        make_model(folder, family, eos_token_id=None)
+        options = {
+            "model_dir": folder,
+            "dtype": "f32",
+            "num_blocks": NUM_BLOCKS,
+            "block_size": 32,
+            "max_num_seqs": 16,
+            "max_num_batched_tokens": 256,
+        }
+        return Candidate(load_runner(EngineSpec(runner="vllm", options=options)), _transformers(folder))
 
     return load
 
@@ -74,6 +117,8 @@ def _openvino(family: str) -> Callable[[Path], Candidate]:
 CANDIDATES: dict[str, Callable[[Path], Candidate]] = {
     "simulated": _simulated,
     **{f"openvino-{family}": _openvino(family) for family in FAMILIES},
+    **{f"torch-{family}": _torch(family) for family in ("llama", "mistral", "qwen3")},
+    **{f"vllm-{family}": _vllm(family) for family in ("llama", "mistral", "qwen2", "qwen2-sliding", "qwen3")},
 }
 
 

@@ -71,6 +71,8 @@ def load_model(
             output_loading_info=True,
         )
     except (ValueError, KeyError, TypeError, NotImplementedError, ImportError) as e:
+        if e.args == (ATTENTION,):  # models from before attention functions look their classes up by that name
+            raise UnsupportedError(f"{model_config.model_type} does not let its attention be replaced") from e
         raise UnsupportedError(f"transformers does not load this {model_config.model_type} as a causal LM: {e}") from e
     except Exception as e:  # safetensors and torch have errors of their own for what is damaged
         raise EngineError(f"the checkpoint in {model_dir} cannot be loaded: {e}") from e

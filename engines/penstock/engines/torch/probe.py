@@ -54,14 +54,14 @@ class _Recorder:
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
 
-def inspect_layers(model: PreTrainedModel) -> tuple[dict[nn.Module, LayerLayout], int]:
+def inspect_layers(model: PreTrainedModel, max_model_len: int) -> tuple[dict[nn.Module, LayerLayout], int]:
     """What each layer keeps of a token, in order, and the size of the vocabulary.
 
     Raises UnsupportedError for a model that does not leave its attention to us, or asks for what we do not know.
     """
     name, config = type(model).__name__, model.config
     taken = inspect.signature(model.forward).parameters
-    lacking = [p for p in ("input_ids", "position_ids", "use_cache", "logits_to_keep") if p not in taken]
+    lacking = [p for p in ("input_ids", "position_ids", "logits_to_keep") if p not in taken]
     if lacking:
         raise UnsupportedError(f"{name} cannot be run: its forward does not take {', '.join(lacking)}")
     recorder = _Recorder()
@@ -74,22 +74,24 @@ def inspect_layers(model: PreTrainedModel) -> tuple[dict[nn.Module, LayerLayout]
         raise UnsupportedError(f"{name} cannot be run: {e.message}") from e
     except Exception as e:  # whatever a model's code may raise that was not made for this
         raise UnsupportedError(f"{name} cannot be run with attention of ours: {type(e).__name__}: {e}") from e
+    if not recorder.calls:
+        raise UnsupportedError(f"{name} cannot be run: it does not let its attention be replaced")
     layouts = {module: layout for module, layout, _ in recorder.calls}
     if len(recorder.calls) != config.num_hidden_layers or len(layouts) != len(recorder.calls):
         raise UnsupportedError(
             f"{name} cannot be run: its {config.num_hidden_layers} layers called attention {len(recorder.calls)} "
             f"times, from {len(layouts)} places; each has to call it once"
         )
-    _check_windows(model, [window for _, _, window in recorder.calls])
+    _check_windows(model, [window for _, _, window in recorder.calls], max_model_len)
     return layouts, int(logits.shape[-1])
 
 
-def _check_windows(model: PreTrainedModel, windows: list[int | None]) -> None:
+def _check_windows(model: PreTrainedModel, windows: list[int | None], max_model_len: int) -> None:
     """Some models tell only their own masks of a window."""
     name, config = type(model).__name__, model.config
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
-        if getattr(config, "sliding_window", None) and not any(windows):
+        if (getattr(config, "sliding_window", None) or max_model_len) < max_model_len and not any(windows):
             raise UnsupportedError(f"{name} cannot be run: its attention is not told of sliding_window")
     elif [kind == "sliding_attention" for kind in kinds] != [window is not None for window in windows]:
         raise UnsupportedError(f"{name} cannot be run: its layers' windows are not those of layer_types")
@@ -97,22 +99,22 @@ def _check_windows(model: PreTrainedModel, windows: list[int | None]) -> None:
 
 def verify(model: PreTrainedModel, layouts: dict[nn.Module, LayerLayout], vocab_size: int) -> None:
     """Raises UnsupportedError when the model computes something else in steps than at once with its own attention."""
+    name = type(model).__name__
     tokens = np.random.default_rng(0).integers(0, vocab_size, (2, _LENGTH)).astype(np.int32)
-    ours = _in_steps(model, layouts, tokens)
-    model.set_attn_implementation("eager")
-    with torch.inference_mode():
-        ids = torch.from_numpy(tokens[:1].astype(np.int64)).to(model.device)
-        theirs = model(input_ids=ids, use_cache=False).logits[0].float()
-    model.set_attn_implementation(ATTENTION)
+    try:
+        ours = _in_steps(model, layouts, tokens)
+        theirs = _at_once(model, tokens[0])
+    except Exception as e:  # as above
+        raise UnsupportedError(f"{name} cannot be run: {type(e).__name__}: {e}") from e
     finite = theirs.isfinite().all(dim=-1)
     if not finite.any():
         return  # weights that are broken tell nothing; the requests that meet them will fail
     errors = (ours - theirs)[finite].norm(dim=-1) / theirs[finite].norm(dim=-1)
     # The median: a few tokens of a mixture may be sent to other experts by mere rounding.
-    error, most = float(errors.median()), torch.finfo(model.dtype).eps ** 0.5
+    error, most = float(errors.median()), 2 * torch.finfo(model.dtype).eps ** 0.5
     if not error <= most:
         raise UnsupportedError(
-            f"{type(model).__name__} cannot be run: in steps it computes something else than at once "
+            f"{name} cannot be run: in steps it computes something else than at once "
             f"(logits differ by {error:.2g} of their size; up to {most:.2g} would be rounding)"
         )
 
@@ -130,6 +132,18 @@ def _in_steps(model: PreTrainedModel, layouts: dict[nn.Module, LayerLayout], tok
         wanted = torch.arange(scheduled[0], device=model.device) + int(step.begins[0])
         parts.append(paged.compute(step, wanted))
     return torch.cat(parts)
+
+
+def _at_once(model: PreTrainedModel, tokens: Any) -> Tensor:
+    """Logits [T, vocab] by the model's plain attention, with masks and positions of its own."""
+    model.set_attn_implementation("eager")
+    try:
+        with torch.inference_mode():
+            ids = torch.from_numpy(tokens.astype(np.int64)).to(model.device)
+            logits: Tensor = model(input_ids=ids[None], use_cache=False).logits[0].float()
+    finally:
+        model.set_attn_implementation(ATTENTION)
+    return logits
 
 
 def step_memory(model: PreTrainedModel, layouts: dict[nn.Module, LayerLayout], num_tokens: int) -> int:

@@ -36,7 +36,7 @@ class TorchRunner:
         model_len = max_model_len(config, model_config)
         dtype = choose_dtype(config, model_config.dtype, device)
         model = load_model(config.model_dir, model_config, dtype, device)
-        layouts, vocab_size = inspect_layers(model)
+        layouts, vocab_size = inspect_layers(model, model_len)
         verify(model, layouts, vocab_size)
         block_size = config.block_size or _BLOCK_SIZES[device.type]
         block_bytes = block_size * sum(layout.token_bytes for layout in layouts.values())

@@ -58,7 +58,7 @@ class KVCache:
 
 
 def size_cache(
-    config: TorchConfig, device: torch.device, max_model_len: int, block_bytes: int, block_size: int, free: int
+    config: TorchConfig, device: torch.device, free: int, *, max_model_len: int, block_size: int, block_bytes: int
 ) -> int:
     """How many blocks: as asked for, or as many as `free` bytes hold and max_num_seqs full requests can use."""
     if config.num_blocks is not None:

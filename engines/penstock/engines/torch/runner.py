@@ -41,7 +41,14 @@ class TorchRunner:
         block_size = config.block_size or _BLOCK_SIZES[device.type]
         block_bytes = block_size * sum(layout.token_bytes for layout in layouts.values())
         beside = step_memory(model, layouts, min(model_len, config.max_num_batched_tokens))
-        num_blocks = size_cache(config, device, model_len, block_size, block_bytes, free_memory(device) - beside)
+        num_blocks = size_cache(
+            config,
+            device,
+            free_memory(device) - beside,
+            max_model_len=model_len,
+            block_size=block_size,
+            block_bytes=block_bytes,
+        )
         self._cache = KVCache(layouts, num_blocks, block_size, device)
         self._model = PagedModel(model, self._cache)
         eos = eos_token_ids(config.model_dir, settings)

@@ -43,7 +43,7 @@ class Inference:
 
     async def decode(self, data: bytes, message: Message, model: InferModel, context: Context, tenant: str) -> Decoded:
         """`message` is what stands in `data`. Raises PenstockError for what cannot be asked like this."""
-        if self._takes_long(data):
+        if self._takes_long(len(data), message):
             decoded = await asyncio.to_thread(decode, message, model, self._regions)
         else:
             decoded = decode(message, model, self._regions)
@@ -57,11 +57,10 @@ class Inference:
             request.parameters |= forwarded(texts, self._pattern)
         return decoded
 
-    def _takes_long(self, data: bytes) -> bool:
-        size = len(data)
-        if size >= _LONG_TEXT and (size >= _LONG_REQUEST or b"BYTES" in data):
+    def _takes_long(self, size: int, message: Message) -> bool:
+        if size >= _LONG_REQUEST or (size >= _LONG_TEXT and any(each.datatype == "BYTES" for each in message.inputs)):
             return True
-        return self._regions.allowed and b"shared_memory_region" in data
+        return self._regions.allowed and any(each.parameters for each in (*message.inputs, *message.outputs))
 
     def trace(self, model: InferModel, decoded: Decoded) -> RequestTrace | None:
         """The trace of a request that is to be traced; it has begun."""

@@ -30,8 +30,9 @@ def read_config(model_dir: Path) -> dict[str, Any]:
     for key, value in _entries(settings):
         if key == "auto_map":
             raise UnsupportedError(f"config.json has {key}: {_REFUSED['auto_map']}")
-        if key.startswith("_attn_implementation") and "/" in str(value):
-            raise UnsupportedError(f"config.json has {key}={value!r}: attention kernels are not fetched from elsewhere")
+        # Of attention, and of experts: a name with a slash is a repository to fetch code from.
+        if "_implementation" in key and "/" in str(value):
+            raise UnsupportedError(f"config.json has {key}={value!r}: kernels are not fetched from elsewhere")
     if (model_dir / "adapter_config.json").exists():
         raise UnsupportedError(f"{model_dir} has adapter_config.json: adapters are not supported")
     _check_weight_files(model_dir)

@@ -62,6 +62,7 @@ _LONG = {
         ({"nested": [{"auto_map": {"AutoModel": "a/b--evil.Model"}}]}, "config.json has auto_map"),
         ({"_attn_implementation": "someone/kernels"}, "_attn_implementation='someone/kernels'"),
         ({"_attn_implementation_internal": "someone/kernels"}, "_attn_implementation_internal"),
+        ({"_experts_implementation": "someone/kernels"}, "_experts_implementation"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantized checkpoints are not supported"),
         ({"text_config": {}}, "multimodal models are not supported"),
         ({"model_type": "unheard_of"}, "does not take this config.json"),

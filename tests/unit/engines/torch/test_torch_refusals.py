@@ -24,7 +24,7 @@ from unit.engines.torch.families import make_family
     [
         ("bert", {}, "BertLMHeadModel cannot be run: it attends to later tokens"),
         ("bloom", {"n_layer": 2, "n_head": 4}, "BloomForCausalLM cannot be run: .* does not take position_ids"),
-        ("diffllama", {}, "called attention 8 times, from 4 places"),
+        ("diffllama", {}, "called attention 8 times, from 4 places|does not let its attention be replaced"),
         ("doge", {"head_dim": 16}, "DogeForCausalLM cannot be run: it brings a mask of its own"),
         ("falcon", {}, "falcon does not let its attention be replaced"),
         ("gptj", {"n_embd": 64, "n_head": 4, "rotary_dim": 8}, "gptj does not let its attention be replaced"),

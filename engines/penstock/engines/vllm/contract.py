@@ -78,6 +78,7 @@ PRESENT = (
     "vllm.v1.kv_cache_interface:SlidingWindowSpec",
     "vllm.config:VllmConfig.use_v2_model_runner",
     "vllm.platforms:current_platform.is_cpu",
+    "vllm.exceptions:VLLMValidationError",
 )
 
 

@@ -25,6 +25,7 @@ def read_output(step: SchedulerOutput, table: RequestTable, theirs: Any, refused
         samples = step.num_computed_tokens[i] + step.num_scheduled_tokens[i] == len(request.token_ids)
         if samples and broken.get(request.name):
             output.failed[request_id] = NOT_FINITE
+            table.tainted.update(request.block_ids)
             continue
         scored = theirs.prompt_logprobs_dict.get(request.name)
         if scored is not None:
@@ -40,6 +41,7 @@ def read_output(step: SchedulerOutput, table: RequestTable, theirs: Any, refused
             entries = _token_logprobs(rows[0], rows[1], rows[2], request.params.logprobs)
             if not math.isfinite(entries[0].logprob):
                 output.failed[request_id] = NOT_FINITE
+                table.tainted.update(request.block_ids)
                 continue
             output.logprobs[request_id] = entries
         output.sampled_token_ids[i] = tokens

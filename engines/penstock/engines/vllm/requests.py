@@ -9,8 +9,9 @@ from penstock.engines.sampling.state import GREEDY_BELOW
 from penstock.engines.sampling.uniform import stream_key, uniform
 from penstock.engines.scheduler.output import NewRequest
 
+NULL_BLOCK = 0
+"""vLLM leaves it to padding and never writes it: our block b is its block b + 1."""
 _NULL_BLOCKS = 1
-"""vLLM leaves block 0 to padding: our block b is its block b + 1."""
 
 
 @dataclass(slots=True)

@@ -44,18 +44,20 @@ class VLLMRunner:
             name: LoRARequest(name, number, str(path))
             for number, (name, path) in enumerate(sorted(config.adapters.items()), 1)
         }
+        cache = self._core.scheduler.kv_cache_config
+        block_size = cache.kv_cache_groups[0].kv_cache_spec.block_size
         self._table = RequestTable()
         self._builder = StepBuilder(
             self._sampling_of,
             adapters,
+            block_size=block_size,
             introduces_resumed=self._draws_by_position,
             sends_tokens=config.pipeline_parallel_size > 1,
         )
-        cache = self._core.scheduler.kv_cache_config
         self._info = ModelInfo(
             vocab_size=settings.model_config.get_vocab_size(),
             max_model_len=settings.model_config.max_model_len,
-            block_size=cache.kv_cache_groups[0].kv_cache_spec.block_size,
+            block_size=block_size,
             num_blocks=usable_blocks(cache.num_blocks),
             eos_token_ids=self._eos,
             runner=_description(version, settings),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams as VLLMSamplingParams
 from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
@@ -13,7 +14,7 @@ from vllm.v1.core.sched.output import SchedulerOutput as VLLMSchedulerOutput
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.scheduler.output import SchedulerOutput
-from penstock.engines.vllm.requests import LiveRequest, to_vllm_blocks
+from penstock.engines.vllm.requests import NULL_BLOCK, LiveRequest, to_vllm_blocks
 from penstock.engines.vllm.table import RequestTable
 
 SamplingOf = Callable[[LiveRequest, bool], VLLMSamplingParams]
@@ -38,9 +39,11 @@ class StepBuilder:
         sampling_of: SamplingOf,
         adapters: dict[str, LoRARequest],
         *,
+        block_size: int,
         introduces_resumed: bool,
         sends_tokens: bool,
     ) -> None:
+        self._block_size = block_size
         self._sampling_of = sampling_of
         self._adapters = adapters
         self._introduces_resumed = introduces_resumed
@@ -64,7 +67,7 @@ class StepBuilder:
             if request_id in fresh or (request_id in replaced and self._introduces_resumed):
                 try:
                     data = self._introduce(request, computed)
-                except ValueError as e:
+                except (ValueError, VLLMValidationError) as e:
                     prepared.refused[request_id] = str(e)
                     continue
                 if self._introduces_resumed or not request.num_output_tokens:
@@ -81,10 +84,30 @@ class StepBuilder:
         output.scheduled_cached_reqs = cached
         output.total_num_scheduled_tokens = sum(output.num_scheduled_tokens.values())
         output.finished_req_ids = table.take_finished()
-        if step.block_copies:
-            copies = [to_vllm_blocks(list(copy)) for copy in step.block_copies]
-            output.kv_cache_block_copies = [KVCacheBlockCopy(*copy) for copy in copies]
+        copies = self._block_copies(step, table)
+        if copies:
+            output.kv_cache_block_copies = copies
         return prepared
+
+    def _block_copies(self, step: SchedulerOutput, table: RequestTable) -> list[KVCacheBlockCopy]:
+        """The step's, and the null block over each fresh block that a request with broken logits has held.
+
+        Kernels multiply what lies behind a request's last token with zero, which does not make a NaN go away.
+        """
+        copies = [KVCacheBlockCopy(*to_vllm_blocks(list(copy))) for copy in step.block_copies]
+        tainted = table.tainted
+        if not tainted:
+            return copies
+        computed = dict(zip(step.request_ids, step.num_computed_tokens, strict=True))
+        fresh = {block for _, blocks in step.new_block_ids.values() for block in to_vllm_blocks(blocks)}
+        for new in step.new_requests:
+            fresh.update(to_vllm_blocks(new.block_ids[-(-computed[new.id] // self._block_size) :]))
+        fresh.difference_update(copy.dst_block_id for copy in copies)
+        cleaned = sorted(tainted & fresh)
+        for copy in copies:
+            (tainted.add if copy.src_block_id in tainted else tainted.discard)(copy.dst_block_id)
+        tainted.difference_update(cleaned)
+        return [*(KVCacheBlockCopy(NULL_BLOCK, block) for block in cleaned), *copies]
 
     def _apply_blocks(self, step: SchedulerOutput, table: RequestTable, fresh: set[int]) -> set[int]:
         """Returns the ids of requests that lost a block for another, which vLLM can only be told with a whole table."""

@@ -13,6 +13,8 @@ class RequestTable:
         self._requests: dict[int, LiveRequest] = {}
         self._finished: set[str] = set()
         self._num_names = 0
+        self.tainted: set[int] = set()
+        """vLLM's blocks that requests with broken logits have held, and that nobody has cleaned since."""
 
     def __getitem__(self, request_id: int) -> LiveRequest:
         return self._requests[request_id]

@@ -1,0 +1,43 @@
+"""vLLM's step-level interface is not public: what this runner uses of it is still where it was."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.engines.errors import EngineError
+
+pytestmark = pytest.mark.usefixtures("needs_vllm")
+
+
+def contract():
+    from penstock.engines.vllm import contract
+
+    return contract
+
+
+def test_the_installed_release_keeps_the_contract():
+    assert list(contract().differences()) == []
+
+
+def test_what_has_moved_is_named(monkeypatch):
+    it = contract()
+    monkeypatch.setitem(it.FIELDS, "vllm.v1.core.sched.output:NewRequestData", ("req_id", "block_tables"))
+    monkeypatch.setitem(it.CALLS, "vllm.v1.executor:Executor.execute_model", ("self", "batch"))
+    monkeypatch.setitem(it.ORDERED, "vllm.v1.outputs:LogprobsLists", ("logprobs",))
+    monkeypatch.setitem(it.FIELDS, "vllm.v1.core.sched.output:Gone", ("x",))
+    with pytest.raises(EngineError) as caught:
+        it.check_contract("0.33.9")
+    message = str(caught.value)
+    assert "0.33.9" in message
+    assert "NewRequestData has no field 'block_tables'" in message
+    assert "execute_model has no parameter 'batch'" in message
+    assert "LogprobsLists begins with logprob_token_ids" in message
+    assert "Gone is gone" in message
+
+
+def test_engine_arguments_are_all_in_the_contract(model_dir):
+    from penstock.engines.vllm.config import VLLMConfig
+    from penstock.engines.vllm.start import engine_arguments
+
+    config = VLLMConfig(model_dir, num_blocks=4, adapters={"a": model_dir})
+    assert set(engine_arguments(config)) <= set(contract().CALLS["vllm.engine.arg_utils:EngineArgs"])

@@ -1,0 +1,63 @@
+"""Models that our scheduler's block tables cannot serve are refused with the reason and the way out."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from helpers_models import make_model
+from penstock.engines.errors import EngineError, UnsupportedError
+from penstock.engines.registry import EngineSpec, load_runner
+from penstock.engines.vllm.supported import check_cache, check_model
+
+SERVED = {
+    "runner_type": "generate",
+    "is_encoder_decoder": False,
+    "is_multimodal_model": False,
+    "is_hybrid": False,
+    "has_inner_state": False,
+}
+
+
+def config_of(speculative_config=None, **model):
+    return SimpleNamespace(model_config=SimpleNamespace(**SERVED | model), speculative_config=speculative_config)
+
+
+def test_a_plain_decoder_is_served():
+    check_model(config_of())
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (config_of(runner_type="pooling"), "does not generate text"),
+        (config_of(is_encoder_decoder=True), "encoder-decoder"),
+        (config_of(is_multimodal_model=True), "multimodal"),
+        (config_of(is_hybrid=True), "state beside the KV cache"),
+        (config_of(has_inner_state=True), "state beside the KV cache"),
+        (config_of(speculative_config=object()), "speculative decoding"),
+    ],
+)
+def test_other_models_are_refused(config, reason):
+    with pytest.raises(UnsupportedError, match=f"{reason}.*--scheduler engine"):
+        check_model(config)
+
+
+@pytest.mark.usefixtures("needs_vllm")
+@pytest.mark.parametrize(
+    ("specs", "reason"),
+    [([1, 2], "need 2 block tables"), ([], "need 0 block tables"), ([SimpleNamespace()], "kind SimpleNamespace")],
+)
+def test_caches_of_another_kind_are_refused(specs, reason):
+    groups = [SimpleNamespace(kv_cache_spec=spec) for spec in specs]
+    with pytest.raises(UnsupportedError, match=f"{reason}.*--scheduler engine"):
+        check_cache(SimpleNamespace(kv_cache_groups=groups))
+
+
+@pytest.mark.usefixtures("needs_vllm")
+def test_weights_that_are_not_safetensors_are_not_looked_at(tmp_path):
+    folder = make_model(tmp_path, hidden_size=128, head_dim=32)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(EngineError, match="no safetensors"):
+        load_runner(EngineSpec(runner="vllm", options={"model_dir": str(folder)}))

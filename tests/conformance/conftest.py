@@ -100,7 +100,8 @@ def _vllm(family: str) -> Callable[[Path], Candidate]:
     def load(folder: Path) -> Candidate:
         if importlib.util.find_spec("vllm") is None:
             pytest.skip("vLLM is not installed: .ci/vllm runs this in an environment of its own")
-        make_model(folder, family, eos_token_id=None)
+        # its attention kernels for CPUs know heads of 32 and more
+        make_model(folder, family, eos_token_id=None, hidden_size=128, head_dim=32)
         options = {
             "model_dir": folder,
             "dtype": "f32",
@@ -118,7 +119,7 @@ CANDIDATES: dict[str, Callable[[Path], Candidate]] = {
     "simulated": _simulated,
     **{f"openvino-{family}": _openvino(family) for family in FAMILIES},
     **{f"torch-{family}": _torch(family) for family in ("llama", "mistral", "qwen3")},
-    **{f"vllm-{family}": _vllm(family) for family in ("llama", "mistral", "qwen2", "qwen2-sliding", "qwen3")},
+    **{f"vllm-{family}": _vllm(family) for family in ("llama", "mistral", "qwen2", "qwen3")},
 }
 
 

@@ -37,8 +37,18 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tuple[Name, ...], Meta(description="the model's public names, the first one is reported; default: MODEL's name")
     ] = ()
     engine: Annotated[
-        Literal["auto", "openvino", "simulated"],
-        Meta(description="what runs the model; auto is openvino; simulated needs no weights and talks nonsense"),
+        Literal["auto", "openvino", "torch", "simulated"],
+        Meta(
+            description="what runs the model; auto: torch with a GPU or where openvino lacks the architecture, else "
+            "openvino; simulated needs no weights and talks nonsense"
+        ),
+    ] = "auto"
+    device: Annotated[
+        str,
+        Meta(
+            description="cpu, cuda or cuda:N; auto: the GPU where the engine can use one",
+            pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$",
+        ),
     ] = "auto"
     max_model_len: Annotated[
         Positive | None, Meta(description="most tokens of a request, prompt and output; default: the model's own limit")

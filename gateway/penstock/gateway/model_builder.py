@@ -11,6 +11,7 @@ from penstock.engines.registry import EngineSpec
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.policy import Policy
 from penstock.gateway.config import Config, ConfigError
+from penstock.gateway.engine_choice import choose_engine
 from penstock.gateway.metrics import ModelMetrics
 from penstock.gateway.models import LoadedModel, ModelSource, default_params, load_chat_template
 from penstock.tokenizers import Tokenizer, TokenizerError
@@ -62,20 +63,34 @@ def engine_spec(config: Config, source: ModelSource, tokenizer: Tokenizer) -> En
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    if config.model.engine == "simulated":
-        runner, options = "simulated", _simulated_options(config, tokenizer)
+    runner = config.model.engine if config.model.engine != "auto" else choose_engine(source.folder)
+    if runner == "simulated":
+        options = _simulated_options(config, tokenizer)
+    elif runner == "torch":
+        options = _torch_options(config, source, scheduler)
     else:
-        runner, options = "openvino", _openvino_options(config, source, scheduler)
+        options = _openvino_options(config, source, scheduler)
     interval = config.server.stream_interval_ms / 1e3
     return EngineSpec(runner=runner, options=options, scheduler=scheduler, publish_interval=interval)
 
 
 def _openvino_options(config: Config, source: ModelSource, scheduler: SchedulerConfig) -> dict[str, Any]:
+    if config.model.device not in ("auto", "cpu"):
+        raise ConfigError(f"device: the openvino engine runs on cpu, not on {config.model.device}")
+    return _common_options(config, source, scheduler) | {"weights": config.model.weights}
+
+
+def _torch_options(config: Config, source: ModelSource, scheduler: SchedulerConfig) -> dict[str, Any]:
+    if config.model.weights != "auto":
+        raise ConfigError("weights: the torch engine keeps weights in the precision of the computation (dtype)")
+    return _common_options(config, source, scheduler) | {"device": config.model.device}
+
+
+def _common_options(config: Config, source: ModelSource, scheduler: SchedulerConfig) -> dict[str, Any]:
     model, cache = config.model, config.cache
     return {
         "model_dir": str(source.folder),
         "dtype": model.dtype,
-        "weights": model.weights,
         "kv_cache_dtype": model.kv_cache_dtype,
         "threads": model.threads,
         "max_model_len": model.max_model_len,

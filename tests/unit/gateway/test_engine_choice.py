@@ -1,0 +1,72 @@
+"""What runs a model when nobody says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.gateway import engine_choice
+from penstock.gateway.config import ConfigError
+from penstock.gateway.engine_choice import choose_engine
+from penstock.gateway.models import find_model
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch):
+    """`machine(gpus=..., torch=...)`: what there is."""
+
+    def be(*, gpus: int = 0, torch: bool = True) -> None:
+        monkeypatch.setattr(engine_choice, "visible_gpus", lambda: gpus)
+        monkeypatch.setattr(engine_choice, "find_spec", lambda name: object() if torch else None)
+
+    return be
+
+
+@pytest.fixture
+def exotic(tmp_path: Path) -> Path:
+    """A model of an architecture that OpenVINO's runner does not have."""
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"]})
+    )
+    return tmp_path
+
+
+DEMO = find_model(None).folder
+
+
+def test_openvino_on_cpus(machine) -> None:
+    machine()
+    assert choose_engine(DEMO) == "openvino"
+    machine(torch=False)
+    assert choose_engine(DEMO) == "openvino"
+
+
+def test_torch_for_what_openvino_lacks(machine, exotic: Path, caplog: pytest.LogCaptureFixture) -> None:
+    machine()
+    with caplog.at_level("INFO", "penstock"):
+        assert choose_engine(exotic) == "torch"
+    assert "GPTNeoXForCausalLM" in caplog.text
+
+
+def test_what_to_install_is_told(machine, exotic: Path) -> None:
+    machine(torch=False)
+    with pytest.raises(ConfigError, match=r"penstock\[torch\]"):
+        choose_engine(exotic)
+
+
+def test_torch_on_gpus(machine) -> None:
+    machine(gpus=1)
+    assert choose_engine(DEMO) == "torch"
+    machine(gpus=1, torch=False)
+    assert choose_engine(DEMO) == "openvino"
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]"])
+def test_a_config_that_cannot_be_read(machine, tmp_path: Path, text: str | None) -> None:
+    machine()
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        choose_engine(tmp_path)

@@ -23,12 +23,14 @@ class Driver:
         self._inbox: list[DownMessage] = []
         self._next_id = 1
 
-    def add(self, prompt: Sequence[int], max_tokens: int, n: int = 1, **params: Any) -> tuple[int, ...]:
+    def add(
+        self, prompt: Sequence[int], max_tokens: int, n: int = 1, adapter: str = "", **params: Any
+    ) -> tuple[int, ...]:
         """Greedy unless told otherwise, and never ended by EOS."""
         ids = tuple(range(self._next_id, self._next_id + n))
         self._next_id += n
         sampling = SamplingParams(**{"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, **params})
-        self._inbox.append(AddRequest(ids, list(prompt), sampling, arrival_time=self.now))
+        self._inbox.append(AddRequest(ids, list(prompt), sampling, arrival_time=self.now, adapter=adapter))
         self.tokens.update((i, []) for i in ids)
         return ids
 

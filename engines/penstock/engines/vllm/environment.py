@@ -23,6 +23,7 @@ def prepare(config: VLLMConfig, cpu: bool, environ: MutableMapping[str, str] = o
         "VLLM_DO_NOT_TRACK": "1",
         "VLLM_CONFIGURE_LOGGING": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
         "TOKENIZERS_PARALLELISM": "false",
         # the model is a local folder: nothing is to be fetched, and no hub to be asked
         "HF_HUB_OFFLINE": "1",

@@ -80,7 +80,8 @@ def engine_arguments(config: VLLMConfig) -> dict[str, Any]:
     if config.adapters:
         arguments |= {
             "enable_lora": True,
-            "max_loras": len(config.adapters),
+            # on CPUs rows without an adapter (-1) read the last slot: one more than are used stays all zeros
+            "max_loras": len(config.adapters) + cpu,
             "max_lora_rank": config.max_lora_rank,
         }
     return arguments

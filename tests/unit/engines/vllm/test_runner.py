@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from helpers_engine import Driver
-from penstock.engines.messages import FinishReason
 
 SAMPLING = [
     {"temperature": 0.9, "seed": 3},
@@ -114,17 +113,10 @@ def test_a_grammar_rules_only_its_request(runner):
 
 
 def test_an_adapter_that_is_not_there_is_refused_by_name(runner):
-    from penstock.engines.messages import AddRequest, SamplingParams
-
     driver = Driver(runner, max_num_seqs=8, max_num_batched_tokens=256)
-    [neighbour] = driver.add(prompt(1), 10)
-    sampling = SamplingParams(max_tokens=5, temperature=0.0)
-    driver.tokens[99] = []
-    outputs = driver.core.step([AddRequest((99,), prompt(2), sampling, 0.0, adapter="poet")]).outputs
+    [neighbour], [poet] = driver.add(prompt(1), 10), driver.add(prompt(2), 10, adapter="poet")
     driver.run()
-    [end] = [output for output in outputs if output.id == 99]
-    assert end.finish_reason is FinishReason.ERROR
-    assert "no LoRA adapter is called 'poet'; none is configured" in end.error.message
+    assert "no LoRA adapter is called 'poet'; none is configured" in driver.ends[poet].error.message
     assert driver.tokens[neighbour] == alone(runner, prompt(1), 10)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engines.openvino.requests import RequestTable
+from penstock.engines.request_table import RequestTable
 from penstock.engines.sampling import Sampler, token_logprobs
 from penstock.engines.scheduler.output import ModelRunnerOutput
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,21 +9,8 @@ import numpy.typing as npt
 import openvino as ov
 
 from penstock.engines.openvino.decoder import STEP_INPUTS
-from penstock.engines.openvino.requests import RequestTable
-
-Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The S requests of one inference."""
-
-    rows: Ints
-    """[S] rows of the request table."""
-    sampling: Ints
-    """Which of the S get a new token; their logits come first, in this order."""
-    prompt_positions: list[tuple[int, int, int]]
-    """(index of the request, first position, count) of the prompt positions whose logits follow, by request."""
+from penstock.engines.request_table import RequestTable
+from penstock.engines.step_sampling import Ints, Part, Wanted
 
 
 class StepInputs:
@@ -36,8 +22,9 @@ class StepInputs:
         self._block_size = block_size
         self._buffers = {name: _Buffer(request, name, *spec, capacity) for name, spec in STEP_INPUTS.items()}
 
-    def fill(self, rows: Ints, computed: Ints, scheduled: Ints) -> Batch:
-        """`computed` and `scheduled` tokens for each of `rows`, all [S]."""
+    def fill(self, part: Part, wanted: Wanted) -> None:
+        """The requests of a part of a step, and whose logits are needed of it."""
+        rows, computed, scheduled = part.rows, part.computed, part.scheduled
         table, buffers = self._table, self._buffers
         total = computed + scheduled
         begins = np.zeros(len(rows) + 1, np.int64)
@@ -53,11 +40,7 @@ class StepInputs:
         buffers["subsequence_begins"].put(begins)
         buffers["max_context_len"].put(total.max())
         self._fill_block_tables(rows, total)
-        sampling = np.flatnonzero(total == table.num_tokens[rows])
-        wanted, prompt_positions = self._prompt_positions(rows, computed, total, begins)
-        last = begins[1:][sampling] - 1
-        buffers["sampled_tokens_indices"].put(np.concatenate([last, *wanted]) if wanted else last)
-        return Batch(rows, sampling, prompt_positions)
+        buffers["sampled_tokens_indices"].put(wanted.offsets(part, begins))
 
     def _fill_block_tables(self, rows: Ints, total: Ints) -> None:
         used = -(-total // self._block_size)
@@ -67,20 +50,6 @@ class StepInputs:
         present = np.arange(tables.shape[1]) < used[:, None]
         self._buffers["block_indices"].put(tables[present])
         self._buffers["block_indices_begins"].put(begins)
-
-    def _prompt_positions(
-        self, rows: Ints, computed: Ints, total: Ints, begins: Ints
-    ) -> tuple[list[Ints], list[tuple[int, int, int]]]:
-        """Flat indices, and the same by request, of prompt positions whose successor is a prompt token."""
-        flat: list[Ints] = []
-        by_request: list[tuple[int, int, int]] = []
-        for i in np.flatnonzero(self._table.wants_prompt_logprobs[rows]).tolist():
-            stop = min(int(total[i]), int(self._table.num_prompt_tokens[rows[i]]) - 1)
-            count = stop - int(computed[i])
-            if count > 0:
-                flat.append(np.arange(begins[i], begins[i] + count))
-                by_request.append((i, int(computed[i]), count))
-        return flat, by_request
 
 
 class _Buffer:

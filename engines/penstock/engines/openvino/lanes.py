@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.engines.openvino.device import all_threads, default_threads
 from penstock.engines.openvino.inputs import StepInputs
-from penstock.engines.openvino.requests import RequestTable
+from penstock.engines.request_table import RequestTable
 
 _WORK_PER_THREAD = 12 << 20
 """Bytes of weights times tokens that make one more thread worth waking (7 M and 5 M parameter models, two cores)."""

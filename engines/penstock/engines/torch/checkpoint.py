@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engines.errors import EngineError, UnsupportedError
-from penstock.engines.openvino.settings import read_json
+from penstock.engines.model_files import read_json
 
 _REFUSED = {
     "auto_map": "a model's own code is never run; without this key transformers' own class of that model is used",

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from penstock.engines.messages import ModelInfo
-from penstock.engines.openvino.requests import RequestTable
-from penstock.engines.openvino.settings import eos_token_ids
+from penstock.engines.model_files import eos_token_ids
+from penstock.engines.request_table import RequestTable
 from penstock.engines.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.step_sampling import StepSampler
 from penstock.engines.torch.checkpoint import read_config

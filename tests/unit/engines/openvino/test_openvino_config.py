@@ -7,9 +7,9 @@ import pytest
 
 from penstock.engines.cores import usable_cores
 from penstock.engines.errors import ContextLengthError, InvalidRequestError, UnsupportedError
+from penstock.engines.model_files import eos_token_ids
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.device import default_threads
-from penstock.engines.openvino.settings import eos_token_ids
 
 HERE = Path()
 

@@ -24,7 +24,7 @@ from penstock.gateway.kserve.logs import LogSettings
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.kserve.tracing import Tracing
 
-_LOGS = LogSettings()
+_LOGS = LogSettings(handlers=())
 SECONDS = 20
 """More than any of these calls takes."""
 

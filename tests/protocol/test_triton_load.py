@@ -101,7 +101,7 @@ def test_ten_thousand_cancelled_requests_leave_nothing_behind(tmp_path: Path) ->
         ended = asyncio.run(_cancel_many(server.grpc, total=10_000))
         wait_until(lambda: counts(server, "add")["inference_stats"]["success"]["count"] > 0)
         assert sum(ended.values()) == 10_000
-        assert set(ended) <= {"answered", "cancelled"}
+        assert set(ended) <= {"answered", "cancelled", "refused"}
         assert ended["cancelled"] > 1000
 
         def nothing_waits() -> bool:
@@ -113,6 +113,13 @@ def test_ten_thousand_cancelled_requests_leave_nothing_behind(tmp_path: Path) ->
         stats = counts(server, "add")["inference_stats"]
         assert stats["success"]["count"] + stats["fail"]["count"] <= 10_001
         assert stats["success"]["count"] >= ended["answered"]
+
+
+def _how(error: str) -> str:
+    """Streams that are reset faster than the library can clear them away are refused before they begin."""
+    if "RST_STREAM with error code 7" in error:
+        return "refused"
+    return "cancelled" if "cancelled" in error.lower() else error
 
 
 async def _cancel_many(address: str, total: int) -> Counter[str]:
@@ -130,7 +137,7 @@ async def _cancel_many(address: str, total: int) -> Counter[str]:
             except (TimeoutError, asyncio.CancelledError):
                 ended["cancelled"] += 1
             except InferenceServerException as error:
-                ended["cancelled" if "cancelled" in str(error).lower() else str(error)] += 1
+                ended[_how(str(error))] += 1
             else:
                 ended["answered"] += 1
 

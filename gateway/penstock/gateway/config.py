@@ -37,10 +37,10 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tuple[Name, ...], Meta(description="the model's public names, the first one is reported; default: MODEL's name")
     ] = ()
     engine: Annotated[
-        Literal["auto", "openvino", "torch", "simulated"],
+        Literal["auto", "openvino", "vllm", "torch", "simulated"],
         Meta(
-            description="what runs the model; auto: torch with a GPU or where openvino lacks the architecture, else "
-            "openvino; simulated needs no weights and talks nonsense"
+            description="what runs the model; auto: vllm or torch with a GPU, torch where openvino lacks the "
+            "architecture, else openvino; simulated needs no weights and talks nonsense"
         ),
     ] = "auto"
     device: Annotated[

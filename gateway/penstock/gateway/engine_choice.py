@@ -16,10 +16,12 @@ logger = logging.getLogger("penstock")
 
 
 def choose_engine(folder: Path) -> str:
-    """With a GPU torch, where it is installed; on a CPU openvino, and torch for architectures that it does not have.
+    """With a GPU vllm or torch, as installed; on a CPU openvino, and torch for architectures that it does not have.
 
     Raises ConfigError when the folder has no readable config.json, and when torch would be needed and is not there.
     """
+    if visible_gpus() and find_spec("vllm") is not None:
+        return "vllm"
     has_torch = find_spec("torch") is not None and find_spec("transformers") is not None
     if visible_gpus() and has_torch:
         return "torch"

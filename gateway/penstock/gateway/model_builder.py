@@ -68,6 +68,8 @@ def engine_spec(config: Config, source: ModelSource, tokenizer: Tokenizer) -> En
         options = _simulated_options(config, tokenizer)
     elif runner == "torch":
         options = _torch_options(config, source, scheduler)
+    elif runner == "vllm":
+        options = _vllm_options(config, source, scheduler)
     else:
         options = _openvino_options(config, source, scheduler)
     interval = config.server.stream_interval_ms / 1e3
@@ -84,6 +86,14 @@ def _torch_options(config: Config, source: ModelSource, scheduler: SchedulerConf
     if config.model.weights != "auto":
         raise ConfigError("weights: the torch engine keeps weights in the precision of the computation (dtype)")
     return _common_options(config, source, scheduler) | {"device": config.model.device}
+
+
+def _vllm_options(config: Config, source: ModelSource, scheduler: SchedulerConfig) -> dict[str, Any]:
+    if config.model.weights != "auto":
+        raise ConfigError("weights: vLLM keeps them as the checkpoint does, or in the precision of dtype")
+    if config.model.device != "auto":
+        raise ConfigError("device: vLLM runs on what it was built for; CUDA_VISIBLE_DEVICES chooses among GPUs")
+    return _common_options(config, source, scheduler)
 
 
 def _common_options(config: Config, source: ModelSource, scheduler: SchedulerConfig) -> dict[str, Any]:

@@ -17,9 +17,10 @@ from penstock.gateway.models import find_model
 def machine(monkeypatch: pytest.MonkeyPatch):
     """`machine(gpus=..., torch=...)`: what there is."""
 
-    def be(*, gpus: int = 0, torch: bool = True) -> None:
+    def be(*, gpus: int = 0, torch: bool = True, vllm: bool = False) -> None:
         monkeypatch.setattr(engine_choice, "visible_gpus", lambda: gpus)
-        monkeypatch.setattr(engine_choice, "find_spec", lambda name: object() if torch else None)
+        there = {"torch": torch, "transformers": torch, "vllm": vllm}
+        monkeypatch.setattr(engine_choice, "find_spec", lambda name: object() if there[name] else None)
 
     return be
 
@@ -56,7 +57,11 @@ def test_what_to_install_is_told(machine, exotic: Path) -> None:
         choose_engine(exotic)
 
 
-def test_torch_on_gpus(machine) -> None:
+def test_vllm_or_torch_on_gpus(machine) -> None:
+    machine(gpus=1, vllm=True)
+    assert choose_engine(DEMO) == "vllm"
+    machine(gpus=0, vllm=True)
+    assert choose_engine(DEMO) == "openvino"
     machine(gpus=1)
     assert choose_engine(DEMO) == "torch"
     machine(gpus=1, torch=False)

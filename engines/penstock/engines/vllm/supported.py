@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.engines.errors import UnsupportedError
 
-_HINT = "vLLM's own scheduler can run it: --scheduler engine"
+_HINT = "only vLLM's own scheduler can run it, which this version does not drive"
 
 
 def check_model(vllm_config: Any) -> None:

@@ -40,7 +40,7 @@ def test_a_plain_decoder_is_served():
     ],
 )
 def test_other_models_are_refused(config, reason):
-    with pytest.raises(UnsupportedError, match=f"{reason}.*--scheduler engine"):
+    with pytest.raises(UnsupportedError, match=f"{reason}.*only vLLM's own scheduler"):
         check_model(config)
 
 
@@ -51,7 +51,7 @@ def test_other_models_are_refused(config, reason):
 )
 def test_caches_of_another_kind_are_refused(specs, reason):
     groups = [SimpleNamespace(kv_cache_spec=spec) for spec in specs]
-    with pytest.raises(UnsupportedError, match=f"{reason}.*--scheduler engine"):
+    with pytest.raises(UnsupportedError, match=f"{reason}.*only vLLM's own scheduler"):
         check_cache(SimpleNamespace(kv_cache_groups=groups))
 
 

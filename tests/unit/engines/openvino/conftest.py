@@ -6,21 +6,10 @@ from typing import Any
 
 import pytest
 
-from helpers_models import load_reference, make_model
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.runner import OpenVINORunner
 
 MakeRunner = Callable[..., OpenVINORunner]
-
-
-@pytest.fixture(scope="session")
-def llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("llama"), "llama")
-
-
-@pytest.fixture(scope="session")
-def llama_reference(llama_dir: Path) -> Any:
-    return load_reference(llama_dir)
 
 
 @pytest.fixture

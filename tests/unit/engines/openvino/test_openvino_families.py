@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from helpers_models import FAMILIES, VOCAB_SIZE, edit_config, load_reference, make_model, reference_tokens
-from unit.engines.openvino.runner_driver import Driver
+from helpers_runner import Driver
 
 PROMPT_LENGTHS = (1, 7, 33, 70)
 COUNT = 40

@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import save_file
 
 from helpers_models import VOCAB_SIZE, load_reference, make_model, reference_logprobs
+from helpers_runner import Driver
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.messages import SamplingParams
 from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.weights import quantize_rows
-from unit.engines.openvino.runner_driver import Driver
 
 CAPABILITIES = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 LOW = {"weights": "int8", "kv_cache_dtype": "u8"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -10,36 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from helpers_models import VOCAB_SIZE, load_reference, make_model, reference_logprobs, reference_tokens
+from helpers_models import load_reference, make_model, reference_logprobs, reference_tokens
+from helpers_runner import Driver, prompt
 from penstock.engines.errors import EngineError
 from penstock.engines.messages import SamplingParams
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.runner import OpenVINORunner
 from penstock.engines.torch import step as steps
 from penstock.engines.torch.step import make_step
-from unit.engines.openvino.runner_driver import Driver
-
-
-def prompt(length: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(3, VOCAB_SIZE) for _ in range(length)]
-
-
-def test_mixed_prefill_and_decode(llama_dir: Path, llama_reference: Any, make_runner: Any) -> None:
-    driver = Driver(make_runner(llama_dir))
-    first, second, third = prompt(40, 2), prompt(77, 3), prompt(5, 4)
-    a = driver.add(10, first)
-    driver.step()
-    b = driver.add(11, second)
-    driver.step({11: 50, 10: 1})
-    c = driver.add(12, third)
-    driver.step({10: 1, 12: 5, 11: 20})
-    driver.step({12: 1, 11: 7})
-    for _ in range(8):
-        driver.step()
-    for request, tokens in ((a, first), (b, second), (c, third)):
-        assert request.output == reference_tokens(llama_reference, tokens, len(request.output))
-        assert len(request.output) >= 9
 
 
 def test_copied_and_replaced_blocks(llama_dir: Path, llama_reference: Any, make_runner: Any) -> None:

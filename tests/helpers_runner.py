@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from helpers_models import VOCAB_SIZE
 from penstock.engines.base import ModelRunner
 from penstock.engines.messages import SamplingParams
 from penstock.engines.scheduler.output import ModelRunnerOutput, NewRequest, SchedulerOutput
 
 GREEDY = SamplingParams(max_tokens=1000, temperature=0.0)
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(3, VOCAB_SIZE) for _ in range(length)]
 
 
 @dataclass

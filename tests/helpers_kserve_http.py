@@ -33,7 +33,7 @@ def kserve_context(store: FakeModelStore, **options: Any) -> KServe:
     parts: dict[str, Any] = {
         "shared_memory": SharedMemoryRegions(allowed),
         "tracing": Tracing(),
-        "logs": LogSettings(),
+        "logs": LogSettings(handlers=()),
     }
     return KServe(models=store, **(parts | options))
 

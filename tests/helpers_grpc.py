@@ -35,7 +35,6 @@ def kserve_of(*models: FakeModel, allow_shared_memory: bool = True, **options: A
         shared_memory=SharedMemoryRegions(allow_shared_memory),
         tracing=options.pop("tracing", None) or Tracing(),
         logs=_LOGS,
-        allow_shared_memory=allow_shared_memory,
         **options,
     )
 

@@ -12,6 +12,7 @@ from google.protobuf import text_format
 
 from penstock.engines.classic.messages import InferRequest, InferResponse
 from penstock.engines.classic.model_config import ModelConfig, datatype_name
+from penstock.engines.classic.signature import ModelSignature
 from penstock.engines.classic.statistics import ModelStatistics
 from penstock.engines.classic.tensors import NUMPY_TYPES, Tensor
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, PenstockError, UnsupportedError
@@ -66,6 +67,7 @@ class FakeModel:
 
     def __init__(self, config: str, compute: Compute, version: int = 1, folder: Path | None = None) -> None:
         self.config: ModelConfig = text_format.Parse(config, ModelConfig())
+        self.signature = ModelSignature(self.config)
         self.name: str = self.config.name
         self.version = version
         self.ready = True

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def kserve_context(store: FakeModelStore, **options: Any) -> KServe:
-    allowed = options.get("allow_shared_memory", False)
+    allowed = options.pop("allow_shared_memory", False)
     parts: dict[str, Any] = {
         "shared_memory": SharedMemoryRegions(allowed),
         "tracing": Tracing(),

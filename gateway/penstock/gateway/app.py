@@ -98,7 +98,6 @@ def build_kserve(config: Config, models: ModelRepository, dataplane: DataPlane) 
         name=server.id,
         version=version("penstock"),
         max_input_bytes=server.http_max_input_size,
-        allow_shared_memory=server.allow_client_shm,
         header_forward_pattern=_header_pattern("http-header-forward-pattern", server.http_header_forward_pattern),
         load_metrics=partial(_kv_cache_load, dataplane),
     )

@@ -84,10 +84,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_section(parser: argparse.ArgumentParser, name: str, section: type[msgspec.Struct]) -> None:
     group = parser.add_argument_group(name, (section.__doc__ or "").strip())
     for field in _fields(section):
-        kind = field.type
-        while isinstance(kind, inspect.Metadata):
-            kind = kind.type
-        _add_flag(group, field, kind)
+        _add_flag(group, field, _bare(field.type))
 
 
 def _add_flag(group: Any, field: inspect.Field, kind: inspect.Type) -> None:
@@ -109,10 +106,14 @@ def _add_flag(group: Any, field: inspect.Field, kind: inspect.Type) -> None:
 
 
 def _is_switch(field: inspect.Field) -> bool:
-    kind = field.type
+    return isinstance(_bare(field.type), inspect.BoolType)
+
+
+def _bare(kind: inspect.Type) -> inspect.Type:
+    """Without bounds and descriptions."""
     while isinstance(kind, inspect.Metadata):
         kind = kind.type
-    return isinstance(kind, inspect.BoolType)
+    return kind
 
 
 def _fields(section: type[msgspec.Struct]) -> Sequence[inspect.Field]:
@@ -137,9 +138,7 @@ def _help(field: inspect.Field) -> str:
 def _metavar(kind: inspect.Type) -> str:
     names = {inspect.IntType: "N", inspect.FloatType: "X"}
     if isinstance(kind, inspect.UnionType):
-        kind = next(member for member in kind.types if not isinstance(member, inspect.NoneType))
-        while isinstance(kind, inspect.Metadata):
-            kind = kind.type
+        kind = _bare(next(member for member in kind.types if not isinstance(member, inspect.NoneType)))
     return names.get(type(kind), "TEXT")
 
 

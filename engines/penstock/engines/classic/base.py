@@ -15,6 +15,7 @@ from typing import Protocol
 
 from penstock.engines.classic.messages import InferRequest, InferResponse
 from penstock.engines.classic.model_config import ModelConfig
+from penstock.engines.classic.signature import ModelSignature
 from penstock.engines.classic.statistics import ModelStatistics
 from penstock.engines.classic.tensors import Array
 from penstock.engines.errors import PenstockError
@@ -51,6 +52,11 @@ class InferModel(Protocol):
     @property
     def config(self) -> ModelConfig:
         """Complete: names, inputs, outputs, instance groups, whatever was left to the server to fill in."""
+        ...
+
+    @property
+    def signature(self) -> ModelSignature:
+        """The configuration's inputs and outputs, ready to be looked up."""
         ...
 
     @property

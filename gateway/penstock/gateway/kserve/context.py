@@ -29,8 +29,6 @@ class KServe:
     version: str = "0"
     max_input_bytes: int = MAX_INPUT_BYTES
     """Of one request, compressed and decompressed."""
-    allow_shared_memory: bool = False
-    """Whether clients may name shared memory regions of this machine."""
     header_forward_pattern: re.Pattern[str] | None = None
     """Names of the headers that go to the model as parameters."""
     load_metrics: LoadMetrics | None = None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from weakref import WeakKeyDictionary
 
 from penstock.engines.classic.base import InferModel
 from penstock.engines.classic.messages import InferRequest, InferResponse
@@ -21,7 +20,7 @@ from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.generate_frames import Renderer, error_frame
 from penstock.gateway.kserve.generate_tensors import read_generate
-from penstock.gateway.kserve.headers import forwarded_http
+from penstock.gateway.kserve.http_request import begin_trace, complete_request
 from penstock.gateway.kserve.json_request import read_plain
 from penstock.gateway.kserve.orca import load_headers
 from penstock.gateway.kserve.ready import next_together
@@ -35,7 +34,6 @@ _NOT_ONE = (
 )
 _LONG_BODY = 1 << 20
 """Bytes from which a body is left to a thread."""
-_signatures: WeakKeyDictionary[InferModel, ModelSignature] = WeakKeyDictionary()
 
 
 async def generate(context: KServe, exchange: Exchange, name: str, version: str = "", *, stream: bool) -> None:
@@ -46,12 +44,12 @@ async def generate(context: KServe, exchange: Exchange, name: str, version: str 
             model = context.models.model(name, version)
             body = await read_plain(exchange, context.max_input_bytes)
             call.watch()
-            request = await _read(body, _signature(model))
-            _complete(request, context, exchange)
+            request = await _read(body, model.signature)
+            complete_request(request, context, exchange, dict(exchange.scope["headers"]))
             model = context.models.model(name, version)  # a reload may have replaced it meanwhile
             trace = context.tracing.start(model.name, model.version, request.id)
             if trace is not None:
-                _begin(trace, request, received)
+                begin_trace(trace, request, received)
             try:
                 await (_stream if stream else _answer)(context, exchange, model, request, trace)
             finally:
@@ -68,35 +66,10 @@ async def generate(context: KServe, exchange: Exchange, name: str, version: str 
         await exchange.finish(error_frame(error))
 
 
-def _signature(model: InferModel) -> ModelSignature:
-    signature = _signatures.get(model)
-    if signature is None:
-        signature = _signatures[model] = ModelSignature(model.config)
-    return signature
-
-
 async def _read(body: bytes, signature: ModelSignature) -> InferRequest:
     if len(body) < _LONG_BODY:
         return read_generate(body, signature)
     return await asyncio.to_thread(read_generate, body, signature)
-
-
-def _complete(request: InferRequest, context: KServe, exchange: Exchange) -> None:
-    """What the headers say."""
-    pattern = context.header_forward_pattern
-    if pattern is not None:
-        request.parameters |= forwarded_http(exchange.scope["headers"], pattern)
-    timeout = exchange.timeout()
-    if timeout is not None:
-        request.deadline = time.monotonic() + timeout
-    request.tenant = exchange.tenant
-
-
-def _begin(trace: RequestTrace, request: InferRequest, received: int) -> None:
-    trace.mark("HTTP_RECV_START", received)
-    trace.mark_now("HTTP_RECV_END")
-    trace.inputs(request)
-    trace.mark_now("REQUEST_START")
 
 
 async def _answer(
@@ -116,7 +89,7 @@ async def _answer(
 
 async def _only(model: InferModel, request: InferRequest) -> InferResponse:
     """The one response. A second one cancels the request."""
-    if not _signature(model).decoupled:
+    if not model.signature.decoupled:
         return await model.infer(request)
     responses = model.stream(request)
     found: InferResponse | None = None

@@ -14,7 +14,7 @@ from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.classification import Labels
 from penstock.gateway.kserve.compression import MIN_COMPRESSED, accepted_coding, compress, content_coding, decompress
 from penstock.gateway.kserve.context import KServe
-from penstock.gateway.kserve.headers import forwarded_http
+from penstock.gateway.kserve.http_request import begin_trace, complete_request
 from penstock.gateway.kserve.infer_request import Inference, parse_infer
 from penstock.gateway.kserve.infer_response import encode_infer
 from penstock.gateway.kserve.orca import ORCA_HEADER, load_headers
@@ -61,7 +61,7 @@ class Infer:
                 if coding:
                     body = await _decompressed(coding, body, context.max_input_bytes)
                 inference = await self._parsed(body, length, model)
-                self._complete(inference, exchange, headers)
+                complete_request(inference.request, context, exchange, headers)
                 model = context.models.model(name, version)  # a reload may have replaced it meanwhile
                 trace = context.tracing.start(model.name, model.version, inference.request.id)
                 if trace is not None:
@@ -84,18 +84,7 @@ class Infer:
         head = size if length is None else length
         if size >= _LONG_TEXT and (size >= _LONG_BODY or head >= _LONG_TEXT or b'"BYTES"' in body[:head]):
             return True
-        return self._context.allow_shared_memory and b"shared_memory_region" in body[:head]
-
-    def _complete(self, inference: Inference, exchange: Exchange, headers: Mapping[bytes, bytes]) -> None:
-        """What the headers say."""
-        request = inference.request
-        request.tenant = exchange.tenant
-        pattern = self._context.header_forward_pattern
-        if pattern is not None:
-            request.parameters |= forwarded_http(exchange.scope["headers"], pattern)
-        if b"x-request-timeout" in headers:
-            timeout = exchange.timeout()
-            request.deadline = None if timeout is None else time.monotonic() + timeout
+        return self._context.shared_memory.allowed and b"shared_memory_region" in body[:head]
 
     async def _traced(
         self,
@@ -107,10 +96,7 @@ class Infer:
         inference: Inference,
     ) -> None:
         try:
-            trace.mark("HTTP_RECV_START", received)
-            trace.mark_now("HTTP_RECV_END")
-            trace.inputs(inference.request)
-            trace.mark_now("REQUEST_START")
+            begin_trace(trace, inference.request, received)
             response = await model.infer(inference.request)
             trace.mark_now("REQUEST_END")
             trace.outputs(response.outputs or ())

@@ -42,7 +42,7 @@ class LanguageModel:
         self._dataplane = dataplane
         self._model = model
         self._policy = policy
-        self._signature = ModelSignature(self.config)
+        self.signature = ModelSignature(self.config)
         self._stopping = False
 
     @property
@@ -73,7 +73,7 @@ class LanguageModel:
         try:
             if self._stopping or not self._model.loaded:
                 raise NotReadyError(f"Model '{self.name}' is not ready.", retry_after=2)
-            check_request(request, self._signature)
+            check_request(request, self.signature)
             timeout = None if request.deadline is None else max(request.deadline - time.monotonic(), 1e-3)
             return read_request(request, self._model.describe(self.name), self._policy, timeout)
         except PenstockError:

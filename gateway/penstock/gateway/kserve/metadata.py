@@ -26,7 +26,7 @@ _VARIABLE = -1
 
 def server_metadata(context: KServe) -> dict[str, Any]:
     """name, version and those of Triton's protocol extensions that this server has."""
-    shared_memory = ("system_shared_memory",) if context.allow_shared_memory else ()
+    shared_memory = ("system_shared_memory",) if context.shared_memory.allowed else ()
     return {"name": context.name, "version": context.version, "extensions": [*_EXTENSIONS, *shared_memory]}
 
 

@@ -14,12 +14,14 @@ from penstock.gateway.errors import HttpError
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.errors import kserve_error_body, kserve_grpc_status, kserve_status
 from penstock.gateway.kserve.metadata import model_metadata, server_metadata
+from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.kserve.statistics import model_statistics, statistics
 
 
-def context(**options: Any) -> KServe:
-    parts: Any = dict.fromkeys(("shared_memory", "tracing", "logs"))
-    return KServe(models=FakeModelStore(), **parts, **options)
+def context(*, allow_shared_memory: bool = False, **options: Any) -> KServe:
+    parts: Any = dict.fromkeys(("tracing", "logs"))
+    regions = SharedMemoryRegions(allow_shared_memory)
+    return KServe(models=FakeModelStore(), shared_memory=regions, **parts, **options)
 
 
 def test_the_server_names_the_extensions_that_it_has() -> None:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-
-# Engine processes are started by fork and exec; gRPC's fork handlers only cost there, and complain.
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import grpc
 

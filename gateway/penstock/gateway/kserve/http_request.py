@@ -1,0 +1,33 @@
+"""What infer and generate have in common: what a request's headers say, and how its trace begins."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from penstock.engines.classic.messages import InferRequest
+from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.kserve.context import KServe
+from penstock.gateway.kserve.headers import forwarded_http
+from penstock.gateway.kserve.tracing import RequestTrace
+
+
+def complete_request(
+    request: InferRequest, context: KServe, exchange: Exchange, headers: Mapping[bytes, bytes]
+) -> None:
+    """Sets tenant, deadline and forwarded headers. Raises InvalidRequestError."""
+    request.tenant = exchange.tenant
+    pattern = context.header_forward_pattern
+    if pattern is not None:
+        request.parameters |= forwarded_http(exchange.scope["headers"], pattern)
+    if b"x-request-timeout" in headers:
+        timeout = exchange.timeout()
+        request.deadline = None if timeout is None else time.monotonic() + timeout
+
+
+def begin_trace(trace: RequestTrace, request: InferRequest, received: int) -> None:
+    """`received`: when the request came in, of time.monotonic_ns()."""
+    trace.mark("HTTP_RECV_START", received)
+    trace.mark_now("HTTP_RECV_END")
+    trace.inputs(request)
+    trace.mark_now("REQUEST_START")

@@ -202,6 +202,11 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(description="a setting of the request trace, as level=, rate=, count= or triton,file= and the like"),
     ] = ()
 
+    @property
+    def logging_level(self) -> str:
+        """The name of Python's level, for this process and those that it starts."""
+        return "DEBUG" if self.log_verbose else self.log_level.upper()
+
 
 class GrpcConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """TLS, keepalive and compression of the gRPC port, under Triton's own flags."""

@@ -44,7 +44,7 @@ _UNLOAD_SECONDS = 5.0
 def serve(config: Config) -> int:
     """Runs a server until it is told to stop; returns the exit status."""
     logging.basicConfig(
-        level="DEBUG" if config.server.log_verbose else config.server.log_level.upper(),
+        level=config.server.logging_level,
         format="%(asctime)s %(levelname)-7s %(message)s",
         stream=sys.stderr,
     )

@@ -32,7 +32,7 @@ def build_model(config: Config, source: ModelSource, names: Sequence[str] = ()) 
     engine = ProcessEngine(
         spec,
         WatchdogConfig(timeout=config.server.watchdog_timeout),
-        log_level=config.server.log_level.upper(),
+        log_level=config.server.logging_level,
         on_step=lambda step: observed[0].step(step),
     )
     observed.append(ModelMetrics(names[0], stats=lambda: engine.stats, ready=lambda: engine.ready))

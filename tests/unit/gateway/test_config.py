@@ -154,3 +154,11 @@ def test_options_of_unknown_backends_are_refused():
     assert settings.backend_options == {"identity": {"a": "b"}, "": {"default-max-batch-size": "4"}}
     with pytest.raises(ConfigError, match="no backend is called 'nosuch'"):
         repository_settings(RepositoryConfig(backend_config=("nosuch,a=b",)))
+
+
+@pytest.mark.parametrize(
+    ("flags", "level"),
+    [({}, "INFO"), ({"log_level": "error"}, "ERROR"), ({"log_verbose": "1", "log_level": "error"}, "DEBUG")],
+)
+def test_triton_s_verbosity_is_a_log_level(flags, level):
+    assert load(flags).server.logging_level == level

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from penstock.engines.base import ModelRunner
 from penstock.engines.errors import StepFailedError
-from penstock.engines.messages import AddRequest, DownMessage, RequestOutput, StepOutputs, StepRecord
+from penstock.engines.messages import (
+    AddRequest,
+    DownMessage,
+    EngineStats,
+    ModelInfo,
+    RequestOutput,
+    StepOutputs,
+    StepRecord,
+)
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.integrity import check_integrity
 from penstock.engines.scheduler.output import ModelRunnerOutput, SchedulerOutput
@@ -15,6 +24,34 @@ from penstock.engines.scheduler.scheduler import Scheduler
 from penstock.kvcache import KVCacheManager
 
 logger = logging.getLogger(__name__)
+
+
+class Core(Protocol):
+    """What an engine process works: requests in, one message out for each step."""
+
+    failures_in_a_row: int
+    """Steps that raised since the last good one. What fails again and again wants a new process."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    @property
+    def has_work(self) -> bool:
+        """`step` would get something done now."""
+        ...
+
+    @property
+    def wakeup(self) -> int | None:
+        """A file descriptor that is readable when that changes by itself (`Batcher.wakeup`)."""
+        ...
+
+    def step(self, messages: Iterable[DownMessage]) -> StepOutputs:
+        """Takes in messages, advances, and says what came of it."""
+        ...
+
+    def stats(self) -> EngineStats: ...
+
+    def close(self) -> None: ...
 
 
 class EngineCore:
@@ -30,12 +67,23 @@ class EngineCore:
             eos_token_ids=info.eos_token_ids,
         )
         self.failures_in_a_row = 0
-        """Steps that raised since the last good one. A runner that fails again and again wants a new process."""
         self._clock = clock
+
+    @property
+    def info(self) -> ModelInfo:
+        return self.runner.info
 
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_requests
+
+    wakeup: int | None = None
+
+    def stats(self) -> EngineStats:
+        return self.scheduler.stats()
+
+    def close(self) -> None:
+        self.runner.close()
 
     def step(self, messages: Iterable[DownMessage]) -> StepOutputs:
         """One iteration: takes in adds and aborts, schedules, executes, updates. The result is one message."""

@@ -29,7 +29,7 @@ class InlineEngine:
         self.core = EngineCore(runner, config, clock)
         self._inbox: list[DownMessage] = []
         self._streams = StreamTable(self._send)
-        self._stats = self.core.scheduler.stats()
+        self._stats = self.core.stats()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 

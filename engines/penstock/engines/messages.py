@@ -69,13 +69,28 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     cache_salt: str = ""
     """Prefix-cache entries are shared only among equal salts."""
     adapter: str = ""
-    """LoRA adapter's name, empty for the base model; part of the prefix-cache key."""
+    """Key of a LoRA adapter (`AdapterHost`), empty for the base model; part of the prefix-cache key."""
 
 
 class AbortRequests(msgspec.Struct, tag="abort", frozen=True):
-    """The only other verb. Unknown and finished ids are ignored."""
+    """The only other verb for requests. Unknown and finished ids are ignored."""
 
     ids: list[int]
+
+
+class LoadAdapter(msgspec.Struct, tag="load_adapter", frozen=True):
+    """Answered by an AdapterReply with the same `call`."""
+
+    call: int
+    key: str
+    folder: str
+
+
+class UnloadAdapter(msgspec.Struct, tag="unload_adapter", frozen=True):
+    """Answered by an AdapterReply with the same `call`."""
+
+    call: int
+    key: str
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -157,6 +172,13 @@ class StepRecord(msgspec.Struct, array_like=True, frozen=True):
     num_tokens: int
 
 
+class AdapterReply(msgspec.Struct, array_like=True, frozen=True):
+    """A LoadAdapter or UnloadAdapter has been carried out, or not."""
+
+    call: int
+    error: RequestError | None = None
+
+
 class StepOutputs(msgspec.Struct, array_like=True, tag="step"):
     """One message: a step's outputs, or those of a few short steps, or a heart beat with none."""
 
@@ -165,6 +187,7 @@ class StepOutputs(msgspec.Struct, array_like=True, tag="step"):
     stats: EngineStats
     """After the newest of the steps."""
     steps: list[StepRecord] = []
+    replies: list[AdapterReply] = []
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,5 +222,5 @@ class LoadFailed(msgspec.Struct, array_like=True, tag="load_failed"):
     message: str
 
 
-DownMessage = AddRequest | AbortRequests
+DownMessage = AddRequest | AbortRequests | LoadAdapter | UnloadAdapter
 UpMessage = Ready | LoadFailed | StepOutputs

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from penstock.engines.base import ModelRunner
-from penstock.engines.errors import EngineError
+from penstock.engines.autonomous.core import AutonomousCore
+from penstock.engines.base import Batcher, ModelRunner
+from penstock.engines.core import Core, EngineCore
+from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.scheduler.config import SchedulerConfig
+
+logger = logging.getLogger(__name__)
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a new engine process needs; travels as JSON."""
 
     runner: str
-    """A key of `RUNNERS`."""
+    """A key of `RUNNERS` or `BATCHERS`."""
+    scheduling: Literal["auto", "penstock", "engine"] = "auto"
+    """Whose scheduler decides: ours over a ModelRunner, or the engine's own behind our admission queue. auto: ours
+    wherever it can."""
     options: dict[str, Any] = {}
     """The runner's configuration."""
     scheduler: SchedulerConfig = SchedulerConfig()
@@ -60,6 +69,30 @@ def _vllm(options: dict[str, Any]) -> ModelRunner:
 
 RUNNERS = {"openvino": _openvino, "simulated": _simulated, "torch": _torch, "vllm": _vllm}
 """Imported when asked for: a process loads only what it runs."""
+
+
+BATCHERS: dict[str, Callable[[dict[str, Any]], Batcher]] = {}
+"""Engines that schedule by themselves. One that is a runner as well does so for models that our scheduler cannot drive,
+or when it is told to."""
+
+
+def load_core(spec: EngineSpec, clock: Callable[[], float]) -> Core:
+    """Loads the model behind the scheduler that the specification asks for.
+
+    Raises ValueError and PenstockError for a configuration that cannot be.
+    """
+    if spec.scheduling == "penstock" and spec.runner not in RUNNERS:
+        raise ValueError(f"the engine {spec.runner} has only a scheduler of its own")
+    if spec.scheduling == "engine" and spec.runner not in BATCHERS:
+        raise ValueError(f"the engine {spec.runner} has no scheduler of its own")
+    if spec.scheduling != "engine" and spec.runner in RUNNERS:
+        try:
+            return EngineCore(load_runner(spec), spec.scheduler, clock)
+        except UnsupportedError as error:
+            if spec.scheduling == "penstock" or spec.runner not in BATCHERS:
+                raise
+            logger.warning("%s schedules by itself: %s", spec.runner, error.message)
+    return AutonomousCore(BATCHERS[spec.runner](spec.options), spec.scheduler, clock)
 
 
 def load_runner(spec: EngineSpec) -> ModelRunner:

@@ -12,7 +12,8 @@ from typing import Any
 from penstock.engines.classic.registry import backend_names
 from penstock.engines.errors import PenstockError
 from penstock.engines.gpus import visible_gpus
-from penstock.gateway.config import Config, ConfigError, GrpcConfig, RepositoryConfig
+from penstock.gateway.config import Config, ConfigError
+from penstock.gateway.config_sections import GrpcConfig, RepositoryConfig
 from penstock.gateway.custom_metrics import CustomMetrics
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.http.settings import AppSettings

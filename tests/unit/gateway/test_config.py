@@ -8,7 +8,8 @@ import pytest
 
 from penstock.gateway import cli
 from penstock.gateway.app import repository_settings
-from penstock.gateway.config import SECTIONS, Config, ConfigError, RepositoryConfig, load_config
+from penstock.gateway.config import SECTIONS, Config, ConfigError, load_config
+from penstock.gateway.config_sections import RepositoryConfig
 from penstock.gateway.triton_flags import TRITON_REFUSED
 
 

@@ -17,12 +17,12 @@ import time
 import msgspec
 import zmq
 
-from penstock.engines.core import EngineCore
+from penstock.engines.core import Core
 from penstock.engines.errors import PenstockError
 from penstock.engines.messages import LoadFailed, Ready
 from penstock.engines.process.publisher import Publisher
 from penstock.engines.process.wire import Socket, decode_down, encode, pair_socket, receive_all
-from penstock.engines.registry import EngineSpec, load_runner
+from penstock.engines.registry import EngineSpec, load_core
 
 logger = logging.getLogger(__name__)
 
@@ -34,24 +34,26 @@ _FAREWELL_MS = 2000
 _PR_SET_PDEATHSIG = 1
 
 
-def serve(core: EngineCore, socket: Socket, parent: int, publish_interval: float) -> int:
+def serve(core: Core, socket: Socket, parent: int, publish_interval: float) -> int:
     """Steps while there is work and waits while there is none; returns an exit status when the gateway is gone."""
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN)
     poller.register(parent, zmq.POLLIN)
+    if core.wakeup is not None:
+        poller.register(core.wakeup, zmq.POLLIN)
     publisher = Publisher(lambda message: socket.send(encode(message)), publish_interval, time.monotonic)
     while core.failures_in_a_row < _MAX_FAILURES:
         if not core.has_work:
             if publisher.holds_back:
-                publisher.flush(core.scheduler.stats())
+                publisher.flush(core.stats())
             events = dict(poller.poll(HEARTBEAT_MS))
             if parent in events:
                 return 0
             if not events:
-                publisher.flush(core.scheduler.stats())
+                publisher.flush(core.stats())
                 continue
         publisher.add(core.step(map(decode_down, receive_all(socket))))
-    publisher.flush(core.scheduler.stats())
+    publisher.flush(core.stats())
     logger.error("%d steps failed in a row: giving up this process", _MAX_FAILURES)
     return 1
 
@@ -74,18 +76,17 @@ def main() -> int:
     socket.connect(address)
     try:
         spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSpec)
-        runner = load_runner(spec)
-        core = EngineCore(runner, spec.scheduler, time.monotonic)
+        core = load_core(spec, time.monotonic)
     except Exception as error:
         logger.debug("loading failed", exc_info=True)
         socket.send(encode(LoadFailed(_reason(error))))
         socket.close(linger=_FAREWELL_MS)
         zmq.Context.instance().term()
         return 1
-    socket.send(encode(Ready(runner.info)))
+    socket.send(encode(Ready(core.info)))
     gc.freeze()  # what loading left behind never becomes garbage
     status = serve(core, socket, sys.stdin.fileno(), spec.publish_interval)
-    runner.close()
+    core.close()
     return status
 
 

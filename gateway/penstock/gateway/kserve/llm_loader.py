@@ -14,8 +14,9 @@ from typing import Any
 from penstock.engines.classic.base import InferModel, ModelContext
 from penstock.engines.classic.model_config import ModelConfig
 from penstock.engines.errors import PenstockError
-from penstock.gateway.config import CacheConfig, Config, ConfigError, SchedulingConfig, overlay
-from penstock.gateway.config import ModelConfig as ModelSection
+from penstock.gateway.config import Config, ConfigError, overlay
+from penstock.gateway.config_sections import AdapterConfig, CacheConfig, EngineConfig, SchedulingConfig
+from penstock.gateway.config_sections import ModelConfig as ModelSection
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.kserve.llm import LanguageModel
 from penstock.gateway.kserve.llm_request import llm_config
@@ -23,7 +24,9 @@ from penstock.gateway.models import LoadedModel
 
 SETTINGS_FILE = "model.json"
 _SETTINGS = frozenset(
-    name for section in (ModelSection, CacheConfig, SchedulingConfig) for name in section.__struct_fields__
+    name
+    for section in (ModelSection, EngineConfig, AdapterConfig, CacheConfig, SchedulingConfig)
+    for name in section.__struct_fields__
 ) - {"served_model_name"}
 
 BuildModel = Callable[[Config, str], LoadedModel]

@@ -6,9 +6,12 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from penstock.engines.adapter_host import carry_out
 from penstock.engines.base import ModelRunner
 from penstock.engines.errors import StepFailedError
 from penstock.engines.messages import (
+    AbortRequests,
+    AdapterReply,
     AddRequest,
     DownMessage,
     EngineStats,
@@ -25,12 +28,17 @@ from penstock.kvcache import KVCacheManager
 
 logger = logging.getLogger(__name__)
 
+_MAX_FAILURES = 3
+"""Failed steps in a row after which a fresh process is the better chance."""
+
 
 class Core(Protocol):
     """What an engine process works: requests in, one message out for each step."""
 
-    failures_in_a_row: int
-    """Steps that raised since the last good one. What fails again and again wants a new process."""
+    @property
+    def broken(self) -> bool:
+        """Nothing more will come of it: what is still live wants a new process."""
+        ...
 
     @property
     def info(self) -> ModelInfo: ...
@@ -43,6 +51,11 @@ class Core(Protocol):
     @property
     def wakeup(self) -> int | None:
         """A file descriptor that is readable when that changes by itself (`Batcher.wakeup`)."""
+        ...
+
+    @property
+    def next_look(self) -> float | None:
+        """When it wants a step at the latest, even if there is no work: a request's time is over then."""
         ...
 
     def step(self, messages: Iterable[DownMessage]) -> StepOutputs:
@@ -67,6 +80,7 @@ class EngineCore:
             eos_token_ids=info.eos_token_ids,
         )
         self.failures_in_a_row = 0
+        """Steps that raised since the last good one."""
         self._clock = clock
 
     @property
@@ -77,7 +91,12 @@ class EngineCore:
     def has_work(self) -> bool:
         return self.scheduler.has_requests
 
+    @property
+    def broken(self) -> bool:
+        return self.failures_in_a_row >= _MAX_FAILURES
+
     wakeup: int | None = None
+    next_look: float | None = None
 
     def stats(self) -> EngineStats:
         return self.scheduler.stats()
@@ -86,22 +105,26 @@ class EngineCore:
         self.runner.close()
 
     def step(self, messages: Iterable[DownMessage]) -> StepOutputs:
-        """One iteration: takes in adds and aborts, schedules, executes, updates. The result is one message."""
+        """One iteration: takes in messages, schedules, executes, updates. The result is one message."""
         started = self._clock()
-        self._receive(messages, started)
+        replies = self._receive(messages, started)
         step = self.scheduler.schedule(started)
         if not step.request_ids:
-            return StepOutputs(self.scheduler.take_outputs(), self.scheduler.stats())
+            return StepOutputs(self.scheduler.take_outputs(), self.scheduler.stats(), [], replies)
         outputs = self._execute(step)
         record = StepRecord(self._clock() - started, len(step.request_ids), step.total_num_scheduled_tokens)
-        return StepOutputs(outputs, self.scheduler.stats(), [record])
+        return StepOutputs(outputs, self.scheduler.stats(), [record], replies)
 
-    def _receive(self, messages: Iterable[DownMessage], now: float) -> None:
+    def _receive(self, messages: Iterable[DownMessage], now: float) -> list[AdapterReply]:
+        replies = []
         for message in messages:
             if isinstance(message, AddRequest):
                 self.scheduler.add(message)
-            else:
+            elif isinstance(message, AbortRequests):
                 self.scheduler.abort(message.ids, now)
+            else:
+                replies.append(carry_out(message, self.runner))
+        return replies
 
     def _execute(self, step: SchedulerOutput) -> list[RequestOutput]:
         """Runs the step. When it raises, its requests end with an error; those that wait go on."""

@@ -27,8 +27,6 @@ from penstock.engines.registry import EngineSpec, load_core
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_MS = 1000
-_MAX_FAILURES = 3
-"""Failed steps in a row after which a fresh process is the better chance."""
 _FAREWELL_MS = 2000
 """How long the last message may take to leave."""
 _PR_SET_PDEATHSIG = 1
@@ -42,7 +40,7 @@ def serve(core: Core, socket: Socket, parent: int, publish_interval: float) -> i
     if core.wakeup is not None:
         poller.register(core.wakeup, zmq.POLLIN)
     publisher = Publisher(lambda message: socket.send(encode(message)), publish_interval, time.monotonic)
-    while core.failures_in_a_row < _MAX_FAILURES:
+    while not core.broken:
         if not core.has_work:
             if publisher.holds_back:
                 publisher.flush(core.stats())
@@ -54,7 +52,7 @@ def serve(core: Core, socket: Socket, parent: int, publish_interval: float) -> i
                 continue
         publisher.add(core.step(map(decode_down, receive_all(socket))))
     publisher.flush(core.stats())
-    logger.error("%d steps failed in a row: giving up this process", _MAX_FAILURES)
+    logger.error("the engine is beyond repair: giving up this process")
     return 1
 
 

@@ -10,15 +10,14 @@ from penstock.engines.errors import (
 )
 from penstock.engines.messages import AddRequest
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.kvcache import KVCacheManager
 
 
 class Admission:
     """Bounds that a request must keep in order to be queued. Counts what waits."""
 
-    def __init__(self, config: SchedulerConfig, kv: KVCacheManager, max_model_len: int) -> None:
+    def __init__(self, config: SchedulerConfig, num_blocks: int, block_size: int, max_model_len: int) -> None:
         self._config = config
-        self._kv = kv
+        self._capacity = num_blocks * block_size
         self._max_model_len = max_model_len
         self.num_waiting_tokens = 0
         """Known tokens of waiting requests, followers counted with their leader."""
@@ -36,10 +35,9 @@ class Admission:
                 f"This model's maximum context length is {self._max_model_len} tokens; the request asks for "
                 f"{len(prompt)} prompt tokens and up to {params.max_tokens} output tokens."
             )
-        if self._kv.blocks_for(total) > self._kv.pool.num_blocks:
-            capacity = self._kv.pool.num_blocks * self._kv.block_size
+        if total > self._capacity:
             return ContextLengthError(
-                f"The request could grow to {total} tokens, but the whole KV cache holds {capacity}."
+                f"The request could grow to {total} tokens, but the whole KV cache holds {self._capacity}."
             )
         return self._queue_full(len(message.ids), len(prompt), num_waiting, free_seats)
 

@@ -18,8 +18,8 @@ class Counters:
     def admitted(self, num_samples: int) -> None:
         self.stats.admitted += num_samples
 
-    def preempted(self) -> None:
-        self.stats.preemptions += 1
+    def preempted(self, times: int = 1) -> None:
+        self.stats.preemptions += times
 
     def looked_up(self, num_tokens: int, num_cached: int) -> None:
         """A prompt's first look into the prefix cache."""

@@ -27,3 +27,9 @@ class Deadlines:
         while self._heap and self._heap[0][0] <= now:
             ids.append(heapq.heappop(self._heap)[1])
         return ids
+
+    def next(self) -> float | None:
+        """The earliest deadline of a live request."""
+        while self._heap and not self._is_live(self._heap[0][1]):
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None

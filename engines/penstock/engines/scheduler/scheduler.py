@@ -51,7 +51,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.waiting = make_queue(config.policy)
         self.requests: dict[int, Request] = {}
-        self._admission = Admission(config, kv, max_model_len)
+        self._admission = Admission(config, kv.pool.num_blocks, kv.block_size, max_model_len)
         self._deadlines = Deadlines(self.requests.__contains__)
         self._eos = frozenset(eos_token_ids)
         self._num_followers = 0

@@ -91,9 +91,7 @@ class AdapterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ()
     lora_directory: Annotated[
         Name | None,
-        Meta(
-            description="clients may load and unload adapters at run time, from below this folder; default: no"
-        ),
+        Meta(description="clients may load and unload adapters at run time, from below this folder; default: no"),
     ] = None
     max_loras: Annotated[Positive, Meta(description="adapters that may be loaded at the same time")] = 8
     max_lora_rank: Annotated[Positive, Meta(description="highest rank of an adapter")] = 16

@@ -15,8 +15,9 @@ from penstock.gateway.config import ConfigError
 logger = logging.getLogger("penstock")
 
 
-def choose_engine(folder: Path) -> str:
-    """With a GPU vllm or torch, as installed; on a CPU openvino, and torch for architectures that it does not have.
+def choose_engine(folder: Path, *, adapters: bool = False) -> str:
+    """With a GPU vllm or torch, as installed; on a CPU openvino, and torch for what it does not have: some
+    architectures, and LoRA adapters.
 
     Raises ConfigError when the folder has no readable config.json, and when torch would be needed and is not there.
     """
@@ -25,7 +26,7 @@ def choose_engine(folder: Path) -> str:
     has_torch = find_spec("torch") is not None and find_spec("transformers") is not None
     if visible_gpus() and has_torch:
         return "torch"
-    refusal = _openvino_refusal(folder)
+    refusal = _openvino_refusal(folder) or ("it has no LoRA adapters" if adapters else None)
     if refusal is None:
         return "openvino"
     if not has_torch:

@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import msgspec
+
 from penstock.engines.process import ProcessEngine, WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.policy import Policy
+from penstock.gateway.adapters import Adapter, AdapterSet, new_adapter, parse_adapters, parse_directory
 from penstock.gateway.config import Config, ConfigError
+from penstock.gateway.config_sections import EngineConfig
 from penstock.gateway.engine_choice import choose_engine
 from penstock.gateway.metrics import ModelMetrics
 from penstock.gateway.models import LoadedModel, ModelSource, default_params, load_chat_template
@@ -27,7 +31,13 @@ def build_model(config: Config, source: ModelSource, names: Sequence[str] = ()) 
     except TokenizerError as error:
         raise ConfigError(f"model: {error}") from None
     names = tuple(names) or config.model.served_model_name or (source.name,)
-    spec = engine_spec(config, source, tokenizer)
+    given = [new_adapter(*each) for each in parse_adapters(config.adapters.lora, names).items()]
+    spec = engine_spec(config, source, tokenizer, given)
+    adapters = AdapterSet(
+        given,
+        directory=parse_directory(config.adapters.lora_directory),
+        max_loaded=spec.options.get("max_loras", 0),
+    )
     observed: list[ModelMetrics] = []
     engine = ProcessEngine(
         spec,
@@ -35,7 +45,7 @@ def build_model(config: Config, source: ModelSource, names: Sequence[str] = ()) 
         log_level=config.server.logging_level,
         on_step=lambda step: observed[0].step(step),
     )
-    observed.append(ModelMetrics(names[0], stats=lambda: engine.stats, ready=lambda: engine.ready))
+    observed.append(ModelMetrics(names[0], stats=lambda: engine.stats, ready=lambda: engine.ready, adapters=adapters))
     return LoadedModel(
         names=names,
         root=source.name,
@@ -44,11 +54,15 @@ def build_model(config: Config, source: ModelSource, names: Sequence[str] = ()) 
         chat_template=load_chat_template(tokenizer, config.model.chat_template),
         metrics=observed[0],
         default_params=default_params(source.folder),
+        adapters=adapters,
     )
 
 
-def engine_spec(config: Config, source: ModelSource, tokenizer: Tokenizer) -> EngineSpec:
-    """What the engine process is told. Raises ConfigError for limits that contradict each other."""
+def engine_spec(
+    config: Config, source: ModelSource, tokenizer: Tokenizer, adapters: Sequence[Adapter] = ()
+) -> EngineSpec:
+    """What the engine process is told; `adapters` are loaded with the model. Raises ConfigError for limits that
+    contradict each other."""
     scheduling = config.scheduling
     batched_tokens = scheduling.max_num_batched_tokens or max(_DEFAULT_BATCHED_TOKENS, scheduling.max_num_seqs)
     try:
@@ -63,37 +77,88 @@ def engine_spec(config: Config, source: ModelSource, tokenizer: Tokenizer) -> En
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    runner = config.model.engine if config.model.engine != "auto" else choose_engine(source.folder)
-    if runner == "simulated":
-        options = _simulated_options(config, tokenizer)
-    elif runner == "torch":
-        options = _torch_options(config, source, scheduler)
-    elif runner == "vllm":
-        options = _vllm_options(config, source, scheduler)
-    else:
-        options = _openvino_options(config, source, scheduler)
-    interval = config.server.stream_interval_ms / 1e3
-    return EngineSpec(runner=runner, options=options, scheduler=scheduler, publish_interval=interval)
+    runner = _runner(config, source)
+    _check_engine_settings(config, runner)
+    options = _OPTIONS[runner](config, source, scheduler, tokenizer)
+    if runner != "openvino":
+        options |= _adapter_options(config, adapters)
+    return EngineSpec(
+        runner=runner,
+        scheduling=scheduling.scheduler,
+        options=options,
+        scheduler=scheduler,
+        publish_interval=config.server.stream_interval_ms / 1e3,
+    )
 
 
-def _openvino_options(config: Config, source: ModelSource, scheduler: SchedulerConfig) -> dict[str, Any]:
+def _runner(config: Config, source: ModelSource) -> str:
+    if config.model.engine != "auto":
+        return config.model.engine
+    adapters = bool(config.adapters.lora or config.adapters.lora_directory)
+    return choose_engine(source.folder, adapters=adapters)
+
+
+_OWN_SCHEDULER = ("vllm", "tensorrt_llm", "simulated")
+_LARGE_ENGINES = ("vllm", "tensorrt_llm")
+
+
+def _check_engine_settings(config: Config, runner: str) -> None:
+    """Raises ConfigError for a setting that this engine would not heed."""
+    scheduler = config.scheduling.scheduler
+    if scheduler == "engine" and runner not in _OWN_SCHEDULER:
+        raise ConfigError(f"scheduler: the {runner} engine has no scheduler of its own; penstock's runs it")
+    if scheduler == "penstock" and runner == "tensorrt_llm":
+        raise ConfigError("scheduler: the tensorrt_llm engine runs under its own scheduler, behind penstock's queue")
+    if runner in _LARGE_ENGINES:
+        return
+    for name in EngineConfig.__struct_fields__:
+        if getattr(config.engine, name) != getattr(EngineConfig(), name):
+            raise ConfigError(f"{name.replace('_', '-')}: the {runner} engine does not have this setting")
+
+
+def _openvino_options(
+    config: Config, source: ModelSource, scheduler: SchedulerConfig, tokenizer: Tokenizer
+) -> dict[str, Any]:
     if config.model.device not in ("auto", "cpu"):
         raise ConfigError(f"device: the openvino engine runs on cpu, not on {config.model.device}")
+    if config.adapters.lora or config.adapters.lora_directory:
+        raise ConfigError("lora: the openvino engine has no adapters; the torch and vllm engines do (engine=torch)")
     return _common_options(config, source, scheduler) | {"weights": config.model.weights}
 
 
-def _torch_options(config: Config, source: ModelSource, scheduler: SchedulerConfig) -> dict[str, Any]:
+def _torch_options(
+    config: Config, source: ModelSource, scheduler: SchedulerConfig, tokenizer: Tokenizer
+) -> dict[str, Any]:
     if config.model.weights != "auto":
         raise ConfigError("weights: the torch engine keeps weights in the precision of the computation (dtype)")
     return _common_options(config, source, scheduler) | {"device": config.model.device}
 
 
-def _vllm_options(config: Config, source: ModelSource, scheduler: SchedulerConfig) -> dict[str, Any]:
+def _large_options(
+    config: Config, source: ModelSource, scheduler: SchedulerConfig, tokenizer: Tokenizer
+) -> dict[str, Any]:
+    """Of vLLM and TensorRT-LLM."""
     if config.model.weights != "auto":
-        raise ConfigError("weights: vLLM keeps them as the checkpoint does, or in the precision of dtype")
+        raise ConfigError("weights: this engine keeps them as the checkpoint does, or in the precision of dtype")
     if config.model.device != "auto":
-        raise ConfigError("device: vLLM runs on what it was built for; CUDA_VISIBLE_DEVICES chooses among GPUs")
-    return _common_options(config, source, scheduler)
+        raise ConfigError("device: this engine runs on what it was built for; CUDA_VISIBLE_DEVICES chooses among GPUs")
+    return _common_options(config, source, scheduler) | {
+        "tensor_parallel_size": config.engine.tensor_parallel_size,
+        "pipeline_parallel_size": config.engine.pipeline_parallel_size,
+        "memory_share": config.engine.gpu_memory_utilization,
+        "quantization": config.engine.quantization,
+        "engine_args": _engine_args(config.engine.engine_args),
+        "prefix_caching": config.cache.prefix_caching,
+    }
+
+
+def _engine_args(given: str | dict[str, Any]) -> dict[str, Any]:
+    if isinstance(given, dict):
+        return given
+    try:
+        return msgspec.json.decode(given, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"engine-args: not a JSON object: {error}") from None
 
 
 def _common_options(config: Config, source: ModelSource, scheduler: SchedulerConfig) -> dict[str, Any]:
@@ -111,7 +176,19 @@ def _common_options(config: Config, source: ModelSource, scheduler: SchedulerCon
     }
 
 
-def _simulated_options(config: Config, tokenizer: Tokenizer) -> dict[str, Any]:
+def _adapter_options(config: Config, adapters: Sequence[Adapter]) -> dict[str, Any]:
+    """Room for all that are given, whatever the limit; for none where adapters can neither be given nor come."""
+    wanted = bool(adapters or config.adapters.lora_directory)
+    return {
+        "adapters": {adapter.key: str(adapter.folder) for adapter in adapters},
+        "max_loras": max(config.adapters.max_loras, len(adapters)) if wanted else 0,
+        "max_lora_rank": config.adapters.max_lora_rank,
+    }
+
+
+def _simulated_options(
+    config: Config, source: ModelSource, scheduler: SchedulerConfig, tokenizer: Tokenizer
+) -> dict[str, Any]:
     options = config.simulated
     first, last = _plain_ids(tokenizer)
     found: dict[str, Any] = {
@@ -137,3 +214,12 @@ def _plain_ids(tokenizer: Tokenizer) -> tuple[int, int]:
     spans = [(after - before - 1, before + 1, after) for before, after in pairwise(edges)]
     _, first, last = max(spans)
     return first, last
+
+
+_OPTIONS = {
+    "openvino": _openvino_options,
+    "simulated": _simulated_options,
+    "tensorrt_llm": _large_options,
+    "torch": _torch_options,
+    "vllm": _large_options,
+}

@@ -1,0 +1,97 @@
+"""From settings to what an engine process is told; what an engine would not heed is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.engines.registry import EngineSpec
+from penstock.gateway.config import ConfigError, load_config
+from penstock.gateway.model_builder import engine_spec
+from penstock.gateway.models import find_model
+from penstock.tokenizers import Tokenizer
+
+DEMO = find_model(None)
+TOKENIZER = Tokenizer(DEMO.folder)
+
+
+def spec(**settings: Any) -> EngineSpec:
+    return engine_spec(load_config(settings, environ={}), DEMO, TOKENIZER)
+
+
+def test_the_large_engines_are_told_of_devices_memory_and_options_of_their_own() -> None:
+    found = spec(
+        engine="vllm",
+        scheduler="engine",
+        tensor_parallel_size=2,
+        gpu_memory_utilization=0.5,
+        quantization="fp8",
+        prefix_caching=False,
+        engine_args='{"enforce_eager": true}',
+    )
+    assert (found.runner, found.scheduling) == ("vllm", "engine")
+    assert found.options["tensor_parallel_size"] == 2
+    assert found.options["memory_share"] == 0.5
+    assert found.options["quantization"] == "fp8"
+    assert found.options["prefix_caching"] is False
+    assert found.options["engine_args"] == {"enforce_eager": True}
+
+
+def test_tensorrt_llm_is_told_the_same() -> None:
+    found = spec(engine="tensorrt_llm", engine_args={"max_beam_width": 1})
+    assert found.runner == "tensorrt_llm"
+    assert found.options["engine_args"] == {"max_beam_width": 1}
+    assert found.options["model_dir"] == str(DEMO.folder)
+
+
+@pytest.mark.parametrize("engine", ["openvino", "torch", "simulated"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tensor_parallel_size", 2),
+        ("pipeline_parallel_size", 2),
+        ("gpu_memory_utilization", 0.5),
+        ("quantization", "awq"),
+        ("engine_args", '{"enforce_eager": true}'),
+    ],
+)
+def test_other_engines_refuse_these_settings(engine: str, name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"{name.replace('_', '-')}: the {engine} engine does not have"):
+        spec(engine=engine, **{name: value})
+
+
+@pytest.mark.parametrize("engine", ["openvino", "torch"])
+def test_engines_without_a_scheduler_refuse_to_use_it(engine: str) -> None:
+    with pytest.raises(ConfigError, match=f"scheduler: the {engine} engine has no scheduler of its own"):
+        spec(engine=engine, scheduler="engine")
+
+
+def test_tensorrt_llm_cannot_be_driven_step_by_step() -> None:
+    with pytest.raises(ConfigError, match="scheduler: the tensorrt_llm engine runs under its own scheduler"):
+        spec(engine="tensorrt_llm", scheduler="penstock")
+
+
+def test_the_simulated_engine_has_both_schedulers() -> None:
+    assert spec(engine="simulated", scheduler="engine").scheduling == "engine"
+    assert spec(engine="simulated").scheduling == "auto"
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "nonsense", "1"])
+def test_engine_args_must_be_an_object(text: str) -> None:
+    with pytest.raises(ConfigError, match="engine-args: not a JSON object"):
+        spec(engine="vllm", engine_args=text)
+
+
+@pytest.mark.parametrize(("name", "value"), [("weights", "int8"), ("device", "cuda")])
+def test_the_large_engines_refuse_what_they_decide_themselves(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}: this engine"):
+        spec(engine="vllm", **{name: value})
+
+
+def test_adapters_need_an_engine_that_has_them(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ConfigError, match="lora: the openvino engine has no adapters"):
+        spec(engine="openvino", lora_directory="adapters")
+    with caplog.at_level("INFO", "penstock"):
+        assert spec(lora_directory="adapters").runner == "torch"
+    assert "it has no LoRA adapters" in caplog.text

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from penstock.engines.errors import (
+    AlreadyExistsError,
     ContextLengthError,
     InvalidRequestError,
     ModelNotFoundError,
@@ -21,6 +22,7 @@ from penstock.engines.errors import (
     UnsupportedError,
 )
 from penstock.engines.messages import AddRequest, ModelInfo, SamplingParams
+from penstock.gateway.adapters import Adapter
 from penstock.gateway.generation import (
     Candidate,
     ChoiceDelta,
@@ -58,8 +60,18 @@ class DataPlane:
         self._salt_key = secrets.token_bytes(32)
 
     def add(self, model: LoadedModel) -> None:
+        """Raises AlreadyExistsError where a name is an adapter's of another model, or an adapter's name is taken."""
+        for name in model.names:
+            self._check_free(name, model, self._adapter(name))
+        for adapter in model.adapters:
+            self._check_free(adapter.name, model, self.holder(adapter.name))
         for name in model.names:
             self._models[name] = model
+
+    def _check_free(self, name: str, model: LoadedModel, held: tuple[LoadedModel, Adapter | None] | None) -> None:
+        """A model may take over the names of one that it replaces, and of that one's adapters."""
+        if held is not None and not set(held[0].names) & set(model.names):
+            raise AlreadyExistsError(f"The name `{name}` is taken by the model `{held[0].names[0]}` or its adapter.")
 
     def remove(self, model: LoadedModel) -> None:
         """Its names are unknown from now on, unless another model has taken them over; what runs, runs on."""
@@ -68,28 +80,48 @@ class DataPlane:
                 del self._models[name]
 
     def models(self) -> list[ServedModel]:
-        """All served names, the base model first. Empty while nothing has been loaded."""
-        return [model.describe(name) for name, model in self._models.items() if model.loaded]
+        """All served names, the base models first, then their adapters. Empty while nothing has been loaded."""
+        bases = [model.describe(name) for name, model in self._models.items() if model.loaded]
+        loaded = [model for model in self.known_models() if model.loaded]
+        return bases + [model.describe(adapter.name, adapter) for model in loaded for adapter in model.adapters]
+
+    def known_models(self) -> list[LoadedModel]:
+        """Of every model one, those that are still loading included."""
+        return list(dict.fromkeys(self._models.values()))
 
     def loaded_models(self) -> list[tuple[str, LoadedModel]]:
         """(first name, model) of everything that is loaded, for operators' views."""
-        return [(model.names[0], model) for model in dict.fromkeys(self._models.values()) if model.loaded]
+        return [(model.names[0], model) for model in self.known_models() if model.loaded]
 
     def metrics(self) -> list[ModelMetrics]:
         """Of every model, those that are still loading included."""
-        return [model.metrics for model in dict.fromkeys(self._models.values())]
+        return [model.metrics for model in self.known_models()]
 
     def model(self, name: str) -> ServedModel:
-        """Raises ModelNotFoundError, or NotReadyError while the model loads."""
-        return self._find(name).describe(name)
+        """A model or an adapter. Raises ModelNotFoundError, or NotReadyError while the model loads."""
+        model, adapter = self.find(name)
+        return model.describe(name, adapter)
 
-    def _find(self, name: str) -> LoadedModel:
-        model = self._models.get(name)
-        if model is None:
-            raise ModelNotFoundError(f"The model `{name[:64]}` does not exist.", param="model")
-        if not model.loaded:
+    def find(self, name: str, param: str = "model") -> tuple[LoadedModel, Adapter | None]:
+        """The model, and its adapter where the name is that one's. Raises as `model`; `param` is the caller's field."""
+        held = self.holder(name)
+        if held is None:
+            raise ModelNotFoundError(f"The model `{name[:64]}` does not exist.", param=param)
+        if not held[0].loaded:
             raise NotReadyError("The model is still loading.", retry_after=2)
-        return model
+        return held
+
+    def holder(self, name: str) -> tuple[LoadedModel, Adapter | None] | None:
+        """Whose name it is, whether that has been loaded or not."""
+        model = self._models.get(name)
+        return self._adapter(name) if model is None else (model, None)
+
+    def _adapter(self, name: str) -> tuple[LoadedModel, Adapter] | None:
+        for model in self._models.values():
+            adapter = model.adapters.get(name)
+            if adapter is not None:
+                return model, adapter
+        return None
 
     @property
     def live(self) -> bool:
@@ -111,7 +143,7 @@ class DataPlane:
         template_kwargs: dict[str, Any] | None = None,
     ) -> list[int]:
         """Renders the chat template and encodes it. Raises InvalidRequestError for messages that it refuses."""
-        loaded = self._find(model)
+        loaded, _ = self.find(model)
         template = loaded.chat_template
         if template is None:
             raise InvalidRequestError(
@@ -140,22 +172,36 @@ class DataPlane:
         Raises InvalidRequestError and its kin for values that do not fit the model, OverloadedError,
         DeadlineExceededError, EngineError.
         """
-        return await self.generate_on(self._find(request.model), request)
+        return await self._generate(*self.find(request.model), request)
 
-    async def generate_on(self, model: LoadedModel, request: GenerateRequest) -> Generation:
-        """The same on a model at hand, whatever name `request` has."""
+    async def generate_on(
+        self, model: LoadedModel, request: GenerateRequest, *, adapter: str | None = None
+    ) -> Generation:
+        """The same on a model at hand and one of its adapters, whatever name `request` has."""
+        return await self._generate(model, None if adapter is None else model.adapters.named(adapter), request)
+
+    async def _generate(self, model: LoadedModel, adapter: Adapter | None, request: GenerateRequest) -> Generation:
         arrival = time.monotonic()
-        info = model.engine.info
-        _check_supported(request.params, info)
-        prompts = [await self._prompt(model, prompt, request) for prompt in request.prompts]
-        adds = [self._add(model, request, prompt, info, arrival) for prompt in prompts]
-        stream = model.engine.submit(adds)
+        used = [model.in_flight] if adapter is None else [model.in_flight, adapter.in_flight]
+
+        def end() -> None:
+            for each in used:
+                each.end()
+
+        for each in used:  # before anything is awaited: what is unloaded from now on waits for this call
+            each.begin()
+        try:
+            info = model.engine.info
+            _check_supported(request.params, info)
+            prompts = [await self._prompt(model, prompt, request) for prompt in request.prompts]
+            adds = [self._add(model, adapter, request, prompt, info, arrival) for prompt in prompts]
+            stream = model.engine.submit(adds)
+        except BaseException:
+            end()
+            raise
         ids = [add.ids for add in adds]
         abort = model.engine.abort
-        model.begin()
-        generation = Generation(
-            stream, model.tokenizer, request, prompts, ids, model.metrics, abort, arrival, model.end
-        )
+        generation = Generation(stream, model.tokenizer, request, prompts, ids, model.metrics, abort, arrival, end)
         try:
             return await generation.begin()
         except BaseException:
@@ -178,7 +224,13 @@ class DataPlane:
             raise InvalidRequestError(str(error), param="prompt") from None
 
     def _add(
-        self, model: LoadedModel, request: GenerateRequest, prompt: list[int], info: ModelInfo, arrival: float
+        self,
+        model: LoadedModel,
+        adapter: Adapter | None,
+        request: GenerateRequest,
+        prompt: list[int],
+        info: ModelInfo,
+        arrival: float,
     ) -> AddRequest:
         params = msgspec.structs.replace(request.params, max_tokens=_max_tokens(request.params, prompt, info))
         timeouts = [t for t in (request.timeout, self._request_timeout) if t]
@@ -191,6 +243,7 @@ class DataPlane:
             priority=request.priority,
             tenant=request.tenant,
             cache_salt=self._salt(request.tenant, request.cache_salt),
+            adapter="" if adapter is None else adapter.key,
         )
 
     def _salt(self, tenant: str, caller_salt: str) -> str:

@@ -9,6 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, GCCollecto
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock.engines.messages import EngineStats, StepRecord
+from penstock.gateway.adapters import AdapterSet
 from penstock.gateway.exposition import Family, render
 from penstock.gateway.histogram import Histogram
 
@@ -43,7 +44,14 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
 class ModelMetrics:
     """One model's metrics. The label `model` is the served name, never what a client sent."""
 
-    def __init__(self, model: str, stats: Callable[[], EngineStats], ready: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        model: str,
+        stats: Callable[[], EngineStats],
+        ready: Callable[[], bool],
+        adapters: AdapterSet | None = None,
+    ) -> None:
+        self._adapters = adapters
         self._labels = {"model": model}
         self._stats = stats
         self._ready = ready
@@ -102,6 +110,18 @@ class ModelMetrics:
         yield ends
         for histogram in (self._ttft, self._itl, self._e2e, self._queue, self._step, self._batch, self._batch_tokens):
             yield from histogram.samples(self._labels)
+        if self._adapters is not None and self._adapters.max_loaded:
+            yield from self._lora(self._adapters)
+
+    def _lora(self, adapters: AdapterSet) -> Iterator[Metric]:
+        yield self._gauge("lora_adapters", "LoRA adapters that are loaded.", len(adapters))
+        yield self._gauge("lora_adapters_max", "LoRA adapters that the engine has room for.", adapters.max_loaded)
+        calls = GaugeMetricFamily(
+            "penstock_lora_requests", "Calls that an adapter serves.", labels=[*self._labels, "adapter"]
+        )
+        for adapter in adapters:
+            calls.add_metric([*self._labels.values(), adapter.name], adapter.in_flight.calls)
+        yield calls
 
     def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
         gauge = GaugeMetricFamily(f"penstock_{name}", text, labels=list(self._labels))

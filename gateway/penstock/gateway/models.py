@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from dataclasses import dataclass, field
@@ -12,7 +11,9 @@ from typing import Any
 
 from penstock.engines.base import Engine
 from penstock.engines.messages import ModelInfo
+from penstock.gateway.adapters import Adapter, AdapterSet
 from penstock.gateway.config import ConfigError
+from penstock.gateway.in_flight import InFlight
 from penstock.gateway.metrics import ModelMetrics
 from penstock.tokenizers import ChatTemplate, Tokenizer
 
@@ -25,7 +26,7 @@ _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model under one public name."""
+    """A model, or an adapter of one, under one public name."""
 
     name: str
     root: str
@@ -37,6 +38,8 @@ class ServedModel:
     """From the model's generation_config.json: temperature, top_p, top_k, min_p, repetition_penalty, where set. Fronts
     use these where the caller is silent."""
     has_chat_template: bool = True
+    parent: str | None = None
+    """Of an adapter: its model's first name."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,32 +55,18 @@ class LoadedModel:
     default_params: dict[str, Any]
     created: int = field(default_factory=lambda: int(time.time()))
     loaded: bool = False
-    _in_flight: int = 0
-    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+    adapters: AdapterSet = field(default_factory=AdapterSet)
+    in_flight: InFlight = field(default_factory=InFlight)
 
-    def begin(self) -> None:
-        """A call is being served."""
-        self._in_flight += 1
-        self._idle.clear()
-
-    def end(self) -> None:
-        self._in_flight -= 1
-        if not self._in_flight:
-            self._idle.set()
-
-    async def wait_idle(self) -> None:
-        """Returns when no call is being served."""
-        if self._in_flight:
-            await self._idle.wait()
-
-    def describe(self, name: str) -> ServedModel:
+    def describe(self, name: str, adapter: Adapter | None = None) -> ServedModel:
         return ServedModel(
             name=name,
-            root=self.root,
-            created=self.created,
+            root=self.root if adapter is None else adapter.root,
+            created=self.created if adapter is None else adapter.created,
             info=self.engine.info,
             default_params=self.default_params,
             has_chat_template=self.chat_template is not None,
+            parent=None if adapter is None else self.names[0],
         )
 
 

@@ -10,6 +10,7 @@ from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.engines.errors import PenstockError
+from penstock.gateway.adapter_control import AdapterControl
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.errors import HttpError
 from penstock.gateway.http.auth import ApiKeys
@@ -18,6 +19,7 @@ from penstock.gateway.http.health import Live, Metrics, Ready, Version
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.http_routes import KServeApp
+from penstock.gateway.openai.adapters import LoadAdapter, UnloadAdapter
 from penstock.gateway.openai.chat import ChatCompletions
 from penstock.gateway.openai.completions import Completions
 from penstock.gateway.openai.models import ModelDetail, ModelList
@@ -27,11 +29,14 @@ logger = logging.getLogger(__name__)
 
 def build_app(dataplane: DataPlane, settings: AppSettings, kserve: KServe | None = None) -> ASGIApp:
     """The public port: the OpenAI API, and KServe v2 below /v2, behind the same keys."""
+    adapters = AdapterControl(dataplane)
     routes = [
         Route("/v1/chat/completions", ChatCompletions(dataplane, settings), methods=["POST"]),
         Route("/v1/completions", Completions(dataplane, settings), methods=["POST"]),
         Route("/v1/models", ModelList(dataplane), methods=["GET"]),
         Route("/v1/models/{name:path}", ModelDetail(dataplane), methods=["GET"]),
+        Route("/v1/load_lora_adapter", LoadAdapter(adapters, settings), methods=["POST"]),
+        Route("/v1/unload_lora_adapter", UnloadAdapter(adapters, settings), methods=["POST"]),
         *_health_routes(dataplane, settings),
         Route("/version", Version(dataplane, settings), methods=["GET"]),
     ]

@@ -75,7 +75,10 @@ class LanguageModel:
                 raise NotReadyError(f"Model '{self.name}' is not ready.", retry_after=2)
             check_request(request, self.signature)
             timeout = None if request.deadline is None else max(request.deadline - time.monotonic(), 1e-3)
-            return read_request(request, self._model.describe(self.name), self._policy, timeout)
+            text = read_request(request, self._model.describe(self.name), self._policy, timeout)
+            if text.adapter is not None:
+                self._model.adapters.named(text.adapter)
+            return text
         except PenstockError:
             self.statistics.failed(0, "REJECTED")
             raise
@@ -83,7 +86,7 @@ class LanguageModel:
     async def stop(self) -> None:
         self._stopping = True
         self._dataplane.remove(self._model)
-        await self._model.wait_idle()
+        await self._model.in_flight.wait_idle()
         await self._model.engine.stop()
 
 
@@ -143,7 +146,9 @@ class LanguageStream:
 
     async def _advance(self) -> list[ChoiceDelta]:
         if self._generation is None:
-            self._generation = await self._dataplane.generate_on(self._model, self._request.generate)
+            self._generation = await self._dataplane.generate_on(
+                self._model, self._request.generate, adapter=self._request.adapter
+            )
             self._statistics.pending -= 1
         try:
             deltas = await self._generation.__anext__()

@@ -59,6 +59,8 @@ class TextRequest:
     """Which outputs beside `text_output` are wanted."""
     logprobs: bool
     """The caller asked for logprobs in the sampling parameters, not only for their sum."""
+    adapter: str | None
+    """Name of the model's adapter that shall be used."""
 
 
 def llm_config(name: str) -> ModelConfig:
@@ -85,8 +87,6 @@ def read_request(request: InferRequest, model: ServedModel, policy: str, timeout
         raise InvalidRequestError("When streaming, exclude_input_in_output = false is not allowed.")
     wanted = frozenset(name for name in _RETURNS if _flag(request, f"return_{name}") or name in request.outputs)
     given = _parameters(request)
-    if given.lora_name is not None:
-        raise UnsupportedError("This model has no LoRA adapters.", param="lora_name")
     if given.logprobs is not None:
         bounded(given.logprobs, "logprobs", 0, _MAX_LOGPROBS)
     asks_logprobs = given.logprobs is not None
@@ -110,7 +110,7 @@ def read_request(request: InferRequest, model: ServedModel, policy: str, timeout
         timeout=timeout,
     )
     prefix = "" if stream or excluded else prompt
-    return TextRequest(generate, stream, prefix, wanted, asks_logprobs)
+    return TextRequest(generate, stream, prefix, wanted, asks_logprobs, given.lora_name)
 
 
 def _text(request: InferRequest, name: str) -> str | None:

@@ -14,6 +14,8 @@ class ModelObject(msgspec.Struct):
     created: int
     root: str
     max_model_len: int
+    parent: str | None
+    """Of an adapter: its model."""
     object: str = "model"
     owned_by: str = "penstock"
 
@@ -41,4 +43,4 @@ class ModelDetail:
 
 
 def _model_object(model: ServedModel) -> ModelObject:
-    return ModelObject(model.name, model.created, model.root, model.info.context_length)
+    return ModelObject(model.name, model.created, model.root, model.info.context_length, model.parent)

@@ -22,6 +22,8 @@ ROUTES = {
     "/v1/completions": "POST",
     "/v1/models": "GET",
     "/v1/models/tiny": "GET",
+    "/v1/load_lora_adapter": "POST",
+    "/v1/unload_lora_adapter": "POST",
     "/health": "GET",
     "/health/live": "GET",
     "/health/ready": "GET",

@@ -1,0 +1,1 @@
+"""One client for each protocol; all of them answer a Call with an Answer."""

@@ -1,0 +1,45 @@
+"""The seam between the run and the protocols."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from penstock.loadtest.messages import Answer, Call
+
+
+class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What every client is told. Each protocol refuses what it has no place for."""
+
+    url: str
+    protocol: str = "openai-chat"
+    """A key of `penstock.loadtest.clients.registry.CLIENTS`."""
+    model: str = ""
+    api_key: str | None = None
+    stream: bool = True
+    ignore_eos: bool = True
+    extra: dict[str, object] = {}
+    """Merged into each request."""
+    headers: dict[str, str] = {}
+    timeout: float = 600.0
+    """Seconds for one request, from the moment it is sent."""
+    keep_alive: bool = True
+    """Use connections again."""
+    verify_tls: bool = True
+    keep_text: bool = False
+    """Answers carry their text: for sessions, which go on from it."""
+
+
+class Client(Protocol):
+    """Sends calls on one event loop. Failures of requests are answers, too: nothing but LoadTestError is raised."""
+
+    async def open(self) -> None:
+        """Checks the address. Raises LoadTestError for an option that this protocol does not have."""
+        ...
+
+    async def send(self, call: Call) -> Answer:
+        """Cancellation disconnects."""
+        ...
+
+    async def close(self) -> None: ...

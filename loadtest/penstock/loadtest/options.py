@@ -1,0 +1,156 @@
+"""Everything that a load test can be told. `penstock.loadtest.cli` derives the flags from here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from penstock.loadtest.errors import LoadTestError
+
+Positive = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(ge=0)]
+
+PROTOCOLS = (
+    "openai-chat",
+    "openai-completions",
+    "openai-responses",
+    "openai-embeddings",
+    "kserve-generate",
+    "kserve-grpc-stream",
+    "kserve-http",
+    "kserve-http-binary",
+    "kserve-grpc",
+)
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The server, and how to speak to it."""
+
+    url: Annotated[str, Meta(description="address of the server; for kserve-grpc and kserve-grpc-stream its gRPC port")]
+    model: Annotated[str, Meta(description="the model's name; default: the only one that the server has")] = ""
+    protocol: Annotated[
+        Literal[PROTOCOLS],  # type: ignore[valid-type]
+        Meta(description="what is spoken"),
+    ] = "openai-chat"
+    stream: Annotated[bool, Meta(description="ask for streams where the protocol has both")] = True
+    api_key: Annotated[str | None, Meta(description="bearer key; default: the variable OPENAI_API_KEY")] = None
+    header: Annotated[tuple[str, ...], Meta(description="'Name: value' for each request; may be repeated")] = ()
+    extra: Annotated[str, Meta(description="a JSON object merged into each request")] = "{}"
+    ignore_eos: Annotated[
+        bool, Meta(description="ask for exactly the output tokens; --no-ignore-eos for strict APIs")
+    ] = True
+    keep_alive: Annotated[bool, Meta(description="use connections again")] = True
+    verify_tls: Annotated[bool, Meta(description="check the server's certificate")] = True
+    request_timeout: Annotated[Seconds, Meta(description="seconds for one request")] = 600.0
+    input_tensor: Annotated[
+        tuple[str, ...], Meta(description="kserve infer: NAME:DATATYPE:1,3,224 of an input; default: from the metadata")
+    ] = ()
+    batch_size: Annotated[Positive, Meta(description="kserve infer: rows of each request")] = 1
+
+
+class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is sent."""
+
+    requests: Annotated[
+        Positive | None, Meta(description="requests in the run; default: 64, or as --duration allows")
+    ] = None
+    prompt_tokens: Annotated[Positive, Meta(description="tokens of a synthetic prompt")] = 128
+    prompt_tokens_stddev: Annotated[Seconds, Meta(description="spread of that, normal")] = 0.0
+    output_tokens: Annotated[Positive, Meta(description="tokens to generate")] = 128
+    output_tokens_stddev: Annotated[Seconds, Meta(description="spread of that, normal")] = 0.0
+    shared_prefix_tokens: Annotated[
+        Count, Meta(description="leading tokens that prompts share, as a system prompt")
+    ] = 0
+    prefixes: Annotated[Positive, Meta(description="how many different shared prefixes there are")] = 1
+    turns: Annotated[Positive, Meta(description="turns of a session; each goes on from the answers before it")] = 1
+    turn_delay: Annotated[Seconds, Meta(description="seconds between an answer and the session's next turn")] = 0.0
+    dataset: Annotated[
+        str | None, Meta(description="prompts from a file: ShareGPT's JSON, or JSON lines with prompt or messages")
+    ] = None
+    trace: Annotated[
+        str | None, Meta(description="arrivals and lengths from a trace: Mooncake JSONL, BurstGPT CSV, Azure CSV")
+    ] = None
+    trace_format: Annotated[
+        Literal["auto", "mooncake", "burstgpt", "azure"], Meta(description="the trace's format; auto: by its fields")
+    ] = "auto"
+    trace_speed: Annotated[Annotated[float, Meta(gt=0)], Meta(description="2: twice as fast as recorded")] = 1.0
+    mix: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="a part of a mix, as 'WEIGHT NAME key=value ...', with these settings' names; may be repeated"
+        ),
+    ] = ()
+    tokenizer: Annotated[
+        str | None,
+        Meta(description="folder or tokenizer.json that counts prompt tokens; default: by the server's usage"),
+    ] = None
+    seed: Annotated[int, Meta(description="equal seeds send equal requests at equal times")] = 0
+
+
+class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When it is sent."""
+
+    concurrency: Annotated[Positive, Meta(description="closed loop: requests at a time")] = 8
+    rate: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="open loop: requests per second, whatever the server does"),
+    ] = None
+    arrival: Annotated[
+        Literal["constant", "poisson", "gamma"], Meta(description="open loop: how the times between requests spread")
+    ] = "poisson"
+    burstiness: Annotated[
+        Annotated[float, Meta(gt=0)], Meta(description="gamma: its shape; 1 is Poisson, less is burstier")
+    ] = 1.0
+    ramp: Annotated[Seconds, Meta(description="seconds over which concurrency or rate rise to their value")] = 0.0
+    duration: Annotated[Seconds | None, Meta(description="seconds after which nothing is begun; default: no limit")] = (
+        None
+    )
+    grace: Annotated[Seconds, Meta(description="seconds that running requests get then")] = 30.0
+    max_in_flight: Annotated[Positive, Meta(description="open loop: most requests at a time")] = 10_000
+    warmup: Annotated[Count, Meta(description="requests before the run, which do not count")] = 2
+    repeat: Annotated[Positive, Meta(description="runs; figures are medians, with a confidence interval")] = 1
+    processes: Annotated[Count, Meta(description="client processes; 0: as many as the load needs")] = 0
+    goodput: Annotated[
+        tuple[str, ...], Meta(description="a bound on good requests, as ttft:200, tpot:20, itl:50 or e2e:5000 (ms)")
+    ] = ()
+    metrics_url: Annotated[
+        str | None,
+        Meta(
+            description="the server's Prometheus page, read during the run; default: found by itself, 'none' for none"
+        ),
+    ] = None
+
+
+class OutputOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What comes of it."""
+
+    json: Annotated[str | None, Meta(description="write the report as JSON here; - for standard output")] = None
+    markdown: Annotated[str | None, Meta(description="write it as Markdown here")] = None
+    csv: Annotated[str | None, Meta(description="write one line for each request here")] = None
+    html: Annotated[str | None, Meta(description="write a page with plots here")] = None
+    vllm_json: Annotated[str | None, Meta(description="write the figures under vLLM bench's names here")] = None
+    aiperf_json: Annotated[str | None, Meta(description="write the figures under AIPerf's names here")] = None
+    label: Annotated[str, Meta(description="what reports call this run; default: the model")] = ""
+    live: Annotated[bool, Meta(description="show progress, on a terminal")] = True
+    strict: Annotated[
+        bool, Meta(description="exit with 3 when the figures cannot be trusted, 4 when requests failed")
+    ] = False
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    target: Target
+    workload: WorkloadOptions = WorkloadOptions()
+    load: LoadOptions = LoadOptions()
+    output: OutputOptions = OutputOptions()
+
+
+def convert(tree: dict[str, dict[str, object]]) -> Options:
+    """Raises LoadTestError, naming the setting."""
+    try:
+        return msgspec.convert(tree, Options, strict=False)
+    except msgspec.ValidationError as error:
+        problem, _, where = str(error).partition(" - at `$.")
+        raise LoadTestError(f"{where.rstrip('`').rpartition('.')[2].replace('_', '-')}: {problem}") from None

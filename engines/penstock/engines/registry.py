@@ -67,11 +67,19 @@ def _vllm(options: dict[str, Any]) -> ModelRunner:
     return load(options)
 
 
+def _simulated_batcher(options: dict[str, Any]) -> Batcher:
+    from penstock.engines.simulated import OwnThread, SimulatedBatcher, SimulatedBatcherConfig
+
+    config = msgspec.convert(options, SimulatedBatcherConfig)
+    batcher = SimulatedBatcher(config)
+    return OwnThread(batcher) if config.own_thread else batcher
+
+
 RUNNERS = {"openvino": _openvino, "simulated": _simulated, "torch": _torch, "vllm": _vllm}
 """Imported when asked for: a process loads only what it runs."""
 
 
-BATCHERS: dict[str, Callable[[dict[str, Any]], Batcher]] = {}
+BATCHERS: dict[str, Callable[[dict[str, Any]], Batcher]] = {"simulated": _simulated_batcher}
 """Engines that schedule by themselves. One that is a runner as well does so for models that our scheduler cannot drive,
 or when it is told to."""
 

@@ -11,10 +11,12 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
+from penstock.engines.adapter_calls import AdapterCalls
 from penstock.engines.errors import EngineDeadError, EngineError, NotReadyError
 from penstock.engines.messages import (
     AddRequest,
@@ -72,6 +74,7 @@ class ProcessEngine:
         self._log_level = log_level
         self._on_step = on_step
         self._streams = StreamTable(self._send)
+        self._adapters = AdapterCalls(self._send, spec.options.get("adapters", {}))
         self._stats = EngineStats()
         self._info: ModelInfo | None = None
         self._link: Link | None = None
@@ -114,6 +117,7 @@ class ProcessEngine:
         """Starts a process and waits until its model is loaded. Raises EngineError when that fails."""
         address = f"ipc://{self._folder}/{self.num_restarts}"
         link = Link(address)
+        adapters = dict(self._adapters.loaded)
         try:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -126,7 +130,7 @@ class ProcessEngine:
                 env={"GLIBC_TUNABLES": _TUNABLES} | os.environ,
             )
             if self._process.stdin is not None:
-                self._process.stdin.write(msgspec.json.encode(self._spec) + b"\n")
+                self._process.stdin.write(msgspec.json.encode(self._spec_with(adapters)) + b"\n")
             self._info = await self._loaded(link, self._process)
         except BaseException as error:
             link.close()
@@ -137,6 +141,13 @@ class ProcessEngine:
         self._last_sign = time.monotonic()
         self._link = link
         link.on_messages(self._receive)
+        self._adapters.forget(adapters)
+
+    def _spec_with(self, adapters: dict[str, str]) -> EngineSpec:
+        """What a new process is told: the adapters are those of now. Engines without any have no such option."""
+        if not adapters and "adapters" not in self._spec.options:
+            return self._spec
+        return msgspec.structs.replace(self._spec, options=self._spec.options | {"adapters": adapters})
 
     @staticmethod
     async def _loaded(link: Link, process: asyncio.subprocess.Process) -> ModelInfo:
@@ -165,6 +176,7 @@ class ProcessEngine:
             if self._on_step is not None:
                 for step in result.steps:
                     self._on_step(step)
+            self._adapters.deliver(result.replies)
             self._streams.deliver(result.outputs)
 
     async def _keep(self) -> None:
@@ -211,7 +223,11 @@ class ProcessEngine:
             self._link = None
         self._stats = EngineStats()  # what it held is gone with it
         message = "The engine died while it worked on this request."
-        self._streams.fail_all(EngineDeadError(message, retry_after=_RETRY_AFTER))
+        self._fail_all(EngineDeadError(message, retry_after=_RETRY_AFTER))
+
+    def _fail_all(self, error: EngineDeadError) -> None:
+        self._streams.fail_all(error)
+        self._adapters.fail_all(error)
 
     def _may_restart(self) -> bool:
         now = time.monotonic()
@@ -226,13 +242,25 @@ class ProcessEngine:
         return self._streams.new_ids(count)
 
     def submit(self, requests: Sequence[AddRequest]) -> RequestStream:
+        self._require_link()
+        return self._streams.submit(requests)
+
+    def _require_link(self) -> None:
         if self._link is None:
             what = "has died too often and stays down" if self.failed else "is being restarted"
             raise NotReadyError(f"The engine {what}.", retry_after=_RETRY_AFTER)
-        return self._streams.submit(requests)
 
     def abort(self, ids: Sequence[int]) -> None:
         self._streams.abort(ids)
+
+    async def load_adapter(self, key: str, folder: Path) -> None:
+        self._require_link()
+        await self._adapters.load(key, folder)
+
+    async def unload_adapter(self, key: str) -> None:
+        """A process that is not there or dies meanwhile has done it: the next one starts without this adapter."""
+        with suppress(EngineDeadError):
+            await self._adapters.unload(key, told=self._link is not None)
 
     def _send(self, messages: Sequence[DownMessage]) -> None:
         if self._link is not None:
@@ -245,7 +273,7 @@ class ProcessEngine:
         if self._link is not None:
             self._link.close()
             self._link = None
-        self._streams.fail_all(EngineDeadError("The server was stopped."))
+        self._fail_all(EngineDeadError("The server was stopped."))
         await self._end_process()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.engines.messages import EngineStats, RequestOutput, StepOutputs, StepRecord
+from penstock.engines.messages import AdapterReply, EngineStats, RequestOutput, StepOutputs, StepRecord
 
 
 class Publisher:
     """Holds back the tokens of running streams until `interval` seconds have passed since the last message.
 
-    First tokens, ends and errors leave at once, and take along what was held back. Small models make a step in less
-    than a millisecond; waking the gateway and all clients for each would take their cores from the model.
+    First tokens, ends, errors and replies leave at once, and take along what was held back. Small models make a step
+    in less than a millisecond; waking the gateway and all clients for each would take their cores from the model.
     """
 
     def __init__(self, send: Callable[[StepOutputs], None], interval: float, clock: Callable[[], float]) -> None:
@@ -21,23 +21,32 @@ class Publisher:
         self._last_sent = clock()
         self._outputs: list[RequestOutput] = []
         self._steps: list[StepRecord] = []
+        self._replies: list[AdapterReply] = []
 
     def add(self, result: StepOutputs) -> None:
         """Takes in one step's result."""
         self._outputs += result.outputs
         self._steps += result.steps
-        if self._clock() - self._last_sent >= self._interval or any(map(_is_urgent, result.outputs)):
+        self._replies += result.replies
+        if result.replies or any(map(_is_urgent, result.outputs)) or self._since_last() >= self._interval:
             self.flush(result.stats)
 
     def flush(self, stats: EngineStats) -> None:
         """Sends everything there is; with nothing held back, a heart beat."""
-        self._send(StepOutputs(self._outputs, stats, self._steps))
-        self._outputs, self._steps = [], []
+        self._send(StepOutputs(self._outputs, stats, self._steps, self._replies))
+        self._outputs, self._steps, self._replies = [], [], []
         self._last_sent = self._clock()
 
     @property
     def holds_back(self) -> bool:
         return bool(self._outputs or self._steps)
+
+    def patience(self, heartbeat: float) -> float:
+        """Seconds until the next `flush` is due: for what is held back, or as a heart beat."""
+        return max(0.0, (self._interval if self.holds_back else heartbeat) - self._since_last())
+
+    def _since_last(self) -> float:
+        return self._clock() - self._last_sent
 
 
 def _is_urgent(output: RequestOutput) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
+import math
 import os
 import signal
 import sys
@@ -26,7 +27,8 @@ from penstock.engines.registry import EngineSpec, load_core
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_MS = 1000
+HEARTBEAT = 1.0
+"""Seconds."""
 _FAREWELL_MS = 2000
 """How long the last message may take to leave."""
 _PR_SET_PDEATHSIG = 1
@@ -42,12 +44,16 @@ def serve(core: Core, socket: Socket, parent: int, publish_interval: float) -> i
     publisher = Publisher(lambda message: socket.send(encode(message)), publish_interval, time.monotonic)
     while not core.broken:
         if not core.has_work:
-            if publisher.holds_back:
+            if publisher.holds_back and core.wakeup is None:  # nothing would come along with it
                 publisher.flush(core.stats())
-            events = dict(poller.poll(HEARTBEAT_MS))
+            patience = publisher.patience(HEARTBEAT)
+            look = core.next_look
+            if look is not None:
+                patience = min(patience, max(0.0, look - time.monotonic()))
+            events = dict(poller.poll(math.ceil(patience * 1e3)))
             if parent in events:
                 return 0
-            if not events:
+            if not events and (look is None or look > time.monotonic()):
                 publisher.flush(core.stats())
                 continue
         publisher.add(core.step(map(decode_down, receive_all(socket))))

@@ -18,6 +18,7 @@ import msgspec
 
 from penstock.engines.messages import ModelInfo
 from penstock.engines.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from penstock.engines.simulated.adapters import AdapterShelf
 from penstock.engines.simulated.faults import Faults
 
 _MASK = (1 << 64) - 1
@@ -47,6 +48,10 @@ class SimulatedConfig(msgspec.Struct, frozen=True, kw_only=True):
     latency: LatencyModel = LatencyModel()
     faults: str = ""
     """See `Faults.parse`."""
+    max_loras: int = 0
+    """0: there are no LoRA adapters."""
+    adapters: dict[str, str] = {}
+    """Key -> folder of the LoRA adapters that are there from the start."""
 
 
 @dataclass(slots=True)
@@ -57,10 +62,11 @@ class _State:
     """The digest before the first token: it stands for the adapter."""
 
 
-class SimulatedRunner:
-    """Implements ModelRunner. There is no distribution to sample from: `info` says so, logprobs are refused."""
+class SimulatedRunner(AdapterShelf):
+    """Implements ModelRunner and AdapterHost. No distribution to sample from: `info` says so, logprobs are refused."""
 
     def __init__(self, config: SimulatedConfig, sleep: Callable[[float], None] = time.sleep) -> None:
+        super().__init__(config.max_loras, config.adapters)
         self._config = config
         self._sleep = sleep
         self._faults = Faults.parse(config.faults)

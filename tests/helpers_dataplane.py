@@ -19,7 +19,7 @@ MARKER = 5
 
 
 class Setup:
-    def __init__(self, folder: Path, scheduler: SchedulerConfig, num_blocks: int) -> None:
+    def __init__(self, folder: Path, scheduler: SchedulerConfig, num_blocks: int, max_loras: int = 0) -> None:
         self.tokenizer = Tokenizer(helpers_tokenizers.save_folder(folder, helpers_tokenizers.byte_level()))
         config = SimulatedConfig(
             vocab_size=self.tokenizer.vocab_size,
@@ -28,6 +28,7 @@ class Setup:
             num_blocks=num_blocks,
             block_size=4,
             faults=f"nan={MARKER}",
+            max_loras=max_loras,
         )
         self.engine = InlineEngine(SimulatedRunner(config), scheduler)
         self.metrics = ModelMetrics("m", lambda: self.engine.stats, lambda: self.engine.ready)

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers_adapters import save_adapter
 from helpers_dataplane import MARKER, Setup
 from penstock.engines.classic.messages import InferRequest, InferResponse
 from penstock.engines.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError, NotReadyError, NumericalError, UnsupportedError
 from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.gateway.adapters import AdapterSet, new_adapter
 from penstock.gateway.kserve.llm import LanguageModel
 
 
@@ -137,7 +139,7 @@ async def test_outputs_that_are_named_come(served: Served) -> None:
         ({"sampling": "[" * 300}, InvalidRequestError, "sampling_parameters"),
         ({"sampling": " " * (1 << 20) + "{}"}, InvalidRequestError, "longer than 1048576 bytes"),
         ({"sampling": {"guided_json": "{}"}}, UnsupportedError, "guided_json"),
-        ({"sampling": {"lora_name": "x"}}, UnsupportedError, "LoRA"),
+        ({"sampling": {"lora_name": "x"}}, UnsupportedError, "LoRA feature is not enabled"),
         ({"sampling": {"priority": 3}}, UnsupportedError, "policy"),
         ({"parameters": {"best_of": 4}}, UnsupportedError, "best_of"),
         ({"text": b"\xff\xfe"}, InvalidRequestError, "UTF-8"),
@@ -151,6 +153,25 @@ async def test_what_cannot_be_is_refused(
         await served.model.infer(infer_request(**fields))
     statistics = served.model.statistics
     assert statistics.fail.count == statistics.failures["REJECTED"] == 1
+
+
+async def test_lora_name_selects_one_of_the_model_s_adapters(served: Served, tmp_path: Path) -> None:
+    adapters = [new_adapter(name, save_adapter(tmp_path / name)) for name in ("one", "two")]
+    served.setup.model.adapters = AdapterSet(adapters)
+
+    async def text(sampling: dict[str, Any]) -> str:
+        request = infer_request(exclude_input_in_output=True, sampling={"max_tokens": 8} | sampling)
+        return str(values(await served.model.infer(request), "text_output")[0])
+
+    texts = [await text(sampling) for sampling in ({}, {"lora_name": "one"}, {"lora_name": "two"})]
+    assert texts == [await served.expected(model=name) for name in ("m", "one", "two")]
+    assert len(set(texts)) == 3
+    with pytest.raises(InvalidRequestError, match=r"LoRA x is not supported, we currently support \['one', 'two'\]"):
+        await text({"lora_name": "x"})
+    stream = served.model.stream(infer_request(stream=True, sampling={"lora_name": "one"}))
+    served.setup.model.adapters.remove(adapters[0])  # between reading the request and its first token
+    [response] = [response async for response in stream]
+    assert isinstance(response.error, InvalidRequestError)
 
 
 async def test_an_answer_that_streams_has_no_single_response(served: Served) -> None:

@@ -1,0 +1,12 @@
+"""Folders with LoRA adapters that have no weights: enough for the gateway and the simulated engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def save_adapter(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4}')
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+    return folder

@@ -41,6 +41,10 @@ from penstock.kvcache.pool import require
 
 logger = logging.getLogger(__name__)
 
+_PATIENCE = 120.0
+"""Seconds without a sign from an engine that holds requests, after which it counts as hung. The gateway's watchdog
+cannot know: the process of an engine that runs by itself goes on answering."""
+
 
 class AutonomousCore:
     """Implements Core over a Batcher.
@@ -65,6 +69,8 @@ class AutonomousCore:
         self._outputs: list[RequestOutput] = []
         self._aborting: list[int] = []
         """Running ones that have just been given up; the batcher hears of all of them at once."""
+        self._last_sign = 0.0
+        """When the batcher last had something to say of the requests that it holds."""
         self._clock = clock
 
     @property
@@ -82,7 +88,9 @@ class AutonomousCore:
 
     @property
     def next_look(self) -> float | None:
-        return self._deadlines.next()
+        looks = [self._last_sign + _PATIENCE] if self.seats.num_taken else []
+        deadline = self._deadlines.next()
+        return min(looks if deadline is None else [deadline, *looks], default=None)
 
     def close(self) -> None:
         self.batcher.close()
@@ -102,6 +110,8 @@ class AutonomousCore:
             else:
                 self._take_in(self.batcher.step())
                 self._hand_over(started)
+            if self.seats.num_taken and started - self._last_sign >= _PATIENCE:
+                raise EngineError("it has been silent for too long")
         except Exception:
             logger.exception("the engine failed with %d requests", self.seats.num_taken)
             self._break()
@@ -167,6 +177,8 @@ class AutonomousCore:
                 known = error if isinstance(error, PenstockError) else InvalidRequestError(str(error))
                 self._emit_end(request.id, FinishReason.ERROR, known)
                 continue
+            if not self.seats.num_taken:
+                self._last_sign = now
             request.status = RequestStatus.RUNNING
             self.seats.take(request)
 
@@ -182,6 +194,8 @@ class AutonomousCore:
 
     def _take_in(self, result: BatcherOutput) -> None:
         now = self._clock()
+        if result.tokens or result.released or result.num_scheduled_tokens:
+            self._last_sign = now
         num_prompt_tokens = 0
         outputs: list[RequestOutput] = []
         for new in result.tokens:
@@ -236,10 +250,10 @@ class AutonomousCore:
         """Ends what the batcher held. Those that wait are the gateway's: this process must go."""
         self.broken = True
         error = StepFailedError("The engine failed on this request.")
-        for request in self.seats.running.values():
-            del self.requests[request.id]
-            self._emit_end(request.id, FinishReason.ERROR, error)
-        self.seats.running.clear()
+        for request_id in list(self.seats.running):
+            del self.requests[request_id]
+            self.seats.leave(request_id)
+            self._emit_end(request_id, FinishReason.ERROR, error)
 
     # -- requests out ----------------------------------------------------------------------------------------
 

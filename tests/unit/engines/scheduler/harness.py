@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from zlib import crc32
 
+from penstock.engines.autonomous.core import AutonomousCore
 from penstock.engines.core import EngineCore
 from penstock.engines.messages import (
     AbortRequests,
@@ -110,15 +111,13 @@ class WatchedRunner(SimulatedRunner):
         self.known.clear()
 
 
-class Rig:
+class CoreRig:
     """An engine core under test: messages in, what each request has got so far out."""
 
-    def __init__(self, config: SchedulerConfig, model: SimulatedConfig) -> None:
+    core: EngineCore | AutonomousCore
+
+    def __init__(self) -> None:
         self.clock = Clock()
-        self.runner = WatchedRunner(model)
-        self.core = EngineCore(self.runner, config, self.clock)
-        self.runner.core = self.core
-        self.scheduler = self.core.scheduler
         self.tokens: dict[int, list[int]] = {}
         self.ended: dict[int, RequestOutput] = {}
         self._next_id = 1
@@ -155,7 +154,6 @@ class Rig:
         """One iteration; checks its books and that nobody gets anything after the end."""
         result = self.core.step(messages)
         self.core.check_integrity()
-        assert not self.runner.problems, self.runner.problems
         for output in result.outputs:
             assert output.id not in self.ended, f"{output.id} got {output} after its end"
             self.tokens.setdefault(output.id, []).extend(output.token_ids)
@@ -174,6 +172,24 @@ class Rig:
 
     def abort(self, *ids: int) -> AbortRequests:
         return AbortRequests(list(ids))
+
+
+class Rig(CoreRig):
+    """Our scheduler over a runner that is watched."""
+
+    core: EngineCore
+
+    def __init__(self, config: SchedulerConfig, model: SimulatedConfig) -> None:
+        super().__init__()
+        self.runner = WatchedRunner(model)
+        self.core = EngineCore(self.runner, config, self.clock)
+        self.runner.core = self.core
+        self.scheduler = self.core.scheduler
+
+    def step(self, *messages: DownMessage) -> StepOutputs:
+        result = super().step(*messages)
+        assert not self.runner.problems, self.runner.problems
+        return result
 
     @property
     def last(self) -> SchedulerOutput:

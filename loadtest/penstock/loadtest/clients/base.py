@@ -13,8 +13,6 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What every client is told. Each protocol refuses what it has no place for."""
 
     url: str
-    protocol: str = "openai-chat"
-    """A key of `penstock.loadtest.clients.registry.CLIENTS`."""
     model: str = ""
     api_key: str | None = None
     stream: bool = True
@@ -27,6 +25,8 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive: bool = True
     """Use connections again."""
     verify_tls: bool = True
+    input_tensor: tuple[str, ...] = ()
+    batch_size: int = 1
     keep_text: bool = False
     """Answers carry their text: for sessions, which go on from it."""
 

@@ -99,7 +99,7 @@ def _status(head: bytes) -> int:
 
 def _chunks(raw: bytes, position: int) -> list[tuple[int, int]] | None:
     """(start, size) of each chunk's data; None while the last one is missing."""
-    spans = []
+    spans: list[tuple[int, int]] = []
     while (line := raw.find(b"\r\n", position)) >= 0:
         try:
             size = int(raw[position:line].partition(b";")[0], 16)

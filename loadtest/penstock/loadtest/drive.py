@@ -49,11 +49,14 @@ class Driver:
         """time.perf_counter at which the run starts; may lie ahead."""
         self._on_sample = on_sample
         self._stop = asyncio.Event()
+        self._work: asyncio.Task[None] | None = None
         self._naps: set[asyncio.Future[None]] = set()
 
-    def stop(self) -> None:
-        """Begins nothing any more; what runs gets the grace period."""
+    def stop(self, *, now: bool = False) -> None:
+        """Begins nothing any more; what runs gets the grace period, or is cut off now."""
         self._stop.set()
+        if now and self._work is not None:
+            self._work.cancel()
         for nap in self._naps:
             nap.cancel()
 
@@ -61,7 +64,7 @@ class Driver:
         """Returns when everything has ended, or was cut off. Samples are in the order of their ends."""
         await self._nap(self._started)
         limit = asyncio.create_task(self._end_at(self._load.seconds))
-        work = asyncio.create_task(self._drive(sessions))
+        work = self._work = asyncio.create_task(self._drive(sessions))
         stopped = asyncio.create_task(self._stop.wait())
         await asyncio.wait((work, stopped), return_when=asyncio.FIRST_COMPLETED)
         if not work.done():

@@ -79,13 +79,13 @@ class Report(Figures, frozen=True, kw_only=True):
     options: Options
     validity: Validity
     runs: list[Figures]
-    intervals: dict[str, Interval] = {}
+    intervals: dict[str, Interval] = msgspec.field(default_factory=dict)
     """By path, as `ttft_ms.p99` or `output_tokens_per_s`; with 3 runs or more."""
-    tokens: dict[str, Any] = {}
+    tokens: dict[str, Any] = msgspec.field(default_factory=dict)
     """Where token counts come from, and what did not agree."""
     timeline: Timeline | None = None
     """Of the last run."""
     server: ServerWatch | None = None
-    environment: dict[str, Any] = {}
+    environment: dict[str, Any] = msgspec.field(default_factory=dict)
     """Machine, versions, and what else used the CPUs."""
     interrupted_by_user: bool = False

@@ -17,6 +17,7 @@ from penstock.gateway.dataplane import (
     TokenLogprob,
     Usage,
 )
+from penstock.gateway.models import LoadedModel
 
 Step = list[ChoiceDelta] | Exception | asyncio.Event
 """Deltas to give out, an error to raise, or an event to wait for (one that is never set hangs)."""
@@ -97,6 +98,9 @@ class FakeDataPlane(DataPlane):
 
     def models(self) -> list[ServedModel]:
         return list(self.served.values())
+
+    def known_models(self) -> list[LoadedModel]:
+        return []
 
     def model(self, name: str) -> ServedModel:
         if name not in self.served:

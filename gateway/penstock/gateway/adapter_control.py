@@ -56,10 +56,9 @@ class AdapterControl:
         uses, and at once where that has to wait. Raises ModelNotFoundError, UnsupportedError, NotReadyError."""
         if name in self._loading:
             raise NotReadyError("The adapter is being loaded.", retry_after=1)
-        held = self._dataplane.holder(name)
-        if held is None or held[1] is None:
+        model, adapter = self._dataplane.holder(name) or (None, None)
+        if model is None or adapter is None:
             raise ModelNotFoundError(f"The adapter `{name[:64]}` does not exist.", param="lora_name")
-        model, adapter = held
         _directory(model)
         model.adapters.remove(adapter)
         logger.info("adapter %s unloaded from %s", name, model.names[0])

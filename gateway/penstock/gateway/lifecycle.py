@@ -53,6 +53,8 @@ def serve(config: Config) -> int:
     try:
         wanted = config.model.model is not None or not config.repository.model_repository
         source = find_model(config.model.model) if wanted else None
+        if source is None and (config.adapters.lora or config.adapters.lora_directory):
+            raise ConfigError("lora: there is no MODEL; a model in a repository has its adapters in its model.json")
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_Server(config, source).run())
     except (ConfigError, PenstockError) as error:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helpers_adapters import save_adapter
 from penstock.engines.registry import EngineSpec
+from penstock.gateway.adapters import new_adapter
 from penstock.gateway.config import ConfigError, load_config
-from penstock.gateway.model_builder import engine_spec
+from penstock.gateway.model_builder import build_model, engine_spec
 from penstock.gateway.models import find_model
 from penstock.tokenizers import Tokenizer
 
@@ -95,3 +98,33 @@ def test_adapters_need_an_engine_that_has_them(caplog: pytest.LogCaptureFixture)
     with caplog.at_level("INFO", "penstock"):
         assert spec(lora_directory="adapters").runner == "torch"
     assert "it has no LoRA adapters" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "room"),
+    [
+        (0, {}, 0),
+        (0, {"lora_directory": "."}, 8),
+        (2, {}, 8),
+        (2, {"max_loras": 1, "lora_directory": "."}, 2),
+        (2, {"max_loras": 5, "max_lora_rank": 64}, 5),
+    ],
+)
+@pytest.mark.parametrize("engine", ["vllm", "tensorrt_llm", "torch", "simulated"])
+def test_engines_are_told_of_adapters_by_their_keys(
+    engine: str, given: int, settings: dict[str, Any], room: int
+) -> None:
+    adapters = [new_adapter("same name", Path(f"/adapters/{number}")) for number in range(given)]
+    options = engine_spec(load_config({"engine": engine, **settings}, environ={}), DEMO, TOKENIZER, adapters).options
+    assert list(options["adapters"].values()) == [f"/adapters/{number}" for number in range(given)]
+    assert list(options["adapters"]) == [adapter.key for adapter in adapters]
+    assert (options["max_loras"], options["max_lora_rank"]) == (room, settings.get("max_lora_rank", 16))
+
+
+def test_a_model_has_the_adapters_of_its_settings(tmp_path: Path) -> None:
+    folder = save_adapter(tmp_path / "weights")
+    settings = {"engine": "simulated", "lora": [f"tuned={folder}"], "lora_directory": str(tmp_path), "max_loras": 3}
+    adapters = build_model(load_config(settings, environ={}), DEMO).adapters
+    assert [(adapter.name, adapter.folder) for adapter in adapters] == [("tuned", folder)]
+    assert (adapters.directory, adapters.max_loaded) == (tmp_path, 3)
+    assert build_model(load_config({"engine": "simulated"}, environ={}), DEMO).adapters.max_loaded == 0

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from penstock.engines.classic.base import InferModel, ModelContext
 from penstock.engines.classic.model_config import ModelConfig
 from penstock.engines.errors import PenstockError
@@ -19,7 +21,7 @@ from penstock.gateway.config_sections import AdapterConfig, CacheConfig, EngineC
 from penstock.gateway.config_sections import ModelConfig as ModelSection
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.kserve.llm import LanguageModel
-from penstock.gateway.kserve.llm_request import llm_config
+from penstock.gateway.kserve.vllm_form import VLLM_FORM
 from penstock.gateway.models import LoadedModel
 
 SETTINGS_FILE = "model.json"
@@ -37,35 +39,26 @@ class LanguageModelLoader:
     """A Loader of the model repository."""
 
     def __init__(self, config: Config, dataplane: DataPlane, build: BuildModel) -> None:
-        self._config = config
+        # the adapters of the command line are those of its own model
+        adapters = msgspec.structs.replace(config.adapters, lora=(), lora_directory=None)
+        self._config = msgspec.structs.replace(config, adapters=adapters)
         self._dataplane = dataplane
         self._build = build
 
     def auto_complete(self, config: ModelConfig, version_folder: Path) -> None:
         """The tensors are the same for every language model. Raises ValueError for a configuration with others."""
-        full = llm_config(config.name)
-        for field in ("input", "output"):
-            written, known = getattr(config, field), {item.name: item for item in getattr(full, field)}
-            for item in written:
-                same = known.get(item.name)
-                if same is None or (same.data_type, list(same.dims)) != (item.data_type, list(item.dims)):
-                    raise ValueError(f"{field} '{item.name}' is not one that language models have in that form")
-            del written[:]
-            written.extend(known.values())
-        if config.max_batch_size:
-            raise ValueError("language models batch by themselves: max_batch_size must be 0")
-        config.model_transaction_policy.decoupled = True
+        VLLM_FORM.complete(config)
 
     async def load(self, context: ModelContext) -> InferModel:
         config = self._settings(context)
         model = self._build(config, context.name)
         try:
             await model.engine.start()
+            self._dataplane.add(model)
         except PenstockError:
             await model.engine.stop()
             raise
         model.loaded = True
-        self._dataplane.add(model)
         return LanguageModel(
             self._dataplane,
             model,
@@ -83,6 +76,8 @@ class LanguageModelLoader:
         if unknown:
             raise ConfigError(f"{min(unknown)!r} is not a setting of language models")
         given["model"] = _source(given.get("model"), context)
+        if isinstance(given.get("lora"), list):
+            given["lora"] = [_adapter(text, context.version_folder) for text in given["lora"]]
         return overlay(self._config, given)
 
 
@@ -96,6 +91,12 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigError(f"{path.name} must hold an object of settings")
     return found
+
+
+def _adapter(text: object, folder: Path) -> object:
+    """NAME=FOLDER, where the folder may lie beside the model; anything else as it is, for the settings to refuse."""
+    name, equals, path = str(text).partition("=")
+    return f"{name}={folder / path}" if equals and (folder / path).is_dir() else text
 
 
 def _source(model: object, context: ModelContext) -> str:

@@ -223,3 +223,20 @@ async def test_keys_are_never_logged(caplog: pytest.LogCaptureFixture) -> None:
         await call(app, "/v1/completions", {"model": "tiny", "prompt": "hi"}, headers=headers)
     assert "broken" in caplog.text
     assert "key-" not in caplog.text
+
+
+@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
+async def test_adapters_stay_as_they_are_unless_the_server_allows_it(path: str) -> None:
+    app = build_app(FakeDataPlane(), AppSettings())
+    refused = await call(app, path, {"lora_name": "x", "lora_path": "x"})
+    error = refused.json()["error"]
+    assert (refused.status, error["code"]) == (403, "lora_directory_not_set")
+    assert "--lora-directory" in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
+async def test_adapters_stay_as_they_are_while_draining(path: str) -> None:
+    drain = DrainState()
+    drain.begin()
+    refused = await call(build_app(FakeDataPlane(), AppSettings(drain=drain)), path, {"lora_name": "x"})
+    assert (refused.status, refused.json()["error"]["code"]) == (503, "not_ready")

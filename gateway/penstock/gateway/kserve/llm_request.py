@@ -7,23 +7,28 @@ Source: triton-inference-server/vllm_backend, src/model.py and docs/additional_o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from penstock.engines.classic.messages import InferRequest
-from penstock.engines.classic.model_config import ModelConfig, datatype_value
 from penstock.engines.errors import InvalidRequestError, PenstockError, UnsupportedError
 from penstock.gateway.generation import GenerateRequest
 from penstock.gateway.http.json_body import check_json, decode_json
+from penstock.gateway.kserve.llm_form import TextRequest, flag, text
 from penstock.gateway.models import ServedModel
 from penstock.gateway.sampling import SamplingFields, bounded, priority_level, sampling_params, stop_strings
 
-_INPUTS = {"text_input": "BYTES", "stream": "BOOL", "sampling_parameters": "BYTES", "exclude_input_in_output": "BOOL"}
-_RETURNS = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens")
+RETURNS = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens")
 """Outputs that come when `return_<name>` is true, or when the client names them."""
-_OUTPUTS = {
+INPUTS = {
+    "text_input": ("BYTES", 1),
+    "stream": ("BOOL", 1),
+    "sampling_parameters": ("BYTES", 1),
+    "exclude_input_in_output": ("BOOL", 1),
+    **{f"return_{output}": ("BOOL", 1) for output in RETURNS},
+}
+OUTPUTS = {
     "text_output": ("BYTES", -1),
     "finish_reason": ("BYTES", -1),
     "cumulative_logprob": ("FP32", -1),
@@ -31,12 +36,19 @@ _OUTPUTS = {
     "num_input_tokens": ("UINT32", 1),
     "num_output_tokens": ("UINT32", -1),
 }
+UNSERVED = {
+    "image": "language models take no images here",
+    "embedding_request": "language models give no embeddings here",
+}
 _MAX_N = 128
 _MAX_LOGPROBS = 20
 _MAX_TOKENS = 2**31 - 1
 _MAX_SAMPLING_BYTES = 1 << 20
 _DEFAULT_MAX_TOKENS = 16
 """vLLM's default, which users of its Triton backend know."""
+
+
+_Fields = TypeVar("_Fields", bound=SamplingFields)
 
 
 class SamplingParameters(SamplingFields, kw_only=True, forbid_unknown_fields=True):
@@ -47,45 +59,16 @@ class SamplingParameters(SamplingFields, kw_only=True, forbid_unknown_fields=Tru
     lora_name: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TextRequest:
-    """A request as the model reads it."""
-
-    generate: GenerateRequest
-    stream: bool
-    prefix: str
-    """Stands before the text of each choice: the prompt, unless it is to be left out."""
-    returns: frozenset[str]
-    """Which outputs beside `text_output` are wanted."""
-    logprobs: bool
-    """The caller asked for logprobs in the sampling parameters, not only for their sum."""
-    adapter: str | None
-    """Name of the model's adapter that shall be used."""
-
-
-def llm_config(name: str) -> ModelConfig:
-    """The configuration that every language model shows."""
-    config = ModelConfig(name=name, backend="penstock")
-    optional = {f"return_{output}": "BOOL" for output in _RETURNS}
-    for field, datatype in (_INPUTS | optional).items():
-        config.input.add(name=field, data_type=datatype_value(datatype), dims=[1], optional=field != "text_input")
-    for field, (datatype, dim) in _OUTPUTS.items():
-        config.output.add(name=field, data_type=datatype_value(datatype), dims=[dim])
-    config.version_policy.latest.num_versions = 1
-    config.model_transaction_policy.decoupled = True
-    return config
-
-
 def read_request(request: InferRequest, model: ServedModel, policy: str, timeout: float | None) -> TextRequest:
     """Raises InvalidRequestError, UnsupportedError."""
-    prompt = _text(request, "text_input")
+    prompt = text(request, "text_input")
     if prompt is None:
         raise InvalidRequestError("input 'text_input' is missing")
-    stream = _flag(request, "stream") or False
-    excluded = _flag(request, "exclude_input_in_output")
+    stream = flag(request, "stream") or False
+    excluded = flag(request, "exclude_input_in_output")
     if stream and excluded is False:
         raise InvalidRequestError("When streaming, exclude_input_in_output = false is not allowed.")
-    wanted = frozenset(name for name in _RETURNS if _flag(request, f"return_{name}") or name in request.outputs)
+    wanted = frozenset(name for name in RETURNS if flag(request, f"return_{name}") or name in request.outputs)
     given = _parameters(request)
     if given.logprobs is not None:
         bounded(given.logprobs, "logprobs", 0, _MAX_LOGPROBS)
@@ -113,40 +96,26 @@ def read_request(request: InferRequest, model: ServedModel, policy: str, timeout
     return TextRequest(generate, stream, prefix, wanted, asks_logprobs, given.lora_name)
 
 
-def _text(request: InferRequest, name: str) -> str | None:
-    tensor = request.inputs.get(name)
-    if tensor is None:
-        return None
-    try:
-        return bytes(tensor.array.item()).decode()
-    except UnicodeDecodeError:
-        raise InvalidRequestError(f"input '{name}' is not valid UTF-8") from None
-
-
-def _flag(request: InferRequest, name: str) -> bool | None:
-    tensor = request.inputs.get(name)
-    return None if tensor is None else bool(tensor.array.item())
-
-
 def _parameters(request: InferRequest) -> SamplingParameters:
     """The tensor's JSON if there is one, else the request's parameters, whose values may be strings."""
-    text = _text(request, "sampling_parameters")
-    if text is None:
-        return _converted(request.parameters)
-    body = text.encode() or b"{}"
+    given = text(request, "sampling_parameters")
+    if given is None:
+        return sampling_fields(request.parameters, SamplingParameters)
+    body = given.encode() or b"{}"
     if len(body) > _MAX_SAMPLING_BYTES:
         raise InvalidRequestError(f"sampling_parameters: they are longer than {_MAX_SAMPLING_BYTES} bytes")
     try:
         check_json(body)
-        given = decode_json(body, dict[str, Any])
+        fields = decode_json(body, dict[str, Any])
     except PenstockError as error:
         raise InvalidRequestError(f"sampling_parameters: {error.message}", param=error.param) from None
-    return _converted(given)
+    return sampling_fields(fields, SamplingParameters)
 
 
-def _converted(given: Mapping[str, Any]) -> SamplingParameters:
+def sampling_fields(given: Mapping[str, Any], kind: type[_Fields]) -> _Fields:
+    """Values may be strings. Raises UnsupportedError for a name that `kind` does not have, InvalidRequestError."""
     try:
-        return msgspec.convert({name: _typed(name, value) for name, value in given.items()}, SamplingParameters)
+        return msgspec.convert({name: _typed(name, value) for name, value in given.items()}, kind)
     except msgspec.ValidationError as error:
         problem, _, where = str(error).partition(" - at `$.")
         name = where.rstrip("`") or None

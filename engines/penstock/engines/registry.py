@@ -67,6 +67,12 @@ def _vllm(options: dict[str, Any]) -> ModelRunner:
     return load(options)
 
 
+def _vllm_batcher(options: dict[str, Any]) -> Batcher:
+    from penstock.engines.vllm.loading import load_batcher
+
+    return load_batcher(options)
+
+
 def _simulated_batcher(options: dict[str, Any]) -> Batcher:
     from penstock.engines.simulated import OwnThread, SimulatedBatcher, SimulatedBatcherConfig
 
@@ -79,7 +85,7 @@ RUNNERS = {"openvino": _openvino, "simulated": _simulated, "torch": _torch, "vll
 """Imported when asked for: a process loads only what it runs."""
 
 
-BATCHERS: dict[str, Callable[[dict[str, Any]], Batcher]] = {"simulated": _simulated_batcher}
+BATCHERS: dict[str, Callable[[dict[str, Any]], Batcher]] = {"simulated": _simulated_batcher, "vllm": _vllm_batcher}
 """Engines that schedule by themselves. One that is a runner as well does so for models that our scheduler cannot drive,
 or when it is told to."""
 

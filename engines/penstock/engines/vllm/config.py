@@ -1,16 +1,17 @@
-"""The runner's settings, and what of them is vLLM's own under the same name."""
+"""Settings of vLLM, under our scheduler and under its own."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from penstock.engines.errors import InvalidRequestError
 
 Precision = Literal["auto", "bf16", "f16", "f32"]
 KVCacheType = Literal["auto", "bf16", "f16", "fp8"]
-ExecutorBackend = Literal["auto", "uni", "mp", "ray"]
+HIGHEST_RANK = 512
+"""Of a LoRA adapter, in vLLM."""
 
 
 @dataclass(frozen=True)
@@ -32,27 +33,26 @@ class VLLMConfig:
     """Bytes of KV cache on each device; None: on GPUs what `memory_share` leaves, on CPUs a share of what is free."""
     memory_share: float = 0.9
     """Of a GPU's memory, for weights, activations and KV cache together."""
-    block_size: int | None = None
-    """Tokens of a block; None: 32 on CPUs, 16 elsewhere. CPU attention wants a multiple of 32."""
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     threads: int | None = None
     """OpenMP threads on a CPU; None: see `environment.default_threads`."""
-    enforce_eager: bool | None = None
-    """No compilation and no CUDA graphs; None: so on CPUs, where it starts within seconds."""
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
-    executor: ExecutorBackend = "auto"
-    """auto: in this process for one device, else vLLM's multiprocess executor."""
+    prefix_caching: bool = True
+    """Heeded by vLLM's own scheduler; ours has its own setting."""
+    engine_args: dict[str, Any] = field(default_factory=dict)
+    """More fields of vLLM's EngineArgs (`engine_args.checked`)."""
     adapters: dict[str, Path] = field(default_factory=dict)
-    """LoRA adapters by the name that requests use."""
+    """LoRA adapters that are loaded at the start, by key (`AdapterHost`)."""
+    max_loras: int = 0
+    """Adapters at the same time; 0: as many as `adapters`, and without any no LoRA at all."""
     max_lora_rank: int = 16
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, get_args(Precision))
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, get_args(KVCacheType))
-        _check_choice("executor", self.executor, get_args(ExecutorBackend))
-        for name in ("max_model_len", "num_blocks", "kv_cache_memory", "block_size", "threads"):
+        for name in ("max_model_len", "num_blocks", "kv_cache_memory", "threads"):
             if getattr(self, name) is not None:
                 _check_positive(name, getattr(self, name))
         for name in (
@@ -63,14 +63,23 @@ class VLLMConfig:
             "max_lora_rank",
         ):
             _check_positive(name, getattr(self, name))
+        if self.max_lora_rank > HIGHEST_RANK:
+            raise InvalidRequestError(f"max_lora_rank={self.max_lora_rank} is above vLLM's {HIGHEST_RANK}")
+        if self.max_loras:
+            _check_positive("max_loras", self.max_loras)
         if not 0 < self.memory_share <= 1:
             raise InvalidRequestError(f"memory_share={self.memory_share} is not within (0, 1]", param="memory_share")
-        if self.executor == "uni" and self.num_devices > 1:
-            raise InvalidRequestError("executor='uni' runs one device; use mp or ray for several", param="executor")
+        if not isinstance(self.engine_args, dict):
+            raise InvalidRequestError(f"engine_args={self.engine_args!r} is not an object", param="engine_args")
 
     @property
     def num_devices(self) -> int:
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def adapter_slots(self) -> int:
+        """How many LoRA adapters there can be at the same time."""
+        return max(self.max_loras, len(self.adapters))
 
 
 def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -1,11 +1,11 @@
-"""From options to a runner. Nothing of vLLM is imported before its version is known and the environment is set."""
+"""From options to a model. Nothing of vLLM is imported before its version is known and the environment is set."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from penstock.engines.base import ModelRunner
+from penstock.engines.base import Batcher, ModelRunner
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.memory import parse_memory
 from penstock.engines.vllm.config import VLLMConfig
@@ -14,26 +14,46 @@ from penstock.engines.vllm.versions import installed_version, is_cpu_build
 
 
 def load(options: dict[str, Any]) -> ModelRunner:
-    """`options`: fields of VLLMConfig; paths as text, `kv_cache_memory` also as "4GiB" or "40%"."""
+    """For our scheduler. `options`: fields of VLLMConfig; paths as text, `kv_cache_memory` also as "4GiB" or "40%".
+
+    Raises EngineError when vLLM is missing or of another version, UnsupportedError for a model that our scheduler
+    cannot drive.
+    """
+    config = parse(options)
+    version = _prepare(config)
+    from penstock.engines.vllm.runner import VLLMRunner
+
+    return VLLMRunner(config, version)
+
+
+def load_batcher(options: dict[str, Any]) -> Batcher:
+    """For vLLM's own scheduler; otherwise as `load`."""
+    config = parse(options)
+    version = _prepare(config)
+    from penstock.engines.vllm.batcher import VLLMBatcher
+
+    return VLLMBatcher(config, version)
+
+
+def parse(options: dict[str, Any]) -> VLLMConfig:
+    """Raises InvalidRequestError."""
     memory = options.get("kv_cache_memory")
     resolved = options | {
         "model_dir": Path(options["model_dir"]),
         "kv_cache_memory": None if memory is None else parse_memory(memory),
-        "adapters": {name: Path(path) for name, path in options.get("adapters", {}).items()},
+        "adapters": {key: Path(path) for key, path in options.get("adapters", {}).items()},
     }
     try:
-        config = VLLMConfig(**resolved)
+        return VLLMConfig(**resolved)
     except TypeError as e:
-        raise InvalidRequestError(f"the vLLM runner: {e}") from e
-    return load_config(config)
+        raise InvalidRequestError(f"the vLLM engine: {e}") from e
 
 
-def load_config(config: VLLMConfig) -> ModelRunner:
-    """Raises EngineError when vLLM is missing or of another version, UnsupportedError for a model it cannot run."""
+def _prepare(config: VLLMConfig) -> str:
+    """Returns the installed version."""
     version = installed_version()
     prepare(config, is_cpu_build())
     from penstock.engines.vllm.contract import check_contract
-    from penstock.engines.vllm.runner import VLLMRunner
 
     check_contract(version)
-    return VLLMRunner(config, version)
+    return version

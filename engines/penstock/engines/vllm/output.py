@@ -29,7 +29,7 @@ def read_output(step: SchedulerOutput, table: RequestTable, theirs: Any, refused
             continue
         scored = theirs.prompt_logprobs_dict.get(request.name)
         if scored is not None:
-            entries = _token_logprobs(scored[0], scored[1], scored[2], request.params.prompt_logprobs or 0)
+            entries = token_logprobs(scored[0], scored[1], scored[2], request.params.prompt_logprobs or 0)
             output.prompt_logprobs[request_id] = entries
         if not samples:
             continue
@@ -38,7 +38,7 @@ def read_output(step: SchedulerOutput, table: RequestTable, theirs: Any, refused
             raise EngineError(f"vLLM sampled {len(tokens)} tokens for a request that was due one")
         if request.params.logprobs is not None:
             rows = theirs.logprobs.slice_request(index, 1)
-            entries = _token_logprobs(rows[0], rows[1], rows[2], request.params.logprobs)
+            entries = token_logprobs(rows[0], rows[1], rows[2], request.params.logprobs)
             if not math.isfinite(entries[0].logprob):
                 output.failed[request_id] = NOT_FINITE
                 table.tainted.update(request.block_ids)
@@ -49,7 +49,7 @@ def read_output(step: SchedulerOutput, table: RequestTable, theirs: Any, refused
     return output
 
 
-def _token_logprobs(token_ids: Any, logprobs: Any, ranks: Any, top: int) -> list[TokenLogprobs]:
+def token_logprobs(token_ids: Any, logprobs: Any, ranks: Any, top: int) -> list[TokenLogprobs]:
     """Rows of vLLM's: first the token itself, then the likeliest ones, of which the batch may have asked for more."""
     return [
         TokenLogprobs(ids[0], values[0], rank, list(zip(ids[1 : top + 1], values[1 : top + 1], strict=True)))

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from vllm.lora.request import LoRARequest
-from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams as VLLMSamplingParams
 from vllm.v1.core.sched.output import GrammarOutput
 from vllm.v1.core.sched.output import SchedulerOutput as VLLMSchedulerOutput
 
 from penstock.engines.messages import ModelInfo
 from penstock.engines.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from penstock.engines.vllm.adapters import Adapters
 from penstock.engines.vllm.config import VLLMConfig
+from penstock.engines.vllm.model_info import description, eos_token_ids
 from penstock.engines.vllm.output import read_output
 from penstock.engines.vllm.requests import LiveRequest, usable_blocks
 from penstock.engines.vllm.sampling import to_vllm
-from penstock.engines.vllm.start import start
+from penstock.engines.vllm.start import start_for_steps
 from penstock.engines.vllm.step import StepBuilder
 from penstock.engines.vllm.table import RequestTable
 
@@ -29,27 +30,24 @@ Bitmasks = Callable[[Sequence[int]], Mapping[int, npt.NDArray[np.int32]]]
 
 
 class VLLMRunner:
-    """A `ModelRunner`. Loading raises UnsupportedError for a model that it cannot drive."""
+    """A `ModelRunner` and `AdapterHost`. Loading raises UnsupportedError for a model that it cannot drive."""
 
     bitmasks: Bitmasks | None = None
     """Asked in each step while the forward pass runs (on GPUs) or after it (on CPUs)."""
 
     def __init__(self, config: VLLMConfig, version: str) -> None:
-        self._core = start(config)
+        self._core = start_for_steps(config)
         self._executor = self._core.model_executor
         settings = self._core.vllm_config
         self._eos = eos_token_ids(settings.model_config)
         self._draws_by_position = bool(settings.use_v2_model_runner)
-        adapters = {
-            name: LoRARequest(name, number, str(path))
-            for number, (name, path) in enumerate(sorted(config.adapters.items()), 1)
-        }
+        self._adapters = Adapters(self._executor, config)
         cache = self._core.scheduler.kv_cache_config
         block_size = cache.kv_cache_groups[0].kv_cache_spec.block_size
         self._table = RequestTable()
         self._builder = StepBuilder(
             self._sampling_of,
-            adapters,
+            self._adapters,
             block_size=block_size,
             introduces_resumed=self._draws_by_position,
             sends_tokens=config.pipeline_parallel_size > 1,
@@ -60,7 +58,7 @@ class VLLMRunner:
             block_size=block_size,
             num_blocks=usable_blocks(cache.num_blocks),
             eos_token_ids=self._eos,
-            runner=_description(version, settings),
+            runner=description(version, settings),
         )
 
     @property
@@ -83,6 +81,13 @@ class VLLMRunner:
         finished = VLLMSchedulerOutput.make_empty()
         finished.finished_req_ids = self._table.take_finished()
         self._executor.execute_model(finished)
+
+    def load_adapter(self, key: str, folder: Path) -> None:
+        """`AdapterHost.load_adapter`."""
+        self._adapters.load(key, folder)
+
+    def unload_adapter(self, key: str) -> None:
+        self._adapters.unload(key)
 
     def close(self) -> None:
         """Ends vLLM's workers and frees their memory; the runner cannot be used afterwards."""
@@ -125,19 +130,3 @@ class VLLMRunner:
     def _sampling_of(self, request: LiveRequest, score_prompt: bool) -> VLLMSamplingParams:
         seed = request.seed if self._draws_by_position else None
         return to_vllm(request.params, self._eos, seed, score_prompt)
-
-
-def eos_token_ids(model_config: Any) -> tuple[int, ...]:
-    """Of generation_config.json, else of config.json."""
-    eos = model_config.try_get_generation_config().get("eos_token_id")
-    if eos is None:
-        eos = getattr(model_config.hf_text_config, "eos_token_id", None)
-    if eos is None:
-        return ()
-    return tuple(int(i) for i in eos) if isinstance(eos, list) else (int(eos),)
-
-
-def _description(version: str, settings: Any) -> str:
-    dtype = str(settings.model_config.dtype).removeprefix("torch.")
-    devices = settings.parallel_config.world_size
-    return f"vllm {version}, {current_platform.device_type} x{devices}, {dtype}, kv {settings.cache_config.cache_dtype}"

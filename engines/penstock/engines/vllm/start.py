@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+import gc
+from typing import Any, get_args
 
+from vllm.config.lora import MaxLoRARanks
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor import Executor
 
-from penstock.engines.errors import EngineError
+from penstock.engines.errors import EngineError, InvalidRequestError, UnsupportedError
 from penstock.engines.memory import available_memory
 from penstock.engines.vllm.config import VLLMConfig
+from penstock.engines.vllm.engine_args import checked
 from penstock.engines.vllm.requests import blocks_to_ask_for
-from penstock.engines.vllm.supported import check_cache, check_model
+from penstock.engines.vllm.supported import check_arguments, check_cache, check_model
 
 _DTYPES = {"auto": "auto", "bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 _CACHE_DTYPES = {"auto": "auto", "bf16": "bfloat16", "f16": "float16", "fp8": "fp8"}
@@ -21,52 +25,92 @@ _CPU_CACHE_BYTES = 4 << 30
 """Most that the KV cache takes on a CPU by default, where it shares the memory with everything else."""
 _WORKER_EXTENSION = "penstock.engines.vllm.worker.WorkerExtension"
 
+_OUR_SCHEDULER: dict[str, Any] = {
+    # what our scheduler does, vLLM must not do as well
+    "enable_prefix_caching": False,
+    "enable_chunked_prefill": True,
+    "async_scheduling": False,
+    "disable_hybrid_kv_cache_manager": True,  # one block table for all layers wherever that is possible
+}
 
-def start(config: VLLMConfig) -> Any:
+
+def start_for_steps(config: VLLMConfig) -> Any:
     """vLLM's EngineCore, of which only the executor will be used: what it does at its start is then done exactly as
-    in vLLM. Raises UnsupportedError for a model that cannot be driven step by step."""
-    vllm_config = EngineArgs(**engine_arguments(config)).create_engine_config()
-    check_model(vllm_config)
-    core = EngineCore(vllm_config, Executor.get_class(vllm_config), log_stats=False)
+    in vLLM. Raises UnsupportedError for a model that cannot be driven step by step, with all of it freed."""
+    check_arguments(config.engine_args)
+    core = _start(engine_arguments(config) | _OUR_SCHEDULER | _extra(config), check_model)
     try:
         check_cache(core.scheduler.kv_cache_config)
-    except Exception:
+    except UnsupportedError:
         core.shutdown()
+        del core
+        gc.collect()
         raise
     return core
 
 
+def start_scheduling(config: VLLMConfig) -> Any:
+    """vLLM's EngineCore with its own scheduler, for whatever vLLM can run."""
+    own = {
+        # None: as vLLM thinks best for the model
+        "enable_prefix_caching": None if config.prefix_caching else False,
+        "language_model_only": True,  # requests are text: no image encoder is loaded or profiled
+    }
+    return _start(engine_arguments(config) | own | _extra(config), check_generates)
+
+
+def check_generates(vllm_config: Any) -> None:
+    """Raises UnsupportedError for a model that is not made for text after text."""
+    model = vllm_config.model_config
+    if model.runner_type != "generate":
+        raise UnsupportedError("vLLM cannot run this model here: it does not generate text")
+    if model.is_encoder_decoder:
+        raise UnsupportedError(
+            "vLLM cannot run this model here: it is an encoder-decoder model, which wants two prompts"
+        )
+
+
+def _start(arguments: dict[str, Any], check: Any) -> Any:
+    try:
+        vllm_config = EngineArgs(**arguments).create_engine_config()
+    except (ValueError, TypeError, KeyError, NotImplementedError) as e:  # pydantic's is a ValueError
+        raise InvalidRequestError(f"vLLM refuses this configuration: {e}") from e
+    check(vllm_config)
+    return EngineCore(vllm_config, Executor.get_class(vllm_config), log_stats=False)
+
+
+def _extra(config: VLLMConfig) -> dict[str, Any]:
+    extra = checked(config.engine_args, {field.name for field in dataclasses.fields(EngineArgs)})
+    if "kv_cache_dtype" in extra and config.kv_cache_dtype != "auto":
+        raise InvalidRequestError("engine_args: kv_cache_dtype is set there and as a setting of its own")
+    return extra
+
+
 def engine_arguments(config: VLLMConfig) -> dict[str, Any]:
     """Our settings in the words of vLLM's EngineArgs."""
-    if not any(config.model_dir.glob("*.safetensors")):
+    if config.engine_args.get("load_format") != "dummy" and not any(config.model_dir.glob("*.safetensors")):
         raise EngineError(f"there are no safetensors in {config.model_dir}")
     cpu = current_platform.is_cpu()
-    eager = cpu if config.enforce_eager is None else config.enforce_eager
     arguments: dict[str, Any] = {
         "model": str(config.model_dir),
         "dtype": _DTYPES[config.dtype],
         "quantization": config.quantization,
         "kv_cache_dtype": _CACHE_DTYPES[config.kv_cache_dtype],
         "max_model_len": config.max_model_len,
-        "block_size": config.block_size or (32 if cpu else 16),
+        "block_size": 32 if cpu else 16,  # attention on CPUs wants a multiple of 32
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": max(config.max_num_batched_tokens, config.max_num_seqs),
         "gpu_memory_utilization": config.memory_share,
-        "enforce_eager": eager,
+        "enforce_eager": cpu,  # without compilation it starts within seconds there
         "tensor_parallel_size": config.tensor_parallel_size,
         "pipeline_parallel_size": config.pipeline_parallel_size,
-        "distributed_executor_backend": _backend(config),
+        "distributed_executor_backend": "uni" if config.num_devices == 1 else "mp",
         "worker_extension_cls": _WORKER_EXTENSION,
         "load_format": "safetensors",
         "trust_remote_code": False,
         "skip_tokenizer_init": True,
         "generation_config": "auto",  # only read for its EOS tokens
         "max_logprobs": -1,  # bounded by the gateway
-        # what our scheduler does, vLLM must not do as well
-        "enable_prefix_caching": False,
-        "enable_chunked_prefill": True,
-        "async_scheduling": False,
-        "disable_hybrid_kv_cache_manager": True,  # one block table for all layers wherever that is possible
         "disable_log_stats": True,
     }
     memory = config.kv_cache_memory
@@ -77,17 +121,11 @@ def engine_arguments(config: VLLMConfig) -> dict[str, Any]:
         memory = min(_CPU_CACHE_BYTES, available_memory() // 2)
     if memory is not None:
         arguments["kv_cache_memory_bytes"] = memory
-    if config.adapters:
+    if config.adapter_slots:
         arguments |= {
             "enable_lora": True,
             # on CPUs rows without an adapter (-1) read the last slot: one more than are used stays all zeros
-            "max_loras": len(config.adapters) + cpu,
-            "max_lora_rank": config.max_lora_rank,
+            "max_loras": config.adapter_slots + cpu,
+            "max_lora_rank": next(rank for rank in get_args(MaxLoRARanks) if rank >= config.max_lora_rank),
         }
     return arguments
-
-
-def _backend(config: VLLMConfig) -> str:
-    if config.executor != "auto":
-        return config.executor
-    return "uni" if config.num_devices == 1 else "mp"

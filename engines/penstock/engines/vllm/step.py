@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from vllm.exceptions import VLLMValidationError
-from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams as VLLMSamplingParams
 from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData
@@ -14,6 +13,7 @@ from vllm.v1.core.sched.output import SchedulerOutput as VLLMSchedulerOutput
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.scheduler.output import SchedulerOutput
+from penstock.engines.vllm.adapters import Adapters
 from penstock.engines.vllm.requests import NULL_BLOCK, LiveRequest, to_vllm_blocks
 from penstock.engines.vllm.table import RequestTable
 
@@ -37,7 +37,7 @@ class StepBuilder:
     def __init__(
         self,
         sampling_of: SamplingOf,
-        adapters: dict[str, LoRARequest],
+        adapters: Adapters,
         *,
         block_size: int,
         introduces_resumed: bool,
@@ -67,7 +67,7 @@ class StepBuilder:
             if request_id in fresh or (request_id in replaced and self._introduces_resumed):
                 try:
                     data = self._introduce(request, computed)
-                except (ValueError, VLLMValidationError) as e:
+                except (ValueError, VLLMValidationError, InvalidRequestError) as e:
                     prepared.refused[request_id] = str(e)
                     continue
                 if self._introduces_resumed or not request.num_output_tokens:
@@ -122,9 +122,7 @@ class StepBuilder:
         return replaced
 
     def _introduce(self, request: LiveRequest, computed: int) -> NewRequestData:
-        adapter = self._adapters.get(request.adapter)
-        if request.adapter and adapter is None:
-            raise InvalidAdapterError(request.adapter, self._adapters)
+        adapter = self._adapters[request.adapter]
         # a prompt is scored once, by the request that computes all of it
         score_prompt = request.params.prompt_logprobs is not None and not computed and not request.num_output_tokens
         return NewRequestData(
@@ -152,11 +150,3 @@ class StepBuilder:
         cached.num_output_tokens.append(request.num_output_tokens)
         if self._sends_tokens:
             cached.new_token_ids.append(request.token_ids[computed : computed + count])
-
-
-class InvalidAdapterError(InvalidRequestError, ValueError):
-    """A request names an adapter that was not configured."""
-
-    def __init__(self, name: str, known: dict[str, LoRARequest]) -> None:
-        there_are = f"there are {', '.join(sorted(known))}" if known else "none is configured"
-        super().__init__(f"no LoRA adapter is called {name!r}; {there_are}", param="model")

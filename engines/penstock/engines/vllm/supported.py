@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from penstock.engines.errors import UnsupportedError
+from penstock.engines.vllm.engine_args import OWN_SCHEDULER
 
-_HINT = "only vLLM's own scheduler can run it, which this version does not drive"
+_HINT = "vLLM's own scheduler can run it: --scheduler engine"
+
+
+def check_arguments(names: Iterable[str]) -> None:
+    """Raises UnsupportedError for settings of vLLM's scheduler, which stands still under ours."""
+    names = sorted(OWN_SCHEDULER.intersection(names))
+    if names:
+        refuse(f"{' and '.join(names)} (engine_args) is for vLLM's own scheduler")
 
 
 def check_model(vllm_config: Any) -> None:

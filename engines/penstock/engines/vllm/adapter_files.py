@@ -1,0 +1,58 @@
+"""What an adapter's folder must hold before vLLM gets to see it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from penstock.engines.errors import EngineError, InvalidRequestError
+from penstock.engines.model_files import read_json
+
+Shape = tuple[int, ...]
+
+_WEIGHTS = "adapter_model.safetensors"
+_PART = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
+
+
+def check_adapter(folder: Path, model_dir: Path, max_rank: int) -> None:
+    """Raises InvalidRequestError unless the files are there and their shapes fit the model's.
+
+    vLLM copies an adapter's matrices into larger buffers, so that one for a smaller model would be taken in silence.
+    """
+    try:
+        settings = read_json(folder / "adapter_config.json")
+    except EngineError as e:
+        raise InvalidRequestError(e.message) from e
+    if settings.get("peft_type") != "LORA":
+        raise InvalidRequestError(f"peft_type is {settings.get('peft_type')!r}, not 'LORA'")
+    path = folder / _WEIGHTS
+    if not path.is_file():
+        raise InvalidRequestError(f"there is no {_WEIGHTS} in {folder}")
+    try:
+        parts = [(name, shape, match) for name, shape in _matrices(path) if (match := _PART.fullmatch(name))]
+    except (OSError, SafetensorError) as e:
+        raise InvalidRequestError(f"{path} cannot be read: {e}") from e
+    if not parts:
+        raise InvalidRequestError(f"there is no matrix of an adapter in {path}")
+    base = {name: shape for file in sorted(model_dir.glob("*.safetensors")) for name, shape in _matrices(file)}
+    for name, shape, match in parts:
+        rank, width = shape if match["side"] == "A" else shape[::-1]
+        if rank > max_rank:
+            raise InvalidRequestError(f"{name} has rank {rank}, more than max_lora_rank={max_rank}")
+        # A is [rank, in] and B [out, rank] beside a weight [out, in]; vLLM says whether it knows the module
+        weight = base.get(match["module"] + ".weight")
+        if weight is not None and width != weight[match["side"] == "A"]:
+            raise InvalidRequestError(f"{name} is {list(shape)}, which does not fit the model's {list(weight)}")
+
+
+def _matrices(path: Path) -> Iterator[tuple[str, Shape]]:
+    """Names and shapes in a safetensors file, of which only the header is read; packed weights have no true shape."""
+    with safe_open(path, framework="np") as tensors:
+        for name in tensors.keys():  # noqa: SIM118 (it is not a mapping)
+            matrix = tensors.get_slice(name)
+            shape = tuple(matrix.get_shape())
+            if len(shape) == 2 and "F" in matrix.get_dtype():
+                yield name, shape

@@ -1,0 +1,67 @@
+"""LoRA adapters that come and go while vLLM runs."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from vllm.lora.request import LoRARequest
+
+from penstock.engines.errors import InvalidRequestError, OverloadedError, UnsupportedError
+from penstock.engines.vllm.adapter_files import check_adapter
+from penstock.engines.vllm.config import VLLMConfig
+
+logger = logging.getLogger(__name__)
+
+
+class Adapters:
+    """Those that vLLM's workers have, by key. Never more than there are slots, so that vLLM never swaps them."""
+
+    def __init__(self, executor: Any, config: VLLMConfig) -> None:
+        """Loads the configured ones."""
+        self._executor = executor
+        self._model_dir = config.model_dir
+        self._slots = config.adapter_slots
+        self._max_rank = config.max_lora_rank
+        self._loaded: dict[str, LoRARequest] = {}
+        self._num_ids = 0
+        for key, folder in config.adapters.items():
+            self.load(key, folder)
+
+    def load(self, key: str, folder: Path) -> None:
+        """As `AdapterHost.load_adapter`; UnsupportedError where the engine was started without slots."""
+        if not self._slots:
+            raise UnsupportedError("this model was loaded without LoRA: --lora or --lora-directory", param="lora")
+        if key in self._loaded:
+            raise InvalidRequestError(f"adapter {key} is loaded already")
+        if len(self._loaded) >= self._slots:
+            raise OverloadedError(f"all {self._slots} adapter slots are taken (--max-loras)")
+        self._num_ids += 1  # vLLM's workers may remember a number: none is used twice
+        request = LoRARequest(key, self._num_ids, str(folder.absolute()))
+        try:
+            check_adapter(folder, self._model_dir, self._max_rank)
+            self._executor.add_lora(request)
+        except InvalidRequestError as e:
+            raise InvalidRequestError(f"adapter {key}: {e.message}") from e
+        except Exception as e:
+            # which of vLLM's checks found it is not said by the exceptions' kinds; half of it may be in a slot
+            logger.warning("vLLM refuses the adapter %s", key, exc_info=True)
+            self._executor.remove_lora(request.lora_int_id)
+            raise InvalidRequestError(f"adapter {key}: vLLM cannot load it: {e}") from e
+        self._loaded[key] = request
+
+    def unload(self, key: str) -> None:
+        request = self._loaded.pop(key, None)
+        if request is not None:
+            self._executor.remove_lora(request.lora_int_id)
+
+    def __getitem__(self, key: str) -> LoRARequest | None:
+        """None for the base model, whose key is empty. Raises InvalidRequestError for a key that is not loaded."""
+        if not key:
+            return None
+        request = self._loaded.get(key)
+        if request is None:
+            there_are = f"there are {', '.join(sorted(self._loaded))}" if self._loaded else "none is loaded"
+            raise InvalidRequestError(f"no LoRA adapter is called {key!r}; {there_are}", param="model")
+        return request

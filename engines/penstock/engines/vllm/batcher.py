@@ -1,0 +1,176 @@
+"""`VLLMBatcher`: vLLM's own engine core with its own scheduler, one iteration for each step."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine import FinishReason as VLLMFinishReason
+
+from penstock.engines.autonomous.messages import BatcherOutput, NewTokens, StartRequest
+from penstock.engines.errors import ContextLengthError, InvalidRequestError, NumericalError, StepFailedError
+from penstock.engines.messages import FinishReason, ModelInfo, SamplingParams
+from penstock.engines.vllm.adapters import Adapters
+from penstock.engines.vllm.config import VLLMConfig
+from penstock.engines.vllm.model_info import capacity, description, eos_token_ids
+from penstock.engines.vllm.output import NOT_FINITE, token_logprobs
+from penstock.engines.vllm.sampling import to_vllm
+from penstock.engines.vllm.start import start_scheduling
+from penstock.engines.vllm.watch import SchedulerWatch
+
+_FINISH = {
+    VLLMFinishReason.STOP: FinishReason.STOP,
+    VLLMFinishReason.LENGTH: FinishReason.LENGTH,
+    VLLMFinishReason.ABORT: FinishReason.ABORT,
+    VLLMFinishReason.ERROR: FinishReason.ERROR,
+    VLLMFinishReason.REPETITION: FinishReason.STOP,
+}
+
+
+class VLLMBatcher:
+    """A `Batcher` and `AdapterHost` with everything that vLLM's scheduler does: models with several kinds of layers,
+    speculative decoding, its prefix cache, asynchronous scheduling on GPUs."""
+
+    wakeup: int | None = None
+
+    def __init__(self, config: VLLMConfig, version: str) -> None:
+        """Raises InvalidRequestError and UnsupportedError for what vLLM does not take."""
+        self._core = start_scheduling(config)
+        self._watch = SchedulerWatch(self._core)
+        self._adapters = Adapters(self._core.model_executor, config)
+        settings = self._core.vllm_config
+        self._settings = settings
+        self._eos = eos_token_ids(settings.model_config)
+        self._pool = self._core.scheduler.kv_cache_manager.block_pool
+        self._capacity = capacity(settings, self._core.scheduler.kv_cache_config)
+        self._live: dict[str, StartRequest] = {}
+        self._released: list[int] = []
+        self._info = ModelInfo(
+            vocab_size=settings.model_config.get_vocab_size(),
+            max_model_len=self._capacity.longest,
+            block_size=self._capacity.block_size,
+            num_blocks=self._capacity.num_blocks,
+            eos_token_ids=self._eos,
+            runner=description(version, settings, ", vLLM's scheduler"),
+        )
+
+    @property
+    def info(self) -> ModelInfo:
+        """`max_model_len` is what the KV cache can hold of one request, where that is less than the model's own limit;
+        blocks are counted as in `model_info.Capacity`."""
+        return self._info
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._capacity.in_blocks(self._pool.get_num_free_blocks())
+
+    def start(self, request: StartRequest) -> None:
+        """`Batcher.start`: parameters that vLLM does not take end this request alone."""
+        name = str(request.id)
+        if name in self._live:
+            raise InvalidRequestError(f"request {name} runs already")
+        if len(request.prompt_token_ids) >= self._capacity.longest:
+            raise ContextLengthError(
+                f"{len(request.prompt_token_ids)} prompt tokens leave no room in {self._capacity.longest}"
+            )
+        settings = self._settings
+        params = request.params
+        try:
+            sampling = to_vllm(params, self._eos, request.seed, params.prompt_logprobs is not None)
+            sampling.verify(
+                settings.model_config, settings.speculative_config, settings.structured_outputs_config, None
+            )
+        except (ValueError, VLLMValidationError) as e:
+            raise InvalidRequestError(str(e)) from e
+        theirs, wave = self._core.preprocess_add_request(
+            EngineCoreRequest(
+                request_id=name,
+                prompt_token_ids=request.prompt_token_ids,
+                mm_features=None,
+                sampling_params=sampling,
+                pooling_params=None,
+                arrival_time=time.time(),
+                lora_request=self._adapters[request.adapter],
+                cache_salt=request.cache_salt or None,
+                data_parallel_rank=None,
+                priority=request.priority,
+            )
+        )
+        self._core.add_request(theirs, wave)
+        self._live[name] = request
+
+    def abort(self, ids: Sequence[int]) -> None:
+        names = [name for i in ids if (name := str(i)) in self._live]
+        self._core.abort_requests(names)
+        for name in names:
+            self._released.append(self._live.pop(name).id)
+
+    def step(self) -> BatcherOutput:
+        """One iteration of vLLM's core (`Batcher.step`). On GPUs the outputs are those of the one before, while the new
+        one runs; when the last request has ended, what still runs for nobody is waited for."""
+        output = BatcherOutput(released=self._released)
+        self._released = []
+        self._iterate(output)
+        for _ in range(self._core.batch_queue_size):
+            if self._live or not (self._core.batch_queue or self._core.scheduler.has_requests()):
+                break
+            self._iterate(output)
+        output.num_scheduled_tokens, output.num_preemptions = self._watch.take_counts()
+        return output
+
+    def load_adapter(self, key: str, folder: Path) -> None:
+        """`AdapterHost.load_adapter`."""
+        self._adapters.load(key, folder)
+
+    def unload_adapter(self, key: str) -> None:
+        self._adapters.unload(key)
+
+    def close(self) -> None:
+        """Ends vLLM's workers and frees their memory."""
+        self._core.shutdown()
+
+    def _iterate(self, output: BatcherOutput) -> None:
+        by_client, executed = self._core.step_fn()
+        self._core.post_step(executed)
+        for outputs in by_client.values() if by_client else ():
+            for theirs in outputs.outputs:
+                live = self._live.get(theirs.request_id)
+                if live is not None:
+                    output.tokens.append(self._read(theirs, live))
+        for name in self._watch.take_broken():
+            if name in self._live:
+                live = self._live.pop(name)
+                output.tokens.append(NewTokens(live.id, [], FinishReason.ERROR, error=NumericalError(NOT_FINITE)))
+
+    def _read(self, theirs: Any, live: StartRequest) -> NewTokens:
+        new = NewTokens(live.id, theirs.new_token_ids)
+        params = live.params
+        if params.logprobs is not None and theirs.new_logprobs is not None:
+            rows = theirs.new_logprobs
+            new.logprobs = token_logprobs(rows[0], rows[1], rows[2], params.logprobs)
+            if not all(math.isfinite(entry.logprob) for entry in new.logprobs):
+                self._watch.end([theirs.request_id])
+                self._live.pop(theirs.request_id)
+                return NewTokens(live.id, [], FinishReason.ERROR, error=NumericalError(NOT_FINITE))
+        scored = theirs.new_prompt_logprobs_tensors
+        if scored is not None and params.prompt_logprobs is not None:
+            new.prompt_logprobs = token_logprobs(scored[0], scored[1], scored[2], params.prompt_logprobs)
+        if theirs.prefill_stats is not None:
+            new.num_cached_tokens = theirs.prefill_stats.num_cached_tokens
+        if theirs.finish_reason is not None:
+            self._finish(new, theirs, params)
+        return new
+
+    def _finish(self, new: NewTokens, theirs: Any, params: SamplingParams) -> None:
+        self._live.pop(theirs.request_id)
+        new.finish_reason = _FINISH[theirs.finish_reason]
+        if new.finish_reason is FinishReason.ERROR:
+            new.error = StepFailedError("The engine failed on this request.")
+        stop = theirs.stop_reason
+        if stop in params.stop_token_ids and stop not in self._eos:
+            new.stop_token_id = stop

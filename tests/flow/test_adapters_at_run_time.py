@@ -25,8 +25,11 @@ from penstock.engines.errors import (
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.adapter_control import AdapterControl
 from penstock.gateway.adapters import AdapterSet, new_adapter
+from penstock.gateway.http.app import build_app
+from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.metrics import ModelMetrics
 from penstock.gateway.models import LoadedModel
+from protocol.asgi_client import AsgiCall, call
 
 MAX_LORAS = 3
 
@@ -150,12 +153,12 @@ async def test_an_idle_adapter_is_free_when_unloading_returns(shop: Shop) -> Non
 async def test_a_call_that_is_still_tokenized_keeps_its_adapter(shop: Shop) -> None:
     await shop.control.load("a", "one")
     long = "word " * 2000  # encoded in a thread
-    call = asyncio.create_task(shop.plane.generate(request(model="a", prompts=[long], max_tokens=1)))
+    caller = asyncio.create_task(shop.plane.generate(request(model="a", prompts=[long], max_tokens=1)))
     await asyncio.sleep(0)
     await shop.control.unload("a")
     assert len(shop.in_engine) == 1
     with pytest.raises(InvalidRequestError, match="maximum context length"):
-        await call
+        await caller
     while shop.in_engine:
         await asyncio.sleep(0)
 
@@ -201,11 +204,11 @@ async def test_of_two_who_load_one_name_one_wins(shop: Shop, replace: bool) -> N
 
 async def test_a_caller_that_leaves_leaves_nothing_half_done(shop: Shop) -> None:
     gate = shop.gate()
-    call = asyncio.create_task(shop.control.load("a", "one"))
+    caller = asyncio.create_task(shop.control.load("a", "one"))
     await asyncio.sleep(0)
-    call.cancel()
+    caller.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await call
+        await caller
     gate.set()
     while "a" not in shop.names:
         await asyncio.sleep(0)
@@ -215,9 +218,9 @@ async def test_a_caller_that_leaves_leaves_nothing_half_done(shop: Shop) -> None
 
 
 async def test_a_failure_that_nobody_waits_for_frees_the_name(shop: Shop) -> None:
-    call = asyncio.create_task(shop.control.load("a", "nowhere"))
+    caller = asyncio.create_task(shop.control.load("a", "nowhere"))
     await asyncio.sleep(0)
-    call.cancel()
+    caller.cancel()
     while True:
         try:
             await shop.control.load("a", "one")
@@ -332,7 +335,7 @@ async def test_a_newer_version_of_a_model_takes_over_names_and_adapters(shop: Sh
 
 async def test_a_model_that_goes_while_an_adapter_comes(shop: Shop) -> None:
     gate = shop.gate()
-    call = asyncio.create_task(shop.control.load("a", "one"))
+    caller = asyncio.create_task(shop.control.load("a", "one"))
     await asyncio.sleep(0)
     shop.plane.remove(shop.setup.model)
     await asyncio.sleep(0)
@@ -341,19 +344,19 @@ async def test_a_model_that_goes_while_an_adapter_comes(shop: Shop) -> None:
     assert not idle.done()  # its engine is not stopped under the load
     gate.set()
     with pytest.raises(ModelNotFoundError, match="unloaded meanwhile"):
-        await call
+        await caller
     await idle
     assert shop.in_engine == []
 
 
 async def test_a_model_that_comes_with_the_name_while_an_adapter_loads(shop: Shop) -> None:
     gate = shop.gate()
-    call = asyncio.create_task(shop.control.load("a", "one"))
+    caller = asyncio.create_task(shop.control.load("a", "one"))
     await asyncio.sleep(0)
     shop.plane.add(shop.another_model("a"))
     gate.set()
     with pytest.raises(AlreadyExistsError):
-        await call
+        await caller
     assert shop.in_engine == []
     assert shop.plane.model("a").parent is None
 
@@ -374,3 +377,21 @@ async def test_metrics_tell_what_is_loaded_and_used(shop: Shop) -> None:
         ("penstock_lora_adapters_max", "m"): MAX_LORAS,
         ("penstock_lora_requests", "m", "a"): 1,
     }
+
+
+async def test_a_client_that_disconnects_while_it_loads(shop: Shop) -> None:
+    gate = shop.gate()
+    app = build_app(shop.plane, AppSettings())
+    leaving = AsgiCall(app, "/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "one"})
+    loading = asyncio.create_task(leaving.run())
+    await asyncio.sleep(0)
+    leaving.disconnect()
+    await loading
+    assert leaving.messages == []
+    again = await call(app, "/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "one"})
+    assert again.status == 409
+    gate.set()
+    while "a" not in shop.names:
+        await asyncio.sleep(0)
+    assert (await call(app, "/v1/unload_lora_adapter", {"lora_name": "a"})).status == 200
+    assert shop.in_engine == []

@@ -116,7 +116,7 @@ def test_an_idle_engine_may_be_silent() -> None:
 class Scripted:
     """A batcher that says what the test tells it to say."""
 
-    info = ModelInfo(vocab_size=8, max_model_len=100, block_size=4, num_blocks=50, eos_token_ids=(), runner="scripted")
+    info = ModelInfo(vocab_size=8, max_model_len=1000, block_size=4, num_blocks=50, eos_token_ids=(), runner="scripted")
     wakeup: int | None = None
     num_free_blocks = 50
 
@@ -145,7 +145,7 @@ def batcher() -> Scripted:
 
 @pytest.fixture
 def core(batcher: Scripted) -> AutonomousCore:
-    core = AutonomousCore(batcher, SchedulerConfig(max_num_seqs=2), Clock())
+    core = AutonomousCore(batcher, SchedulerConfig(max_num_seqs=3), Clock())
     core.step([AddRequest((1,), [1, 2], SamplingParams(max_tokens=9), 1000.0)])
     return core
 
@@ -213,3 +213,15 @@ def test_an_abort_that_crosses_the_end_frees_the_seat_once(core: AutonomousCore,
     assert say(core, batcher, NewTokens(1, [5], FinishReason.LENGTH), released=(1,)) == []
     assert core.stats().num_running == 0
     assert core.stats().finished == {"abort": 1}
+
+
+def test_the_blocks_of_an_aborted_prompt_stay_promised_until_it_is_released(
+    core: AutonomousCore, batcher: Scripted
+) -> None:
+    """The engine's number of free blocks is old: it does not know yet of what it was handed."""
+    core.step([AddRequest((2,), [1] * 180, SamplingParams(max_tokens=9), 1000.0)])
+    core.step([AbortRequests([2]), AddRequest((3,), [1] * 40, SamplingParams(max_tokens=9), 1000.0)])
+    assert [request.id for request in batcher.started] == [1, 2]
+    say(core, batcher, released=(2,))
+    core.step([])
+    assert [request.id for request in batcher.started] == [1, 2, 3]

@@ -102,6 +102,8 @@ class OwnThread:
         self._batcher.unload_adapter(key)
 
     def close(self) -> None:
+        if self._closed:
+            return
         with self._changed:
             self._closed = True
             self._changed.notify()

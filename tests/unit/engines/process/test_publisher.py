@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.engines.messages import (
+    AdapterReply,
     EngineStats,
     FinishReason,
     PromptInfo,
@@ -83,3 +84,23 @@ def test_a_flush_sends_what_is_held_back_once():
     line.publisher.flush(EngineStats())
     assert [message.outputs for message in line.sent] == [[token(1)], []]
     assert line.sent[0].stats.num_running == 3
+
+
+def test_replies_do_not_wait_either():
+    line = Line()
+    line.step(token(1))
+    line.publisher.add(StepOutputs([], EngineStats(), replies=[AdapterReply(3)]))
+    assert [(message.outputs, message.replies) for message in line.sent] == [([token(1)], [AdapterReply(3)])]
+    line.publisher.flush(EngineStats())
+    assert line.sent[1].replies == []
+
+
+def test_how_long_the_next_message_may_take():
+    line = Line()
+    assert line.publisher.patience(1.0) == pytest.approx(1.0)
+    line.step(token(1), after=0.004)
+    assert line.publisher.patience(1.0) == pytest.approx(0.006)
+    line.now += 1
+    assert line.publisher.patience(1.0) == 0
+    line.publisher.flush(EngineStats())
+    assert line.publisher.patience(1.0) == pytest.approx(1.0)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     GenerationConfig,
@@ -25,6 +26,7 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.pytorch_utils import Conv1D
 
 torch.set_num_threads(1)
 """Models this small are computed several times faster without threads, most of all on a busy machine."""
@@ -130,6 +132,56 @@ def edit_config(directory: Path, **changes: Any) -> None:
         else:
             config[key] = value
     path.write_text(json.dumps(config))
+
+
+ATTENTION_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj")
+LINEAR_LAYERS = (*ATTENTION_LAYERS, "gate_proj", "up_proj", "down_proj")
+
+
+def make_adapter(
+    directory: Path,
+    model: PreTrainedModel,
+    *,
+    seed: int = 1,
+    rank: int = 4,
+    targets: Sequence[str] = LINEAR_LAYERS,
+    dtype: torch.dtype = torch.float32,
+    **settings: Any,
+) -> Path:
+    """Saves a random LoRA adapter for a model as PEFT does; `directory` is returned.
+
+    It changes all layers whose last name is one of `targets`, enough for other tokens to be chosen. `settings` go to
+    adapter_config.json.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for path, module in model.named_modules():
+        if path.rpartition(".")[2] not in targets:
+            continue
+        outputs, inputs = module.weight.shape
+        if isinstance(module, Conv1D):
+            inputs, outputs = outputs, inputs
+        for side, shape, size in ("A", (rank, inputs), inputs), ("B", (outputs, rank), 4 * rank):
+            values = torch.randn(shape, generator=generator) / size**0.5
+            tensors[f"base_model.model.{path}.lora_{side}.weight"] = values.to(dtype)
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, directory / "adapter_model.safetensors")
+    plain = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none", "r": rank, "lora_alpha": 2 * rank}
+    config = {**plain, "target_modules": list(targets), **settings}
+    (directory / "adapter_config.json").write_text(json.dumps(config))
+    return directory
+
+
+def merge_adapter(model: PreTrainedModel, directory: Path, scaling: float = 2.0) -> PreTrainedModel:
+    """The model, in place, with an adapter added to its weights; `scaling` is that of `make_adapter` by default."""
+    tensors = load_file(directory / "adapter_model.safetensors")
+    for name in tensors:
+        if name.endswith(".lora_A.weight"):
+            module = model.get_submodule(name.removeprefix("base_model.model.").removesuffix(".lora_A.weight"))
+            delta = tensors[name.replace("lora_A", "lora_B")].float() @ tensors[name].float() * scaling
+            with torch.no_grad():
+                module.weight += delta.T if isinstance(module, Conv1D) else delta
+    return model
 
 
 def load_reference(directory: Path) -> PreTrainedModel:

@@ -97,7 +97,7 @@ class StepSampler:
         result = self._sampler.sample(logits, [self._table.sampling[row] for row in rows.tolist()])
         for n, (index, token_id) in enumerate(zip(indices, result.token_ids.tolist(), strict=True)):
             if token_id < 0 or ids[index] in output.failed:
-                output.failed[ids[index]] = _NOT_FINITE
+                output.failed.setdefault(ids[index], _NOT_FINITE)
                 result.token_ids[n] = -1
             else:
                 output.sampled_token_ids[index].append(token_id)
@@ -114,7 +114,7 @@ class StepSampler:
             row, request_id = int(part.rows[i]), ids[part.indices[i]]
             scores, start = logits[start : start + count], start + count
             if not np.isfinite(scores.max(axis=1)).all():
-                output.failed[request_id] = _NOT_FINITE
+                output.failed.setdefault(request_id, _NOT_FINITE)
                 continue
             targets = table.tokens[row, first + 1 : first + count + 1].tolist()
             entries = output.prompt_logprobs.setdefault(request_id, [])

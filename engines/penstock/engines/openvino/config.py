@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from penstock.engines.errors import InvalidRequestError
+from penstock.engines.errors import InvalidRequestError, UnsupportedError
 
 Precision = Literal["auto", "bf16", "f16", "f32"]
 WeightsType = Literal["auto", "bf16", "f16", "f32", "int8"]
@@ -39,8 +40,16 @@ class OpenVINOConfig:
     """Tokens of one step; more are computed all the same, after the input buffers have grown."""
     device: Device = "CPU"
     """Elsewhere the cache would have to be tensors of the device, which the block copies here are not made for."""
+    adapters: Mapping[str, str | Path] = field(default_factory=dict)
+    """As `max_loras` and `max_lora_rank`: what other engines are told of LoRA. Adapters are refused here."""
+    max_loras: int = 0
+    max_lora_rank: int = 16
 
     def __post_init__(self) -> None:
+        if self.adapters or self.max_loras:
+            raise UnsupportedError(
+                "the openvino engine has no LoRA adapters; the torch and vllm engines have", param="lora"
+            )
         _check_choice("dtype", self.dtype, get_args(Precision))
         _check_choice("weights", self.weights, get_args(WeightsType))
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, get_args(KVCacheType))

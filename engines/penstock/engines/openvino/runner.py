@@ -68,7 +68,8 @@ class OpenVINORunner:
         """Computes one step (`ModelRunner.execute`)."""
         self._table.apply(step)
         self._cache.copy_blocks(step.block_copies)
-        output = ModelRunnerOutput([[] for _ in step.request_ids])
+        lost = {request.id: "this engine has no LoRA adapters" for request in step.new_requests if request.adapter}
+        output = ModelRunnerOutput([[] for _ in step.request_ids], failed=lost)
         if not step.request_ids:
             return output
         rows = self._table.rows_of(step.request_ids)

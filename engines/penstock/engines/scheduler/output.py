@@ -65,4 +65,5 @@ class ModelRunnerOutput:
     """id -> entries for the prompt positions computed in this step: the logprob of prompt token p + 1, given those up
     to p, for each scheduled position p whose successor is a prompt token; for requests with params.prompt_logprobs."""
     failed: dict[int, str] = field(default_factory=dict)
-    """id -> message: requests with NaN or infinite logits in this step. They sampled nothing; others are unharmed."""
+    """id -> message: requests with NaN or infinite logits in this step, or with an adapter that the runner does not
+    have. They sampled nothing; others are unharmed."""

@@ -34,7 +34,9 @@ def read_config(model_dir: Path) -> dict[str, Any]:
         if "_implementation" in key and "/" in str(value):
             raise UnsupportedError(f"config.json has {key}={value!r}: kernels are not fetched from elsewhere")
     if (model_dir / "adapter_config.json").exists():
-        raise UnsupportedError(f"{model_dir} has adapter_config.json: adapters are not supported")
+        raise UnsupportedError(
+            f"{model_dir} has adapter_config.json: adapters are loaded beside a model (--lora NAME=FOLDER), not as one"
+        )
     _check_weight_files(model_dir)
     return settings
 

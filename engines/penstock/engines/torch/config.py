@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -39,6 +40,11 @@ class TorchConfig:
     """Requests that live at the same time."""
     max_num_batched_tokens: int = 2048
     """Tokens of one step: on CUDA, what a step of that size takes is left free beside the cache. More are computed."""
+    adapters: Mapping[str, str | Path] = field(default_factory=dict)
+    """LoRA adapters that are loaded with the model: their folders by key (`AdapterHost`)."""
+    max_loras: int = 0
+    """Adapters that may be loaded at the same time; 0: none at all, and nothing is kept free for them."""
+    max_lora_rank: int = 16
 
     def __post_init__(self) -> None:
         for name in ("dtype", "kv_cache_dtype"):
@@ -54,6 +60,9 @@ class TorchConfig:
                 self._check_positive(name)
         self._check_positive("max_num_seqs")
         self._check_positive("max_num_batched_tokens")
+        self._check_positive("max_lora_rank")
+        if self.max_loras != 0:
+            self._check_positive("max_loras")
         if self.kv_cache_memory is not None:
             parse_memory(self.kv_cache_memory)
 

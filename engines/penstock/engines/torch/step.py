@@ -70,6 +70,8 @@ class Step:
     slot_mapping: Tensor
     """[T]: where a token's keys and values are written."""
     groups: list[Group]
+    owners: Ints
+    """[T]: the request of each token, by its index among those that were given."""
     begins: Ints
     """For each request, in the order that they were given: the index of its first token in this step."""
 
@@ -99,7 +101,7 @@ def make_step(
         tables = block_tables[rows[requests], : -(-int(first.max() + count) // block_size)]
         groups.append(_group(packed[1], start, stop, first, count, tables, block_size))
         start = stop
-    return Step(packed[0], packed[1], packed[2], groups, begins)
+    return Step(packed[0], packed[1], packed[2], groups, owners, begins)
 
 
 def _group(

@@ -116,7 +116,7 @@ def test_an_index_names_only_safetensors_of_its_folder(shard: str, tmp_path: Pat
 def test_adapters_are_refused(tmp_path: Path, make_runner: Any) -> None:
     make_model(tmp_path, "llama")
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(UnsupportedError, match="adapters are not supported"):
+    with pytest.raises(UnsupportedError, match="adapters are loaded beside a model"):
         make_runner(tmp_path)
 
 

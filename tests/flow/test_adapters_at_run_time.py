@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -29,6 +30,7 @@ from penstock.gateway.http.app import build_app
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.metrics import ModelMetrics
 from penstock.gateway.models import LoadedModel
+from penstock.tokenizers import Tokenizer
 from protocol.asgi_client import AsgiCall, call
 
 MAX_LORAS = 3
@@ -126,6 +128,7 @@ async def test_unloading_waits_for_those_who_run_and_for_no_one_else(shop: Shop)
     assert shop.names == ["m", "alias"]
     with pytest.raises(ModelNotFoundError):
         await shop.plane.generate(request(model="a"))
+    await shop.text("m")
     assert shop.in_engine == [key]
     async with generation, aclosing(_deltas(generation)) as deltas:
         assert "".join([delta.text async for delta in deltas]) == expected
@@ -150,13 +153,23 @@ async def test_an_idle_adapter_is_free_when_unloading_returns(shop: Shop) -> Non
     assert len(shop.in_engine) == 3
 
 
-async def test_a_call_that_is_still_tokenized_keeps_its_adapter(shop: Shop) -> None:
+async def test_a_call_that_is_still_tokenized_keeps_its_adapter(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     await shop.control.load("a", "one")
-    long = "word " * 2000  # encoded in a thread
-    caller = asyncio.create_task(shop.plane.generate(request(model="a", prompts=[long], max_tokens=1)))
-    await asyncio.sleep(0)
+    encode, gate = shop.setup.tokenizer.encode, threading.Event()
+
+    def slow(text: str, add_special_tokens: bool) -> list[int]:
+        gate.wait(30)
+        return encode(text, add_special_tokens)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Tokenizer, "encode", lambda self, *given: slow(*given))
+        long = "word " * 2000  # encoded in a thread
+        caller = asyncio.create_task(shop.plane.generate(request(model="a", prompts=[long], max_tokens=1)))
+        await asyncio.sleep(0)
     await shop.control.unload("a")
+    await shop.text("m")
     assert len(shop.in_engine) == 1
+    gate.set()
     with pytest.raises(InvalidRequestError, match="maximum context length"):
         await caller
     while shop.in_engine:

@@ -1,0 +1,91 @@
+"""Whether a run has measured the server, or the client and the machine that both share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from penstock.loadtest.errors import INTERRUPTED
+from penstock.loadtest.job import Done
+from penstock.loadtest.messages import Sample
+from penstock.loadtest.metrics import Distribution, Figures
+from penstock.loadtest.options import Options
+from penstock.loadtest.report.model import Validity
+
+_BUSY, _SATURATED = 0.7, 0.9
+"""Shares of a core from which a client process is short of time, and from which it is the bottleneck."""
+_LAG_MS, _LAG_HOPELESS_MS = 10.0, 50.0
+"""Lateness of the clients' event loops, 99th percentile."""
+_LATE_MS, _LATE_SHARE, _LATE_HOPELESS = 10.0, 0.01, 0.1
+"""Open loop: a request is late from so many milliseconds on; shares of late ones that matter, and that spoil a run."""
+_FLOOR_SHARE = 0.2
+"""Of a measured median: above this, what the client costs by itself is a good part of it."""
+
+
+def judge(
+    samples: Sequence[Sample],
+    clients: Sequence[Done],
+    figures: Figures,
+    options: Options,
+    floor: Mapping[str, float] | None = None,
+) -> Validity:
+    """`floor`: milliseconds that this client measures of a server that answers at once (`calibrate`)."""
+    doubts: list[str] = []
+    flaws: list[str] = []
+    busiest = max((done.cpu_seconds / done.wall_seconds for done in clients if done.wall_seconds), default=0.0)
+    _grade(busiest, _BUSY, _SATURATED, "a client process used {:.0%} of a core", doubts, flaws)
+    lag = Distribution.of([late / 1e3 for done in clients for late in done.lag_ms])
+    if lag is not None:
+        _grade(lag.p99, _LAG_MS, _LAG_HOPELESS_MS, "clients' event loops were {:.0f} ms late (p99)", doubts, flaws)
+    send_lag = _send_lag(samples) if figures.latency_from == "intended" else None
+    if send_lag is not None:
+        late = float(np.mean([sample.sent - sample.intended > _LATE_MS / 1e3 for sample in samples]))
+        _grade(late, _LATE_SHARE, _LATE_HOPELESS, "{:.1%} of the requests were sent late", doubts, flaws)
+    _check_floor(figures, floor or {}, doubts)
+    _check_tokens(samples, options, doubts)
+    if not figures.completed:
+        flaws.append("no request was completed")
+    elif figures.failed:
+        doubts.append(f"{figures.failed} requests failed")
+    reads = sum(sample.reads for sample in samples if sample.arrivals)
+    return Validity(
+        verdict="invalid" if flaws else "doubtful" if doubts else "valid",
+        reasons=flaws + doubts,
+        client_cores=round(sum(done.cpu_seconds / done.wall_seconds for done in clients if done.wall_seconds), 3),
+        busiest_client=round(busiest, 3),
+        lag_ms=lag,
+        send_lag_ms=send_lag,
+        pieces_per_read=round(sum(len(sample.arrivals) for sample in samples) / reads, 3) if reads else 0.0,
+        floor_ms=dict(floor or {}),
+    )
+
+
+def _grade(value: float, doubt: float, flaw: float, text: str, doubts: list[str], flaws: list[str]) -> None:
+    if value >= doubt:
+        (flaws if value >= flaw else doubts).append(text.format(value))
+
+
+def _send_lag(samples: Sequence[Sample]) -> Distribution | None:
+    return Distribution.of([max(0.0, s.sent - s.intended) for s in samples if s.error != INTERRUPTED])
+
+
+def _check_floor(figures: Figures, floor: Mapping[str, float], doubts: list[str]) -> None:
+    for name, measured in (("ttft", figures.ttft_ms), ("itl", figures.itl_ms)):
+        own = floor.get(name, 0.0)
+        if measured is not None and own > _FLOOR_SHARE * measured.p50 > 0:
+            doubts.append(f"{own:.2f} ms of the {name.upper()} are this client's own ({measured.p50:.2f} ms measured)")
+
+
+def _check_tokens(samples: Sequence[Sample], options: Options, doubts: list[str]) -> None:
+    """Counts that do not agree: what was asked for, what the server counts, what the workload's tokenizer counts."""
+    good = [sample for sample in samples if not sample.error]
+    if options.target.ignore_eos:
+        other = sum(s.output_tokens not in (None, s.wanted_output_tokens) for s in good if s.wanted_output_tokens)
+        if other:
+            doubts.append(f"{other} of {len(good)} answers are not as long as was asked for (ignore_eos)")
+    unequal = sum(
+        s.wanted_prompt_tokens is not None and s.prompt_tokens not in (None, s.wanted_prompt_tokens) for s in good
+    )
+    if unequal:
+        doubts.append(f"the server counts other prompt tokens than the workload in {unequal} of {len(good)} requests")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.engines.base import ModelRunner
+from penstock.engines.autonomous.core import AutonomousCore
+from penstock.engines.base import Batcher, ModelRunner
 from penstock.engines.core import EngineCore
 from penstock.engines.messages import AbortRequests, AddRequest, DownMessage, RequestOutput, SamplingParams
 from penstock.engines.scheduler.config import SchedulerConfig
@@ -14,10 +15,17 @@ from penstock.engines.scheduler.config import SchedulerConfig
 class Driver:
     """An engine core with an inbox, that checks its own integrity after every step and at idle."""
 
-    def __init__(self, runner: ModelRunner, **scheduler: Any) -> None:
-        runner.reset()
+    core: EngineCore | AutonomousCore
+
+    def __init__(self, engine: ModelRunner | Batcher, **scheduler: Any) -> None:
+        """A runner forgets everything; what a batcher holds or has cached stays."""
         self.now = 0.0
-        self.core = EngineCore(runner, SchedulerConfig(**scheduler), lambda: self.now)
+        config = SchedulerConfig(**scheduler)
+        if hasattr(engine, "execute"):
+            engine.reset()
+            self.core = EngineCore(engine, config, lambda: self.now)
+        else:
+            self.core = AutonomousCore(engine, config, lambda: self.now)
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, RequestOutput] = {}
         self._inbox: list[DownMessage] = []
@@ -56,7 +64,7 @@ class Driver:
 
     @property
     def stats(self) -> Any:
-        return self.core.scheduler.stats()
+        return self.core.stats()
 
 
 def generate_alone(runner: ModelRunner, prompt: Sequence[int], count: int) -> list[int]:

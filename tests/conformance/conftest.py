@@ -9,14 +9,15 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from helpers_models import FAMILIES, load_reference, make_model, reference_tokens
-from penstock.engines.base import ModelRunner
+from penstock.engines.base import Batcher, ModelRunner
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.runner import OpenVINORunner
-from penstock.engines.registry import EngineSpec, load_runner
+from penstock.engines.registry import BATCHERS, EngineSpec, load_runner
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
 from penstock.engines.torch.config import TorchConfig
 from penstock.engines.torch.runner import TorchRunner
@@ -29,10 +30,14 @@ MAX_MODEL_LEN = 512
 
 @dataclass(frozen=True)
 class Candidate:
-    """`runner` has NUM_BLOCKS blocks; `expect(prompt, count)` gives the first `count` greedy tokens after a prompt."""
+    """`engine` has NUM_BLOCKS blocks; `expect(prompt, count)` gives the first `count` greedy tokens after a prompt."""
 
-    runner: ModelRunner
+    engine: ModelRunner | Batcher
     expect: Oracle
+    forget: Callable[[], object] = lambda: None
+    """Empties the prefix cache of an engine that has one of its own."""
+    whole_block_hits: bool = False
+    """A prefix hit ends at a block's border, also when the whole prompt is cached."""
 
 
 def _simulated(folder: Path) -> Candidate:
@@ -96,7 +101,7 @@ def _torch(family: str) -> Callable[[Path], Candidate]:
     return load
 
 
-def _vllm(family: str) -> Callable[[Path], Candidate]:
+def _vllm(family: str, own_scheduler: bool = False) -> Callable[[Path], Candidate]:
     def load(folder: Path) -> Candidate:
         if importlib.util.find_spec("vllm") is None:
             pytest.skip("vLLM is not installed: .ci/vllm runs this in an environment of its own")
@@ -106,10 +111,12 @@ def _vllm(family: str) -> Callable[[Path], Candidate]:
             "model_dir": folder,
             "dtype": "f32",
             "num_blocks": NUM_BLOCKS,
-            "block_size": 32,
             "max_num_seqs": 16,
             "max_num_batched_tokens": 256,
         }
+        if own_scheduler:
+            batcher: Any = BATCHERS["vllm"](options)
+            return Candidate(batcher, _transformers(folder), batcher._core.reset_prefix_cache, whole_block_hits=True)
         return Candidate(load_runner(EngineSpec(runner="vllm", options=options)), _transformers(folder))
 
     return load
@@ -120,6 +127,7 @@ CANDIDATES: dict[str, Callable[[Path], Candidate]] = {
     **{f"openvino-{family}": _openvino(family) for family in FAMILIES},
     **{f"torch-{family}": _torch(family) for family in ("llama", "mistral", "qwen3")},
     **{f"vllm-{family}": _vllm(family) for family in ("llama", "mistral", "qwen2", "qwen3")},
+    "vllm-engine": _vllm("llama", own_scheduler=True),
 }
 
 

@@ -74,12 +74,10 @@ class VLLMBatcher:
         name = str(request.id)
         if name in self._live:
             raise InvalidRequestError(f"request {name} runs already")
-        if len(request.prompt_token_ids) >= self._capacity.longest:
-            raise ContextLengthError(
-                f"{len(request.prompt_token_ids)} prompt tokens leave no room in {self._capacity.longest}"
-            )
-        settings = self._settings
-        params = request.params
+        settings, params = self._settings, request.params
+        total = len(request.prompt_token_ids) + params.max_tokens
+        if total > self._capacity.longest:  # vLLM would preempt it again and again
+            raise ContextLengthError(f"the request could grow to {total} tokens, more than {self._capacity.longest}")
         try:
             sampling = to_vllm(params, self._eos, request.seed, params.prompt_logprobs is not None)
             sampling.verify(

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from helpers_models import make_model
-from penstock.engines.registry import EngineSpec, load_runner
+from penstock.engines.registry import BATCHERS, EngineSpec, load_runner
 
 OPTIONS: dict[str, Any] = {
     "dtype": "f32",
     "num_blocks": 24,
-    "block_size": 32,
     "max_num_seqs": 8,
     "max_num_batched_tokens": 256,
 }
@@ -36,3 +35,15 @@ def runner(model_dir: Path) -> Any:
     runner = load_runner(EngineSpec(runner="vllm", options=OPTIONS | {"model_dir": str(model_dir)}))
     yield runner
     runner.close()
+
+
+@pytest.fixture(scope="session")
+def batcher(model_dir: Path) -> Any:
+    batcher = BATCHERS["vllm"](OPTIONS | {"model_dir": str(model_dir)})
+    yield batcher
+    batcher.close()
+
+
+@pytest.fixture(params=["runner", "batcher"])
+def engine(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)

@@ -60,12 +60,13 @@ def answer(client: openai.OpenAI, model: str) -> str:
     return done.choices[0].message.content or ""
 
 
-def test_adapters_are_listed_with_their_parent(client: openai.OpenAI) -> None:
+def test_adapters_are_listed_with_their_parent(server: Server, client: openai.OpenAI) -> None:
     listed = {model.id: model.to_dict() for model in client.models.list()}
     assert list(listed) == ["base", "alias", "org/first"]
     assert (listed["base"]["parent"], listed["org/first"]["parent"]) == (None, "base")
     assert listed["org/first"]["root"] == "one"
     assert client.models.retrieve("org/first").to_dict() == listed["org/first"]
+    assert list(httpx.get(server.url + "/version").json()["runners"]) == ["base", "alias"]
 
 
 def test_an_adapter_is_used_like_a_model(client: openai.OpenAI) -> None:

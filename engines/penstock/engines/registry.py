@@ -85,7 +85,17 @@ RUNNERS = {"openvino": _openvino, "simulated": _simulated, "torch": _torch, "vll
 """Imported when asked for: a process loads only what it runs."""
 
 
-BATCHERS: dict[str, Callable[[dict[str, Any]], Batcher]] = {"simulated": _simulated_batcher, "vllm": _vllm_batcher}
+def _tensorrt_llm(options: dict[str, Any]) -> Batcher:
+    from penstock.engines.tensorrt_llm.loading import load
+
+    return load(options)
+
+
+BATCHERS: dict[str, Callable[[dict[str, Any]], Batcher]] = {
+    "simulated": _simulated_batcher,
+    "tensorrt_llm": _tensorrt_llm,
+    "vllm": _vllm_batcher,
+}
 """Engines that schedule by themselves. One that is a runner as well does so for models that our scheduler cannot drive,
 or when it is told to."""
 

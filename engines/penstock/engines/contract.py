@@ -1,0 +1,80 @@
+"""What an adapter uses of a package whose interface may move, by name; checked before it is used.
+
+A path is `module:name.name`. A release that moved something is refused with the name of what has moved, and not found
+out by wrong tokens later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from penstock.engines.errors import EngineError
+
+
+@dataclass(frozen=True)
+class Contract:
+    calls: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Callables and the parameters that they must take."""
+    fields: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Data classes, msgspec structs and pydantic models, and the fields that they must have."""
+    ordered: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Named tuples that are used by position, and what their first positions must be."""
+    attributes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Classes and what their `__init__` must set."""
+    present: tuple[str, ...] = ()
+    """What must be there, whatever it is."""
+
+    def check(self, product: str, version: str) -> None:
+        """Raises EngineError that names everything that is not where it was."""
+        moved = list(self.differences())
+        if moved:
+            raise EngineError(f"{product} {version} is not what this engine was made for: {'; '.join(moved)}")
+
+    def differences(self) -> Iterator[str]:
+        """What of the contract does not hold with the installed package, in words."""
+        for path in (*self.calls, *self.fields, *self.ordered, *self.attributes, *self.present):
+            try:
+                there = resolve(path)
+            except (ImportError, AttributeError) as e:
+                yield f"{path} is gone ({e})"
+                continue
+            yield from self._misses(path, there)
+
+    def _misses(self, path: str, there: Any) -> Iterator[str]:
+        if path in self.calls:
+            yield from _missing(path, "parameter", self.calls[path], inspect.signature(there).parameters)
+        if path in self.fields:
+            yield from _missing(path, "field", self.fields[path], field_names(there))
+        if path in self.attributes:
+            names = inspect.unwrap(there.__init__).__code__.co_names
+            yield from _missing(path, "attribute", self.attributes[path], names)
+        if path in self.ordered and tuple(there._fields[: len(self.ordered[path])]) != self.ordered[path]:
+            yield f"{path} begins with {', '.join(there._fields)}"
+
+
+def resolve(path: str) -> Any:
+    """What stands at `module:name.name`."""
+    module, _, names = path.partition(":")
+    thing: Any = import_module(module)
+    for name in names.split("."):
+        thing = getattr(thing, name)
+    return thing
+
+
+def field_names(there: Any) -> set[str]:
+    """Of a dataclass, a pydantic model or a msgspec struct."""
+    if dataclasses.is_dataclass(there):
+        return {f.name for f in dataclasses.fields(there)}
+    if hasattr(there, "model_fields"):
+        return set(there.model_fields)
+    return set(there.__struct_fields__)
+
+
+def _missing(path: str, kind: str, wanted: Iterable[str], there: Iterable[str]) -> Iterator[str]:
+    known = set(there)
+    yield from (f"{path} has no {kind} {name!r}" for name in wanted if name not in known)

@@ -1,0 +1,147 @@
+"""TensorRT-LLM's LLM API as a Batcher. Not yet run on a GPU."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tensorrt_llm import SamplingParams
+
+from penstock.engines.autonomous.messages import BatcherOutput, StartRequest
+from penstock.engines.messages import ModelInfo
+from penstock.engines.tensorrt_llm.adapters import Adapters
+from penstock.engines.tensorrt_llm.checkpoint import Checkpoint
+from penstock.engines.tensorrt_llm.config import TensorRTLLMConfig
+from penstock.engines.tensorrt_llm.loop_thread import LoopThread
+from penstock.engines.tensorrt_llm.outbox import Outbox
+from penstock.engines.tensorrt_llm.output import Reader
+from penstock.engines.tensorrt_llm.sampling import TRTLLM_SAMPLER, bias, end_tokens, sampling_arguments
+from penstock.engines.tensorrt_llm.stats import Sample
+from penstock.engines.tensorrt_llm.streams import Order, Streams
+from penstock.engines.tensorrt_llm.watchdog import Patience, Watchdog
+
+_INTERVAL = 0.5
+"""Seconds between two looks at the watchdog."""
+
+
+class TensorRTLLMBatcher:
+    """Implements Batcher and AdapterHost.
+
+    TensorRT-LLM runs by itself, in processes of its own. A thread follows its answers on an asyncio loop; `step` only
+    fetches what has come, and `wakeup` says when.
+    """
+
+    def __init__(
+        self,
+        llm: Any,
+        adapters: Adapters,
+        config: TensorRTLLMConfig,
+        checkpoint: Checkpoint,
+        version: str,
+        clock: Callable[[], float],
+        *,
+        patience: Patience = Patience(),  # noqa: B008 (it is frozen)
+        interval: float = _INTERVAL,
+    ) -> None:
+        """`llm`: TensorRT-LLM's LLM. Runs a first request of one token. Raises EngineError when it fails."""
+        self._llm = llm
+        self._checkpoint = checkpoint
+        self._sampler = config.engine_args.get("sampler_type", "auto")
+        self._adapters = adapters
+        self._outbox = Outbox()
+        self.wakeup: int | None = self._outbox.wakeup
+        self.watchdog = Watchdog(config.max_num_seqs, patience, clock)
+        self._lock = threading.Lock()
+        """Guards the orders."""
+        self._orders: list[Order | list[int]] = []
+        self._thread = LoopThread("tensorrt-llm")
+        try:
+            self._streams, sample = self._thread.run(self._set_up(interval, patience.silence))
+        except BaseException:
+            self.close()
+            raise
+        self.info = _info(config, checkpoint, version, sample, supports_logprobs=self._sampler != TRTLLM_SAMPLER)
+
+    async def _set_up(self, interval: float, first_answer: float) -> tuple[Streams, Sample]:
+        one_token = SamplingParams(end_id=-1, pad_id=0, max_tokens=1, top_k=1, detokenize=False)
+        probe = {"inputs": [0], "sampling_params": one_token, "streaming": True}
+        streams = Streams(self._llm, self._outbox, self.watchdog, probe, interval)
+        sample = await streams.first_sample(first_answer)
+        streams.num_free_blocks = sample.num_blocks
+        streams.watch()
+        return streams, sample
+
+    @property
+    def num_free_blocks(self) -> int:
+        """By TensorRT-LLM's newest statistics, which are some tenths of a second old."""
+        return self._streams.num_free_blocks if self.watchdog.is_busy else self.info.num_blocks
+
+    def start(self, request: StartRequest) -> None:
+        params, checkpoint = request.params, self._checkpoint
+        sampling = SamplingParams(
+            **sampling_arguments(request, checkpoint.eos_token_ids, self._sampler),
+            embedding_bias=bias(params.logit_bias, checkpoint.vocab_size),
+        )
+        arguments = {
+            "inputs": request.prompt_token_ids,
+            "sampling_params": sampling,
+            "lora_request": self._adapters[request.adapter],
+            "streaming": True,
+            "cache_salt": request.cache_salt or None,
+        }
+        blocks = -(-len(request.prompt_token_ids) // self.info.block_size)
+        reader = Reader(request, end_tokens(checkpoint.eos_token_ids, params))
+        self._order(Order(request.id, arguments, reader, blocks))
+
+    def abort(self, ids: Sequence[int]) -> None:
+        self._order(list(ids))
+
+    def _order(self, order: Order | list[int]) -> None:
+        """Orders of one step of the engine core wake the thread once, and keep their order."""
+        with self._lock:
+            self._orders.append(order)
+            is_first = len(self._orders) == 1
+        if is_first:
+            self._thread.call(self._carry_out)
+
+    def _carry_out(self) -> None:
+        with self._lock:
+            orders, self._orders = self._orders, []
+        for order in orders:
+            if isinstance(order, Order):
+                self._streams.begin(order)
+            else:
+                for request_id in order:
+                    self._streams.abort(request_id)
+
+    def step(self) -> BatcherOutput:
+        return self._outbox.fetch()
+
+    def load_adapter(self, key: str, folder: Path) -> None:
+        self._adapters.load(key, folder)
+
+    def unload_adapter(self, key: str) -> None:
+        self._adapters.unload(key)
+
+    def close(self) -> None:
+        self._thread.stop()
+        self._llm.shutdown()
+        self._outbox.close()
+
+
+def _info(
+    config: TensorRTLLMConfig, checkpoint: Checkpoint, version: str, sample: Sample, *, supports_logprobs: bool
+) -> ModelInfo:
+    devices = config.tensor_parallel_size * config.pipeline_parallel_size
+    precision = checkpoint.quantization or checkpoint.precision
+    return ModelInfo(
+        vocab_size=checkpoint.vocab_size,
+        max_model_len=checkpoint.max_model_len,
+        block_size=sample.block_size,
+        num_blocks=sample.num_blocks,
+        eos_token_ids=checkpoint.eos_token_ids,
+        runner=f"tensorrt_llm {version}, cuda x{devices}, {precision}, kv {config.kv_cache_dtype}, own scheduler",
+        supports_logprobs=supports_logprobs,
+    )

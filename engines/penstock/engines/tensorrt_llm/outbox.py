@@ -1,0 +1,60 @@
+"""What one thread has made and another one fetches, with a file descriptor that says so."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from penstock.engines.autonomous.messages import BatcherOutput
+
+
+class Outbox:
+    """However much is put in between two fetches, the descriptor becomes readable once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        """Guards all that follows."""
+        self._made = BatcherOutput()
+        self._failure: Exception | None = None
+        self._rung = False
+        self._closed = False
+        self.wakeup, self._bell = os.pipe()
+
+    def put(self, new: BatcherOutput) -> None:
+        with self._lock:
+            self._made.tokens += new.tokens
+            self._made.released += new.released
+            self._ring()
+
+    def ring(self) -> None:
+        """There is reason to look, though nothing to fetch."""
+        with self._lock:
+            self._ring()
+
+    def fail(self, failure: Exception) -> None:
+        """The first one counts. What was put in before it can still be fetched."""
+        with self._lock:
+            self._failure = self._failure or failure
+            self._ring()
+
+    def fetch(self) -> BatcherOutput:
+        """Raises what `fail` was told, once everything else is fetched."""
+        with self._lock:
+            made, self._made = self._made, BatcherOutput()
+            if self._failure is not None and not (made.tokens or made.released):
+                raise self._failure
+            if self._rung and self._failure is None:
+                os.read(self.wakeup, 1)
+                self._rung = False
+        return made
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            os.close(self.wakeup)
+            os.close(self._bell)
+
+    def _ring(self) -> None:
+        if not self._rung and not self._closed:
+            os.write(self._bell, b"!")
+            self._rung = True

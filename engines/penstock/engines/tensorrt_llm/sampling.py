@@ -1,0 +1,115 @@
+"""Our sampling parameters in TensorRT-LLM's words. What its sampler would ignore in silence is refused by name.
+
+1.2 has two samplers (its argument `sampler_type`). TorchSampler, the default, knows temperature, top_p, top_k, bias and
+logprobs, and reads none of the other parameters (its `_request_get_sampling_params`; NVIDIA/TensorRT-LLM issue 9442);
+its min_tokens counts the prompt (pull request 12166). TRTLLMSampler knows all but the logprobs of other tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.engines.autonomous.messages import StartRequest
+from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.engines.messages import SamplingParams
+from penstock.engines.sampling.state import GREEDY_BELOW
+
+TRTLLM_SAMPLER = "TRTLLMSampler"
+
+_SEED_MASK = (1 << 63) - 1
+_ONLY_TRTLLM = {
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "min_tokens": 0,
+}
+"""What only TRTLLMSampler heeds, and the values that ask for nothing."""
+
+
+def sampling_arguments(request: StartRequest, eos_token_ids: tuple[int, ...], sampler: str) -> dict[str, Any]:
+    """Arguments of TensorRT-LLM's SamplingParams, but for the bias (`bias`). Raises UnsupportedError."""
+    params = request.params
+    _check_supported(request, sampler)
+    stops = dict.fromkeys((*(() if params.ignore_eos else eos_token_ids), *params.stop_token_ids))
+    end_id, *others = stops or (-1,)
+    arguments: dict[str, Any] = {
+        "end_id": end_id,  # -1: no token is the end
+        "pad_id": max(end_id, 0),
+        "stop_token_ids": others or None,
+        "include_stop_str_in_output": True,  # the token that ended it is one of ours, too
+        "max_tokens": params.max_tokens,
+        "detokenize": False,
+    }
+    arguments |= _distribution(request) if _is_random(params) else {"top_k": 1}
+    if sampler == TRTLLM_SAMPLER:
+        arguments |= {
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
+            "repetition_penalty": params.repetition_penalty,
+        }
+        if params.min_tokens and stops:
+            if others:
+                reason = f"with {len(stops)} tokens that end it: TensorRT-LLM holds only one of them back"
+                _refuse("min_tokens", params.min_tokens, reason)
+            arguments["min_tokens"] = params.min_tokens
+    if params.logprobs is not None:
+        arguments["logprobs"] = max(params.logprobs, 1)  # 0 means none at all
+    return arguments
+
+
+def bias(logit_bias: dict[int, float], vocab_size: int) -> Any:
+    """As a float32 tensor [vocab_size]; None without one. Raises InvalidRequestError for a token that is none."""
+    if not logit_bias:
+        return None
+    import torch
+
+    wrong = [token for token in logit_bias if not 0 <= token < vocab_size]
+    if wrong:
+        raise InvalidRequestError(f"logit_bias: {wrong[0]} is not a token of the model", param="logit_bias")
+    tensor = torch.zeros(vocab_size, dtype=torch.float32)
+    tensor[list(logit_bias)] = torch.tensor(list(logit_bias.values()), dtype=torch.float32)
+    return tensor
+
+
+def _is_random(params: SamplingParams) -> bool:
+    return params.temperature >= GREEDY_BELOW
+
+
+def _distribution(request: StartRequest) -> dict[str, Any]:
+    params = request.params
+    found: dict[str, Any] = {"temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k}
+    if params.min_p:
+        found["min_p"] = params.min_p
+    if request.seed is not None:
+        found["seed"] = request.seed & _SEED_MASK
+    return found
+
+
+def _check_supported(request: StartRequest, sampler: str) -> None:
+    params = request.params
+    if params.prompt_logprobs is not None:
+        reason = "TensorRT-LLM scores the likeliest tokens at each place of a prompt, not the prompt's own"
+        _refuse("prompt_logprobs", params.prompt_logprobs, reason)
+    if sampler == TRTLLM_SAMPLER:
+        if params.logprobs is not None:
+            _refuse("logprobs", params.logprobs, f"{TRTLLM_SAMPLER} does not rank tokens")
+        return
+    asked = [name for name, neutral in _ONLY_TRTLLM.items() if getattr(params, name) != neutral]
+    if request.seed is not None and _is_random(params):
+        asked.append("seed")
+    if asked:
+        reason = (
+            f'TensorRT-LLM\'s default sampler ignores it; engine_args {{"sampler_type": "{TRTLLM_SAMPLER}"}} does not'
+        )
+        _refuse(asked[0], getattr(params, asked[0]), reason)
+
+
+def _refuse(name: str, value: object, reason: str) -> None:
+    raise UnsupportedError(f"{name}={value} is not supported by this model's engine: {reason}.", param=name)
+
+
+def end_tokens(eos_token_ids: Sequence[int], params: SamplingParams) -> frozenset[int]:
+    """Of `stop_token_ids`, those whose name is told when they end a request."""
+    return frozenset(params.stop_token_ids) - frozenset(eos_token_ids)

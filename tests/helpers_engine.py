@@ -67,9 +67,9 @@ class Driver:
         return self.core.stats()
 
 
-def generate_alone(runner: ModelRunner, prompt: Sequence[int], count: int) -> list[int]:
+def generate_alone(runner: ModelRunner, prompt: Sequence[int], count: int, adapter: str = "") -> list[int]:
     """What one request gives that has the engine to itself."""
     driver = Driver(runner, enable_prefix_caching=False)
-    [request_id] = driver.add(prompt, count)
+    [request_id] = driver.add(prompt, count, adapter=adapter)
     driver.run()
     return driver.tokens[request_id]

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import PreTrainedModel
 
-from helpers_models import FAMILIES, load_reference, make_model, reference_tokens
+from helpers_adapters import save_adapter
+from helpers_engine import generate_alone
+from helpers_models import FAMILIES, load_reference, make_adapter, make_model, merge_adapter, reference_tokens
 from penstock.engines.base import Batcher, ModelRunner
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.runner import OpenVINORunner
@@ -23,6 +26,8 @@ from penstock.engines.torch.config import TorchConfig
 from penstock.engines.torch.runner import TorchRunner
 
 Oracle = Callable[[Sequence[int], int], list[int]]
+
+MakeAdapter = Callable[[str], tuple[Path, Oracle]]
 
 NUM_BLOCKS = 24
 MAX_MODEL_LEN = 512
@@ -38,23 +43,31 @@ class Candidate:
     """Empties the prefix cache of an engine that has one of its own."""
     whole_block_hits: bool = False
     """A prefix hit ends at a block's border, also when the whole prompt is cached."""
+    adapter: MakeAdapter | None = None
+    """Of an engine with room for two LoRA adapters: makes one that will be loaded under this key, the folder and what
+    it gives. Keys are of the form NAME:NUMBER; adapters of one name are the same."""
 
 
 def _simulated(folder: Path) -> Candidate:
     """Its oracle is the runner itself, alone with one request and fresh blocks."""
-    config = SimulatedConfig(vocab_size=384, num_blocks=NUM_BLOCKS, block_size=32, max_model_len=MAX_MODEL_LEN)
+    sizes = {"vocab_size": 384, "num_blocks": NUM_BLOCKS, "block_size": 32, "max_model_len": MAX_MODEL_LEN}
+    config = SimulatedConfig(**sizes, max_loras=2)
 
-    def expect(prompt: Sequence[int], count: int) -> list[int]:
-        from helpers_engine import generate_alone
+    def oracle(adapter: str = "") -> Oracle:
+        return lambda prompt, count: generate_alone(SimulatedRunner(config), prompt, count, adapter)
 
-        return generate_alone(SimulatedRunner(config), prompt, count)
+    def make(key: str) -> tuple[Path, Oracle]:
+        return save_adapter(folder / key), oracle(key)
 
-    return Candidate(SimulatedRunner(config), expect)
+    return Candidate(SimulatedRunner(config), oracle(), adapter=make)
 
 
 def _transformers(folder: Path) -> Oracle:
     """transformers' generate."""
-    reference = load_reference(folder)
+    return _generate(load_reference(folder))
+
+
+def _generate(reference: PreTrainedModel) -> Oracle:
     known: dict[tuple[int, ...], list[int]] = {}
 
     def expect(prompt: Sequence[int], count: int) -> list[int]:
@@ -64,6 +77,21 @@ def _transformers(folder: Path) -> Oracle:
         return tokens[:count]
 
     return expect
+
+
+def _with_weights(folder: Path) -> MakeAdapter:
+    """Random adapters, each the same for each key of a name; merged into the weights for the oracle."""
+    made: dict[str, tuple[Path, Oracle]] = {}
+
+    def make(key: str) -> tuple[Path, Oracle]:
+        name = key.partition(":")[0]
+        if name not in made:
+            reference = load_reference(folder)
+            path = make_adapter(folder / name, reference, seed=len(made) + 1, rank=8 - 4 * (len(made) % 2))
+            made[name] = path, _generate(merge_adapter(reference, path))
+        return made[name]
+
+    return make
 
 
 def _openvino(family: str) -> Callable[[Path], Candidate]:
@@ -95,13 +123,14 @@ def _torch(family: str) -> Callable[[Path], Candidate]:
             block_size=32,
             num_blocks=NUM_BLOCKS,
             max_num_seqs=16,
+            max_loras=2,
         )
-        return Candidate(TorchRunner(config), _transformers(folder))
+        return Candidate(TorchRunner(config), _transformers(folder), adapter=_with_weights(folder))
 
     return load
 
 
-def _vllm(family: str, own_scheduler: bool = False) -> Callable[[Path], Candidate]:
+def _vllm(family: str, own_scheduler: bool = False, adapters: bool = False) -> Callable[[Path], Candidate]:
     def load(folder: Path) -> Candidate:
         if importlib.util.find_spec("vllm") is None:
             pytest.skip("vLLM is not installed: .ci/vllm runs this in an environment of its own")
@@ -113,11 +142,13 @@ def _vllm(family: str, own_scheduler: bool = False) -> Callable[[Path], Candidat
             "num_blocks": NUM_BLOCKS,
             "max_num_seqs": 16,
             "max_num_batched_tokens": 256,
+            "max_loras": 2 if adapters else 0,
         }
+        oracle, make = _transformers(folder), _with_weights(folder) if adapters else None
         if own_scheduler:
             batcher: Any = BATCHERS["vllm"](options)
-            return Candidate(batcher, _transformers(folder), batcher._core.reset_prefix_cache, whole_block_hits=True)
-        return Candidate(load_runner(EngineSpec(runner="vllm", options=options)), _transformers(folder))
+            return Candidate(batcher, oracle, batcher._core.reset_prefix_cache, whole_block_hits=True, adapter=make)
+        return Candidate(load_runner(EngineSpec(runner="vllm", options=options)), oracle, adapter=make)
 
     return load
 
@@ -126,8 +157,9 @@ CANDIDATES: dict[str, Callable[[Path], Candidate]] = {
     "simulated": _simulated,
     **{f"openvino-{family}": _openvino(family) for family in FAMILIES},
     **{f"torch-{family}": _torch(family) for family in ("llama", "mistral", "qwen3")},
-    **{f"vllm-{family}": _vllm(family) for family in ("llama", "mistral", "qwen2", "qwen3")},
-    "vllm-engine": _vllm("llama", own_scheduler=True),
+    **{f"vllm-{family}": _vllm(family) for family in ("llama", "mistral", "qwen3")},
+    "vllm-qwen2": _vllm("qwen2", adapters=True),
+    "vllm-engine": _vllm("llama", own_scheduler=True, adapters=True),
 }
 
 

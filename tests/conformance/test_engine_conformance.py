@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -186,3 +187,78 @@ def test_everything_is_given_back(candidate):
     stats = driver.stats
     assert stats.num_free_blocks == stats.num_blocks
     assert stats.admitted == sum(stats.finished.values())
+
+
+_loads = itertools.count(1)
+
+
+@pytest.fixture
+def adapters(candidate):
+    """Two that are loaded, and the base model: by the key of their requests, what they give."""
+    if candidate.adapter is None:
+        pytest.skip("it has no LoRA adapters")
+    expected = {"": candidate.expect}
+    for name in ("first", "second"):
+        key = f"{name}:{next(_loads)}"
+        folder, expected[key] = candidate.adapter(key)
+        candidate.engine.load_adapter(key, folder)
+    yield expected
+    for key in expected.keys() - {""}:
+        candidate.engine.unload_adapter(key)
+
+
+@pytest.mark.parametrize("budget", [9, 40, 256])
+def test_adapters_and_the_base_model_in_one_batch(candidate, adapters, budget):
+    driver = driver_of(candidate, max_num_seqs=9, max_num_batched_tokens=budget)
+    asked = {}
+    for n in range(3):
+        for key in adapters:
+            asked |= dict.fromkeys(driver.add(prompt(20 + 17 * n, n), 14, n=1 + n % 2, adapter=key), (key, n))
+    driver.run()
+    for request, (key, n) in asked.items():
+        assert driver.tokens[request] == adapters[key](prompt(20 + 17 * n, n), 14)
+    assert len({tuple(expect(prompt(20), 14)) for expect in adapters.values()}) == 3
+
+
+def test_adapters_share_no_blocks(candidate, adapters):
+    driver = driver_of(candidate, enable_prefix_caching=True)
+    hits = []
+    for key in [*adapters, *adapters]:
+        [request] = driver.add(prompt(2 * BLOCK + 5), 8, adapter=key)
+        driver.run()
+        assert driver.tokens[request] == adapters[key](prompt(2 * BLOCK + 5), 8)
+        hits.append(driver.stats.prefix_hits // BLOCK)
+    assert hits == [0, 0, 0, 2, 4, 6]
+
+
+def test_preemption_among_adapters(candidate, adapters):
+    driver = driver_of(candidate, enable_prefix_caching=True)
+    asked = {}
+    for n, key in enumerate([*adapters] * 3):
+        asked[driver.add(prompt(40 + n, n), 80, adapter=key)[0]] = (key, n)
+    driver.run()
+    assert driver.stats.preemptions > 0
+    for request, (key, n) in asked.items():
+        assert driver.tokens[request] == adapters[key](prompt(40 + n, n), 80)
+
+
+def test_an_adapter_is_replaced_while_others_run(candidate, adapters):
+    """The same weights under another key: nothing of what the old key has cached is used."""
+    driver = driver_of(candidate, enable_prefix_caching=True)
+    _, stays, old = adapters
+    [running] = driver.add(prompt(30, 1), 60, adapter=stays)
+    [before] = driver.add(prompt(3 * BLOCK), 4, adapter=old)
+    driver.run(until=lambda: before in driver.ends)
+    candidate.engine.unload_adapter(old)
+    new = f"second:{next(_loads)}"
+    folder, expect = candidate.adapter(new)
+    candidate.engine.load_adapter(new, folder)
+    [after] = driver.add(prompt(3 * BLOCK), 4, adapter=new)
+    driver.run(until=lambda: after in driver.ends)
+    assert running not in driver.ends
+    driver.run()
+    candidate.engine.unload_adapter(new)
+    assert driver.tokens[before] == adapters[old](prompt(3 * BLOCK), 4)
+    assert driver.tokens[after] == expect(prompt(3 * BLOCK), 4)
+    assert driver.tokens[running] == adapters[stays](prompt(30, 1), 60)
+    assert driver.stats.prefix_hits == 0

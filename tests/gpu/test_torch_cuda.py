@@ -65,3 +65,33 @@ def test_the_cache_takes_what_the_device_has_left(tmp_path: Path) -> None:
     runner.close()
     assert runner.info.block_size == 16
     assert 0 < held <= total // 100
+
+
+def test_adapters_beside_the_base_model(tmp_path: Path) -> None:
+    """The tokens of the CPU."""
+    from helpers_engine import Driver
+    from helpers_models import load_reference, make_adapter, make_model
+    from penstock.engines.torch.config import TorchConfig
+    from penstock.engines.torch.runner import TorchRunner
+
+    reference = load_reference(make_model(tmp_path / "model", "llama", eos_token_id=None))
+    adapters = {f"{n}:1": make_adapter(tmp_path / str(n), reference, seed=n) for n in (1, 2)}
+    answers = []
+    for device in ("cuda", "cpu"):
+        config = TorchConfig(
+            tmp_path / "model",
+            device=device,
+            dtype="f32",
+            num_blocks=128,
+            max_num_seqs=8,
+            max_loras=2,
+            adapters=adapters,
+        )
+        runner = TorchRunner(config)
+        driver = Driver(runner, max_num_seqs=8, max_num_batched_tokens=64, enable_prefix_caching=True)
+        ids = [driver.add(prompt, 24, adapter=key)[0] for prompt in PROMPTS[:2] for key in ("", *adapters)]
+        driver.run()
+        runner.close()
+        answers.append([driver.tokens[i] for i in ids])
+    assert answers[0] == answers[1]
+    assert len({tuple(tokens) for tokens in answers[0]}) == 6

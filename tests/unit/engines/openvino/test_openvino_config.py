@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
+from helpers_engine import Driver
 from penstock.engines.cores import usable_cores
 from penstock.engines.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from penstock.engines.model_files import eos_token_ids
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.device import default_threads
+from penstock.engines.registry import EngineSpec, load_runner
 
 HERE = Path()
 
@@ -33,6 +35,23 @@ def test_unknown_values_are_refused_by_name(name: str, value: Any, allowed: str)
     with pytest.raises(InvalidRequestError, match=f"{name}.*{allowed}") as error:
         OpenVINOConfig(HERE, **{name: value})
     assert error.value.param == name
+
+
+@pytest.mark.parametrize("option", [{"max_loras": 1}, {"adapters": {"a:1": "somewhere"}}])
+def test_adapters_are_refused(option: dict[str, Any], llama_dir: Path) -> None:
+    spec = EngineSpec(runner="openvino", options={"model_dir": str(llama_dir), "kv_cache_memory": None, **option})
+    with pytest.raises(UnsupportedError, match="openvino engine has no LoRA adapters; the torch and vllm engines have"):
+        load_runner(spec)
+
+
+def test_no_adapters_are_no_reason(llama_dir: Path, make_runner: Any) -> None:
+    """And a request that has one all the same is not answered by the base model."""
+    driver = Driver(make_runner(llama_dir, adapters={}, max_loras=0, max_lora_rank=8), max_num_seqs=4)
+    [lost], [fine] = driver.add([5, 6, 7], 3, adapter="a:1"), driver.add([5, 6, 7], 3)
+    driver.run()
+    assert driver.tokens[lost] == []
+    assert driver.ends[lost].error.message == "this engine has no LoRA adapters"
+    assert len(driver.tokens[fine]) == 3
 
 
 def test_cache_types_that_do_not_go_with_the_computation(llama_dir: Path, make_runner: Any) -> None:

@@ -113,7 +113,7 @@ def test_an_index_names_only_safetensors_of_its_folder(shard: str, tmp_path: Pat
         make_runner(tmp_path)
 
 
-def test_adapters_are_refused(tmp_path: Path, make_runner: Any) -> None:
+def test_a_folder_with_an_adapter_is_no_model(tmp_path: Path, make_runner: Any) -> None:
     make_model(tmp_path, "llama")
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(UnsupportedError, match="adapters are loaded beside a model"):
@@ -172,6 +172,8 @@ def test_a_model_that_mixes_neighbours_is_found_out(tmp_path: Path) -> None:
         ({"block_size": True}, "block_size"),
         ({"num_blocks": -1}, "num_blocks"),
         ({"max_num_seqs": 1.5}, "max_num_seqs"),
+        ({"max_loras": -1}, "max_loras"),
+        ({"max_lora_rank": 0}, "max_lora_rank"),
         ({"kv_cache_memory": "4 potatoes"}, None),
     ],
 )

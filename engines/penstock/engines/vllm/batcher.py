@@ -17,6 +17,7 @@ from penstock.engines.errors import ContextLengthError, InvalidRequestError, Num
 from penstock.engines.messages import FinishReason, ModelInfo, SamplingParams
 from penstock.engines.vllm.adapters import Adapters
 from penstock.engines.vllm.config import VLLMConfig
+from penstock.engines.vllm.contract import check_core
 from penstock.engines.vllm.model_info import capacity, description, eos_token_ids
 from penstock.engines.vllm.output import NOT_FINITE, token_logprobs
 from penstock.engines.vllm.sampling import to_vllm
@@ -41,6 +42,7 @@ class VLLMBatcher:
     def __init__(self, config: VLLMConfig, version: str) -> None:
         """Raises InvalidRequestError and UnsupportedError for what vLLM does not take."""
         self._core = start_scheduling(config)
+        check_core(version, self._core)
         self._watch = SchedulerWatch(self._core)
         self._adapters = Adapters(self._core.model_executor, config)
         settings = self._core.vllm_config

@@ -1,4 +1,4 @@
-"""What this runner uses of vLLM's internals, by name; checked at the start, so that a release that moved something is
+"""What this engine uses of vLLM's internals, by name; checked at the start, so that a release that moved something is
 refused with the name of what has moved, and not with wrong tokens later."""
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 from collections.abc import Iterable, Iterator
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 from penstock.engines.errors import EngineError
@@ -19,10 +20,26 @@ CALLS: dict[str, tuple[str, ...]] = {
         *("trust_remote_code", "skip_tokenizer_init", "generation_config", "max_logprobs", "enable_prefix_caching"),
         *("enable_chunked_prefill", "async_scheduling", "disable_hybrid_kv_cache_manager", "disable_log_stats"),
         *("num_gpu_blocks_override", "kv_cache_memory_bytes", "enable_lora", "max_loras", "max_lora_rank"),
+        "language_model_only",
     ),
     "vllm.engine.arg_utils:EngineArgs.create_engine_config": ("self",),
     "vllm.v1.engine.core:EngineCore": ("vllm_config", "executor_class", "log_stats"),
     "vllm.v1.engine.core:EngineCore.shutdown": ("self",),
+    "vllm.v1.engine.core:EngineCore.preprocess_add_request": ("self", "request"),
+    "vllm.v1.engine.core:EngineCore.add_request": ("self", "request", "request_wave"),
+    "vllm.v1.engine.core:EngineCore.abort_requests": ("self", "request_ids"),
+    "vllm.v1.engine.core:EngineCore.post_step": ("self", "model_executed"),
+    "vllm.v1.core.sched.scheduler:Scheduler.schedule": ("self",),
+    "vllm.v1.core.sched.scheduler:Scheduler.update_from_output": (
+        *("self", "scheduler_output", "model_runner_output"),
+    ),
+    "vllm.v1.core.sched.scheduler:Scheduler.has_requests": ("self",),
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.get_block_ids": ("self", "request_id"),
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.evict_blocks": ("self", "block_ids"),
+    "vllm.v1.core.block_pool:BlockPool.get_num_free_blocks": ("self",),
+    "vllm.v1.core.kv_cache_utils:get_max_concurrency_for_kv_cache_config": ("vllm_config", "kv_cache_config"),
+    "vllm.v1.executor:Executor.add_lora": ("self", "lora_request"),
+    "vllm.v1.executor:Executor.remove_lora": ("self", "lora_id"),
     "vllm.v1.executor:Executor.get_class": ("vllm_config",),
     "vllm.v1.executor:Executor.collective_rpc": ("self", "method", "args"),
     "vllm.v1.executor:Executor.execute_model": ("self", "scheduler_output", "non_block"),
@@ -32,6 +49,9 @@ CALLS: dict[str, tuple[str, ...]] = {
         *("num_computed_tokens", "output_token_ids", "lora_request"),
     ),
     "vllm.v1.outputs:LogprobsLists.slice_request": ("self", "req_idx", "num_positions"),
+    "vllm.sampling_params:SamplingParams.verify": (
+        *("self", "model_config", "speculative_config", "structured_outputs_config", "tokenizer"),
+    ),
     "vllm.config:ModelConfig.try_get_generation_config": ("self",),
     "vllm.config:ModelConfig.get_vocab_size": ("self",),
 }
@@ -47,8 +67,18 @@ FIELDS: dict[str, tuple[str, ...]] = {
     ),
     "vllm.v1.core.sched.output:SchedulerOutput": (
         *("scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "total_num_scheduled_tokens"),
-        *("finished_req_ids", "kv_cache_block_copies"),
+        *("finished_req_ids", "kv_cache_block_copies", "preempted_req_ids"),
     ),
+    "vllm.v1.engine:EngineCoreRequest": (
+        *("request_id", "prompt_token_ids", "mm_features", "sampling_params", "pooling_params", "arrival_time"),
+        *("lora_request", "cache_salt", "data_parallel_rank", "priority"),
+    ),
+    "vllm.v1.engine:EngineCoreOutputs": ("outputs",),
+    "vllm.v1.engine:EngineCoreOutput": (
+        *("request_id", "new_token_ids", "new_logprobs", "new_prompt_logprobs_tensors", "finish_reason"),
+        *("stop_reason", "prefill_stats"),
+    ),
+    "vllm.v1.metrics.stats:PrefillStats": ("num_cached_tokens",),
     "vllm.v1.core.sched.output:GrammarOutput": ("structured_output_request_ids", "grammar_bitmask"),
     "vllm.v1.outputs:ModelRunnerOutput": (
         *("req_id_to_index", "sampled_token_ids", "logprobs", "prompt_logprobs_dict", "num_nans_in_logits"),
@@ -79,14 +109,38 @@ PRESENT = (
     "vllm.config:VllmConfig.use_v2_model_runner",
     "vllm.platforms:current_platform.is_cpu",
     "vllm.exceptions:VLLMValidationError",
+    "vllm.config.lora:MaxLoRARanks",
+    *(f"vllm.v1.engine:FinishReason.{reason}" for reason in ("STOP", "LENGTH", "ABORT", "ERROR", "REPETITION")),
 )
+
+ON_CORE = (
+    *("step_fn", "batch_queue", "batch_queue_size", "use_spec_decode", "model_executor"),
+    *("vllm_config.speculative_config", "vllm_config.structured_outputs_config", "vllm_config.cache_config.block_size"),
+    *("scheduler.requests", "scheduler.kv_cache_config.num_blocks", "scheduler.kv_cache_manager.block_pool.blocks"),
+    "scheduler.kv_cache_manager.block_pool.null_block.ref_cnt",
+)
+"""Attributes that an EngineCore object must have under vLLM's own scheduler."""
 
 
 def check_contract(version: str) -> None:
     """Raises EngineError that names everything that is not where it was."""
-    moved = list(differences())
+    _refuse(version, list(differences()))
+
+
+def check_core(version: str, core: Any) -> None:
+    """The same for an object of vLLM's EngineCore, whose attributes its class does not name."""
+    moved = []
+    for path in ON_CORE:
+        try:
+            attrgetter(path)(core)
+        except AttributeError as e:
+            moved.append(f"EngineCore.{path} is gone ({e})")
+    _refuse(version, moved)
+
+
+def _refuse(version: str, moved: list[str]) -> None:
     if moved:
-        raise EngineError(f"vLLM {version} is not what this runner was made for: {'; '.join(moved)}")
+        raise EngineError(f"vLLM {version} is not what this engine was made for: {'; '.join(moved)}")
 
 
 def differences() -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+from collections.abc import Callable
 from typing import Any, get_args
 
 from vllm.config.lora import MaxLoRARanks
@@ -25,7 +26,7 @@ _CPU_CACHE_BYTES = 4 << 30
 """Most that the KV cache takes on a CPU by default, where it shares the memory with everything else."""
 _WORKER_EXTENSION = "penstock.engines.vllm.worker.WorkerExtension"
 
-_OUR_SCHEDULER: dict[str, Any] = {
+OUR_SCHEDULER: dict[str, Any] = {
     # what our scheduler does, vLLM must not do as well
     "enable_prefix_caching": False,
     "enable_chunked_prefill": True,
@@ -38,7 +39,7 @@ def start_for_steps(config: VLLMConfig) -> Any:
     """vLLM's EngineCore, of which only the executor will be used: what it does at its start is then done exactly as
     in vLLM. Raises UnsupportedError for a model that cannot be driven step by step, with all of it freed."""
     check_arguments(config.engine_args)
-    core = _start(engine_arguments(config) | _OUR_SCHEDULER | _extra(config), check_model)
+    core = _start(engine_arguments(config) | OUR_SCHEDULER | _extra(config), check_model)
     try:
         check_cache(core.scheduler.kv_cache_config)
     except UnsupportedError:
@@ -51,12 +52,15 @@ def start_for_steps(config: VLLMConfig) -> Any:
 
 def start_scheduling(config: VLLMConfig) -> Any:
     """vLLM's EngineCore with its own scheduler, for whatever vLLM can run."""
-    own = {
+    return _start(engine_arguments(config) | own_scheduler(config) | _extra(config), check_generates)
+
+
+def own_scheduler(config: VLLMConfig) -> dict[str, Any]:
+    return {
         # None: as vLLM thinks best for the model
         "enable_prefix_caching": None if config.prefix_caching else False,
         "language_model_only": True,  # requests are text: no image encoder is loaded or profiled
     }
-    return _start(engine_arguments(config) | own | _extra(config), check_generates)
 
 
 def check_generates(vllm_config: Any) -> None:
@@ -70,7 +74,7 @@ def check_generates(vllm_config: Any) -> None:
         )
 
 
-def _start(arguments: dict[str, Any], check: Any) -> Any:
+def _start(arguments: dict[str, Any], check: Callable[[Any], None]) -> Any:
     try:
         vllm_config = EngineArgs(**arguments).create_engine_config()
     except (ValueError, TypeError, KeyError, NotImplementedError) as e:  # pydantic's is a ValueError

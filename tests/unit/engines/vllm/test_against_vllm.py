@@ -48,6 +48,12 @@ def expected(model_dir, tmp_path_factory):
     return json.loads(result.read_text())
 
 
+def run(driver):
+    ids = [driver.add(prompt, **settings)[0] for prompt, settings in zip(prompts(), SETTINGS, strict=True)]
+    driver.run()
+    return [driver.tokens[i] for i in ids]
+
+
 @pytest.mark.parametrize(
     "scheduler",
     [
@@ -56,21 +62,21 @@ def expected(model_dir, tmp_path_factory):
         pytest.param({"max_num_seqs": 3, "max_num_batched_tokens": 9}, id="small-chunks-few-seats"),
     ],
 )
-def test_the_same_tokens(runner, expected, scheduler):
-    driver = Driver(runner, **{"max_num_seqs": 8, "max_num_batched_tokens": 256} | scheduler)
-    ids = [driver.add(prompt, **settings)[0] for prompt, settings in zip(prompts(), SETTINGS, strict=True)]
-    driver.run()
-    assert [driver.tokens[i] for i in ids] == expected
+def test_the_same_tokens_under_our_scheduler(runner, expected, scheduler):
+    assert run(Driver(runner, **{"max_num_seqs": 8, "max_num_batched_tokens": 256} | scheduler)) == expected
 
 
-def test_the_same_tokens_under_preemption_and_prefix_hits(runner, expected):
-    driver = Driver(runner, max_num_seqs=8, max_num_batched_tokens=64)
+@pytest.mark.parametrize("max_num_seqs", [8, 3])
+def test_the_same_tokens_behind_our_queue(batcher, expected, max_num_seqs):
+    assert run(Driver(batcher, max_num_seqs=max_num_seqs, max_num_batched_tokens=256)) == expected
+
+
+def test_the_same_tokens_under_preemption_and_prefix_hits(engine, expected):
+    driver = Driver(engine, max_num_seqs=8, max_num_batched_tokens=64)
     # strangers that take most of the 24 blocks, so that everybody is preempted in turn
     for n in range(4):
         driver.add([7 + n] * 60, 150)
     for _ in range(2):
-        ids = [driver.add(prompt, **settings)[0] for prompt, settings in zip(prompts(), SETTINGS, strict=True)]
-        driver.run()
-        assert [driver.tokens[i] for i in ids] == expected
+        assert run(driver) == expected
     assert driver.stats.preemptions > 0
     assert driver.stats.prefix_hits > 0

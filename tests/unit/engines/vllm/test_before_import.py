@@ -9,7 +9,6 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 from penstock.engines.errors import EngineError, InvalidRequestError
-from penstock.engines.registry import RUNNERS
 from penstock.engines.vllm.config import VLLMConfig
 from penstock.engines.vllm.environment import default_threads, prepare
 from penstock.engines.vllm.loading import load
@@ -80,7 +79,9 @@ def test_a_small_model_gets_one_thread(tmp_path):
     ("options", "message"),
     [
         ({"dtype": "int3"}, "dtype='int3' is not one of auto, bf16, f16, f32"),
-        ({"executor": "uni", "tensor_parallel_size": 2}, "executor='uni' runs one device"),
+        ({"max_loras": -1}, "max_loras=-1 is not a positive integer"),
+        ({"max_lora_rank": 1024}, "max_lora_rank=1024 is above vLLM's 512"),
+        ({"engine_args": "{}"}, "engine_args='{}' is not an object"),
         ({"memory_share": 1.5}, "memory_share=1.5"),
         ({"max_num_seqs": 0}, "max_num_seqs=0 is not a positive integer"),
         ({"speculative": "ngram"}, "speculative"),
@@ -93,7 +94,7 @@ def test_options_that_are_not_offered(tmp_path, options, message):
 
 
 def test_it_is_registered_and_costs_nothing_until_it_is_asked_for():
-    code = "import sys, penstock.engines.registry as r; print('vllm' in r.RUNNERS, 'vllm' in sys.modules)"
+    seen = "'vllm' in r.RUNNERS, 'vllm' in r.BATCHERS, 'vllm' in sys.modules"
+    code = f"import sys, penstock.engines.registry as r; print({seen})"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.split() == ["True", "False"]
-    assert "vllm" in RUNNERS
+    assert result.stdout.split() == ["True", "True", "False"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from penstock.engines.errors import EngineError
@@ -35,9 +37,19 @@ def test_what_has_moved_is_named(monkeypatch):
     assert "Gone is gone" in message
 
 
+def test_what_has_moved_on_the_core_is_named():
+    names = {name.split(".")[0]: object() for name in contract().ON_CORE}
+    core = SimpleNamespace(**names | {"scheduler": SimpleNamespace(requests={})})
+    with pytest.raises(EngineError) as caught:
+        contract().check_core("0.33.9", core)
+    assert "EngineCore.scheduler.kv_cache_config.num_blocks is gone" in str(caught.value)
+    assert "requests" not in str(caught.value)
+
+
 def test_engine_arguments_are_all_in_the_contract(model_dir):
     from penstock.engines.vllm.config import VLLMConfig
-    from penstock.engines.vllm.start import engine_arguments
+    from penstock.engines.vllm.start import OUR_SCHEDULER, engine_arguments, own_scheduler
 
     config = VLLMConfig(model_dir, num_blocks=4, adapters={"a": model_dir})
-    assert set(engine_arguments(config)) <= set(contract().CALLS["vllm.engine.arg_utils:EngineArgs"])
+    names = {*engine_arguments(config), *OUR_SCHEDULER, *own_scheduler(config)}
+    assert names <= set(contract().CALLS["vllm.engine.arg_utils:EngineArgs"])

@@ -9,7 +9,7 @@ import pytest
 from helpers_models import make_model
 from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.registry import EngineSpec, load_runner
-from penstock.engines.vllm.supported import check_cache, check_model
+from penstock.engines.vllm.supported import check_arguments, check_cache, check_model
 
 SERVED = {
     "runner_type": "generate",
@@ -40,8 +40,14 @@ def test_a_plain_decoder_is_served():
     ],
 )
 def test_other_models_are_refused(config, reason):
-    with pytest.raises(UnsupportedError, match=f"{reason}.*only vLLM's own scheduler"):
+    with pytest.raises(UnsupportedError, match=f"{reason}.*--scheduler engine"):
         check_model(config)
+
+
+def test_settings_of_the_other_scheduler_are_refused_by_name():
+    check_arguments({"seed": 1, "enforce_eager": True})
+    with pytest.raises(UnsupportedError, match=r"kv_transfer_config and speculative_config .*--scheduler engine"):
+        check_arguments(["speculative_config", "kv_transfer_config", "seed"])
 
 
 @pytest.mark.usefixtures("needs_vllm")
@@ -51,7 +57,7 @@ def test_other_models_are_refused(config, reason):
 )
 def test_caches_of_another_kind_are_refused(specs, reason):
     groups = [SimpleNamespace(kv_cache_spec=spec) for spec in specs]
-    with pytest.raises(UnsupportedError, match=f"{reason}.*only vLLM's own scheduler"):
+    with pytest.raises(UnsupportedError, match=f"{reason}.*--scheduler engine"):
         check_cache(SimpleNamespace(kv_cache_groups=groups))
 
 

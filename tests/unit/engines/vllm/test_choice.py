@@ -1,0 +1,140 @@
+"""Which scheduler a model gets when that is left open, and models that only vLLM's own can run."""
+
+from __future__ import annotations
+
+import gc
+import logging
+
+import pytest
+import torch
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+from helpers_engine import Driver
+from helpers_models import load_reference, make_tokenizer, reference_tokens
+from penstock.engines.autonomous.core import AutonomousCore
+from penstock.engines.core import EngineCore
+from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.engines.messages import FinishReason
+from penstock.engines.registry import EngineSpec, load_core
+
+BASE = {"dtype": "f32", "max_num_seqs": 4, "max_num_batched_tokens": 64}
+
+
+def prompt(n, length=90):
+    return [3 + (7 * n + 11 * i + i * i) % 250 for i in range(length)]
+
+
+@pytest.fixture(scope="module")
+def hybrid_dir(needs_vllm, tmp_path_factory):
+    """Two layers with a window of 32 tokens, one with full attention."""
+    folder = tmp_path_factory.mktemp("gemma3")
+    torch.manual_seed(0)
+    config = Gemma3TextConfig(
+        vocab_size=384,
+        hidden_size=128,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        query_pre_attn_scalar=32,
+        max_position_embeddings=512,
+        sliding_window=32,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+        eos_token_id=None,
+        bos_token_id=None,
+        pad_token_id=0,
+    )
+    model = Gemma3ForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.copy_(torch.randn(parameter.shape) * 2 / parameter.shape[1] ** 0.5)
+    model.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def load(folder, scheduling="auto", **options):
+    spec = EngineSpec(runner="vllm", scheduling=scheduling, options=BASE | {"model_dir": str(folder)} | options)
+    return load_core(spec, lambda: 0.0)
+
+
+def num_models():
+    gc.collect()
+    return sum(type(thing).__name__ == "Gemma3ForCausalLM" for thing in gc.get_objects())
+
+
+def test_several_groups_of_layers_are_for_vllms_scheduler(hybrid_dir, caplog):
+    """Whether a model needs several block tables is known when it has been loaded: then it is loaded once more."""
+    before = num_models()
+    with caplog.at_level(logging.WARNING):
+        core = load(hybrid_dir, num_blocks=60, engine_args={"disable_hybrid_kv_cache_manager": False})
+    assert isinstance(core, AutonomousCore)
+    assert "vllm schedules by itself" in caplog.text
+    assert "its layers need 3 block tables for each request" in caplog.text
+    assert num_models() == before + 1
+    batcher = core.batcher
+    reference = load_reference(hybrid_dir)
+    driver = Driver(batcher, max_num_seqs=4, max_num_batched_tokens=64)
+    ids = {driver.add(prompt(n), 60)[0]: n for n in range(4)}
+    driver.run()
+    expected = {n: reference_tokens(reference, prompt(n), 60) for n in range(4)}
+    assert len(set(expected[0])) > 10
+    assert {n: driver.tokens[i] for i, n in ids.items()} == expected
+    batcher.close()
+
+
+def test_a_request_as_long_as_a_small_cache_allows(hybrid_dir):
+    """What is said to fit must fit: vLLM would preempt a longer one for ever."""
+    core = load(hybrid_dir, "engine", num_blocks=20)
+    info = core.info
+    assert 96 < info.context_length < 512
+    driver = Driver(core.batcher, max_num_seqs=4, max_num_batched_tokens=64)
+    [longest] = driver.add(prompt(1), info.context_length - 90)
+    [too_long] = driver.add(prompt(2), info.context_length - 89)
+    driver.run()
+    assert driver.ends[longest].finish_reason is FinishReason.LENGTH
+    assert len(driver.tokens[longest]) == info.context_length - 90
+    assert driver.ends[too_long].error.code == "context_length_exceeded"
+    assert core.batcher.num_free_blocks == info.num_blocks
+    core.close()
+
+
+def test_speculative_decoding_is_for_vllms_scheduler(model_dir, caplog):
+    ngrams = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+    options = {"num_blocks": 24, "engine_args": {"speculative_config": ngrams}}
+    with caplog.at_level(logging.WARNING):
+        core = load(model_dir, **options)
+    assert "speculative_config (engine_args) is for vLLM's own scheduler" in caplog.text
+    driver = Driver(core.batcher, max_num_seqs=4, max_num_batched_tokens=64)
+    looped = [5, 6, 7, 8] * 12
+    bias = {token: 30.0 for token in (5, 6, 7)}  # few tokens: much to be guessed
+    [plain], [guessed] = driver.add(prompt(1), 50), driver.add(looped, 50)
+    [refused] = driver.add(looped, 50, logit_bias=bias, min_p=0.2)
+    steps = 0
+    while driver.core.has_work or not steps:
+        driver.step()
+        steps += 1
+    reference = load_reference(model_dir)
+    assert driver.tokens[plain] == reference_tokens(reference, prompt(1), 50)
+    assert driver.tokens[guessed] == reference_tokens(reference, looped, 50)
+    assert "speculative decoding" in driver.ends[refused].error.message
+    core.close()
+
+
+def test_other_models_are_for_ours(model_dir):
+    core = load(model_dir, num_blocks=24, engine_args={"block_size": 64, "disable_log_requests": True, "seed": 4})
+    assert isinstance(core, EngineCore)
+    assert (core.info.block_size, core.info.num_blocks) == (64, 24)
+    core.close()
+
+
+def test_what_was_told_is_not_overruled(hybrid_dir):
+    with pytest.raises(UnsupportedError, match="--scheduler engine"):
+        load(hybrid_dir, "penstock", num_blocks=60, engine_args={"speculative_config": {"method": "ngram"}})
+
+
+def test_values_that_vllm_does_not_take(model_dir):
+    with pytest.raises(InvalidRequestError, match="vLLM refuses this configuration: .*attention_backend|backend"):
+        load(model_dir, num_blocks=24, engine_args={"attention_backend": "FLASH_NONSENSE"})

@@ -41,7 +41,7 @@ class Faults:
     """Of the sampled token."""
 
 
-# -- tensorrt_llm.llmapi.llm_args, tensorrt_llm.lora_helper, tensorrt_llm.sampling_params ---------------------------------
+# -- tensorrt_llm.llmapi.llm_args, tensorrt_llm.lora_helper, tensorrt_llm.sampling_params
 
 
 class KvCacheConfig(BaseModel):
@@ -107,7 +107,7 @@ class LoRARequest:
     lora_path: str = ""
 
 
-# -- tensorrt_llm.executor -----------------------------------------------------------------------------------------------
+# -- tensorrt_llm.executor
 
 
 class RequestError(RuntimeError):
@@ -140,9 +140,10 @@ class _Mailbox:
         with suppress(RuntimeError):  # the loop is closed: nobody listens any more
             self._loop.call_soon_threadsafe(self._event.set)
 
-    async def get(self, timeout: float | None = None) -> Any:
+    async def get(self, patience: float | None = None) -> Any:
         while not self._items:
-            await asyncio.wait_for(self._event.wait(), timeout)
+            async with asyncio.timeout(patience):
+                await self._event.wait()
             self._event.clear()
         return self._items.popleft()
 
@@ -215,7 +216,7 @@ class IterationResult:
         return found
 
 
-# -- tensorrt_llm --------------------------------------------------------------------------------------------------------
+# -- tensorrt_llm
 
 
 def next_token(tokens: Sequence[int], key: tuple[Any, ...] = ()) -> int:
@@ -365,7 +366,7 @@ class LLM:
         return min(found * BLOCK, len(prompt) - 1)
 
 
-# -- putting it in place -------------------------------------------------------------------------------------------------
+# -- putting it in place
 
 CONTENTS: dict[str, tuple[Any, ...]] = {
     "tensorrt_llm": (LLM, SamplingParams),

@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "tokenizers": {"tokenizers"},
 }
 NEEDS_TORCH = (
+    "engines/penstock/engines/tensorrt_llm/",
     "engines/penstock/engines/torch/",
     "engines/penstock/engines/vllm/",
     "gateway/penstock/gateway/backends/",

@@ -47,7 +47,10 @@ def read_checkpoint(config: TensorRTLLMConfig) -> Checkpoint:
 
 
 def check_settings(config: TensorRTLLMConfig, checkpoint: Checkpoint) -> None:
-    """The PyTorch backend computes as the checkpoint says. Raises UnsupportedError for a setting that wants otherwise."""
+    """The PyTorch backend computes as the checkpoint says.
+
+    Raises UnsupportedError for a setting that wants otherwise.
+    """
     if config.threads is not None:
         _refuse("threads", config.threads, "it computes on the GPU")
     if config.dtype not in ("auto", checkpoint.precision):

@@ -100,9 +100,8 @@ def _check_supported(request: StartRequest, sampler: str) -> None:
     if request.seed is not None and _is_random(params):
         asked.append("seed")
     if asked:
-        reason = (
-            f'TensorRT-LLM\'s default sampler ignores it; engine_args {{"sampler_type": "{TRTLLM_SAMPLER}"}} does not'
-        )
+        way_out = f'engine_args {{"sampler_type": "{TRTLLM_SAMPLER}"}}'
+        reason = f"TensorRT-LLM's default sampler ignores it; the other one does not: {way_out}"
         _refuse(asked[0], getattr(params, asked[0]), reason)
 
 

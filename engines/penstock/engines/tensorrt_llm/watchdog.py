@@ -135,9 +135,8 @@ class Watchdog:
             raise EngineDeadError(f"TensorRT-LLM has told nothing for {now - self._heard:.0f} s")
         lost = sum(now - since >= self._patience.lost for since in self._aborted.values())
         if lost > self._num_seats // 4:
-            raise EngineDeadError(
-                f"TensorRT-LLM keeps {lost} of {self._num_seats} seats for requests that were aborted"
-            )
+            seats = f"{lost} of {self._num_seats} seats"
+            raise EngineDeadError(f"TensorRT-LLM keeps {seats} for requests that were aborted")
 
     def _release(self, ids: list[int]) -> list[int]:
         for request_id in ids:

@@ -76,7 +76,7 @@ def test_slots(make, tmp_path):
     [
         ({"rank": 17}, r"rank of 17 is above max_lora_rank=16"),
         ({"peft_type": "IA3"}, "IA3"),
-        ({"modules": ["lm_head", "q_proj"]}, "changes lm_head; here it may q_proj"),
+        ({"modules": ["lm_head", "q_proj"]}, "changes lm_head; with TensorRT-LLM it may change q_proj"),
         ({"use_dora": True}, "DoRA"),
         ({"rank_pattern": {"q_proj": 8}}, "differ in rank or scaling"),
         ({"alpha_pattern": {"q_proj": 3.0}}, "differ in rank or scaling"),

@@ -88,7 +88,7 @@ def test_quantization_is_what_the_checkpoint_has(tmp_path):
     write_model(tmp_path)
     (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
     assert read(tmp_path, quantization="fp8")[1].quantization == "fp8"
-    with pytest.raises(UnsupportedError, match="quantization=awq: .*this one has fp8"):
+    with pytest.raises(UnsupportedError, match=r"quantization=awq: .*this one has fp8"):
         read(tmp_path, quantization="awq")
     write_model(tmp_path / "other", quantization_config={"quant_method": "gptq"})
     assert read(tmp_path / "other", quantization="GPTQ")[1].quantization == "gptq"

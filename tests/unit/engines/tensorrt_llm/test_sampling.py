@@ -87,7 +87,7 @@ def test_the_other_sampler_takes_it():
 
 def test_a_minimum_holds_back_one_end_only():
     assert "min_tokens" not in arguments(TRTLLM_SAMPLER, ignore_eos=True, min_tokens=3)
-    with pytest.raises(UnsupportedError, match="min_tokens=3.*2 tokens that end it"):
+    with pytest.raises(UnsupportedError, match=r"min_tokens=3.*2 tokens that end it"):
         arguments(TRTLLM_SAMPLER, min_tokens=3)
 
 

@@ -147,7 +147,7 @@ def test_a_probe_says_nothing_of_an_abort_that_came_after_it():
     assert case.dog.probe_ended() == [1]
 
 
-# -- over the stand-in ---------------------------------------------------------------------------------------------------
+# -- over the stand-in
 
 
 def advance(engine, seconds, until=None):
@@ -191,7 +191,7 @@ def test_an_abort_that_is_ignored_is_repeated_until_it_is_heard(make):
 
 def test_forgotten_requests_among_others_come_free_by_the_statistics(make):
     engine = make({"abort": "forgotten"}, num_blocks=1000, max_model_len=30000)
-    lost, runs = engine.start(PROMPT, 20000), engine.start(PROMPT + [1], 20000)
+    lost, runs = engine.start(PROMPT, 20000), engine.start([*PROMPT, 1], 20000)
     engine.wait(lambda: engine.tokens[lost] and engine.tokens[runs])
     engine.batcher.abort([lost])
     advance(engine, 30, lambda: engine.released)
@@ -225,7 +225,7 @@ def test_an_engine_that_hangs_is_given_up(make):
 def test_late_statistics_do_no_harm(make):
     engine = make()
     engine.llm.faults.mute = True
-    ids = [engine.start(PROMPT + [n], 12) for n in range(8)]
+    ids = [engine.start([*PROMPT, n], 12) for n in range(8)]
     engine.finish(*ids)
     engine.llm.faults.mute = False
     request = engine.start(PROMPT, 4)

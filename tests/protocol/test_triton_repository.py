@@ -17,6 +17,7 @@ import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 
+from helpers_language_repository import write_trtllm
 from helpers_server import Server, block, serving, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -195,13 +196,18 @@ def test_wrong_paths_and_names_have_triton_s_shape(server: Server) -> None:
 
 
 def test_engines_that_are_not_here_are_named(tmp_path: Path) -> None:
-    for backend in ("vllm", "tensorrtllm", "pytorch"):
+    write_trtllm(tmp_path, "trtllm", "penstock-demo")
+    for backend in ("pytorch", "dali"):
         (tmp_path / backend / "1").mkdir(parents=True)
         (tmp_path / backend / "config.pbtxt").write_text(f'backend: "{backend}"\n')
     server = Server("--model-repository", str(tmp_path))
     assert server.process.wait(60) == 1
-    for backend in ("vllm", "tensorrtllm", "pytorch"):
-        server.wait_for_log(rf"ERROR .*{backend}.*backend")
+    for told in (
+        "pytorch.*backend",
+        "dali.*backend",
+        r"trtllm.*needs the package tensorrt_llm.*penstock\[tensorrt-llm\]",
+    ):
+        server.wait_for_log(f"ERROR .*{told}")
 
 
 def test_a_language_model_is_reloaded_without_a_gap(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.settings import GrpcSettings, TlsSettings
 from penstock.gateway.kserve.headers import forward_pattern
-from penstock.gateway.kserve.llm_loader import LanguageModelLoader
+from penstock.gateway.kserve.llm_layout import check_installed
+from penstock.gateway.kserve.llm_loader import LANGUAGE_BACKENDS, language_loaders
 from penstock.gateway.kserve.logs import LogSettings
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.kserve.trace_settings import TraceSettings, changes
@@ -45,14 +46,13 @@ def build_repository(config: Config, dataplane: DataPlane, metrics: CustomMetric
     classic = classic_loaders(settings.backend_options)
 
     def build(own: Config, name: str) -> LoadedModel:
+        check_installed(own.model.engine)
         return build_model(own, find_model(own.model.model), [name])
 
-    language = LanguageModelLoader(config, dataplane, build)
+    language = language_loaders(config, dataplane, build, settings.backend_options)
 
     def loader(backend: str) -> Loader:
-        if backend in ("vllm", "tensorrtllm"):
-            raise ConfigError(f"backend '{backend}' has no engine in this server; 'penstock' serves language models")
-        return language if backend == "penstock" else classic(backend)
+        return language.get(backend) or classic(backend)
 
     repositories = [Repository(url) for url in config.repository.model_repository]
     return ModelRepository(settings, loader, repositories, metric=metrics.metric)
@@ -68,7 +68,7 @@ def repository_settings(config: RepositoryConfig) -> RepositorySettings:
         backend, _, name = head.rpartition(",")  # without a backend: a setting of all of them
         if not equals or not name:
             raise ConfigError(f"backend-config: {text!r} is neither BACKEND,KEY=VALUE nor KEY=VALUE")
-        if backend and backend not in backend_names() and not config.backend_directory:
+        if backend and backend not in {*backend_names(), *LANGUAGE_BACKENDS} and not config.backend_directory:
             raise ConfigError(f"backend-config: no backend is called {backend!r}")
         options.setdefault(backend, {})[name] = value
     if config.backend_directory:

@@ -1,35 +1,24 @@
-"""Language models in a model repository: `backend: "penstock"`.
-
-The version folder holds the model, or `model.json` names it and may change any of the server's settings for models,
-cache and scheduling, under the names of docs/configuration.md. The configuration's `parameters` do the same.
-"""
+"""Loads the language models of a model repository, whatever layout their backend has."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from penstock.engines.classic.base import InferModel, ModelContext
 from penstock.engines.classic.model_config import ModelConfig
 from penstock.engines.errors import PenstockError
-from penstock.gateway.config import Config, ConfigError, overlay
-from penstock.gateway.config_sections import AdapterConfig, CacheConfig, EngineConfig, SchedulingConfig
-from penstock.gateway.config_sections import ModelConfig as ModelSection
+from penstock.gateway.config import Config, ConfigError
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.kserve.llm import LanguageModel
-from penstock.gateway.kserve.vllm_form import VLLM_FORM
+from penstock.gateway.kserve.llm_layout import ENGINES, Layout
+from penstock.gateway.kserve.penstock_layout import PenstockLayout
+from penstock.gateway.kserve.trtllm_layout import TrtllmLayout
+from penstock.gateway.kserve.vllm_layout import VllmLayout
 from penstock.gateway.models import LoadedModel
 
-SETTINGS_FILE = "model.json"
-_SETTINGS = frozenset(
-    name
-    for section in (ModelSection, EngineConfig, AdapterConfig, CacheConfig, SchedulingConfig)
-    for name in section.__struct_fields__
-) - {"served_model_name"}
+LANGUAGE_BACKENDS = ("penstock", "tensorrtllm", "vllm")
 
 BuildModel = Callable[[Config, str], LoadedModel]
 """Makes a model that can be started, under this public name."""
@@ -38,20 +27,28 @@ BuildModel = Callable[[Config, str], LoadedModel]
 class LanguageModelLoader:
     """A Loader of the model repository."""
 
-    def __init__(self, config: Config, dataplane: DataPlane, build: BuildModel) -> None:
-        # the adapters of the command line are those of its own model
-        adapters = msgspec.structs.replace(config.adapters, lora=(), lora_directory=None)
-        self._config = msgspec.structs.replace(config, adapters=adapters)
+    def __init__(self, config: Config, dataplane: DataPlane, build: BuildModel, layout: Layout) -> None:
+        self._config = config
         self._dataplane = dataplane
         self._build = build
+        self._layout = layout
 
     def auto_complete(self, config: ModelConfig, version_folder: Path) -> None:
-        """The tensors are the same for every language model. Raises ValueError for a configuration with others."""
-        VLLM_FORM.complete(config)
+        """The tensors of the layout's form. Raises ValueError for a configuration with others."""
+        self._layout.form.complete(config)
+
+    def _prepare(self, context: ModelContext) -> tuple[Config, LoadedModel]:
+        config = self._layout.configure(self._config, context)
+        return config, self._build(config, context.name)
 
     async def load(self, context: ModelContext) -> InferModel:
-        config = self._settings(context)
-        model = self._build(config, context.name)
+        self._layout.form.check(context.config)
+        if not context.config.model_transaction_policy.decoupled:
+            raise ConfigError(
+                "model_transaction_policy: a language model is decoupled, and its configuration must say so"
+            )
+        # in a thread: it may be a download, and a large tokenizer takes its time, too
+        config, model = await asyncio.to_thread(self._prepare, context)
         try:
             await model.engine.start()
             self._dataplane.add(model)
@@ -66,47 +63,33 @@ class LanguageModelLoader:
             policy=config.scheduling.policy,
             version=context.version,
             config=context.config,
+            form=self._layout.form,
         )
 
-    def _settings(self, context: ModelContext) -> Config:
-        """The server's settings with the model's own. Raises ConfigError."""
-        given: dict[str, Any] = _read(context.version_folder / SETTINGS_FILE)
-        given |= {name: value.string_value for name, value in context.config.parameters.items()}
-        unknown = given.keys() - _SETTINGS
-        if unknown:
-            raise ConfigError(f"{min(unknown)!r} is not a setting of language models")
-        given["model"] = _source(given.get("model"), context)
-        if isinstance(given.get("lora"), list):
-            given["lora"] = [_adapter(text, context.version_folder) for text in given["lora"]]
-        return overlay(self._config, given)
+
+def language_loaders(
+    config: Config, dataplane: DataPlane, build: BuildModel, options: Mapping[str, Mapping[str, str]]
+) -> dict[str, LanguageModelLoader]:
+    """A loader for each of LANGUAGE_BACKENDS. `options`: RepositorySettings.backend_options. Raises ConfigError."""
+    layouts: dict[str, Layout] = {
+        "penstock": PenstockLayout(),
+        "tensorrtllm": TrtllmLayout(_engine(options, "tensorrtllm", "tensorrt_llm")),
+        "vllm": VllmLayout(_engine(options, "vllm", "vllm")),
+    }
+    _check_options("penstock", options.get("penstock", {}), ())
+    return {name: LanguageModelLoader(config, dataplane, build, layout) for name, layout in layouts.items()}
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError):
-        raise ConfigError(f"{path.name} cannot be read as JSON") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path.name} must hold an object of settings")
-    return found
+def _engine(options: Mapping[str, Mapping[str, str]], backend: str, default: str) -> str:
+    given = options.get(backend, {})
+    _check_options(backend, given, ("engine",))
+    engine = given.get("engine", default)
+    if engine not in ENGINES:
+        raise ConfigError(f"backend-config: {backend},engine={engine!r} is none of {', '.join(ENGINES)}")
+    return engine
 
 
-def _adapter(text: object, folder: Path) -> object:
-    """NAME=FOLDER, where the folder may lie beside the model; anything else as it is, for the settings to refuse."""
-    name, equals, path = str(text).partition("=")
-    return f"{name}={folder / path}" if equals and (folder / path).is_dir() else text
-
-
-def _source(model: object, context: ModelContext) -> str:
-    """A folder of the repository, or whatever `penstock serve` takes as MODEL."""
-    folder = context.version_folder
-    if model is None:
-        if (folder / "config.json").is_file():
-            return str(folder)
-        raise ConfigError(f"there is neither a model in version {context.version} nor a 'model' in {SETTINGS_FILE}")
-    if not isinstance(model, str):
-        raise ConfigError("'model' must be a text")
-    local = folder / model
-    return str(local) if local.is_dir() else model
+def _check_options(backend: str, given: Mapping[str, str], known: tuple[str, ...]) -> None:
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"backend-config: the backend {backend} has no setting {name!r}")

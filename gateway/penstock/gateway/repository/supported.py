@@ -20,6 +20,7 @@ def check_supported(config: ModelConfig, *, complete: bool = True) -> None:
 
     Raises UnsupportedError for a field, InvalidRequestError for its value.
     """
+    _check_no_engines(config)
     for path in sorted(_set_paths(config)):
         treatment = FIELDS.get(path)
         if treatment is None or treatment.fate is Fate.REFUSED:
@@ -33,6 +34,20 @@ def check_supported(config: ModelConfig, *, complete: bool = True) -> None:
         check_warmup(config, complete=complete)
     except InvalidRequestError as error:
         raise type(error)(_printable(error.message), param=error.param) from None
+
+
+_ENGINE_PARAMETERS = ("gpt_model_type", "gpt_model_path", "engine_dir", "batching_strategy", "encoder_model_path")
+"""Those by which a configuration of TensorRT-LLM's in-flight batcher backend is known."""
+
+
+def _check_no_engines(config: ModelConfig) -> None:
+    """Says at once what is the matter, before one of the many fields that come with it is found to be unsupported."""
+    if config.backend == "tensorrtllm" and any(name in config.parameters for name in _ENGINE_PARAMETERS):
+        raise UnsupportedError(
+            f"model '{config.name}' is made for TensorRT engines (inflight_batcher_llm), which are not served: write one "
+            "of the LLM API layout, whose model.yaml names the Hugging Face model (docs/model_repository.md)",
+            param="parameters",
+        )
 
 
 def _only_for(path: str, config: ModelConfig, backends: frozenset[str]) -> str:

@@ -55,14 +55,14 @@ class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """What is sent."""
 
     requests: Annotated[
-        Positive | None, Meta(description="requests in the run; default: 64, or as --duration allows")
+        Positive | None, Meta(description="requests in the run; default: all of a file, as --duration allows, or 64")
     ] = None
     prompt_tokens: Annotated[Positive, Meta(description="tokens of a synthetic prompt")] = 128
     prompt_tokens_stddev: Annotated[Seconds, Meta(description="spread of that, normal")] = 0.0
     output_tokens: Annotated[Positive, Meta(description="tokens to generate")] = 128
     output_tokens_stddev: Annotated[Seconds, Meta(description="spread of that, normal")] = 0.0
     shared_prefix_tokens: Annotated[
-        Count, Meta(description="leading tokens that prompts share, as a system prompt")
+        Count, Meta(description="tokens that prompts share, as a system prompt, before their own")
     ] = 0
     prefixes: Annotated[Positive, Meta(description="how many different shared prefixes there are")] = 1
     turns: Annotated[Positive, Meta(description="turns of a session; each goes on from the answers before it")] = 1
@@ -77,6 +77,7 @@ class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         Literal["auto", "mooncake", "burstgpt", "azure"], Meta(description="the trace's format; auto: by its fields")
     ] = "auto"
     trace_speed: Annotated[Annotated[float, Meta(gt=0)], Meta(description="2: twice as fast as recorded")] = 1.0
+    trace_block: Annotated[Positive, Meta(description="Mooncake: tokens of the block that a hash id stands for")] = 512
     mix: Annotated[
         tuple[str, ...],
         Meta(
@@ -87,6 +88,9 @@ class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         str | None,
         Meta(description="folder or tokenizer.json that counts prompt tokens; default: by the server's usage"),
     ] = None
+    token_ids: Annotated[
+        bool, Meta(description="send synthetic prompts as token ids, where the protocol takes them; needs a tokenizer")
+    ] = False
     seed: Annotated[int, Meta(description="equal seeds send equal requests at equal times")] = 0
 
 
@@ -96,7 +100,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     concurrency: Annotated[Positive, Meta(description="closed loop: requests at a time")] = 8
     rate: Annotated[
         Annotated[float, Meta(gt=0)] | None,
-        Meta(description="open loop: requests per second, whatever the server does"),
+        Meta(description="open loop: requests per second, whatever the server does; with turns, sessions"),
     ] = None
     arrival: Annotated[
         Literal["constant", "poisson", "gamma"], Meta(description="open loop: how the times between requests spread")

@@ -8,7 +8,6 @@ from typing import Any
 from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
 
-from penstock.engines.errors import EngineError
 from penstock.engines.vllm.requests import usable_blocks
 
 
@@ -39,45 +38,26 @@ class Capacity:
     pool_blocks: int
     """vLLM's, without the null block."""
     longest: int
-    """Tokens of the longest request that the pool can hold alone, within the model's limit."""
+    """Tokens of the longest request that it can run."""
 
     def in_blocks(self, pool_blocks: int) -> int:
         return pool_blocks * self.num_blocks // self.pool_blocks
 
 
 def capacity(settings: Any, cache: Any) -> Capacity:
-    """Raises EngineError for a cache in which not even a short request has room.
-
-    A request takes blocks for each group of layers: one for each `block_size` tokens where attention is full, a bounded
-    number where it has a window, one for a recurrent state. With one group of full attention it all adds up simply;
-    otherwise blocks of tokens are counted as a request of the greatest length would take them.
+    """A request takes blocks for each group of layers: one for each `block_size` tokens where attention is full, a
+    bounded number where it has a window, one for a recurrent state. With one group of full attention it all adds up
+    simply; otherwise blocks of tokens are counted as a request of the greatest length would take them.
     """
     pool = usable_blocks(cache.num_blocks)
     block_size = settings.cache_config.block_size
+    longest = settings.model_config.max_model_len  # vLLM has seen to it that this fits
     drafts = settings.speculative_config
-    longest = _longest(settings, cache, pool)
-    if drafts is not None and longest < settings.model_config.max_model_len:
+    if drafts is not None and _blocks_needed(settings, cache, longest + drafts.num_speculative_tokens) > pool:
         longest -= drafts.num_speculative_tokens  # room for drafts behind the last token
-    if longest < 2:
-        raise EngineError(
-            f"a KV cache of {pool} blocks is too small for this model; --kv-cache-memory or --num-kv-blocks"
-        )
-    per_request = _blocks_needed(settings, cache, longest)
     whole = -(-longest // block_size)
-    return Capacity(block_size, max(whole, pool * whole // per_request), pool, longest)
-
-
-def _longest(settings: Any, cache: Any, pool: int) -> int:
-    low, high = 0, settings.model_config.max_model_len
-    if _blocks_needed(settings, cache, high) <= pool:
-        return int(high)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _blocks_needed(settings, cache, middle) <= pool:
-            low = middle
-        else:
-            high = middle
-    return low
+    num_blocks = pool * whole // _blocks_needed(settings, cache, longest)
+    return Capacity(block_size, max(whole, num_blocks), pool, longest)
 
 
 def _blocks_needed(settings: Any, cache: Any, length: int) -> int:

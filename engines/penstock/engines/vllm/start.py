@@ -100,7 +100,7 @@ def engine_arguments(config: VLLMConfig) -> dict[str, Any]:
         "dtype": _DTYPES[config.dtype],
         "quantization": config.quantization,
         "kv_cache_dtype": _CACHE_DTYPES[config.kv_cache_dtype],
-        "max_model_len": config.max_model_len,
+        "max_model_len": config.max_model_len or -1,  # the model's own, or what the KV cache can hold
         "block_size": 32 if cpu else 16,  # attention on CPUs wants a multiple of 32
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": max(config.max_num_batched_tokens, config.max_num_seqs),

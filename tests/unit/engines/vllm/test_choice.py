@@ -44,6 +44,7 @@ def hybrid_dir(needs_vllm, tmp_path_factory):
         eos_token_id=None,
         bos_token_id=None,
         pad_token_id=0,
+        tie_word_embeddings=False,  # else it repeats its input
     )
     model = Gemma3ForCausalLM(config)
     with torch.no_grad():
@@ -61,6 +62,7 @@ def load(folder, scheduling="auto", **options):
 
 
 def num_models():
+    gc.unfreeze()  # vLLM hides what it has loaded from the collector
     gc.collect()
     return sum(type(thing).__name__ == "Gemma3ForCausalLM" for thing in gc.get_objects())
 
@@ -101,28 +103,6 @@ def test_a_request_as_long_as_a_small_cache_allows(hybrid_dir):
     core.close()
 
 
-def test_speculative_decoding_is_for_vllms_scheduler(model_dir, caplog):
-    ngrams = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-    options = {"num_blocks": 24, "engine_args": {"speculative_config": ngrams}}
-    with caplog.at_level(logging.WARNING):
-        core = load(model_dir, **options)
-    assert "speculative_config (engine_args) is for vLLM's own scheduler" in caplog.text
-    driver = Driver(core.batcher, max_num_seqs=4, max_num_batched_tokens=64)
-    looped = [5, 6, 7, 8] * 12
-    bias = {token: 30.0 for token in (5, 6, 7)}  # few tokens: much to be guessed
-    [plain], [guessed] = driver.add(prompt(1), 50), driver.add(looped, 50)
-    [refused] = driver.add(looped, 50, logit_bias=bias, min_p=0.2)
-    steps = 0
-    while driver.core.has_work or not steps:
-        driver.step()
-        steps += 1
-    reference = load_reference(model_dir)
-    assert driver.tokens[plain] == reference_tokens(reference, prompt(1), 50)
-    assert driver.tokens[guessed] == reference_tokens(reference, looped, 50)
-    assert "speculative decoding" in driver.ends[refused].error.message
-    core.close()
-
-
 def test_other_models_are_for_ours(model_dir):
     core = load(model_dir, num_blocks=24, engine_args={"block_size": 64, "disable_log_requests": True, "seed": 4})
     assert isinstance(core, EngineCore)
@@ -136,5 +116,5 @@ def test_what_was_told_is_not_overruled(hybrid_dir):
 
 
 def test_values_that_vllm_does_not_take(model_dir):
-    with pytest.raises(InvalidRequestError, match="vLLM refuses this configuration: .*attention_backend|backend"):
+    with pytest.raises(InvalidRequestError, match=r"vLLM refuses this configuration: .*FLASH_NONSENSE"):
         load(model_dir, num_blocks=24, engine_args={"attention_backend": "FLASH_NONSENSE"})

@@ -93,8 +93,8 @@ def read_adapter(folder: Path, max_rank: int) -> dict[str, LowRank]:
         alpha = _matching(alphas, path, settings.lora_alpha)
         if len(a.shape) != 2 or len(b.shape) != 2 or (a.shape[0], b.shape[1]) != (rank, rank):
             raise InvalidRequestError(
-                f"{WEIGHTS_FILE}: lora_A and lora_B of {_show(path)} have shapes {_show(a.shape)} and {_show(b.shape)}, not "
-                f"[{rank}, inputs] and [outputs, {rank}], as {CONFIG_FILE} has it"
+                f"{WEIGHTS_FILE}: lora_A and lora_B of {_show(path)} have shapes {_show(a.shape)} and {_show(b.shape)}, "
+                f"not [{rank}, inputs] and [outputs, {rank}], as {CONFIG_FILE} has it"
             )
         if rank > max_rank:
             raise InvalidRequestError(f"the adapter's rank of {rank} is above max_lora_rank={max_rank}")

@@ -75,7 +75,9 @@ class Adapters:
 
     def failures(self, request_ids: Sequence[int]) -> dict[int, str]:
         """Of these requests, those whose adapter is not here, with a message each."""
-        lost = [i for i in request_ids if self._keys.get(i, "") and self._keys[i] not in self._loaded]
+        if not self._keys:
+            return {}
+        lost = [i for i in request_ids if i in self._keys and self._keys[i] not in self._loaded]
         return dict.fromkeys(lost, "the request's LoRA adapter is not loaded")
 
     def forget_requests(self) -> None:

@@ -57,7 +57,9 @@ class Watch:
 @contextmanager
 def watch(model: PreTrainedModel) -> Iterator[Watch]:
     """Whatever the model computes meanwhile is noted."""
-    layers = {path: module for path, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)}
+    layers: dict[str, nn.Module] = {
+        path: module for path, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)
+    }
     noted = Watch(layers)
 
     def note_pass(module: nn.Module, args: Any, options: dict[str, Any]) -> None:
@@ -79,5 +81,5 @@ def watch(model: PreTrainedModel) -> Iterator[Watch]:
 
 def _sizes(module: nn.Module) -> tuple[int, int]:
     """(inputs, outputs); transformers' Conv1D, of GPT-2, keeps its weight the other way round."""
-    rows, columns = module.weight.shape  # type: ignore[union-attr, misc]
+    rows, columns = module.weight.shape  # type: ignore[misc]
     return (rows, columns) if isinstance(module, Conv1D) else (columns, rows)

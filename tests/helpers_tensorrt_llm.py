@@ -111,7 +111,7 @@ class LoRARequest:
 
 
 class RequestError(RuntimeError):
-    """A request failed; the engine goes on."""
+    pass
 
 
 @dataclass(slots=True)
@@ -235,8 +235,6 @@ def greedy(prompt: Sequence[int], count: int, adapter: str = "") -> list[int]:
 class LLM:
     """`num_blocks` is as many as max_tokens of the KvCacheConfig makes, or 64."""
 
-    created: list[LLM] = []  # noqa: RUF012 (of all of them)
-
     def __init__(self, **arguments: Any) -> None:
         self.args = TorchLlmArgs(**arguments)
         self.faults = Faults()
@@ -250,7 +248,6 @@ class LLM:
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        LLM.created.append(self)
 
     def generate_async(
         self,
@@ -262,10 +259,8 @@ class LLM:
     ) -> RequestOutput:
         if self.is_shut_down:
             raise RuntimeError("LLM is shutting down")
-        if sampling_params is None or sampling_params.end_id is None or not streaming:
-            raise ValueError("the stand-in streams, and knows no tokenizer")
-        if not inputs or max(inputs) >= VOCAB_SIZE:
-            raise ValueError("a token is out of range")
+        if sampling_params is None or sampling_params.end_id is None or not streaming or max(inputs) >= VOCAB_SIZE:
+            raise ValueError("the stand-in streams, knows no tokenizer, and no token that is out of range")
         if self._statistics is None:
             self._statistics = IterationResult()
         self._statistics.mark_undone()
@@ -288,7 +283,6 @@ class LLM:
         self._thread.join()
 
     def abort(self, output: RequestOutput) -> None:
-        """Not of the real one: what RequestOutput.abort does."""
         with self._changed:
             self.aborts += 1
             if output in self._active and self.faults.abort != "ignored":
@@ -345,7 +339,10 @@ class LLM:
             reason = "length"
         if reason is not None:
             self._active.remove(output)
-        output._mailbox.put((token, self._row(token, params.logprobs), reason, cached))
+        if token == params.end_id and self.args.sampler_type == "TRTLLMSampler":
+            output._mailbox.put((None, None, reason, cached))  # it keeps the end to itself
+        else:
+            output._mailbox.put((token, self._row(token, params.logprobs), reason, cached))
 
     def _row(self, token: int, count: int | None) -> dict[int, Logprob] | None:
         if count is None:
@@ -365,8 +362,6 @@ class LLM:
         self._cached.update(prefixes)
         return min(found * BLOCK, len(prompt) - 1)
 
-
-# -- putting it in place
 
 CONTENTS: dict[str, tuple[Any, ...]] = {
     "tensorrt_llm": (LLM, SamplingParams),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,13 +18,19 @@ from penstock.engines.tensorrt_llm.config import TensorRTLLMConfig
 from penstock.engines.tensorrt_llm.loop_thread import LoopThread
 from penstock.engines.tensorrt_llm.outbox import Outbox
 from penstock.engines.tensorrt_llm.output import Reader
-from penstock.engines.tensorrt_llm.sampling import TRTLLM_SAMPLER, bias, end_tokens, sampling_arguments
+from penstock.engines.tensorrt_llm.sampling import TRTLLM_SAMPLER, bias, sampling_arguments, stop_tokens
 from penstock.engines.tensorrt_llm.stats import Sample
 from penstock.engines.tensorrt_llm.streams import Order, Streams
 from penstock.engines.tensorrt_llm.watchdog import Patience, Watchdog
 
+logger = logging.getLogger(__name__)
+
 _INTERVAL = 0.5
 """Seconds between two looks at the watchdog."""
+_FIRST_ANSWER = 600.0
+"""Seconds that the first request may take: kernels are compiled for it."""
+_FAREWELL = 30.0
+"""Seconds that TensorRT-LLM gets to end its processes; after that they are left to the end of this one."""
 
 
 class TensorRTLLMBatcher:
@@ -44,6 +51,7 @@ class TensorRTLLMBatcher:
         *,
         patience: Patience = Patience(),  # noqa: B008 (it is frozen)
         interval: float = _INTERVAL,
+        farewell: float = _FAREWELL,
     ) -> None:
         """`llm`: TensorRT-LLM's LLM. Runs a first request of one token. Raises EngineError when it fails."""
         self._llm = llm
@@ -56,19 +64,20 @@ class TensorRTLLMBatcher:
         self._lock = threading.Lock()
         """Guards the orders."""
         self._orders: list[Order | list[int]] = []
+        self._farewell = farewell
         self._thread = LoopThread("tensorrt-llm")
         try:
-            self._streams, sample = self._thread.run(self._set_up(interval, patience.silence))
+            self._streams, sample = self._thread.run(self._set_up(interval))
         except BaseException:
             self.close()
             raise
         self.info = _info(config, checkpoint, version, sample, supports_logprobs=self._sampler != TRTLLM_SAMPLER)
 
-    async def _set_up(self, interval: float, first_answer: float) -> tuple[Streams, Sample]:
+    async def _set_up(self, interval: float) -> tuple[Streams, Sample]:
         one_token = SamplingParams(end_id=-1, pad_id=0, max_tokens=1, top_k=1, detokenize=False)
         probe = {"inputs": [0], "sampling_params": one_token, "streaming": True}
         streams = Streams(self._llm, self._outbox, self.watchdog, probe, interval)
-        sample = await streams.first_sample(first_answer)
+        sample = await streams.first_sample(_FIRST_ANSWER)
         streams.num_free_blocks = sample.num_blocks
         streams.watch()
         return streams, sample
@@ -80,8 +89,9 @@ class TensorRTLLMBatcher:
 
     def start(self, request: StartRequest) -> None:
         params, checkpoint = request.params, self._checkpoint
+        stops = stop_tokens(params, checkpoint.eos_token_ids)
         sampling = SamplingParams(
-            **sampling_arguments(request, checkpoint.eos_token_ids, self._sampler),
+            **sampling_arguments(request, stops, self._sampler),
             embedding_bias=bias(params.logit_bias, checkpoint.vocab_size),
         )
         arguments = {
@@ -92,8 +102,7 @@ class TensorRTLLMBatcher:
             "cache_salt": request.cache_salt or None,
         }
         blocks = -(-len(request.prompt_token_ids) // self.info.block_size)
-        reader = Reader(request, end_tokens(checkpoint.eos_token_ids, params))
-        self._order(Order(request.id, arguments, reader, blocks))
+        self._order(Order(request.id, arguments, Reader(request, stops, checkpoint.eos_token_ids), blocks))
 
     def abort(self, ids: Sequence[int]) -> None:
         self._order(list(ids))
@@ -126,8 +135,16 @@ class TensorRTLLMBatcher:
         self._adapters.unload(key)
 
     def close(self) -> None:
+        """Does not wait for ever: TensorRT-LLM joins its workers, which may hang."""
+        if self.wakeup is None:
+            return
+        self.wakeup = None
         self._thread.stop()
-        self._llm.shutdown()
+        end = threading.Thread(target=self._llm.shutdown, name="tensorrt-llm-shutdown", daemon=True)
+        end.start()
+        end.join(self._farewell)
+        if end.is_alive():
+            logger.error("TensorRT-LLM does not end its processes within %.0f s", self._farewell)
         self._outbox.close()
 
 

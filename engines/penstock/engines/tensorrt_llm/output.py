@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.engines.autonomous.messages import NewTokens, StartRequest
@@ -15,10 +16,11 @@ _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 class Reader:
     """One request's."""
 
-    def __init__(self, request: StartRequest, named_stops: frozenset[int]) -> None:
-        """`named_stops`: stop tokens that are told as such, EOS not among them."""
+    def __init__(self, request: StartRequest, stops: Sequence[int], eos_token_ids: Sequence[int]) -> None:
+        """`stops`: the tokens that end it, `end_id` first."""
         self._id = request.id
-        self._named_stops = named_stops
+        self._stops = stops
+        self._named_stops = frozenset(request.params.stop_token_ids) - frozenset(eos_token_ids)
         self._top = request.params.logprobs
         self._num_read = 0
         self.has_ended = False
@@ -37,8 +39,10 @@ class Reader:
         self._num_read += len(tokens)
         self.has_ended = reason is not None
         new = NewTokens(self._id, tokens, reason)
-        if reason is FinishReason.STOP and tokens and tokens[-1] in self._named_stops:
-            new.stop_token_id = tokens[-1]
+        if reason is FinishReason.STOP:
+            if not (tokens and tokens[-1] in self._stops):  # TRTLLMSampler keeps the end_id to itself
+                tokens.append(self._stops[0])
+            new.stop_token_id = tokens[-1] if tokens[-1] in self._named_stops else None
         if self._top is not None:
             rows = output.logprobs[start : start + len(tokens)]
             if len(rows) != len(tokens):

@@ -28,11 +28,13 @@ _ONLY_TRTLLM = {
 """What only TRTLLMSampler heeds, and the values that ask for nothing."""
 
 
-def sampling_arguments(request: StartRequest, eos_token_ids: tuple[int, ...], sampler: str) -> dict[str, Any]:
-    """Arguments of TensorRT-LLM's SamplingParams, but for the bias (`bias`). Raises UnsupportedError."""
+def sampling_arguments(request: StartRequest, stops: Sequence[int], sampler: str) -> dict[str, Any]:
+    """Arguments of TensorRT-LLM's SamplingParams, but for the bias (`bias`). `stops`: of `stop_tokens`.
+
+    Raises UnsupportedError.
+    """
     params = request.params
     _check_supported(request, sampler)
-    stops = dict.fromkeys((*(() if params.ignore_eos else eos_token_ids), *params.stop_token_ids))
     end_id, *others = stops or (-1,)
     arguments: dict[str, Any] = {
         "end_id": end_id,  # -1: no token is the end
@@ -109,6 +111,6 @@ def _refuse(name: str, value: object, reason: str) -> None:
     raise UnsupportedError(f"{name}={value} is not supported by this model's engine: {reason}.", param=name)
 
 
-def end_tokens(eos_token_ids: Sequence[int], params: SamplingParams) -> frozenset[int]:
-    """Of `stop_token_ids`, those whose name is told when they end a request."""
-    return frozenset(params.stop_token_ids) - frozenset(eos_token_ids)
+def stop_tokens(params: SamplingParams, eos_token_ids: Sequence[int]) -> tuple[int, ...]:
+    """What ends a request, each once. The first one is TensorRT-LLM's `end_id`."""
+    return tuple(dict.fromkeys((*(() if params.ignore_eos else eos_token_ids), *params.stop_token_ids)))

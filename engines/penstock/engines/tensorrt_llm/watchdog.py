@@ -26,8 +26,9 @@ class Patience:
     """How old statistics may be when they come, and for how long they must say the same to be believed."""
     lost: float = 60.0
     """After which the seat of an overdue abort is lost."""
-    silence: float = 60.0
-    """Without a token, an end or statistics while there are requests: the engine hangs."""
+    silence: float = 300.0
+    """Without a token, an end or statistics while there are requests: the engine hangs. Kernels that are compiled for
+    a new shape take their time; TensorRT-LLM's own detector of hangs waits as long."""
 
 
 @dataclass

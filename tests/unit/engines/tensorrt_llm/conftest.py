@@ -91,7 +91,7 @@ def make(package: None, tmp_path: Path) -> Iterator[Callable[..., Fetcher]]:
     """An engine with these options over a stand-in with these faults; its clock stands still."""
     made: list[Any] = []
 
-    def make_one(faults: dict[str, Any] | None = None, **options: Any) -> Fetcher:
+    def make_one(faults: dict[str, Any] | None = None, farewell: float = 20.0, **options: Any) -> Fetcher:
         from penstock.engines.tensorrt_llm.adapters import Adapters
         from penstock.engines.tensorrt_llm.batcher import TensorRTLLMBatcher
         from penstock.engines.tensorrt_llm.checkpoint import read_checkpoint
@@ -104,7 +104,8 @@ def make(package: None, tmp_path: Path) -> Iterator[Callable[..., Fetcher]]:
         checkpoint = read_checkpoint(config)
         adapters, llm = Adapters(config), start(config, checkpoint)
         llm.faults = stand_in.Faults(**faults or {})
-        batcher = TensorRTLLMBatcher(llm, adapters, config, checkpoint, "1.2.1", clock, interval=0.005)
+        times = {"interval": 0.005, "farewell": farewell}
+        batcher = TensorRTLLMBatcher(llm, adapters, config, checkpoint, "1.2.1", clock, **times)
         made.append(batcher)
         return Fetcher(batcher, llm, clock)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import threading
 
 import pytest
 
@@ -177,3 +178,23 @@ def test_no_logprobs_with_the_other_sampler(make):
     assert not engine.batcher.info.supports_logprobs
     with pytest.raises(UnsupportedError, match="logprobs=1 is not supported"):
         engine.start(PROMPT, logprobs=1)
+
+
+def test_an_end_that_the_other_sampler_does_not_tell_is_told(make):
+    engine = make(engine_args={"sampler_type": "TRTLLMSampler"})
+    tokens = greedy(PROMPT, 20)
+    named = engine.start(PROMPT, 20, stop_token_ids=(tokens[5],))
+    at_once = engine.start(PROMPT, 20, ignore_eos=False, logit_bias={2: 100.0})
+    engine.finish(named, at_once)
+    assert engine.tokens[named] == tokens[: tokens.index(tokens[5]) + 1]
+    assert engine.ends[named].stop_token_id == tokens[5]
+    assert engine.tokens[at_once] == [2]
+    assert engine.ends[at_once].stop_token_id is None
+
+
+def test_processes_that_do_not_end_are_not_waited_for(make, caplog):
+    engine = make(farewell=0.01)
+    engine.llm.shutdown, shut_down = threading.Event().wait, engine.llm.shutdown
+    engine.batcher.close()
+    assert "does not end its processes" in caplog.text
+    shut_down()

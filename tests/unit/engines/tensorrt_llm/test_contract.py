@@ -12,7 +12,7 @@ from penstock.engines.errors import EngineError
 from penstock.engines.tensorrt_llm.contract import CONTRACT, KV_CACHE_CONFIG, LLM_ARGS
 
 TO_CONTROL_IT = {
-    ("LLM", name) for name in ("abort", "args", "aborts", "created", "die", "faults", "is_shut_down", "num_active")
+    ("LLM", name) for name in ("abort", "args", "aborts", "die", "faults", "is_shut_down", "num_active")
 } | {("LLM", "num_blocks")}
 """What tests use of the stand-in, and the engine does not."""
 

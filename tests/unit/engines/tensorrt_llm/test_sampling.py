@@ -7,14 +7,14 @@ import pytest
 from penstock.engines.autonomous.messages import StartRequest
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.messages import SamplingParams
-from penstock.engines.tensorrt_llm.sampling import TRTLLM_SAMPLER, sampling_arguments
+from penstock.engines.tensorrt_llm.sampling import TRTLLM_SAMPLER, sampling_arguments, stop_tokens
 
 EOS = (2, 9)
 
 
 def arguments(sampler="auto", seed=None, eos=EOS, **params):
     request = StartRequest(1, [5], SamplingParams(**{"max_tokens": 4} | params), seed)
-    return sampling_arguments(request, eos, sampler)
+    return sampling_arguments(request, stop_tokens(request.params, eos), sampler)
 
 
 def test_a_plain_request():

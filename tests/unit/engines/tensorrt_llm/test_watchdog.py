@@ -17,7 +17,7 @@ class Case:
 
     def __init__(self, requests: int) -> None:
         self.now = 0.0
-        self.dog = Watchdog(8, Patience(), lambda: self.now)
+        self.dog = Watchdog(8, Patience(silence=60), lambda: self.now)
         for request in range(1, requests + 1):
             self.dog.started(request)
 
@@ -216,8 +216,8 @@ def test_an_engine_that_hangs_is_given_up(make):
     request = engine.start(PROMPT, 400)
     engine.wait(lambda: engine.tokens[request])
     engine.llm.faults.hangs = True
-    advance(engine, 55)
-    engine.clock.now += 10
+    advance(engine, 20)
+    engine.clock.now += 300
     with pytest.raises(EngineError, match="has told nothing"):
         engine.wait(lambda: False)
 

@@ -2,7 +2,7 @@
 
 What an adapter does is in its tensors: PEFT saves lora_A and lora_B for each layer that it has changed. The settings
 give each layer's scaling; what else they say is compared with the tensors, or refused if it would change what is
-computed. Read for PEFT 0.19 (peft/tuners/lora/config.py, peft/utils/other.py: `get_pattern_key`).
+computed (PEFT's src/peft/tuners/lora/config.py; `get_pattern_key` in src/peft/utils/other.py).
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def read_adapter(folder: Path, max_rank: int) -> dict[str, LowRank]:
         alpha = _matching(alphas, path, settings.lora_alpha)
         if len(a.shape) != 2 or len(b.shape) != 2 or (a.shape[0], b.shape[1]) != (rank, rank):
             raise InvalidRequestError(
-                f"{WEIGHTS_FILE}: lora_A and lora_B of {_show(path)} have shapes {_show(a.shape)} and {_show(b.shape)}, "
-                f"not [{rank}, inputs] and [outputs, {rank}], as {CONFIG_FILE} has it"
+                f"{WEIGHTS_FILE}: lora_A and lora_B of {_show(path)} have shapes {_show(a.shape)} and "
+                f"{_show(b.shape)}, not [{rank}, inputs] and [outputs, {rank}], as {CONFIG_FILE} has it"
             )
         if rank > max_rank:
             raise InvalidRequestError(f"the adapter's rank of {rank} is above max_lora_rank={max_rank}")

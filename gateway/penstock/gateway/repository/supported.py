@@ -44,8 +44,8 @@ def _check_no_engines(config: ModelConfig) -> None:
     """Says at once what is the matter, before one of the many fields that come with it is found to be unsupported."""
     if config.backend == "tensorrtllm" and any(name in config.parameters for name in _ENGINE_PARAMETERS):
         raise UnsupportedError(
-            f"model '{config.name}' is made for TensorRT engines (inflight_batcher_llm), which are not served: write one "
-            "of the LLM API layout, whose model.yaml names the Hugging Face model (docs/model_repository.md)",
+            f"model '{config.name}' is made for TensorRT engines (inflight_batcher_llm), which are not served: write "
+            "one of the LLM API layout, whose model.yaml names the Hugging Face model (docs/model_repository.md)",
             param="parameters",
         )
 

@@ -12,6 +12,7 @@ PenstockError
 ├── OverloadedError            full for now: try again later
 │   ├── QueueFullError         the scheduler's queue bound, in requests or tokens
 │   ├── QueueTimeoutError      waited longer than its model lets requests wait
+│   ├── MemoryBudgetError      a model that would not fit into the memory that is left is not loaded
 │   └── NotReadyError          starting, draining, or restarting its engine
 ├── DeadlineExceededError      the request's time is over, queued or running
 ├── CancelledError             given up by its caller, or by the model in its name
@@ -85,6 +86,10 @@ class QueueFullError(OverloadedError):
 
 class QueueTimeoutError(OverloadedError):
     code = "queue_timeout"
+
+
+class MemoryBudgetError(OverloadedError):
+    code = "memory_budget"
 
 
 class NotReadyError(OverloadedError):

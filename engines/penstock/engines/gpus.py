@@ -1,4 +1,4 @@
-"""How many GPUs there are."""
+"""How many GPUs there are, and which of them CUDA shows."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ def visible_gpus(root: Path = Path("/")) -> int:
         present = len(list((root / "proc/driver/nvidia/gpus").iterdir()))
     except OSError:
         return 0
+    return len(shown_gpus(present))
+
+
+def shown_gpus(present: int) -> list[int | str]:
+    """What CUDA_VISIBLE_DEVICES leaves of so many GPUs, in CUDA's order: places in the driver's order, and UUIDs or
+    the beginnings of UUIDs where it has those."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
-        return present
+        return list(range(present))
     # CUDA ignores everything from the first device on that it does not know.
     ids = [name.strip() for name in chosen.split(",")]
     valid = next((n for n, name in enumerate(ids) if not name or name == "-1"), len(ids))
-    return min(present, valid)
+    return [int(name) if name.isdecimal() else name for name in ids[:valid]][:present]

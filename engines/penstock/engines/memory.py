@@ -73,7 +73,10 @@ def _control_groups(root: Path) -> list[int]:
 
 
 def _room(folder: Path, limit: str, usage: str) -> int | None:
-    """The limit less what is used, page cache that can be dropped not counted; None: unlimited."""
+    """The limit less what is used, page cache that can be dropped not counted, as in MemAvailable; None: unlimited.
+
+    Weights that an engine maps from their files are such cache as well: who budgets counts them as that engine's.
+    """
     try:
         most, used = (folder / limit).read_text().strip(), int((folder / usage).read_text())
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
@@ -81,5 +84,29 @@ def _room(folder: Path, limit: str, usage: str) -> int | None:
         return None
     if most == "max" or int(most) >= _NO_LIMIT:
         return None
-    droppable = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
+    droppable = sum(int(stat.get(f"total_{kind}", stat.get(kind, 0))) for kind in ("inactive_file", "active_file"))
     return int(most) - used + droppable
+
+
+def taken_memory(session: int, root: Path = Path("/")) -> int:
+    """Bytes that the processes of a session keep from everybody else: all that is resident but for mapped files.
+
+    0 where there is no such session, or no /proc. `root` is where /proc is looked for.
+    """
+    return sum(_unshared(process) for process in (root / "proc").glob("[0-9]*") if _session(process) == session)
+
+
+def _session(process: Path) -> int:
+    try:
+        # The name in parentheses may hold anything; after it come state, parent, process group, session (proc(5)).
+        return int((process / "stat").read_text().rpartition(")")[2].split()[3])
+    except (OSError, ValueError, IndexError):  # it has ended meanwhile
+        return 0
+
+
+def _unshared(process: Path) -> int:
+    try:
+        lines = (process / "status").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon:", "RssShmem:")))

@@ -10,12 +10,13 @@ from importlib.metadata import version
 from typing import Any
 
 from penstock.engines.classic.registry import backend_names
-from penstock.engines.errors import PenstockError
+from penstock.engines.errors import InvalidRequestError, PenstockError
 from penstock.engines.gpus import visible_gpus
 from penstock.gateway.config import Config, ConfigError
 from penstock.gateway.config_sections import GrpcConfig, RepositoryConfig
 from penstock.gateway.custom_metrics import CustomMetrics
 from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.gpu_metrics import GpuMetrics
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.settings import GrpcSettings, TlsSettings
@@ -26,6 +27,7 @@ from penstock.gateway.kserve.logs import LogSettings
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.kserve.trace_settings import TraceSettings, changes
 from penstock.gateway.kserve.tracing import Tracing
+from penstock.gateway.memory_budget import MemoryBudget
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model_builder import build_model
 from penstock.gateway.models import LoadedModel, find_model
@@ -40,14 +42,24 @@ def build_dataplane(config: Config) -> DataPlane:
     return DataPlane(request_timeout=config.scheduling.request_timeout or None)
 
 
-def build_repository(config: Config, dataplane: DataPlane, metrics: CustomMetrics) -> ModelRepository:
+def build_budget(config: Config, gpus: GpuMetrics) -> MemoryBudget:
+    """What all language models of the server may take. Raises ConfigError."""
+    try:
+        return MemoryBudget(config.server.memory_limit, gpus.memory)
+    except InvalidRequestError as error:
+        raise ConfigError(f"memory-limit: {error.message}") from None
+
+
+def build_repository(
+    config: Config, dataplane: DataPlane, metrics: CustomMetrics, budget: MemoryBudget
+) -> ModelRepository:
     """The models of the repositories, classic ones and language models. Raises ConfigError."""
     settings = repository_settings(config.repository)
     classic = classic_loaders(settings.backend_options)
 
     def build(own: Config, name: str) -> LoadedModel:
         check_installed(own.model.engine)
-        return build_model(own, find_model(own.model.model), [name])
+        return build_model(own, find_model(own.model.model), [name], budget)
 
     language = language_loaders(config, dataplane, build, settings.backend_options)
 

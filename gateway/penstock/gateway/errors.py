@@ -62,6 +62,7 @@ _TABLE: dict[type[Exception], WireShape] = {
     tree.OverloadedError: WireShape(503, _OVERLOAD, "overloaded", "UNAVAILABLE"),
     tree.QueueFullError: WireShape(503, _OVERLOAD, "queue_full", "RESOURCE_EXHAUSTED"),
     tree.QueueTimeoutError: WireShape(503, _OVERLOAD, "queue_timeout", "UNAVAILABLE"),
+    tree.MemoryBudgetError: WireShape(503, _OVERLOAD, "memory_budget", "RESOURCE_EXHAUSTED"),
     tree.NotReadyError: WireShape(503, _OVERLOAD, "not_ready", "UNAVAILABLE"),
     tree.DeadlineExceededError: WireShape(504, "timeout_error", "deadline_exceeded", "DEADLINE_EXCEEDED"),
     tree.CancelledError: WireShape(400, _CLIENT, "cancelled", "CANCELLED"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.gateway.exposition import Family, Kind
 
@@ -52,6 +52,14 @@ _FAMILIES: tuple[tuple[str, Kind, str, Reading], ...] = (
 )
 
 
+class GpuMemory(NamedTuple):
+    uuid: str
+    total: int
+    """Bytes, as `used`."""
+    used: int
+    """By anybody."""
+
+
 class GpuMetrics:
     """Reads when it is scraped. Values that a GPU does not tell are left out: older ones have no energy counter."""
 
@@ -82,6 +90,15 @@ class GpuMetrics:
                 if value is not None:
                     family.add({"gpu_uuid": uuid}, value)
             yield family
+
+    def memory(self) -> list[GpuMemory | None]:
+        """Of each GPU in the driver's order; None for one that does not tell."""
+        return [self._memory(uuid, handle) for uuid, handle in self._gpus.items()]
+
+    def _memory(self, uuid: str, handle: Any) -> GpuMemory | None:
+        total = self._read(lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).total, handle)
+        used = self._read(lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used, handle)
+        return None if total is None or used is None else GpuMemory(uuid, int(total), int(used))
 
     def _read(self, reading: Reading, handle: Any) -> float | None:
         try:

@@ -19,7 +19,14 @@ from typing import Any
 
 from penstock.engines.errors import PenstockError
 from penstock.gateway.addresses import url_host
-from penstock.gateway.app import app_settings, build_dataplane, build_kserve, build_repository, grpc_settings
+from penstock.gateway.app import (
+    app_settings,
+    build_budget,
+    build_dataplane,
+    build_kserve,
+    build_repository,
+    grpc_settings,
+)
 from penstock.gateway.config import Config, ConfigError
 from penstock.gateway.custom_metrics import CustomMetrics
 from penstock.gateway.gpu_metrics import GpuMetrics
@@ -80,10 +87,11 @@ class _Server:
         server = config.server
         self._dataplane = build_dataplane(config)
         custom = CustomMetrics()
-        self._models = build_repository(config, self._dataplane, custom)
+        gpus = GpuMetrics()
+        self._budget = build_budget(config, gpus)
+        self._models = build_repository(config, self._dataplane, custom, self._budget)
         self._model = self._add_model(source) if source is not None else None
         self._kserve = build_kserve(config, self._models, self._dataplane)
-        gpus = GpuMetrics()
         triton = TritonMetrics(self._models.models, self._models.load_seconds)
         metrics = Metrics(self._dataplane.metrics, lambda: chain(triton.families(), gpus.families(), custom.families()))
         settings = app_settings(config, metrics, self._would_serve)
@@ -106,7 +114,7 @@ class _Server:
 
     def _add_model(self, source: ModelSource) -> LoadedModel:
         """The model of the command line: in every view from the start, ready when it is loaded."""
-        model = build_model(self._config, source)
+        model = build_model(self._config, source, budget=self._budget)
         self._dataplane.add(model)
         for name in model.names:
             self._models.add(LanguageModel(self._dataplane, model, name, policy=self._config.scheduling.policy))

@@ -8,14 +8,16 @@ from typing import Any
 
 import msgspec
 
-from penstock.engines.process import ProcessEngine, WatchdogConfig
+from penstock.engines.process import WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.policy import Policy
 from penstock.gateway.adapters import Adapter, AdapterSet, new_adapter, parse_adapters, parse_directory
+from penstock.gateway.budgeted_engine import BudgetedEngine
 from penstock.gateway.config import Config, ConfigError
 from penstock.gateway.config_sections import EngineConfig
 from penstock.gateway.engine_choice import choose_engine
+from penstock.gateway.memory_budget import MemoryBudget
 from penstock.gateway.metrics import ModelMetrics
 from penstock.gateway.models import LoadedModel, ModelSource, default_params, load_chat_template
 from penstock.tokenizers import Tokenizer, TokenizerError
@@ -24,8 +26,13 @@ _DEFAULT_BATCHED_TOKENS = 512
 """A step of this many tokens keeps the pause between two tokens of running requests bearable on a CPU."""
 
 
-def build_model(config: Config, source: ModelSource, names: Sequence[str] = ()) -> LoadedModel:
-    """A model that is ready to be started: `await model.engine.start()`. Raises ConfigError."""
+def build_model(
+    config: Config, source: ModelSource, names: Sequence[str] = (), budget: MemoryBudget | None = None
+) -> LoadedModel:
+    """A model that is ready to be started: `await model.engine.start()`. Raises ConfigError.
+
+    `budget` is that of all models of a server; None: it has the machine for itself.
+    """
     try:
         tokenizer = Tokenizer(source.folder)
     except TokenizerError as error:
@@ -39,7 +46,9 @@ def build_model(config: Config, source: ModelSource, names: Sequence[str] = ()) 
         max_loaded=spec.options.get("max_loras", 0),
     )
     observed: list[ModelMetrics] = []
-    engine = ProcessEngine(
+    engine = BudgetedEngine(
+        budget or MemoryBudget(),
+        names[0],
         spec,
         WatchdogConfig(timeout=config.server.watchdog_timeout),
         log_level=config.server.logging_level,

@@ -1,0 +1,104 @@
+"""What a model's files say of its size, before anything of it is loaded: config.json, and the headers of safetensors.
+
+Both may be of models that only some engine knows. What is not understood is left open (None, or no tensors): the
+engine, which has to read all of it, is the one to complain.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FLOAT_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
+_HEADER_LIMIT = 100_000_000
+"""The format's own bound on the header, in bytes."""
+_OTHER_CACHES = ("kv_lora_rank", "layer_block_type", "hybrid_override_pattern", "attn_layer_indices", "ssm_cfg")
+"""Keys of models that keep something else than keys and values of each head in each layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Of a decoder whose layers all keep keys and values."""
+
+    layers: int
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
+    kv_heads: int
+    head_dim: int
+    max_len: int
+
+    @property
+    def token_values(self) -> int:
+        """Numbers that the KV cache keeps of a token."""
+        return self.layers * 2 * self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSize:
+    """Of one tensor in a checkpoint."""
+
+    dtype: str
+    """As safetensors name it, "BF16" for one."""
+    count: int
+    """Elements, where `dtype` is in FLOAT_BYTES."""
+    num_bytes: int
+    is_matrix: bool
+
+
+def read_shape(folder: Path) -> ModelShape | None:
+    """From config.json; None where it is not that of a decoder of this kind."""
+    try:
+        found: Any = json.loads((folder / "config.json").read_bytes())
+        config = found.get("text_config") or found
+        if any(config.get(key) for key in _OTHER_CACHES) or "linear_attention" in (config.get("layer_types") or ()):
+            return None
+        heads = config["num_attention_heads"]
+        shape = ModelShape(
+            layers=config["num_hidden_layers"],
+            hidden_size=config["hidden_size"],
+            intermediate_size=config["intermediate_size"],
+            vocab_size=config["vocab_size"],
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            max_len=config["max_position_embeddings"],
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
+        return None
+    sizes = (getattr(shape, name) for name in shape.__slots__)
+    return shape if all(isinstance(size, int) and 0 < size < 2**40 for size in sizes) else None
+
+
+def stored_sizes(folder: Path) -> list[StoredSize]:
+    """Every tensor of the weights; none for files that cannot be read."""
+    try:
+        return [size for path in _weight_files(folder) for size in _sizes(path)]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return []
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """As the engines choose them: copies in other layouts do not count."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if index.is_file():
+        names = set(json.loads(index.read_bytes())["weight_map"].values())
+        return [folder / Path(name).name for name in names]
+    return [path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated")]
+
+
+def _sizes(path: Path) -> list[StoredSize]:
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(min(length, _HEADER_LIMIT)))
+    header.pop("__metadata__", None)
+    return [_size(entry) for entry in header.values()]
+
+
+def _size(entry: dict[str, Any]) -> StoredSize:
+    start, stop = entry["data_offsets"]
+    return StoredSize(entry["dtype"], math.prod(entry["shape"]), stop - start, len(entry["shape"]) == 2)

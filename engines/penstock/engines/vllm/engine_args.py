@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.engines.errors import InvalidRequestError
 
 OURS = {
     "model": "model",
@@ -72,7 +72,7 @@ _CODE_FORMATS = ("pt", "npcache")
 def checked(given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
     """Those that go to vLLM. `known`: the fields of the installed release's EngineArgs.
 
-    Raises InvalidRequestError for an unknown name, UnsupportedError for one that has no place here.
+    Raises InvalidRequestError for an unknown name, and for one that has no place here, with the reason.
     """
     passed = {}
     for name, value in given.items():
@@ -82,7 +82,9 @@ def checked(given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
             raise InvalidRequestError(f"engine_args: {name} is Penstock's setting {OURS[name]}", param="engine_args")
         reason = NOT_HERE.get(name) or _refused_value(name, value)
         if reason:
-            raise UnsupportedError(f"engine_args: {name}={value!r} is not possible here: {reason}", param="engine_args")
+            raise InvalidRequestError(
+                f"engine_args: {name}={value!r} is not for Penstock: {reason}", param="engine_args"
+            )
         if name not in known:
             near = get_close_matches(name, known, 3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""

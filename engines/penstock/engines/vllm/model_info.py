@@ -66,6 +66,7 @@ def _blocks_needed(settings: Any, cache: Any, length: int) -> int:
     limit = model.max_model_len
     model.max_model_len = length
     try:
-        return round(cache.num_blocks / get_max_concurrency_for_kv_cache_config(settings, cache))
+        needed: int = round(cache.num_blocks / get_max_concurrency_for_kv_cache_config(settings, cache))
+        return needed
     finally:
         model.max_model_len = limit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.engines.errors import InvalidRequestError
 from penstock.engines.vllm.engine_args import checked
 
 KNOWN = ("seed", "enforce_eager", "hf_overrides", "load_format", "speculative_config", "data_parallel_size", "model")
@@ -24,19 +24,19 @@ def test_what_says_how_to_log_is_accepted():
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "error", "message"),
+    ("name", "value", "message"),
     [
-        ("enforce_eagre", True, InvalidRequestError, "no setting 'enforce_eagre'; did you mean enforce_eager"),
-        ("zzz", 1, InvalidRequestError, "no setting 'zzz'$"),
-        ("model", "x", InvalidRequestError, "model is Penstock's setting model"),
-        ("enable_lora", True, InvalidRequestError, "setting lora, or lora_directory"),
-        ("num_gpu_blocks_override", 9, InvalidRequestError, "setting num_kv_blocks"),
-        ("tokenizer", "x", UnsupportedError, "rendered and tokenized by Penstock"),
-        ("trust_remote_code", True, UnsupportedError, "never runs code that comes with a model"),
-        ("data_parallel_size", 2, UnsupportedError, "drives one vLLM engine"),
-        ("load_format", "pt", UnsupportedError, "pickled weights"),
+        ("enforce_eagre", True, "no setting 'enforce_eagre'; did you mean enforce_eager"),
+        ("zzz", 1, "no setting 'zzz'$"),
+        ("model", "x", "model is Penstock's setting model"),
+        ("enable_lora", True, "setting lora, or lora_directory"),
+        ("num_gpu_blocks_override", 9, "setting num_kv_blocks"),
+        ("tokenizer", "x", "rendered and tokenized by Penstock"),
+        ("trust_remote_code", True, "never runs code that comes with a model"),
+        ("data_parallel_size", 2, "drives one vLLM engine"),
+        ("load_format", "pt", "pickled weights"),
     ],
 )
-def test_others_are_refused_with_the_reason(name, value, error, message):
-    with pytest.raises(error, match=message):
+def test_others_are_refused_with_the_reason(name, value, message):
+    with pytest.raises(InvalidRequestError, match=message):
         checked({name: value}, KNOWN)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -151,8 +152,22 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     output: OutputOptions = OutputOptions()
 
 
-def convert(tree: dict[str, dict[str, object]]) -> Options:
-    """Raises LoadTestError, naming the setting."""
+SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "target": Target,
+    "workload": WorkloadOptions,
+    "load": LoadOptions,
+    "output": OutputOptions,
+}
+_SECTION_OF = {name: section for section, cls in SECTIONS.items() for name in cls.__struct_fields__}
+
+
+def options(settings: Mapping[str, Any]) -> Options:
+    """From settings by name, as text or as what they are. Raises LoadTestError, naming the setting."""
+    if "url" not in settings:
+        raise LoadTestError("url: which server? (--url http://127.0.0.1:8000)")
+    tree: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    for name, value in settings.items():
+        tree[_SECTION_OF[name]][name] = value
     try:
         return msgspec.convert(tree, Options, strict=False)
     except msgspec.ValidationError as error:

@@ -1,0 +1,48 @@
+"""Where a run took place: without this, figures cannot be compared."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("penstock", "uvloop", "msgspec", "grpcio")
+
+
+def environment(root: Path = Path("/")) -> dict[str, Any]:
+    """Of the client's machine. `root` is where /proc is looked for."""
+    return {
+        "os": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "cpu": _cpu_name(root),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "packages": {name: found for name in _PACKAGES if (found := _version(name))},
+    }
+
+
+def busy_cpu_seconds(root: Path = Path("/")) -> float | None:
+    """CPU time that the whole machine has used since it was started; None where it does not say."""
+    try:
+        fields = (root / "proc/stat").read_text().splitlines()[0].split()[1:9]
+    except OSError:
+        return None
+    user, nice, system, _, _, *interrupts = map(int, fields)
+    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
+
+
+def _cpu_name(root: Path) -> str:
+    try:
+        lines = (root / "proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -11,6 +11,7 @@ import re
 import ssl
 from collections.abc import Iterator
 from time import perf_counter
+from typing import cast
 from urllib.parse import urlsplit
 
 from penstock.loadtest.errors import LoadTestError
@@ -131,9 +132,7 @@ class Connection(asyncio.Protocol):
         """Open, and not announced to be closed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if not isinstance(transport, asyncio.Transport):
-            raise TypeError("HTTP needs a stream transport")
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are not registered as such
         self.usable = True
 
     async def exchange(self, request: bytes, connect: float) -> RawAnswer:

@@ -20,11 +20,10 @@ from helpers_server import Server, serving
 
 FLAGS = (
     "--backend-config=vllm,engine=openvino",
-    "--backend-config=tensorrtllm,engine=simulated",
+    "--backend-config=tensorrtllm,engine=openvino",
     "--model-control-mode=explicit",
     "--load-model=*",
     "--num-kv-blocks=64",
-    "--sim-step-ms=15",
 )
 """No GPU is here, so the operator has other engines run these models."""
 PROMPT = "The cat"
@@ -109,6 +108,24 @@ def test_generate_as_the_vllm_backend_s_readme_has_it(server: Server) -> None:
 def test_generate_as_the_tensorrt_llm_backend_s_documentation_has_it(server: Server) -> None:
     answer = server.post("/v2/models/tensorrt_llm/generate", {"text_input": PROMPT, "max_tokens": 10}).json()
     assert answer["text_output"] == PROMPT + completed(server, "tensorrt_llm", 10)
+
+
+def test_the_tensorrt_llm_form_tells_how_an_answer_ended_and_how_likely_it_was(server: Server) -> None:
+    body = {"text_input": PROMPT, "sampling_param_max_tokens": 30, "sampling_param_exclude_input_from_output": True}
+    whole = server.post("/v2/models/tensorrt_llm/generate", body).json()["text_output"]
+    asked = {"return_finish_reason": True, "return_stop_reason": True, "return_cumulative_logprob": True}
+    stop = whole[20:24]
+    found = server.post("/v2/models/tensorrt_llm/generate", body | asked | {"sampling_param_stop": [stop]}).json()
+    assert (found["finish_reason"], found["stop_reason"]) == ("stop", stop)
+    assert found["text_output"] == whole[: whole.index(stop)]
+    found = server.post("/v2/models/tensorrt_llm/generate", body | asked | {"sampling_param_max_tokens": 4}).json()
+    choice = (
+        server.client()
+        .completions.create(model="tensorrt_llm", prompt=PROMPT, max_tokens=4, temperature=0, logprobs=0)
+        .choices[0]
+    )
+    assert choice.logprobs is not None
+    assert found["cumulative_logprob"] == pytest.approx(sum(choice.logprobs.token_logprobs or []), rel=1e-4)
 
 
 def test_generate_stream_of_both_forms(server: Server) -> None:

@@ -121,7 +121,7 @@ def flag(request: InferRequest, name: str) -> bool | None:
 def decoded(value: object, name: str) -> str:
     """An element of BYTES as text. Raises InvalidRequestError."""
     try:
-        return value if isinstance(value, str) else bytes(value).decode()  # type: ignore[call-overload, no-any-return]
+        return value if isinstance(value, str) else bytes(value).decode()  # type: ignore[call-overload]
     except UnicodeDecodeError:
         raise InvalidRequestError(f"input '{name}' is not valid UTF-8") from None
 

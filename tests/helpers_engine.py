@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -47,6 +48,9 @@ class Driver:
 
     def step(self) -> list[RequestOutput]:
         messages, self._inbox = self._inbox, []
+        wakeup = self.core.wakeup
+        if wakeup is not None and not messages and not select.select([wakeup], [], [], 60)[0]:
+            raise AssertionError("the engine holds requests and says nothing")
         outputs = self.core.step(messages).outputs
         self.core.check_integrity()
         for output in outputs:
@@ -59,8 +63,13 @@ class Driver:
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
         """Steps until everything has ended, or until a condition holds."""
-        while (self._inbox or self.core.has_work) and not (until is not None and until()):
+        while (self._inbox or self.has_work) and not (until is not None and until()):
             self.step()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether steps would bring anything, sooner or later."""
+        return self.core.has_work or (self.core.wakeup is not None and self.stats.num_running > 0)
 
     @property
     def stats(self) -> Any:

@@ -21,7 +21,13 @@ from penstock.engines.base import Batcher, ModelRunner
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.runner import OpenVINORunner
 from penstock.engines.registry import BATCHERS, EngineSpec, load_runner
-from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
+from penstock.engines.simulated import (
+    OwnThread,
+    SimulatedBatcher,
+    SimulatedBatcherConfig,
+    SimulatedConfig,
+    SimulatedRunner,
+)
 from penstock.engines.torch.config import TorchConfig
 from penstock.engines.torch.runner import TorchRunner
 
@@ -48,18 +54,26 @@ class Candidate:
     it gives. Keys are of the form NAME:NUMBER; adapters of one name are the same."""
 
 
-def _simulated(folder: Path) -> Candidate:
-    """Its oracle is the runner itself, alone with one request and fresh blocks."""
+def _simulated(own_scheduler: bool = False, own_thread: bool = False) -> Callable[[Path], Candidate]:
+    """Its oracle is the runner, alone with one request and fresh blocks."""
     sizes = {"vocab_size": 384, "num_blocks": NUM_BLOCKS, "block_size": 32, "max_model_len": MAX_MODEL_LEN}
-    config = SimulatedConfig(**sizes, max_loras=2)
 
     def oracle(adapter: str = "") -> Oracle:
+        config = SimulatedConfig(**sizes, max_loras=2)
         return lambda prompt, count: generate_alone(SimulatedRunner(config), prompt, count, adapter)
 
-    def make(key: str) -> tuple[Path, Oracle]:
-        return save_adapter(folder / key), oracle(key)
+    def load(folder: Path) -> Candidate:
+        def make(key: str) -> tuple[Path, Oracle]:
+            return save_adapter(folder / key), oracle(key)
 
-    return Candidate(SimulatedRunner(config), oracle(), adapter=make)
+        if not own_scheduler:
+            return Candidate(SimulatedRunner(SimulatedConfig(**sizes, max_loras=2)), oracle(), adapter=make)
+        config = SimulatedBatcherConfig(**sizes, max_loras=2, max_num_seqs=16, max_num_batched_tokens=256)
+        batcher = SimulatedBatcher(config)
+        forget = batcher._scheduler.kv.pool.clear_cache
+        return Candidate(OwnThread(batcher) if own_thread else batcher, oracle(), forget, adapter=make)
+
+    return load
 
 
 def _transformers(folder: Path) -> Oracle:
@@ -154,7 +168,9 @@ def _vllm(family: str, own_scheduler: bool = False, adapters: bool = False) -> C
 
 
 CANDIDATES: dict[str, Callable[[Path], Candidate]] = {
-    "simulated": _simulated,
+    "simulated": _simulated(),
+    "simulated-engine": _simulated(own_scheduler=True),
+    "simulated-thread": _simulated(own_scheduler=True, own_thread=True),
     **{f"openvino-{family}": _openvino(family) for family in FAMILIES},
     **{f"torch-{family}": _torch(family) for family in ("llama", "mistral", "qwen3")},
     **{f"vllm-{family}": _vllm(family) for family in ("llama", "mistral", "qwen3")},

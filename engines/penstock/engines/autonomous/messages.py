@@ -46,7 +46,8 @@ class NewTokens:
 class BatcherOutput:
     tokens: list[NewTokens] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
-    """Aborted requests that hold no seat and no blocks any more. Ended ones are not listed."""
+    """Aborted requests that hold no seat and no blocks any more. One that had a finish reason in `tokens`, before the
+    abort or after it, need not be listed."""
     num_scheduled_tokens: int = 0
     """Computed in this step, prompts and outputs together; 0 where the engine does not say."""
     num_preemptions: int = 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engines.gpus import visible_gpus
+from penstock.engines.gpus import shown_gpus, visible_gpus
 
 
 @pytest.fixture
@@ -28,3 +28,13 @@ def test_those_that_cuda_shows(two_gpus: Path, monkeypatch: pytest.MonkeyPatch, 
     if chosen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
     assert visible_gpus(two_gpus) == count
+
+
+@pytest.mark.parametrize(
+    ("chosen", "shown"), [(None, [0, 1]), ("1,0", [1, 0]), ("GPU-abc, 1", ["GPU-abc", 1]), ("1,-1,0", [1]), ("", [])]
+)
+def test_which_they_are(monkeypatch: pytest.MonkeyPatch, chosen: str | None, shown: list[int | str]) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    assert shown_gpus(2) == shown

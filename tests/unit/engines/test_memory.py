@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.engines.memory import available_memory, parse_memory
+from penstock.engines.memory import available_memory, parse_memory, taken_memory
 
 MIB = 1 << 20
 
@@ -70,3 +70,30 @@ def test_version_1(limit: int, left: int, tmp_path: Path) -> None:
     files = {f"sys/fs/cgroup/memory/box/{k}": v for k, v in group.items()}
     machine(tmp_path, {"proc/self/cgroup": "4:cpu,memory:/box\n0::/\n", **files})
     assert available_memory(tmp_path) == left
+
+
+def process(root: Path, pid: int, session: int, anon: int) -> None:
+    (root / f"proc/{pid}").mkdir(parents=True)
+    (root / f"proc/{pid}/stat").write_text(f"{pid} (a (tricky) 1 2 3 name) S 1 {session} {session} 0 -1 0\n")
+    (root / f"proc/{pid}/status").write_text(
+        f"Name:\tx\nVmRSS:\t {9 * anon} kB\nRssAnon:\t {anon} kB\nRssFile:\t 5000 kB\nRssShmem:\t 1 kB\n"
+    )
+
+
+def test_what_a_session_has_taken(tmp_path: Path) -> None:
+    """All its processes, and of each what nobody else could have instead: not the files that it has mapped."""
+    process(tmp_path, 10, 10, 100)
+    process(tmp_path, 11, 10, 20)
+    process(tmp_path, 12, 12, 4000)
+    (tmp_path / "proc/13").mkdir()  # it has just ended
+    assert taken_memory(10, tmp_path) == (100 + 1 + 20 + 1) * 1024
+    assert taken_memory(14, tmp_path) == 0
+    assert taken_memory(14, tmp_path / "nowhere") == 0
+
+
+def test_page_cache_in_use_can_be_dropped_too(tmp_path: Path) -> None:
+    """As in MemAvailable: weights that an engine reads from their mapped file are such."""
+    stat = f"inactive_file {MIB}\nactive_file {MIB}\n"
+    group = {"memory.max": f"{4 * MIB}\n", "memory.current": f"{3 * MIB}\n", "memory.stat": stat}
+    machine(tmp_path, {"proc/self/cgroup": "0::/a\n", **{f"sys/fs/cgroup/a/{k}": v for k, v in group.items()}})
+    assert available_memory(tmp_path) == 3 * MIB

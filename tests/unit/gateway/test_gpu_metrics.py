@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from penstock.engines.errors import MemoryBudgetError
 from penstock.gateway.exposition import render
 from penstock.gateway.gpu_metrics import GpuMetrics
+from penstock.gateway.memory_budget import MemoryBudget
+from penstock.gateway.memory_estimate import Demand, Part
 
 
 class StandInNvml(SimpleNamespace):
@@ -110,3 +113,23 @@ def test_a_failing_driver_is_told_once(
     assert not families.get("nv_gpu_power_usage")
     [record] = caplog.records
     assert record.levelno == logging.WARNING
+
+
+def test_memory_for_those_who_plan_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", StandInNvml())
+    assert GpuMetrics().memory() == [("GPU-0", 1000, 10), ("GPU-1", 1000, 11)]
+    monkeypatch.setitem(sys.modules, "pynvml", StandInNvml(nvmlDeviceGetMemoryInfo=StandInNvml.NVMLError_NotSupported))
+    assert GpuMetrics().memory() == [None, None]
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert GpuMetrics().memory() == []
+
+
+def test_two_models_that_want_the_same_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The budget over the library's stand-in: 1000 bytes on each GPU."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setitem(sys.modules, "pynvml", StandInNvml())
+    budget = MemoryBudget(gpus=GpuMetrics().memory)
+    wanted = Demand(host=Part(), gpus=(1,), gpu_share=0.9)
+    assert budget.reserve("first", wanted, lambda: None).gpus == {"GPU-1": 900}
+    with pytest.raises(MemoryBudgetError, match=r"model 'second' .* of GPU GPU-1 .* unload another \(first "):
+        budget.reserve("second", wanted, lambda: None)

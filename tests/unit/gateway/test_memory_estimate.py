@@ -1,0 +1,251 @@
+"""Estimates for models of which only the headers exist: real shapes, no weights."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.engines.registry import EngineSpec
+from penstock.gateway import memory_estimate
+from penstock.gateway.memory_estimate import CacheWish, Demand, estimate
+
+GIB = 1 << 30
+LLAMA_8B = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+}
+TOKEN = 32 * 2 * 8 * 128 * 2
+"""Bytes of keys and values of one token in bf16."""
+PARAMETERS = 8_030_261_248
+
+
+def save_header(path: Path, tensors: dict[str, tuple[str, list[int], int]]) -> None:
+    """A safetensors file without data; tensors are (dtype, shape, bytes of an element)."""
+    entries, start = {}, 0
+    for name, (dtype, shape, item) in tensors.items():
+        size = math.prod(shape) * item
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, start + size]}
+        start += size
+    header = json.dumps(entries | {"__metadata__": {"format": "pt"}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+def llama(dtype: str = "BF16", item: int = 2) -> dict[str, tuple[str, list[int], int]]:
+    hidden, inner = 4096, 14336
+    layer = {
+        **{name: [hidden, hidden] for name in "qo"},
+        **{name: [1024, hidden] for name in "kv"},
+        **{name: [inner, hidden] for name in ("gate", "up")},
+        "down": [hidden, inner],
+        **{f"norm{n}": [hidden] for n in range(2)},
+    }
+    shapes = {f"layers.{n}.{name}": shape for n in range(32) for name, shape in layer.items()}
+    shapes |= {"embed": [128256, hidden], "lm_head": [128256, hidden], "norm": [hidden]}
+    return {name: (dtype, shape, item) for name, shape in shapes.items()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    save_header(tmp_path / "model.safetensors", llama())
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def a_cpu_with_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_estimate, "_computes_bf16", lambda: True)
+    monkeypatch.setattr(memory_estimate, "visible_gpus", lambda: 0)
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_estimate, "visible_gpus", lambda: 8)
+    monkeypatch.setattr(memory_estimate, "is_cpu_build", lambda: False)
+    monkeypatch.setattr(memory_estimate, "_is_cpu_torch", lambda: False)
+
+
+def demand(runner: str, folder: Path, **options: Any) -> Demand:
+    common = {
+        "model_dir": str(folder),
+        "dtype": "auto",
+        "kv_cache_dtype": "auto",
+        "weights": "auto",
+        "threads": None,
+        "max_model_len": None,
+        "num_blocks": None,
+        "kv_cache_memory": None,
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 512,
+        "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+    }
+    if runner in ("vllm", "tensorrt_llm"):
+        common["memory_share"] = 0.9
+    return estimate(EngineSpec(runner=runner, options=common | options))
+
+
+@pytest.mark.parametrize(
+    ("runner", "options", "bytes_each"),
+    [
+        ("torch", {}, 2),
+        ("torch", {"dtype": "f32"}, 4),
+        ("openvino", {}, 2),  # packed; the mapped file is let go
+        ("openvino", {"dtype": "f32"}, 2),
+        ("openvino", {"weights": "int8"}, 2),  # int8, and int8 packed
+        ("openvino", {"weights": "f32"}, 6),  # f32, and bf16 packed
+        ("openvino", {"weights": "f32", "dtype": "f32"}, 8),
+        ("vllm", {}, 2.7),
+    ],
+)
+def test_weights_as_they_are_kept(folder: Path, runner: str, options: dict[str, Any], bytes_each: float) -> None:
+    assert demand(runner, folder, **options).host.weights == pytest.approx(PARAMETERS * bytes_each, rel=1e-3)
+
+
+def test_weights_in_f32_are_computed_with_as_the_engine_does(folder: Path) -> None:
+    save_header(folder / "model.safetensors", llama("F32", 4))
+    assert demand("torch", folder).host.weights == 4 * PARAMETERS
+    assert demand("openvino", folder).host.weights == pytest.approx(2 * PARAMETERS, rel=1e-3)
+    assert demand("vllm", folder).host.weights == pytest.approx(2.7 * PARAMETERS, rel=1e-3)
+
+
+def test_quantized_weights_stay_as_they_are(folder: Path, gpus: None) -> None:
+    save_header(folder / "model.safetensors", {"q": ("I32", [1024, 1024], 4), "s": ("F16", [1024], 2)})
+    assert demand("vllm", folder).device.weights == 4 * 1024 * 1024 + 2048
+
+
+def test_a_small_model_is_packed_for_two_numbers_of_threads(folder: Path) -> None:
+    save_header(folder / "model.safetensors", {"q": ("BF16", [1000, 1000], 2)})
+    assert demand("openvino", folder).host.weights == 4_000_000
+    assert demand("openvino", folder, threads=1).host.weights == 2_000_000
+
+
+def test_shards_count_and_other_copies_do_not(folder: Path) -> None:
+    tensor = {"q": ("BF16", [1000, 1000], 2)}
+    (folder / "model.safetensors").unlink()
+    for name in ("a.safetensors", "b.safetensors", "other.safetensors"):
+        save_header(folder / name, tensor)
+    weight_map = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors", "z": "a.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(weight_map))
+    assert demand("torch", folder).host.weights == 4_000_000
+
+
+@pytest.mark.parametrize("runner", ["torch", "openvino", "vllm"])
+def test_a_cache_of_so_many_blocks(folder: Path, runner: str) -> None:
+    found = demand(runner, folder, num_blocks=100, kv_cache_memory="1GiB")
+    assert (found.host.cache, found.told) == (CacheWish(fixed=100 * 32 * TOKEN), False)
+    assert demand(runner, folder, num_blocks=100, dtype="f32").host.cache.fixed == 100 * 32 * TOKEN * 2
+
+
+def test_a_cache_of_u8_has_scales(folder: Path) -> None:
+    found = demand("openvino", folder, num_blocks=100, kv_cache_dtype="u8")
+    assert found.host.cache.fixed == 100 * 32 * 32 * 2 * 8 * (128 + 8)
+
+
+def test_a_cache_of_so_many_bytes(folder: Path) -> None:
+    found = demand("openvino", folder, kv_cache_memory="1GiB")
+    assert (found.host.cache, found.told) == (CacheWish(fixed=GIB), False)
+
+
+def test_a_cache_of_a_share(folder: Path) -> None:
+    found = demand("openvino", folder, kv_cache_memory="40%")
+    assert (found.host.cache, found.told) == (CacheWish(share=0.4), True)
+
+
+@pytest.mark.parametrize(
+    ("runner", "options", "wish"),
+    [
+        ("openvino", {}, CacheWish(share=0.5, least=2048 * TOKEN, most=256 * 8192 * TOKEN)),
+        ("openvino", {"max_model_len": 100}, CacheWish(share=0.5, least=128 * TOKEN, most=256 * 128 * TOKEN)),
+        ("torch", {"max_num_seqs": 3}, CacheWish(share=0.5, least=2048 * TOKEN, most=3 * 8192 * TOKEN)),
+        # vLLM does not start with less than one request of full length
+        ("vllm", {}, CacheWish(share=0.5, least=8192 * TOKEN, most=4 * GIB)),
+    ],
+)
+def test_a_cache_that_nobody_has_sized(folder: Path, runner: str, options: dict[str, Any], wish: CacheWish) -> None:
+    found = demand(runner, folder, **options)
+    assert (found.host.cache, found.told) == (wish, True)
+
+
+def test_steps_and_adapters_count(folder: Path) -> None:
+    def rest(**options: Any) -> int:
+        return demand("torch", folder, **options).host.rest
+
+    logits = 512 * 128256 * 4 * 2
+    assert rest(max_num_seqs=512) - rest(max_num_seqs=1) == logits - logits // 512
+    assert rest(max_num_batched_tokens=1024) > rest()
+    # r * (inputs + outputs) of q, k, v, o, gate, up and down
+    sides = 2 * 8192 + 2 * (4096 + 1024) + 3 * (4096 + 14336)
+    assert rest(max_loras=2, max_lora_rank=16) - rest() == 2 * 16 * sides * 32 * 4
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "not JSON",
+        "[]",
+        "{}",
+        '{"architectures": null}',
+        json.dumps(LLAMA_8B | {"num_hidden_layers": "many"}),
+        json.dumps(LLAMA_8B | {"num_attention_heads": 0, "num_key_value_heads": 0}),
+        json.dumps(LLAMA_8B | {"kv_lora_rank": 512}),
+        json.dumps(LLAMA_8B | {"layer_types": ["full_attention", "linear_attention"]}),
+    ],
+)
+def test_what_is_not_understood_counts_with_weights_and_process_alone(folder: Path, config: str) -> None:
+    (folder / "config.json").write_text(config)
+    found = demand("torch", folder, num_blocks=100)
+    assert (found.host.weights, found.host.cache.size(GIB)) == (2 * PARAMETERS, 0)
+    assert 0 < found.host.rest < GIB
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"\xff" * 64, (2).to_bytes(8, "little") + b"[]"])
+def test_damaged_weights_are_left_to_the_engine(folder: Path, content: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(content)
+    assert demand("torch", folder).host.weights == 0
+
+
+def test_the_text_model_of_a_larger_one(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"text_config": LLAMA_8B}))
+    assert demand("torch", folder, num_blocks=1).host.cache.fixed == 32 * TOKEN
+
+
+def test_vllm_on_gpus_takes_its_share_of_each(folder: Path, gpus: None) -> None:
+    found = demand("vllm", folder, tensor_parallel_size=2, pipeline_parallel_size=2)
+    assert (list(found.gpus), found.gpu_share, found.told) == ([0, 1, 2, 3], 0.9, False)
+    assert found.device.weights == PARAMETERS * 2 // 4
+    assert found.device.cache.least == 8192 * TOKEN // 4
+    assert found.host.weights == 0
+
+
+def test_tensorrt_llm_is_told_what_its_weights_leave(folder: Path, gpus: None) -> None:
+    found = demand("tensorrt_llm", folder)
+    assert (list(found.gpus), found.gpu_share, found.told) == ([0], 0.9, True)
+    assert found.device.cache.share == 1.0
+
+
+@pytest.mark.parametrize(("device", "places"), [("auto", [0]), ("cuda", [0]), ("cuda:3", [3]), ("cpu", [])])
+def test_torch_on_the_gpu_that_it_is_given(folder: Path, gpus: None, device: str, places: list[int]) -> None:
+    found = demand("torch", folder, device=device)
+    assert (list(found.gpus), found.gpu_share) == (places, None)
+    assert bool(found.device.weights) == bool(places)
+
+
+def test_vllm_on_cpus_has_a_cache_in_each_worker(folder: Path) -> None:
+    found = demand("vllm", folder, tensor_parallel_size=2, num_blocks=10)
+    assert (found.host.cache.fixed, found.workers) == (10 * 32 * TOKEN, 2)
+    assert demand("vllm", folder, tensor_parallel_size=2, kv_cache_memory="1GiB").host.cache.fixed == 2 * GIB
+
+
+def test_the_simulated_engine_needs_next_to_nothing() -> None:
+    found = estimate(EngineSpec(runner="simulated", options={"num_blocks": 10_000_000}))
+    assert found == Demand(host=found.host)
+    assert found.host.rest < 64 << 20

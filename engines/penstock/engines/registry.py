@@ -105,6 +105,8 @@ def load_core(spec: EngineSpec, clock: Callable[[], float]) -> Core:
 
     Raises ValueError and PenstockError for a configuration that cannot be.
     """
+    if spec.runner not in RUNNERS.keys() | BATCHERS.keys():
+        raise ValueError(f"no engine is called {spec.runner!r}; there are {', '.join(sorted(RUNNERS | BATCHERS))}")
     if spec.scheduling == "penstock" and spec.runner not in RUNNERS:
         raise ValueError(f"the engine {spec.runner} has only a scheduler of its own")
     if spec.scheduling == "engine" and spec.runner not in BATCHERS:

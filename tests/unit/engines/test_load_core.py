@@ -1,0 +1,69 @@
+"""Whose scheduler drives an engine: ours wherever it can, the engine's own where it must or is told to."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.engines import registry
+from penstock.engines.autonomous.core import AutonomousCore
+from penstock.engines.core import EngineCore
+from penstock.engines.errors import UnsupportedError
+from penstock.engines.registry import EngineSpec, load_core
+from penstock.engines.simulated import OwnThread, SimulatedBatcher, SimulatedRunner
+
+
+def load(runner: str, scheduling: str, **options: object):
+    return load_core(EngineSpec(runner=runner, scheduling=scheduling, options=options), lambda: 0.0)
+
+
+@pytest.mark.parametrize("scheduling", ["auto", "penstock"])
+def test_ours_where_it_can(scheduling):
+    core = load("simulated", scheduling)
+    assert isinstance(core, EngineCore)
+    assert isinstance(core.runner, SimulatedRunner)
+
+
+def test_the_engines_own_when_told_to():
+    core = load("simulated", "engine", num_blocks=77)
+    assert isinstance(core, AutonomousCore)
+    assert isinstance(core.batcher, SimulatedBatcher)
+    assert (core.info.num_blocks, core.wakeup) == (77, None)
+
+
+def test_the_engines_own_in_a_thread():
+    core = load("simulated", "engine", own_thread=True)
+    assert isinstance(core.batcher, OwnThread)
+    assert core.wakeup is not None
+    core.close()
+
+
+def refuse(options):
+    raise UnsupportedError("a model with several kinds of layers")
+
+
+def test_the_engines_own_where_ours_cannot(monkeypatch, caplog):
+    monkeypatch.setitem(registry.RUNNERS, "simulated", refuse)
+    assert isinstance(load("simulated", "auto"), AutonomousCore)
+    assert "several kinds of layers" in caplog.text
+    with pytest.raises(UnsupportedError):
+        load("simulated", "penstock")
+
+
+def test_no_way_out_without_an_own_scheduler(monkeypatch):
+    monkeypatch.setitem(registry.RUNNERS, "torch", refuse)
+    with pytest.raises(UnsupportedError):
+        load("torch", "auto")
+
+
+@pytest.mark.parametrize(
+    ("runner", "scheduling", "words"),
+    [
+        ("torch", "engine", "no scheduler of its own"),
+        ("tensorrt_llm", "penstock", "only a scheduler of its own"),
+        ("steam", "auto", "no engine is called 'steam'"),
+    ],
+)
+def test_what_cannot_be_is_said(monkeypatch, runner, scheduling, words):
+    monkeypatch.setitem(registry.BATCHERS, "tensorrt_llm", refuse)
+    with pytest.raises(ValueError, match=words):
+        load(runner, scheduling)

@@ -43,10 +43,7 @@ class LanguageModelLoader:
 
     async def load(self, context: ModelContext) -> InferModel:
         self._layout.form.check(context.config)
-        if not context.config.model_transaction_policy.decoupled:
-            raise ConfigError(
-                "model_transaction_policy: a language model is decoupled, and its configuration must say so"
-            )
+        context.config.model_transaction_policy.decoupled = True  # also where nothing completes configurations
         # in a thread: it may be a download, and a large tokenizer takes its time, too
         config, model = await asyncio.to_thread(self._prepare, context)
         try:

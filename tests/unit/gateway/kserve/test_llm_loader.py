@@ -1,0 +1,118 @@
+"""Language models of a repository: built from their own settings, one engine each, started or gone without a trace."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from helpers_dataplane import Setup
+from helpers_language_repository import context, write_trtllm, write_vllm
+from penstock.engines.errors import EngineError
+from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.gateway.config import Config, ConfigError
+from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.kserve.llm_loader import LANGUAGE_BACKENDS, LanguageModelLoader, language_loaders
+from penstock.gateway.models import LoadedModel
+
+
+class Built:
+    """Stands for `build_model`: the models are simulated, their settings are kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.configs: dict[str, Config] = {}
+        self.threads: set[int] = set()
+        self.refusal: Exception | None = None
+        self.stopped: list[str] = []
+
+    def __call__(self, config: Config, name: str) -> LoadedModel:
+        self.configs[name] = config
+        self.threads.add(threading.get_ident())
+        setup = Setup(self.folder / name, SchedulerConfig(), 64)
+        setup.model.names = (name,)
+        start, stop = setup.engine.start, setup.engine.stop
+
+        async def started() -> None:
+            if self.refusal is not None:
+                raise self.refusal
+            await start()
+
+        async def stopped() -> None:
+            self.stopped.append(name)
+            await stop()
+
+        setup.engine.start, setup.engine.stop = started, stopped  # type: ignore[method-assign]
+        return setup.model
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    return Built(tmp_path / "built")
+
+
+def loaders(plane: DataPlane, built: Built, **options: dict[str, str]) -> dict[str, LanguageModelLoader]:
+    return language_loaders(Config(), plane, built, options)
+
+
+async def test_models_of_all_backends_side_by_side(tmp_path: Path, built: Built) -> None:
+    plane = DataPlane()
+    by_backend = loaders(plane, built)
+    assert tuple(by_backend) == LANGUAGE_BACKENDS
+    contexts = [context(write_vllm(tmp_path, "a", "org/a")), context(write_trtllm(tmp_path, "b", "org/b"))]
+    models = []
+    for each in contexts:
+        loader = by_backend[each.config.backend]
+        loader.auto_complete(each.config, each.version_folder)
+        models.append(await loader.load(each))
+    assert [(name, own.model.engine, own.model.model) for name, own in built.configs.items()] == [
+        ("a", "vllm", "org/a"),
+        ("b", "tensorrt_llm", "org/b"),
+    ]
+    assert {model.name for model in plane.models()} == {"a", "b"}
+    assert ["sampling_parameters" in model.signature.inputs for model in models] == [True, False]
+    assert ["lora_name" in model.signature.inputs for model in models] == [False, True]
+    for model in models:
+        await model.stop()
+    assert (plane.models(), built.stopped) == ([], ["a", "b"])
+
+
+async def test_the_event_loop_goes_on_while_a_model_is_fetched(tmp_path: Path, built: Built) -> None:
+    given = context(write_vllm(tmp_path, "a", "org/a"))
+    model = await loaders(DataPlane(), built)["vllm"].load(given)
+    assert threading.get_ident() not in built.threads
+    await model.stop()
+
+
+async def test_an_engine_that_does_not_start_leaves_nothing(tmp_path: Path, built: Built) -> None:
+    built.refusal = EngineError("no GPU")
+    plane = DataPlane()
+    with pytest.raises(EngineError, match="no GPU"):
+        await loaders(plane, built)["vllm"].load(context(write_vllm(tmp_path, "a", "org/a")))
+    assert (plane.models(), plane.loaded_models(), built.stopped) == ([], [], ["a"])
+
+
+async def test_without_completion_the_configuration_itself_must_be_right(tmp_path: Path, built: Built) -> None:
+    by_backend = loaders(DataPlane(), built)
+    other = 'input { name: "prompt" data_type: TYPE_STRING dims: [ 1 ] }'
+    with pytest.raises(ValueError, match="input 'prompt' is not one"):
+        await by_backend["vllm"].load(context(write_vllm(tmp_path, "a", "org/a"), other))
+    assert built.configs == {}
+    model = await by_backend["tensorrtllm"].load(context(write_trtllm(tmp_path, "b", "org/b")))
+    assert model.signature.decoupled
+    await model.stop()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"vllm": {"engine": "llama"}}, "vllm,engine='llama' is none of"),
+        ({"tensorrtllm": {"batch": "1"}}, "the backend tensorrtllm has no setting 'batch'"),
+        ({"penstock": {"engine": "torch"}}, "the backend penstock has no setting 'engine'"),
+    ],
+)
+def test_settings_of_backends(built: Built, options: dict[str, dict[str, str]], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        loaders(DataPlane(), built, **options)
+    loaders(DataPlane(), built, **{"": {"default-max-batch-size": "4"}})

@@ -28,7 +28,7 @@ class BudgetedEngine(ProcessEngine):
     async def start(self) -> None:
         """As `Engine.start`. Raises MemoryBudgetError, with nothing started, when the model does not fit."""
         demand = await asyncio.to_thread(estimate, self._spec)
-        self._reservation = place = self._budget.reserve(self._name, demand, lambda: self.pid)
+        self._reservation = place = await self._budget.claim(self._name, demand, lambda: self.pid)
         if place.cache is not None:
             options = self._spec.options | {"kv_cache_memory": str(place.cache)}
             self._spec = msgspec.structs.replace(self._spec, options=options)
@@ -40,8 +40,10 @@ class BudgetedEngine(ProcessEngine):
         place.loading = False
 
     async def stop(self) -> None:
+        if self._reservation is None:
+            return await super().stop()
+        self._reservation.ending = True
         try:
             await super().stop()
         finally:
-            if self._reservation is not None:
-                self._budget.release(self._reservation)
+            self._budget.release(self._reservation)

@@ -6,6 +6,7 @@ are filled by requests, an engine that died comes back, and others may be loadin
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -52,10 +53,12 @@ class Reservation:
     """Bytes that the engine has to be told for its KV cache, for each worker."""
     loading: bool = True
     """Until then it is not known how much of a GPU's used memory is this model's."""
+    ending: bool = False
+    """It will be released soon."""
 
 
 class MemoryBudget:
-    """All language models of a server. Lives on the event loop; nothing here waits.
+    """All language models of a server. Lives on the event loop.
 
     `limit` is the setting memory_limit, a share being of what is free now; raises InvalidRequestError for one that is
     none. `gpus` tells the memory of each GPU, in the driver's order. `available` and `taken` read the machine's.
@@ -76,6 +79,18 @@ class MemoryBudget:
         self._reservations: list[Reservation] = []
         self._foreign: dict[str, int] = {}
         """Bytes of each GPU that are not our models', as last seen when none of them was loading."""
+        self._released = asyncio.Event()
+
+    async def claim(self, name: str, demand: Demand, pid: Callable[[], int | None]) -> Reservation:
+        """As `reserve`, but waits for models that are ending: unloading is answered before it is done."""
+        while True:
+            released = self._released
+            try:
+                return self.reserve(name, demand, pid)
+            except MemoryBudgetError:
+                if not any(each.ending for each in self._reservations):
+                    raise
+            await released.wait()
 
     def reserve(self, name: str, demand: Demand, pid: Callable[[], int | None]) -> Reservation:
         """Raises MemoryBudgetError for a model that does not fit beside those that are loaded or loading."""
@@ -100,6 +115,8 @@ class MemoryBudget:
         """Its engine has ended. A second time is no harm."""
         if reservation in self._reservations:
             self._reservations.remove(reservation)
+            self._released.set()
+            self._released = asyncio.Event()
 
     def _host_room(self) -> tuple[int | None, str]:
         """Bytes, and what they are; None where the machine does not tell."""

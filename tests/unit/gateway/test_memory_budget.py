@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -117,6 +118,23 @@ def test_room_is_given_back_once() -> None:
         machine.reserve("large", fixed(501))
     machine.budget.release(second)
     machine.reserve("large", fixed(1000))
+
+
+async def test_a_model_that_is_ending_is_waited_for() -> None:
+    machine = Machine(1000 * MIB)
+    staying, leaving = (machine.reserve(name, fixed(500)) for name in ("staying", "leaving"))
+    with pytest.raises(MemoryBudgetError):
+        await machine.budget.claim("new", fixed(400), lambda: None)
+    leaving.ending = True
+    waiting = asyncio.create_task(machine.budget.claim("new", fixed(400), lambda: None))
+    hopeless = asyncio.create_task(machine.budget.claim("hopeless", fixed(600), lambda: None))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    machine.budget.release(leaving)
+    assert (await waiting).name == "new"
+    with pytest.raises(MemoryBudgetError):
+        await hopeless
+    machine.budget.release(staying)
 
 
 def test_a_new_version_counts_beside_the_old_one() -> None:

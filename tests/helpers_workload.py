@@ -9,10 +9,10 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 
 from penstock.loadtest import workload
 from penstock.loadtest.messages import Call, Session
-from penstock.loadtest.options import Options, convert
+from penstock.loadtest.options import Options, options
 
 DEMO = Path(__file__).parents[1] / "gateway/penstock/gateway/demo_model"
-LOAD = {"concurrency", "rate", "arrival", "burstiness", "ramp", "duration"}
+NAMES = [one + more for one in "bcdfghklmp" for more in ("ad", "en", "id", "ot", "ut", "am", "el", "ip", "on")]
 
 TEXT = [
     "the cat sat on the mat and the dog sat on the cat",
@@ -22,8 +22,7 @@ TEXT = [
 
 
 def settings(protocol: str = "openai-completions", **values: Any) -> Options:
-    load = {name: values.pop(name) for name in list(values) if name in LOAD}
-    return convert({"target": {"url": "http://h", "protocol": protocol}, "workload": values, "load": load})
+    return options({"url": "http://h", "protocol": protocol, **values})
 
 
 def sessions(protocol: str = "openai-completions", **values: Any) -> list[Session]:
@@ -69,6 +68,14 @@ def joining() -> Tokenizer:
     return tokenizer
 
 
+def rarely_joining() -> Tokenizer:
+    """Has one token that spans words among many that do not."""
+    pieces = [("<unk>", 0.0), ("\u2581bad\u2581ben", -1.0), *((f"\u2581{name}", -2.0) for name in NAMES)]
+    tokenizer = Tokenizer(models.Unigram([*pieces, *((letter, -9.0) for letter in "abcdefghijklmnopqrstuvwxyz")], 0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
+    return tokenizer
+
+
 def letters() -> Tokenizer:
     """A token is a byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -85,11 +92,8 @@ def doubled_letters() -> Tokenizer:
 
 
 def word_pieces() -> Tokenizer:
-    """BERT's way, with 100 words that are whole."""
-    names = [
-        first + second for first in "bcdfghklmp" for second in ("ad", "en", "id", "ot", "ut", "am", "el", "ip", "on")
-    ]
-    vocabulary = {name: number for number, name in enumerate(["[UNK]", *names, "##s"])}
+    """BERT's way, with words that are whole."""
+    vocabulary = {name: number for number, name in enumerate(["[UNK]", *NAMES, "##s"])}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return tokenizer

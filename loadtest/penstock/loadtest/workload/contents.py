@@ -55,10 +55,12 @@ class Contents:
         return None if self.vocabulary is None or self._chat else own + self._added
 
     def count(self, prompt: Prompt) -> int | None:
-        """What the server should count for a prompt that was not made here."""
+        """The same for a prompt that was not made here."""
+        if self._chat:
+            return None
         if isinstance(prompt, str):
             return None if self.vocabulary is None else self.known_tokens(self.vocabulary.count(prompt))
-        return len(prompt) if all(isinstance(token, int) for token in prompt) else None
+        return len(prompt)
 
     def output_tokens(self, tokens: int) -> int:
         return tokens if self.protocol not in TENSORS and self.protocol != "openai-embeddings" else 0

@@ -76,7 +76,7 @@ class Dataset:
             call = Call(
                 index=index + turn,
                 prompt=said.prompt,
-                prompt_tokens=None if turn else self._contents.count(said.prompt),
+                prompt_tokens=self._contents.count(said.prompt),
                 output_tokens=self._contents.output_tokens(output),
                 delay=self._options.turn_delay if turn else 0.0,
                 tag=self._tag,

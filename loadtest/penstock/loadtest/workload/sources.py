@@ -20,6 +20,7 @@ Unit = TypeVar("Unit", str, int)
 _NUMBER_UNITS = 4
 _STRIDE = 31
 _ATTEMPTS = 20
+_BEFORE = "a"
 
 
 class Source(ABC, Generic[Piece]):
@@ -72,25 +73,27 @@ class FittedWords(Source[str]):
         self._words = _shuffled(COMMON, seed)
 
     def piece(self, tokens: int, rng: Random) -> str:
-        return self.prompt((), 0, tokens, rng, None)
+        """Counted as it is after other text, where a blank before it may be a token; prompts make up for the first."""
+        return self.prompt((_BEFORE,), self._count(_BEFORE), tokens, rng, None).removeprefix(f"{_BEFORE} ")
 
     def prompt(self, lead: Sequence[str], lead_tokens: int, tokens: int, rng: Random, number: int | None) -> str:
-        """Raises LoadTestError when nothing of that length is found."""
+        """Raises LoadTestError when nothing of that length is found. Pieces count otherwise together than alone: of
+        many, the last may lose some words."""
+        before = [word for piece in lead for word in piece.split(" ")]
         for _ in range(_ATTEMPTS):
             words = _numbered(rng.choices(self._words, k=2 * tokens), self._words, number)
-            text = self._fit(lead, words, lead_tokens + tokens, rng)
+            text = self._fit(before + words, lead_tokens + tokens, rng)
             if text is not None:
                 return text
         raise LoadTestError(f"tokenizer: no text of exactly {lead_tokens + tokens} tokens was found")
 
-    def _fit(self, lead: Sequence[str], words: list[str], tokens: int, rng: Random) -> str | None:
+    def _fit(self, words: list[str], tokens: int, rng: Random) -> str | None:
         """As many of the words as there is room for, and letters up to the count."""
 
         def excess(length: int) -> int:
-            return self._count(" ".join([*lead, *words[:length]])) - tokens
+            return self._count(" ".join(words[:length])) - tokens
 
-        length = max(0, bisect_right(range(len(words) + 1), 0, key=excess) - 1)
-        text = " ".join([*lead, *words[:length]])
+        text = " ".join(words[: bisect_right(range(len(words) + 1), 0, key=excess) - 1])
         for _ in range(4 * _ATTEMPTS):
             count = self._count(text)
             if count >= tokens:

@@ -67,7 +67,7 @@ class Synthetic:
             call = Call(
                 index=index + turn,
                 prompt=prompt,
-                prompt_tokens=None if turn else contents.known_tokens(lead_tokens + tokens),
+                prompt_tokens=contents.known_tokens(lead_tokens + tokens),
                 output_tokens=contents.output_tokens(output),
                 delay=options.turn_delay if turn else 0.0,
                 tag=self._tag,

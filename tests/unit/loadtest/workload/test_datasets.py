@@ -23,7 +23,9 @@ SHAREGPT = [
         {"from": "system", "value": "Be brief."},
         {"from": "human", "value": "Hello"},
     ]},
+    {"id": "twice", "conversations": [{"from": "human", "value": "One"}, {"from": "human", "value": "Two"}]},
     {"id": "empty", "conversations": []},
+    {"id": "silent", "conversations": [{"from": "human", "value": ""}, {"from": "gpt", "value": "Yes?"}]},
     {"id": "bot", "conversations": [{"from": "gpt", "value": "I begin."}]},
 ]  # fmt: skip
 
@@ -41,6 +43,7 @@ def test_sharegpt_first_turns(sharegpt: str) -> None:
     assert by_prompt("openai-chat", dataset=sharegpt, output_tokens=9) == {
         "Summarize the file": (9, None),
         "Hello": (9, None),
+        "One": (9, None),
     }
 
 
@@ -51,17 +54,22 @@ def test_sharegpt_answers_are_as_long_as_recorded_where_they_can_be_counted(shar
     assert by_prompt("openai-completions", dataset=sharegpt, output_tokens=9, tokenizer=str(DEMO)) == {
         "Summarize the file": (count("It opens the file and reads a line."), count("Summarize the file")),
         "Hello": (9, count("Hello")),
+        "One": (9, count("One")),
     }
 
 
 def test_sharegpt_conversations(sharegpt: str) -> None:
     found = sessions("openai-chat", dataset=sharegpt, turns=5, turn_delay=1)
     prompts = [[(call.prompt, call.delay) for call in session.calls] for session in found]
-    assert sorted(prompts) == [[("Hello", 0.0)], [("Summarize the file", 0.0), ("And then?", 1.0)]]
+    assert sorted(prompts) == [
+        [("Hello", 0.0)],
+        [("One", 0.0), ("Two", 1.0)],
+        [("Summarize the file", 0.0), ("And then?", 1.0)],
+    ]
 
 
 def test_what_has_no_prompt_is_counted(sharegpt: str) -> None:
-    assert workload.build(settings("openai-chat", dataset=sharegpt)).skipped == 2
+    assert workload.build(settings("openai-chat", dataset=sharegpt)).skipped == 3
 
 
 def test_json_lines(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from helpers_workload import (
     doubled_letters,
     joining,
     letters,
+    rarely_joining,
     saved,
     word_pieces,
 )
@@ -32,7 +33,7 @@ def encoded(path: str, text: object) -> list[int]:
     return list(tokenizer.encode(text).ids)
 
 
-@pytest.mark.parametrize("make", [demo, demo_with_bos, joining, letters, word_pieces])
+@pytest.mark.parametrize("make", [demo, demo_with_bos, joining, rarely_joining, letters, word_pieces])
 @pytest.mark.parametrize("tokens", [2, 3, 17, 128, 700])
 def test_text_has_exactly_the_tokens(make: Callable[[], Tokenizer], tokens: int, tmp_path: Path) -> None:
     path = saved(make(), tmp_path)
@@ -105,6 +106,7 @@ def test_without_a_tokenizer_a_token_is_a_word_and_nothing_is_known() -> None:
 
 def test_a_tokenizer_that_joins_words_is_noticed() -> None:
     assert Vocabulary(joining()).words == []
+    assert Vocabulary(rarely_joining()).words == []
     assert Vocabulary(letters()).words == []
     assert len(Vocabulary(word_pieces()).words) == 90
     assert len(Vocabulary(demo()).words) > 300

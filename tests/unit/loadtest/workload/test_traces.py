@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
-from helpers_workload import DEMO, calls, demo, sessions, settings, write
+from helpers_workload import DEMO, calls, demo, joining, letters, saved, sessions, settings, write
 from penstock.loadtest import workload
 from penstock.loadtest.errors import LoadTestError
 
@@ -96,6 +99,27 @@ def test_blocks_of_other_sizes(tmp_path: Path) -> None:
         calls(trace=path)
 
 
+@pytest.mark.parametrize("make", [demo, joining, letters])
+@pytest.mark.parametrize("tokens", [1, 16, 17, 320, 325])
+def test_blocks_are_exact_for_every_tokenizer(make: Callable[[], Tokenizer], tokens: int, tmp_path: Path) -> None:
+    blocks = list(range(-(-tokens // 16)))
+    row = {"timestamp": 0, "input_length": tokens, "output_length": 1, "hash_ids": blocks}
+    path = write(tmp_path, "trace", json.dumps(row))
+    (call,) = calls(trace=path, trace_block=16, tokenizer=saved(make(), tmp_path))
+    assert len(make().encode(call.prompt).ids) == tokens == call.prompt_tokens
+
+
+def test_times_without_a_zone_know_no_summer_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TZ", "EST5EDT,M3.2.0,M11.1.0")
+    time.tzset()
+    try:
+        lines = [AZURE_2023[0], "2023-11-05 00:30:00.0000000,5,5", "2023-11-05 02:30:00.0000000,5,5"]
+        assert [session.at for session in sessions(trace=write(tmp_path, "trace", *lines))] == [0.0, 7200.0]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 def test_rows_are_read_as_they_are_sent(tmp_path: Path) -> None:
     path = write(tmp_path, "trace", *BURSTGPT, "bad", *BURSTGPT[1:])
     found = workload.build(settings(trace=path))
@@ -118,7 +142,7 @@ def test_tensors_have_the_times_alone(tmp_path: Path) -> None:
         ([*MOONCAKE, '{"timestamp": 1}'], "line 6: .*missing required field `input_length`"),
         (['{"timestamp": 0, "input_length": -5, "output_length": 1}'], "line 1: Expected `int` >= 0"),
         ([*MOONCAKE, MOONCAKE[0]], "line 6: earlier than the request before it"),
-        ([*AZURE_2023, "yesterday,1,1"], "line 4: not a row of a azure trace: 'yesterday,1,1'"),
+        ([*AZURE_2023, "", "yesterday,1,1"], "line 5: not a row of a azure trace: 'yesterday,1,1'"),
         ([*BURSTGPT, "200,GPT-4,7"], "line 7: not a row of a burstgpt trace: '200,GPT-4,7'"),
         ([BURSTGPT[0]], "trace has no requests"),
         (["TIMESTAMP,NumImages,ContextTokens,GeneratedTokens"], "its requests have images, which are not sent"),

@@ -19,7 +19,7 @@ from penstock.engines.registry import EngineSpec
 from penstock.gateway.budgeted_engine import BudgetedEngine
 from penstock.gateway.config import load_config
 from penstock.gateway.memory_budget import MemoryBudget, Reservation
-from penstock.gateway.memory_estimate import Demand
+from penstock.gateway.memory_demand import Demand
 from penstock.gateway.model_builder import engine_spec
 from penstock.gateway.models import find_model
 from penstock.tokenizers import Tokenizer

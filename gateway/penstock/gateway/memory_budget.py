@@ -15,7 +15,7 @@ from penstock.engines.errors import MemoryBudgetError
 from penstock.engines.gpus import shown_gpus
 from penstock.engines.memory import available_memory, parse_memory, taken_memory
 from penstock.gateway.gpu_metrics import GpuMemory
-from penstock.gateway.memory_estimate import Demand, Part
+from penstock.gateway.memory_demand import Demand, Part
 
 logger = logging.getLogger("penstock")
 

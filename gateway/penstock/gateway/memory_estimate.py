@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +17,7 @@ from penstock.engines.gpus import visible_gpus
 from penstock.engines.memory import parse_memory
 from penstock.engines.registry import EngineSpec
 from penstock.engines.vllm.versions import is_cpu_build
+from penstock.gateway.memory_demand import CacheWish, Demand, Part
 from penstock.gateway.model_shape import FLOAT_BYTES, ModelShape, StoredSize, read_shape, stored_sizes
 
 _MIB = 1 << 20
@@ -43,55 +43,6 @@ _VLLM_CPU_CACHE = 4 << 30
 _BYTES = {"u8": 1.0, "fp8": 1.0, "bf16": 2.0, "f16": 2.0, "f32": 4.0}
 _U8_SCALES = 8
 """Bytes beside the values of one head of one token, in a cache of u8."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheWish:
-    """How large the KV cache shall be: `fixed` bytes, or a share of what is free beside the other needs."""
-
-    fixed: int | None = None
-    share: float = 0.0
-    least: int = 0
-    """Bytes below which the model is of no use."""
-    most: int | None = None
-    """Bytes that requests could fill."""
-
-    def size(self, left: int) -> int:
-        """Bytes, where so much is left beside the other needs."""
-        if self.fixed is not None:
-            return self.fixed
-        size = int(max(left, 0) * self.share)
-        return max(self.least, size if self.most is None else min(size, self.most))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """Needs of one kind of memory, in bytes."""
-
-    weights: int = 0
-    cache: CacheWish = CacheWish(fixed=0)
-    rest: int = 0
-    """The process, activations, logits, adapters."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """What a model wants of a machine."""
-
-    host: Part
-    device: Part = Part()
-    """Of each of `gpus`."""
-    gpus: Sequence[int] = ()
-    """Places among those that CUDA shows."""
-    gpu_share: float | None = None
-    """Of each GPU's whole memory, which the engine takes and divides by itself."""
-    workers: int = 1
-    """Processes with a KV cache each, in the host's memory."""
-    told: bool = False
-    """The engine has to be told the size of the cache: by itself it would take a share of what it finds free, as would
-    any other that is loaded at the same time."""
-    hints: str = ""
-    """Settings that make it smaller."""
 
 
 def estimate(spec: EngineSpec) -> Demand:

@@ -13,7 +13,7 @@ from penstock.engines.errors import MemoryBudgetError
 from penstock.gateway.exposition import render
 from penstock.gateway.gpu_metrics import GpuMetrics
 from penstock.gateway.memory_budget import MemoryBudget
-from penstock.gateway.memory_estimate import Demand, Part
+from penstock.gateway.memory_demand import Demand, Part
 
 
 class StandInNvml(SimpleNamespace):

@@ -11,7 +11,7 @@ from penstock.engines.errors import InvalidRequestError, MemoryBudgetError, from
 from penstock.gateway.errors import wire_shape
 from penstock.gateway.gpu_metrics import GpuMemory
 from penstock.gateway.memory_budget import MemoryBudget, Need, Reservation
-from penstock.gateway.memory_estimate import CacheWish, Demand, Part
+from penstock.gateway.memory_demand import CacheWish, Demand, Part
 
 MIB = 1 << 20
 

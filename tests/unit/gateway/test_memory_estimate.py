@@ -11,7 +11,8 @@ import pytest
 
 from penstock.engines.registry import EngineSpec
 from penstock.gateway import memory_estimate
-from penstock.gateway.memory_estimate import CacheWish, Demand, estimate
+from penstock.gateway.memory_demand import CacheWish, Demand
+from penstock.gateway.memory_estimate import estimate
 
 GIB = 1 << 30
 LLAMA_8B = {

@@ -79,6 +79,7 @@ def test_json_lines(tmp_path: Path) -> None:
     sent = calls("openai-chat", dataset=path, output_tokens=5, duration=60)
     found = sorted(((call.prompt, call.output_tokens) for call in sent), key=lambda one: one[1])
     assert found == [("a", 3), (messages, 4), ("b", 5)]
+    assert {call.prompt_tokens for call in sent} == {None}
 
 
 def test_json_lines_with_ids(tmp_path: Path) -> None:

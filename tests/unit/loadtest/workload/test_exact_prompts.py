@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from statistics import fmean, pstdev
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers
 
 from helpers_workload import (
     DEMO,
@@ -22,6 +23,7 @@ from helpers_workload import (
     word_pieces,
 )
 from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.workload.sources import FittedWords
 from penstock.loadtest.workload.vocabulary import Vocabulary, load_vocabulary
 
 
@@ -110,6 +112,18 @@ def test_a_tokenizer_that_joins_words_is_noticed() -> None:
     assert Vocabulary(letters()).words == []
     assert len(Vocabulary(word_pieces()).words) == 90
     assert len(Vocabulary(demo()).words) > 300
+
+
+def test_a_tokenizer_whose_words_depend_on_their_neighbours_is_noticed() -> None:
+    tokenizer = word_pieces()
+    tokenizer.normalizer = normalizers.Replace("n c", "nc")
+    assert Vocabulary(tokenizer).words == []
+
+
+@pytest.mark.parametrize("tokens", [8, 50])
+def test_a_fitted_piece_counts_as_what_follows_other_text(tokens: int) -> None:
+    piece = FittedWords(Vocabulary(letters()), 0).piece(tokens, Random(1))
+    assert len(letters().encode(f"x {piece}").ids) == 1 + tokens
 
 
 def test_a_length_that_no_text_has(tmp_path: Path) -> None:

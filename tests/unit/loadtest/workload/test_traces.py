@@ -90,6 +90,11 @@ def test_equal_hash_ids_are_equal_blocks_and_others_are_not(values: dict[str, An
     assert units[3][512:516] not in (units[0][512:516], units[2][512:516]), "tokens without a hash id are nobody else's"
 
 
+def test_requests_without_blocks_are_all_different(tmp_path: Path) -> None:
+    path = write(tmp_path, "trace", BURSTGPT[0], *["1,GPT-4,1,1,2,API log"] * 150)
+    assert len({call.prompt for call in calls(trace=path)}) == 150, "one word each, and no word twice"
+
+
 def test_blocks_of_other_sizes(tmp_path: Path) -> None:
     path = write(tmp_path, "trace", '{"timestamp": 0, "input_length": 40, "output_length": 1, "hash_ids": [1, 2, 1]}')
     (call,) = calls(trace=path, trace_block=16)

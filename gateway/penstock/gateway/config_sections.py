@@ -50,7 +50,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(description="how weights are kept; auto: as in the checkpoint"),
     ] = "auto"
     kv_cache_dtype: Annotated[
-        Literal["auto", "u8", "bf16", "f16", "f32"], Meta(description="how keys and values are kept")
+        Literal["auto", "u8", "fp8", "bf16", "f16", "f32"],
+        Meta(description="how keys and values are kept: u8 by openvino, fp8 by vllm and tensorrt_llm"),
     ] = "auto"
     threads: Annotated[Positive | None, Meta(description="compute threads; default: by model size and cores")] = None
     chat_template: Annotated[

@@ -78,14 +78,17 @@ class Tokenizer:
             raise TokenizerError("a token id is out of range") from None
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes `token_id` contributes inside a text; a single token may hold a part of a character."""
+        """The bytes `token_id` contributes inside a text; a single token may hold a part of a character.
+
+        Nothing for ids without a token: many models have more outputs than their tokenizer has tokens.
+        """
         partial = self.table.partial.get(token_id)
         if partial is not None:
             return partial
         text = self.table.texts.get(token_id)
         if text is None:
             if not self._has_token(token_id):
-                raise TokenizerError(f"the vocabulary has no token {token_id}")
+                return b""
             text = self.decode([token_id], skip_special_tokens=False)
         return text.encode()
 

@@ -212,6 +212,9 @@ class ProcessEngine:
                     return f"it gave no sign of life for {silence:.1f} s"
                 done, _ = await asyncio.wait((ended,), timeout=self._watchdog.timeout - silence)
                 if done:
+                    if (process.returncode or 0) > 0 and len(self._streams):
+                        # it has ended itself and said for whom that is a failed step, which may be unread
+                        await asyncio.sleep(_LAST_WORDS)
                     return f"its process ended (status {process.returncode})"
         finally:
             ended.cancel()

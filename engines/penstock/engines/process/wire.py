@@ -16,10 +16,13 @@ decode_up: Callable[[bytes], UpMessage] = msgspec.msgpack.Decoder(UpMessage).dec
 
 Socket: TypeAlias = zmq.Socket[bytes]
 
+context = zmq.Context()
+"""Of these sockets alone: an engine's own ones, vLLM's for example, must not hold up its `term`."""
+
 
 def pair_socket() -> Socket:
     """A socket that queues without bound and never lingers: bounds are the scheduler's business, not the socket's."""
-    socket: Socket = zmq.Context.instance().socket(zmq.PAIR)
+    socket: Socket = context.socket(zmq.PAIR)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.LINGER, 0)

@@ -13,6 +13,7 @@ import math
 import os
 import signal
 import sys
+import threading
 import time
 
 import msgspec
@@ -22,7 +23,7 @@ from penstock.engines.core import Core
 from penstock.engines.errors import PenstockError
 from penstock.engines.messages import LoadFailed, Ready
 from penstock.engines.process.publisher import Publisher
-from penstock.engines.process.wire import Socket, decode_down, encode, pair_socket, receive_all
+from penstock.engines.process.wire import Socket, context, decode_down, encode, pair_socket, receive_all
 from penstock.engines.registry import EngineSpec, load_core
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,8 @@ HEARTBEAT = 1.0
 """Seconds."""
 _FAREWELL_MS = 2000
 """How long the last message may take to leave."""
+_CLOSING_TIME = 10.0
+"""Seconds that a broken engine has to let go of what it holds."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -84,14 +87,29 @@ def main() -> int:
     except Exception as error:
         logger.debug("loading failed", exc_info=True)
         socket.send(encode(LoadFailed(_reason(error))))
-        socket.close(linger=_FAREWELL_MS)
-        zmq.Context.instance().term()
+        _farewell(socket)
         return 1
     socket.send(encode(Ready(core.info)))
     gc.freeze()  # what loading left behind never becomes garbage
     status = serve(core, socket, sys.stdin.fileno(), spec.publish_interval)
+    if status:
+        _end_within(_CLOSING_TIME, status)
+        _farewell(socket)
     core.close()
     return status
+
+
+def _farewell(socket: Socket) -> None:
+    """Sees to it that what was sent has left before the process ends."""
+    socket.close(linger=_FAREWELL_MS)
+    context.term()
+
+
+def _end_within(seconds: float, status: int) -> None:
+    """A broken engine may never come back from closing."""
+    timer = threading.Timer(seconds, os._exit, (status,))
+    timer.daemon = True
+    timer.start()
 
 
 if __name__ == "__main__":

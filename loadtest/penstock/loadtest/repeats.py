@@ -59,10 +59,14 @@ def intervals(runs: Sequence[Figures]) -> dict[str, Interval]:
 
 def interval(values: Sequence[float]) -> Interval:
     """Of the mean of two values or more."""
-    mean, degrees = statistics.fmean(values), len(values) - 1
-    t = _T95[degrees - 1] if degrees <= len(_T95) else _T95_MANY
-    half = t * statistics.stdev(values) / sqrt(len(values))
+    mean = statistics.fmean(values)
+    half = student95(len(values) - 1) * statistics.stdev(values) / sqrt(len(values))
     return Interval(round(mean - half, 4), round(mean + half, 4))
+
+
+def student95(degrees: int) -> float:
+    """Student's t, two-sided 95 %, for one degree of freedom or more."""
+    return _T95[degrees - 1] if degrees <= len(_T95) else _T95_MANY
 
 
 def _numbers(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:

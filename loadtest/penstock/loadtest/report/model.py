@@ -60,6 +60,19 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     errors: list[int]
 
 
+class Histogram(msgspec.Struct, frozen=True, kw_only=True):
+    """How often a latency was how long, in bins that are each 1 % wider than the one before: see report.histogram."""
+
+    first: int
+    """Number of the first bin that `counts` holds."""
+    counts: list[int]
+    below: int = 0
+    """Values under 0.01 ms: pieces of output that one read brought together."""
+    absent: int = 0
+    """Complete requests that have no such figure (one token has no TPOT)."""
+    failed: int = 0
+
+
 class Interval(msgspec.Struct, frozen=True):
     """Of a figure over repeats: the mean's confidence interval at 95 % (Student's t)."""
 
@@ -85,6 +98,8 @@ class Report(Figures, frozen=True, kw_only=True):
     """Where token counts come from, and what did not agree."""
     timeline: Timeline | None = None
     """Of the last run."""
+    histograms: dict[str, Histogram] = msgspec.field(default_factory=dict)
+    """`ttft_ms`, `tpot_ms`, `itl_ms`, `e2e_ms` and `longest_gap_ms` (of each request), of the samples at hand."""
     server: ServerWatch | None = None
     environment: dict[str, Any] = msgspec.field(default_factory=dict)
     """Machine, versions, and what else used the CPUs."""

@@ -1,0 +1,160 @@
+"""A report as one page of Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from penstock.loadtest.report.describe import (
+    VERDICTS,
+    flat,
+    measuring,
+    outcome,
+    server_counters,
+    server_metrics,
+    settings,
+    title,
+    what_was_run,
+)
+from penstock.loadtest.report.figures import GOODPUT, LATENCIES, RATES, STATISTICS, value
+from penstock.loadtest.report.model import Report
+from penstock.loadtest.report.words import clean, number, percent
+
+_LONGEST_COMMAND = 10_000
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&])")
+
+
+def markdown(report: Report) -> str:
+    parts = [
+        f"# Load test: {escape(title(report))}",
+        _verdict(report),
+        table(("What was run", ""), what_was_run(report)),
+        "## Figures",
+        _rates(report),
+        _latencies(report),
+        *_errors(report),
+        *_section("Server during the run", _server(report)),
+        *_section("How it was measured", [table(("", ""), measuring(report))]),
+        *_section("Runs", _runs(report)),
+        *_section("Tokens", _pairs(flat(report.tokens))),
+        *_section("Environment", _pairs(flat(report.environment))),
+        "## Settings",
+        table(("Flag", "Value"), [(flag, text) for flag, text, chosen in settings(report.options) if chosen]),
+        "Again with:",
+        code(report.command),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def escape(text: str) -> str:
+    """Text from elsewhere, shown as it is."""
+    return _SPECIAL.sub(r"\\\1", clean(text))
+
+
+def code(text: str) -> str:
+    """A block of code that the text cannot end."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}\n{clean(text, longest=_LONGEST_COMMAND)}\n{fence}"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Cells are escaped; columns after the first are aligned right when they hold numbers only."""
+    rows = list(rows)
+    right = [index > 0 and all(_is_number(row[index]) for row in rows) for index in range(len(head))]
+    lines = [head, ["--:" if is_right else "---" for is_right in right]]
+    escaped = [[escape(cell) for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [*lines, *escaped])
+
+
+def _is_number(text: str) -> bool:
+    return bool(re.fullmatch(r"[-–<>\d.,%\s±\[\]]*", text))
+
+
+def _verdict(report: Report) -> str:
+    validity = report.validity
+    lines = [f"**{escape(validity.verdict.upper())}** {VERDICTS.get(validity.verdict, '')} {outcome(report)}."]
+    return "\n".join([*lines, "", *(f"- {escape(reason)}" for reason in validity.reasons)]).strip()
+
+
+def _rates(report: Report) -> str:
+    rows = [(figure.title, *_with_interval(report, figure.path)) for figure in RATES]
+    rows += [
+        ("Requests completed", f"{report.completed:,}", ""),
+        ("Requests failed", f"{report.failed:,}", ""),
+        ("Prompt tokens", f"{report.prompt_tokens:,}", ""),
+        ("Output tokens", f"{report.output_tokens:,}", ""),
+    ]
+    if report.goodput is not None:
+        bounds = ", ".join(f"{o.name} ≤ {o.milliseconds:g} ms" for o in report.goodput.objectives)
+        rows += [
+            (f"Good requests ({bounds})", f"{report.goodput.good:,}", ""),
+            (GOODPUT[0].title, *_with_interval(report, GOODPUT[0].path)),
+            (GOODPUT[1].title, percent(report.goodput.share), _interval(report, GOODPUT[1].path)),
+        ]
+    if not report.intervals:
+        return table(("", "Value"), [row[:2] for row in rows])
+    return table(("", "Median of the runs", "95 % interval"), rows)
+
+
+def _with_interval(report: Report, path: str) -> tuple[str, str]:
+    return number(value(report, path)), _interval(report, path)
+
+
+def _interval(report: Report, path: str) -> str:
+    found = report.intervals.get(path)
+    return "" if found is None else f"{number(found.low)} to {number(found.high)}"
+
+
+def _latencies(report: Report) -> str:
+    rows = []
+    named = {field: name for field, (name, _) in LATENCIES.items()}
+    sources = [(name, field, field) for field, name in named.items()]
+    sources += [(f"{named[field]} from send", f"from_send.{field}", field) for field in ("ttft_ms", "e2e_ms")]
+    for name, path, field in sources:
+        if value(report, f"{path}.p50") is None or (path != field and report.latency_from == "sent"):
+            continue
+        rows.append((name, *(_statistic(report, path, statistic) for statistic in STATISTICS)))
+        if f"{path}.p50" in report.intervals:
+            rows.append((f"{name}, 95 %", *(_interval(report, f"{path}.{one}") for one in STATISTICS)))
+    return table(("Milliseconds", *STATISTICS), rows) if rows else "No request was completed: there are no latencies."
+
+
+def _statistic(report: Report, path: str, statistic: str) -> str:
+    found = value(report, f"{path}.{statistic}")
+    return number(int(found)) if found is not None and statistic == "count" else number(found)
+
+
+def _errors(report: Report) -> list[str]:
+    if not report.errors:
+        return []
+    rows = [(kind, f"{count:,}", report.error_details.get(kind, "")) for kind, count in report.errors.items()]
+    return ["## Errors", table(("Kind", "Requests", "The first said"), rows)]
+
+
+def _server(report: Report) -> list[str]:
+    watch = report.server
+    if watch is None:
+        return []
+    parts = [f"Read {len(watch.seconds)} times from {escape(watch.metrics_url)}." if watch.metrics_url else ""]
+    if rows := server_metrics(report):
+        parts.append(table(("Gauge", "least", "mean", "most"), rows))
+    if counters := server_counters(report):
+        parts.append(table(("Counter", "grew by"), counters))
+    return [part for part in parts if part]
+
+
+def _runs(report: Report) -> list[str]:
+    if len(report.runs) < 2:
+        return []
+    paths = ("output_tokens_per_s", "requests_per_s", "ttft_ms.p50", "ttft_ms.p99", "tpot_ms.p50", "e2e_ms.p99")
+    rows = [(str(index), *(number(value(run, path)) for path in paths)) for index, run in enumerate(report.runs, 1)]
+    return [table(("Run", *paths), rows)]
+
+
+def _pairs(pairs: Sequence[tuple[str, str]]) -> list[str]:
+    return [table(("", ""), pairs)] if pairs else []
+
+
+def _section(heading: str, parts: Sequence[str]) -> list[str]:
+    return [f"## {heading}", *parts] if parts else []

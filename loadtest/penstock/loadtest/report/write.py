@@ -1,0 +1,65 @@
+"""Every form of a report that was asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.messages import Sample
+from penstock.loadtest.options import OutputOptions
+from penstock.loadtest.report.aiperf import aiperf_result
+from penstock.loadtest.report.file import rounded, to_json
+from penstock.loadtest.report.histogram import histograms
+from penstock.loadtest.report.html import page
+from penstock.loadtest.report.markdown import markdown
+from penstock.loadtest.report.model import Report
+from penstock.loadtest.report.redact import redacted
+from penstock.loadtest.report.rows import to_csv
+from penstock.loadtest.report.vllm import vllm_result
+
+
+def write(report: Report, samples: Sequence[Sample], output: OutputOptions) -> Report:
+    """Writes to the files that `output` names; `-` is standard output. `samples` are those of one run, the last.
+
+    Returns the report as written: with histograms, without secrets. Raises LoadTestError for a file that cannot be
+    written, after the others.
+    """
+    open_loop = report.latency_from == "intended"
+    if not report.histograms:
+        report = replace(report, histograms=histograms(samples, open_loop=open_loop))
+    report = redacted(report)
+    forms = (
+        (output.json, lambda: to_json(report)),
+        (output.markdown, lambda: markdown(report)),
+        (output.csv, lambda: to_csv(samples, open_loop=open_loop)),
+        (output.html, lambda: page([report])),
+        (output.vllm_json, lambda: _json(vllm_result(report, samples))),
+        (output.aiperf_json, lambda: _json(aiperf_result(report, samples))),
+    )
+    problems = [put(path, text()) for path, text in forms if path is not None]
+    if any(problems):
+        raise LoadTestError("; ".join(filter(None, problems)))
+    return report
+
+
+def put(path: str, text: str) -> str:
+    """Says what went wrong, or nothing. A file that is there is replaced."""
+    if path == "-":
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return ""
+    try:
+        Path(path).write_text(text, encoding="utf-8", newline="")
+    except OSError as error:
+        return f"{path}: {error.strerror or error}"
+    return ""
+
+
+def _json(tree: dict[str, Any]) -> str:
+    return msgspec.json.format(msgspec.json.encode(rounded(tree)), indent=2).decode() + "\n"

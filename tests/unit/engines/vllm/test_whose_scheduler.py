@@ -1,4 +1,7 @@
-"""Which scheduler a model gets when that is left open, and models that only vLLM's own can run."""
+"""Which scheduler a model gets when that is left open, and models that only vLLM's own can run.
+
+The last file of this folder: engines are closed here, and with the first one vLLM ends what all of a process share.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.engines.messages import FinishReason
 from penstock.engines.registry import EngineSpec, load_core
 
+NGRAMS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 BASE = {"dtype": "f32", "max_num_seqs": 4, "max_num_batched_tokens": 64}
 
 
@@ -118,3 +122,30 @@ def test_what_was_told_is_not_overruled(hybrid_dir):
 def test_values_that_vllm_does_not_take(model_dir):
     with pytest.raises(InvalidRequestError, match=r"vLLM refuses this configuration: .*FLASH_NONSENSE"):
         load(model_dir, num_blocks=24, engine_args={"attention_backend": "FLASH_NONSENSE"})
+
+
+def test_speculative_decoding_is_for_vllms_scheduler(model_dir, caplog):
+    """The last test: its compiler's modules are more than the start-up of vLLM 0.32 can look through."""
+    with caplog.at_level(logging.WARNING):
+        core = load(model_dir, num_blocks=6, engine_args={"speculative_config": NGRAMS})
+    assert "speculative_config (engine_args) is for vLLM's own scheduler" in caplog.text
+    driver = Driver(core.batcher, max_num_seqs=4, max_num_batched_tokens=64)
+    plain, looped = [3 + 7 * i % 250 for i in range(50)], [5, 6, 7, 8] * 12
+    [first], [second] = driver.add(plain, 50), driver.add(looped, 50)
+    [refused] = driver.add(looped, 50, temperature=1.0, min_p=0.2)
+    several = 0
+    while len(driver.ends) < 3:
+        several += sum(len(output.token_ids) > 1 for output in driver.step())
+    reference = load_reference(model_dir)
+    assert driver.tokens[first] == reference_tokens(reference, plain, 50)
+    assert driver.tokens[second] == reference_tokens(reference, looped, 50)
+    assert several > 0  # a guess was right
+    assert "speculative decoding" in driver.ends[refused].error.message
+    # drafts need room behind the last token, so the longest request is shorter than the cache
+    room = core.info.context_length
+    assert room == 6 * 32 - 3
+    [longest] = driver.add(plain, room - 50)
+    driver.run()
+    assert driver.ends[longest].finish_reason is FinishReason.LENGTH
+    assert len(driver.tokens[longest]) == room - 50
+    core.close()

@@ -1,4 +1,4 @@
-"""The vLLM runner: vLLM's workers and kernels under our scheduler, our block tables and our prefix cache.
+"""vLLM: its workers and kernels under our scheduler, block tables and prefix cache, or under its own scheduler.
 
-`loading.load` is the way in: it checks the installed version and sets the environment before vLLM is imported.
+`loading.load` and `loading.load_batcher` are the ways in: they check the installed version and set the environment before vLLM is imported.
 """

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
+from penstock.engines.adapter_files import CONFIG_FILE
 from penstock.engines.errors import PenstockError, from_code
 from penstock.engines.messages import AdapterReply, DownMessage, LoadAdapter, UnloadAdapter
+
+logger = logging.getLogger(__name__)
 
 
 class AdapterCalls:
@@ -62,6 +66,13 @@ class AdapterCalls:
         for _, done in calls.values():
             if not done.done():
                 done.set_exception(error)
+
+    def drop_missing(self) -> None:
+        """Gives up adapters whose files are gone: an engine that starts again without them is better than none."""
+        for key, folder in list(self.loaded.items()):
+            if not (Path(folder) / CONFIG_FILE).is_file():
+                logger.error("the adapter %s has no files any more: the engine starts without it", key)
+                del self.loaded[key]
 
     def forget(self, given: Iterable[str]) -> None:
         """Unloads those of a new engine process's adapters that were unloaded while it started."""

@@ -209,6 +209,9 @@ def _simulated_options(
             "per_prefill_token": options.sim_prefill_us / 1e6,
             "per_sequence": options.sim_sequence_us / 1e6,
         },
+        "max_num_seqs": scheduler.max_num_seqs,
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+        "prefix_caching": config.cache.prefix_caching,
     }
     if config.model.max_model_len is not None:
         found["max_model_len"] = config.model.max_model_len

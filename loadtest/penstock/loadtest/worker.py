@@ -32,7 +32,7 @@ async def run(reader: asyncio.StreamReader) -> None:
     """Raises LoadTestError when the run cannot be."""
     job = await _next(reader, Job)
     options = job.options
-    client = make_client(options.target, keep_text=options.workload.turns > 1 or options.workload.dataset is not None)
+    client = make_client(options.target, keep_text=workload.keeps_text(options.workload))
     await client.open()
     try:
         if job.part == 0:

@@ -83,3 +83,13 @@ async def test_adapters_unloaded_while_an_engine_started_are_unloaded_there():
     await line.calls.unload("a", told=False)
     line.calls.forget(given)
     assert line.sent == [UnloadAdapter(1, "a")]
+
+
+async def test_adapters_without_files_are_given_up_before_an_engine_starts_again(tmp_path, caplog):
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "adapter_config.json").write_text("{}")
+    line = Line(there=str(there), gone=str(tmp_path / "gone"))
+    line.calls.drop_missing()
+    assert line.calls.loaded == {"there": str(there)}
+    assert "gone has no files any more" in caplog.text

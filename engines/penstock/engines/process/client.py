@@ -191,6 +191,7 @@ class ProcessEngine:
             self.num_restarts += 1
             try:
                 await asyncio.sleep(_BACKOFF * (len(self._restarts) - 1))
+                self._adapters.drop_missing()
                 await self._spawn()
                 logger.warning("the engine is back (restart %d)", self.num_restarts)
             except EngineError as error:

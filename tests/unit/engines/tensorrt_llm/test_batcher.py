@@ -190,3 +190,10 @@ def test_processes_that_do_not_end_are_not_waited_for(make, caplog):
     engine.batcher.close()
     assert "does not end its processes" in caplog.text
     shut_down()
+
+
+def test_blocks_of_prompts_count_before_statistics_tell_of_them(engine):
+    engine.llm.faults.mute = True
+    request = engine.start(PROMPT * 3, 300)
+    engine.wait(lambda: engine.tokens[request])
+    assert engine.batcher.num_free_blocks == 24 - 4

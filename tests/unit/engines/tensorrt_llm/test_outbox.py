@@ -10,6 +10,7 @@ import pytest
 
 from penstock.engines.autonomous.messages import BatcherOutput, NewTokens
 from penstock.engines.tensorrt_llm.outbox import Outbox
+from penstock.engines.tensorrt_llm.stats import Sample
 from penstock.engines.tensorrt_llm.watchdog import Patience, Watchdog
 
 
@@ -67,3 +68,16 @@ async def test_what_is_ready_together_leaves_together():
     assert puts == []
     await asyncio.sleep(0)
     assert [[new.id for new in made.tokens] for made in puts] == [[1, 2, 3]]
+
+
+@pytest.mark.usefixtures("package")
+def test_blocks_that_came_free_ring_for_those_that_wait():
+    from penstock.engines.tensorrt_llm.streams import Streams
+
+    rung: list[int] = []
+    streams: Streams
+    outbox = SimpleNamespace(ring=lambda: rung.append(streams.num_free_blocks))
+    streams = Streams(None, outbox, Watchdog(8, Patience(), lambda: 0.0), {}, 1.0)
+    for free in (3, 2, 2, 7):
+        streams._take_sample(Sample(num_active=1, num_blocks=9, num_free_blocks=free, block_size=32))
+    assert rung == [3, 7]

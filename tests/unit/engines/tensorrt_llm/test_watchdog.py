@@ -77,6 +77,14 @@ def test_one_sample_is_not_believed():
     assert case.pass_time(4, active=2)[0] == []
 
 
+def test_statistics_must_say_so_for_a_while():
+    case = Case(2)
+    case.dog.aborted(1)
+    case.pass_time(9, active=2)
+    assert case.pass_time(2, active=1)[0] == []
+    assert case.pass_time(1, active=1)[0] == [1]
+
+
 def test_running_requests_are_never_released():
     case = Case(3)
     case.dog.aborted(1)

@@ -29,6 +29,8 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int = 1
     keep_text: bool = False
     """Answers carry their text: for sessions, which go on from it."""
+    seed: int = 0
+    """Of the tensors that a client makes."""
 
 
 class Client(Protocol):

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import os
+import asyncio
 
 import msgspec
 
-from penstock.loadtest.clients.http1 import ConnectionLostError, ConnectionPool, ParsedAnswer
+from penstock.loadtest.clients.base import ClientOptions
+from penstock.loadtest.clients.framing import MalformedError, ParsedAnswer
+from penstock.loadtest.clients.http1 import ConnectionLostError, ConnectionPool
+from penstock.loadtest.clients.request_head import head
+from penstock.loadtest.clients.settings import client_options
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.options import Target
+
+_TIMEOUT = 30.0
 
 
 class _Model(msgspec.Struct):
@@ -21,17 +27,20 @@ class _Models(msgspec.Struct):
 
 async def get(target: Target, path: str) -> ParsedAnswer:
     """Raises LoadTestError when there is no answer."""
-    pool = ConnectionPool(target.url, keep_alive=False, verify_tls=target.verify_tls)
-    key = target.api_key or os.environ.get("OPENAI_API_KEY")
-    lines = [f"GET {pool.path}{path} HTTP/1.1", f"Host: {pool.authority}", "Connection: close", *target.header]
-    if key:
-        lines.append(f"Authorization: Bearer {key}")
+    return await ask(client_options(target), path)
+
+
+async def ask(options: ClientOptions, path: str) -> ParsedAnswer:
+    """GET. Raises LoadTestError when there is no answer."""
+    pool = ConnectionPool(options.url, keep_alive=False, verify_tls=options.verify_tls)
+    request = head(pool, options, "GET", path) + b"\r\n\r\n"
     try:
-        answer = (await pool.exchange("\r\n".join([*lines, "", ""]).encode())).parse()
-    except (OSError, ConnectionLostError) as error:
-        raise LoadTestError(f"no answer from {target.url}: {error}") from None
+        async with asyncio.timeout(min(options.timeout, _TIMEOUT)):
+            answer = (await pool.exchange(request)).parse()
+    except (OSError, ConnectionLostError, MalformedError) as error:
+        raise LoadTestError(f"no answer from {options.url}: {error or type(error).__name__}") from None
     if answer is None:
-        raise LoadTestError(f"{target.url} does not speak HTTP/1.1")
+        raise LoadTestError(f"{options.url} does not speak HTTP/1.1")
     return answer
 
 

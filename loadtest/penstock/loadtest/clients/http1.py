@@ -1,25 +1,23 @@
 """HTTP/1.1 as a load client wants it: whole requests as bytes, answers as time-stamped reads.
 
-While an answer comes in, a read costs an append and a look at its last bytes; framing, events and JSON are taken apart
-once it is complete. So the client's own work is small, and none of it lies between two tokens of a stream.
+While an answer comes in, a read costs two appends and a look at its last bytes; framing, events and JSON are taken
+apart once it is complete. So the client's own work is small, and none of it lies between two tokens of a stream.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable
 from time import perf_counter
 from typing import cast
 from urllib.parse import urlsplit
 
+from penstock.loadtest.clients.framing import Chunks, MalformedError, RawAnswer, read_head
 from penstock.loadtest.errors import LoadTestError
 
-_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
-_CHUNKED = re.compile(rb"\r\ntransfer-encoding: *chunked", re.IGNORECASE)
-_CLOSE = re.compile(rb"\r\nconnection: *close", re.IGNORECASE)
-_LAST_CHUNK = b"0\r\n\r\n"
+_STALE_SECONDS = 1.0
+"""A connection that was kept open and is lost so soon after a request had most likely been closed before it."""
 
 
 class ConnectionLostError(Exception):
@@ -30,89 +28,6 @@ class ConnectionLostError(Exception):
         self.answer = answer
 
 
-class RawAnswer:
-    """A response as it was read from the socket."""
-
-    __slots__ = ("connect", "reads", "sent")
-
-    def __init__(self, sent: float, connect: float) -> None:
-        self.sent = sent
-        self.connect = connect
-        self.reads: list[tuple[float, bytes]] = []
-        """(time.perf_counter, bytes) of each read, the head included."""
-
-    def parse(self) -> ParsedAnswer | None:
-        """None while it is incomplete."""
-        raw = b"".join(data for _, data in self.reads)
-        end = raw.find(b"\r\n\r\n")
-        if end < 0:
-            return None
-        head = raw[:end]
-        start = end + 4
-        if _CHUNKED.search(head):
-            spans = _chunks(raw, start)
-        else:
-            length = _LENGTH.search(head)
-            size = int(length[1]) if length else len(raw) - start
-            spans = [(start, size)] if len(raw) - start >= size else None
-        if spans is None:
-            return None
-        return ParsedAnswer(_status(head), raw, spans, self)
-
-
-class ParsedAnswer:
-    """A complete response."""
-
-    __slots__ = ("_reads", "_spans", "body", "status")
-
-    def __init__(self, status: int, raw: bytes, spans: list[tuple[int, int]], answer: RawAnswer) -> None:
-        self.status = status
-        self.body = b"".join([raw[start : start + size] for start, size in spans])
-        self._spans = spans
-        self._reads = answer.reads
-
-    def arrivals(self, ends: Iterator[int]) -> Iterator[float]:
-        """For ascending offsets into the body: when the bytes before each of them had arrived."""
-        available = self._available()
-        offset, time = next(available)
-        for end in ends:
-            while offset < end:
-                offset, time = next(available)
-            yield time
-
-    def _available(self) -> Iterator[tuple[int, float]]:
-        """After each read: (bytes of the body that are there, time)."""
-        spans = iter(self._spans)
-        start, size = next(spans, (0, 0))
-        body = position = 0
-        for time, data in self._reads:
-            position += len(data)
-            while size and start + size <= position:
-                body += size
-                start, size = next(spans, (0, 0))
-            yield body + max(0, position - start if size else 0), time
-
-
-def _status(head: bytes) -> int:
-    parts = head.split(b" ", 2)
-    return int(parts[1]) if len(parts) > 1 and parts[1].isdigit() else 0
-
-
-def _chunks(raw: bytes, position: int) -> list[tuple[int, int]] | None:
-    """(start, size) of each chunk's data; None while the last one is missing."""
-    spans: list[tuple[int, int]] = []
-    while (line := raw.find(b"\r\n", position)) >= 0:
-        try:
-            size = int(raw[position:line].partition(b";")[0], 16)
-        except ValueError:
-            return None
-        if not size:
-            return spans if raw.endswith(b"\r\n\r\n") else None
-        spans.append((line + 2, size))
-        position = line + 4 + size
-    return None
-
-
 class Connection(asyncio.Protocol):
     """One connection, one request at a time."""
 
@@ -120,14 +35,11 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._answer: RawAnswer | None = None
         self._done: asyncio.Future[RawAnswer] | None = None
-        self._tail = b""
+        self._chunks: Chunks | None = None
+        self._scanned = 0
+        """Reads that the chunks have been fed with."""
         self._missing: int | None = None
-        """Bytes that a response of known length still lacks; None: it is chunked, ends with the connection, or has not
-        told yet."""
-        self._chunked = False
-        self._head_seen = False
-        self._closing = False
-        self.connected = 0.0
+        """Bytes that a response of known length still lacks."""
         self.usable = False
         """Open, and not announced to be closed."""
 
@@ -136,63 +48,86 @@ class Connection(asyncio.Protocol):
         self.usable = True
 
     async def exchange(self, request: bytes, connect: float) -> RawAnswer:
-        """Sends a request and waits for its whole answer. Raises ConnectionLostError."""
+        """Sends a request and waits for its whole answer. Raises ConnectionLostError, MalformedError."""
         if self._transport is None or not self.usable:
             raise ConnectionLostError(None)
         self._done = asyncio.get_running_loop().create_future()
-        self._tail, self._missing, self._chunked, self._head_seen = b"", None, False, False
-        self._transport.write(request)
+        self._chunks, self._missing, self._scanned = None, None, 0
         self._answer = RawAnswer(perf_counter(), connect)
+        self._transport.write(request)
         return await self._done
 
     def data_received(self, data: bytes) -> None:
+        now = perf_counter()
         answer = self._answer
         if answer is None:  # nobody has asked for anything
             self.close()
             return
-        answer.reads.append((perf_counter(), data))
-        if not self._head_seen:
-            self._read_head(answer)
+        answer.times.append(now)
+        answer.data.append(data)
+        if self._chunks is not None:
+            # the last chunk ends with an empty line; so may others, and then the framing tells
+            if data.endswith(b"\r\n\r\n") or len(data) < 4:
+                self._guarded(self._scan, answer)
+        elif answer.head is None:
+            self._guarded(self._begin, answer)
         elif self._missing is not None:
             self._missing -= len(data)
-        if self._chunked:
-            self._tail = data[-5:] if len(data) >= 5 else (self._tail + data)[-5:]
-            # five bytes can be a coincidence: only the framing itself tells
-            if self._tail == _LAST_CHUNK and answer.parse() is not None:
+            if self._missing <= 0:
                 self._finish(answer)
-        elif self._missing is not None and self._missing <= 0:
-            self._finish(answer)
 
-    def _read_head(self, answer: RawAnswer) -> None:
-        raw = b"".join(data for _, data in answer.reads)
-        end = raw.find(b"\r\n\r\n")
-        if end < 0:
+    def _guarded(self, step: Callable[[RawAnswer], None], answer: RawAnswer) -> None:
+        try:
+            step(answer)
+        except MalformedError as error:
+            self._fail(error)
+
+    def _begin(self, answer: RawAnswer) -> None:
+        raw = b"".join(answer.data)
+        head = answer.head = read_head(raw)
+        if head is None:
             return
-        self._head_seen = True
-        head = raw[: end + 2]
-        self._closing = _CLOSE.search(head) is not None
-        self._chunked = _CHUNKED.search(head) is not None
-        length = _LENGTH.search(head)
-        if length and not self._chunked:
-            self._missing = int(length[1]) - (len(raw) - end - 4)
+        if head.chunked:
+            answer.chunks = self._chunks = Chunks(head.start)
+            self._scanned = len(answer.data)
+            if self._chunks.feed(raw[head.start :]):
+                self._finish(answer)
+        elif head.length is not None:
+            self._missing = head.length - (len(raw) - head.start)
+            if self._missing <= 0:
+                self._finish(answer)
+
+    def _scan(self, answer: RawAnswer) -> None:
+        new = answer.data[self._scanned :]
+        self._scanned += len(new)
+        if self._chunks is not None and self._chunks.feed(new[0] if len(new) == 1 else b"".join(new)):
+            self._finish(answer)
 
     def _finish(self, answer: RawAnswer) -> None:
         done, self._answer = self._done, None
-        if self._closing:
+        surplus = (self._missing or 0) < 0 or (answer.chunks is not None and answer.chunks.extra)
+        unsent = self._transport is not None and self._transport.get_write_buffer_size() > 0
+        if surplus or unsent or (answer.head is not None and answer.head.closes):
             self.close()
         if done is not None and not done.done():
             done.set_result(answer)
 
+    def _fail(self, error: Exception) -> None:
+        done, self._answer = self._done, None
+        self.close()
+        if done is not None and not done.done():
+            done.set_exception(error)
+
     def connection_lost(self, exc: Exception | None) -> None:
         self.usable = False
-        answer, done = self._answer, self._done
-        self._answer = None
-        if answer is None or done is None or done.done():
+        answer = self._answer
+        if answer is None:
             return
-        if self._head_seen and self._missing is None and not self._chunked:  # its end is the body's end
-            done.set_result(answer)
+        head = answer.head
+        if exc is None and head is not None and head.length is None and not head.chunked:
+            self._finish(answer)  # its end is the body's end
         else:
-            done.set_exception(ConnectionLostError(answer if answer.reads else None))
+            self._fail(ConnectionLostError(answer if answer.data else None))
 
     def close(self) -> None:
         self.usable = False
@@ -204,19 +139,19 @@ class ConnectionPool:
     """Connections to one server, each used by one request at a time."""
 
     def __init__(self, url: str, *, keep_alive: bool = True, verify_tls: bool = True) -> None:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise LoadTestError(f"{url!r} is not an http or https address")
-        self.host = parts.hostname
-        self.port = parts.port or (443 if parts.scheme == "https" else 80)
-        self.path = parts.path.rstrip("/")
-        self.authority = parts.netloc.rpartition("@")[2]
+        """Raises LoadTestError for what is no address."""
+        address = Address(url)
+        self.path = address.path
+        self.authority = address.authority
+        self._host, self._port = address.host, address.port
+        self._resolved: tuple[str, int] | None = None
+        """Where the first connection went: names are looked up once."""
         self._keep_alive = keep_alive
-        self._tls = _tls(verify_tls) if parts.scheme == "https" else None
+        self._tls = _tls(verify_tls) if address.tls else None
         self._idle: list[Connection] = []
 
     async def exchange(self, request: bytes) -> RawAnswer:
-        """Raises OSError when there is no connection to be had, ConnectionLostError when it is lost.
+        """Raises OSError when there is no connection to be had, ConnectionLostError when it is lost, MalformedError.
 
         A connection that the server has closed in the meantime is no failure: the request goes out on another one.
         """
@@ -224,16 +159,25 @@ class ConnectionPool:
             connection = self._idle.pop()
             if not connection.usable:
                 continue
+            began = perf_counter()
             try:
                 return await self._use(connection, request, 0.0)
             except ConnectionLostError as error:
-                if error.answer is not None:
+                if error.answer is not None or perf_counter() - began > _STALE_SECONDS:
                     raise
         began = perf_counter()
-        _, connection = await asyncio.get_running_loop().create_connection(
-            Connection, self.host, self.port, ssl=self._tls
-        )
+        connection = await self._connect()
         return await self._use(connection, request, perf_counter() - began)
+
+    async def _connect(self) -> Connection:
+        host, port = self._resolved or (self._host, self._port)
+        transport, connection = await asyncio.get_running_loop().create_connection(
+            Connection, host, port, ssl=self._tls, server_hostname=self._host if self._tls else None
+        )
+        peer = transport.get_extra_info("peername")
+        if peer and not any(peer[3:]):  # an IPv6 address of one link is none without that link
+            self._resolved = peer[0], peer[1]
+        return connection
 
     async def _use(self, connection: Connection, request: bytes, connect: float) -> RawAnswer:
         try:
@@ -253,9 +197,33 @@ class ConnectionPool:
         self._idle.clear()
 
 
+class Address:
+    """The server's address. Raises LoadTestError for what is none, and for what a load test cannot use of it."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            parts = urlsplit(url if "//" in url else f"http://{url}")
+            host, port = parts.hostname, parts.port
+            (host or "").encode("idna")
+        except ValueError as error:
+            raise LoadTestError(f"url: {url!r} is not an address: {error}") from None
+        if parts.scheme not in ("http", "https") or not host:
+            raise LoadTestError(f"url: {url!r} is not an http or https address")
+        if parts.username is not None or parts.query or parts.fragment:
+            raise LoadTestError(f"url: {url!r} may have a host, a port and a path, nothing else (--api-key, --header)")
+        if not parts.path.isascii() or " " in parts.path or not parts.path.isprintable():
+            raise LoadTestError(f"url: the path of {url!r} is not percent-encoded")
+        self.tls = parts.scheme == "https"
+        self.host = host
+        self.port = port or (443 if self.tls else 80)
+        self.path = parts.path.rstrip("/")
+        self.authority = parts.netloc
+
+
 def _tls(verify: bool) -> ssl.SSLContext:
     context = ssl.create_default_context()
     if not verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["http/1.1"])
     return context

@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from time import perf_counter
+from typing import Any
+
+import msgspec
 
 from penstock.loadtest.clients.base import ClientOptions
-from penstock.loadtest.clients.http1 import ConnectionLostError, ConnectionPool, ParsedAnswer, RawAnswer
+from penstock.loadtest.clients.framing import MalformedError, ParsedAnswer, RawAnswer
+from penstock.loadtest.clients.http1 import ConnectionLostError, ConnectionPool
+from penstock.loadtest.clients.request_head import head
 from penstock.loadtest.errors import CONNECT, MALFORMED, TIMEOUT, TRUNCATED, http_error
 from penstock.loadtest.messages import Answer, Call
 
 _DETAIL_CHARS = 300
+encode = msgspec.json.Encoder().encode
 
 
 class HttpClient(ABC):
@@ -37,26 +43,27 @@ class HttpClient(ABC):
         request = self.request(call)
         began = perf_counter()
         try:
-            async with asyncio.timeout(self.options.timeout):
+            async with asyncio.timeout(self.options.timeout) as limit:
                 raw = await self.pool.exchange(request)
-        except TimeoutError:
-            return Answer(sent=began, ended=perf_counter(), error=TIMEOUT)
-        except OSError as error:
-            return Answer(sent=began, ended=perf_counter(), error=CONNECT, detail=str(error)[:_DETAIL_CHARS])
+        except OSError as error:  # TimeoutError is one, of this client and of the kernel
+            kind, detail = (TIMEOUT, "") if limit.expired() else (CONNECT, str(error) or type(error).__name__)
         except ConnectionLostError as error:
-            if error.answer is None:
-                return Answer(sent=began, ended=perf_counter(), error=CONNECT, detail=str(error))
-            return Answer(sent=error.answer.sent, ended=perf_counter(), error=TRUNCATED, detail=str(error))
-        return self._answer(raw)
+            kind, detail = (CONNECT if error.answer is None else TRUNCATED), str(error)
+            began = began if error.answer is None else error.answer.sent
+        except MalformedError as error:
+            kind, detail = MALFORMED, str(error)
+        else:
+            return self._answer(raw)
+        return Answer(sent=began, ended=perf_counter(), error=kind, detail=detail[:_DETAIL_CHARS])
 
     def _answer(self, raw: RawAnswer) -> Answer:
-        answer = Answer(sent=raw.sent, ended=raw.reads[-1][0], connect=raw.connect, reads=len(raw.reads))
+        answer = Answer(sent=raw.sent, ended=raw.times[-1], connect=raw.connect, reads=len(raw.times))
         response = raw.parse()
         if response is None:
             answer.error = TRUNCATED
         elif response.status != 200:
             answer.error = http_error(response.status)
-            answer.detail = response.body[:_DETAIL_CHARS].decode("utf-8", "replace")
+            answer.detail = shortened(response.body)
         else:
             try:
                 self.read(response, answer)
@@ -64,24 +71,27 @@ class HttpClient(ABC):
                 answer.error, answer.detail = MALFORMED, str(error)[:_DETAIL_CHARS]
         return answer
 
-    def post(
-        self, path: str, body: bytes, *, accept: str = "application/json", kind: str = "application/json"
+    def head(
+        self, path: str, *, accept: str = "application/json", kind: str = "application/json", **fields: str
     ) -> bytes:
-        """A POST below the URL's path."""
-        options = self.options
-        lines = [
-            f"POST {self.pool.path}{path} HTTP/1.1",
-            f"Host: {self.pool.authority}",
-            f"Content-Type: {kind}",
-            f"Accept: {accept}",
-            f"Content-Length: {len(body)}",
-            *(f"{name}: {value}" for name, value in options.headers.items()),
-        ]
-        if options.api_key is not None:
-            lines.append(f"Authorization: Bearer {options.api_key}")
-        if not options.keep_alive:
-            lines.append("Connection: close")
-        return "\r\n".join([*lines, "", ""]).encode() + body
+        """What all requests to a path begin with. Made once: `post` adds the rest."""
+        return head(self.pool, self.options, "POST", path, content_type=kind, accept=accept, **fields)
+
+    @staticmethod
+    def post(head: bytes, body: bytes) -> bytes:
+        return b"%b\r\nContent-Length: %d\r\n\r\n%b" % (head, len(body), body)
 
     async def close(self) -> None:
         self.pool.close()
+
+
+def merged(body: dict[str, Any], extra: dict[str, object]) -> dict[str, Any]:
+    """A request with what the user adds to it; null leaves a field out."""
+    if not extra:
+        return body
+    return {name: value for name, value in (body | extra).items() if value is not None}
+
+
+def shortened(raw: bytes) -> str:
+    """What an error says."""
+    return raw[:_DETAIL_CHARS].decode("utf-8", "replace")

@@ -2,46 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from penstock.loadtest.clients.base import ClientOptions
-from penstock.loadtest.clients.http1 import ParsedAnswer
-from penstock.loadtest.clients.http_client import HttpClient
+from penstock.loadtest.clients.framing import ParsedAnswer
+from penstock.loadtest.clients.http_client import HttpClient, encode, merged, shortened
 from penstock.loadtest.clients.sse import events
 from penstock.loadtest.errors import STREAM_ERROR, TRUNCATED, LoadTestError
 from penstock.loadtest.messages import Answer, Call, Prompt
 
-_encode = msgspec.json.Encoder().encode
+
+class Usage(msgspec.Struct, gc=False):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
 
 
-class Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-
-class _Message(msgspec.Struct):
+class _Message(msgspec.Struct, gc=False):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: msgspec.Raw | None = None
+    refusal: str | None = None
+    tool_calls: list[msgspec.Raw] | None = None
+
+    @property
+    def text(self) -> str | None:
+        return self.content or self.reasoning_content or self.reasoning or self.refusal
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     text: str | None = None
     delta: _Message | None = None
     message: _Message | None = None
     finish_reason: str | None = None
 
 
-class _Body(msgspec.Struct):
+class _Body(msgspec.Struct, gc=False):
     """A chunk of a stream, or a whole answer."""
 
-    choices: Sequence[_Choice] = ()
+    choices: list[_Choice] = []
     usage: Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None
+    object: str | None = None
 
 
 _decode = msgspec.json.Decoder(_Body).decode
@@ -53,17 +56,18 @@ class CompletionsClient(HttpClient):
     def __init__(self, options: ClientOptions, *, chat: bool) -> None:
         super().__init__(options)
         self._chat = chat
-        self._path = "/v1/chat/completions" if chat else "/v1/completions"
+        self._head = self.head(
+            "/v1/chat/completions" if chat else "/v1/completions",
+            accept="text/event-stream" if options.stream else "application/json",
+        )
 
     def request(self, call: Call) -> bytes:
         options = self.options
         body: dict[str, Any] = {"model": options.model}
         if self._chat:
             body["messages"] = messages_of(call.prompt)
-        elif isinstance(call.prompt, str) or (call.prompt and isinstance(call.prompt[0], int)):
-            body["prompt"] = call.prompt
         else:
-            raise LoadTestError("a prompt of messages needs a protocol for chats")
+            body["prompt"] = text_or_ids(call.prompt)
         if call.output_tokens:
             body["max_tokens"] = call.output_tokens
         if options.ignore_eos:
@@ -71,36 +75,44 @@ class CompletionsClient(HttpClient):
         if options.stream:
             body["stream"] = True
             body["stream_options"] = {"include_usage": True}
-        accept = "text/event-stream" if options.stream else "application/json"
-        return self.post(self._path, _encode(body | options.extra), accept=accept)
+        return self.post(self._head, encode(merged(body, options.extra)))
 
     def read(self, response: ParsedAnswer, answer: Answer) -> None:
         if self.options.stream:
             self._read_stream(response, answer)
         else:
-            body = _decode(response.body)
+            self._read_whole(response, answer)
+
+    def _read_whole(self, response: ParsedAnswer, answer: Answer) -> None:
+        body = _decode(response.body)
+        if not body.choices:
+            raise ValueError(f"an answer without choices: {shortened(response.body)}")
+        texts: list[str] = []
+        if self._take(body, answer, texts):
             answer.arrivals = [answer.ended]
-            texts: list[str] = []
-            self._take(body, answer, texts)
-            answer.text = texts[0] if texts else None
             if answer.output_tokens is not None:
                 answer.pieces = [answer.output_tokens]
+        if self.options.keep_text:
+            answer.text = "".join(texts)
 
     def _read_stream(self, response: ParsedAnswer, answer: Answer) -> None:
-        done = False
+        done = begun = False
         texts: list[str] = []
         for time, data in events(response):
+            begun = True
             if data == b"[DONE]":
                 done = True
                 continue
             body = _decode(data)
-            if body.error is not None:
-                answer.error, answer.detail = STREAM_ERROR, bytes(body.error)[:300].decode("utf-8", "replace")
+            if body.error is not None or body.object == "error":
+                answer.error, answer.detail = STREAM_ERROR, shortened(data)
                 return
             if self._take(body, answer, texts):
                 answer.arrivals.append(time)
         if self.options.keep_text:
             answer.text = "".join(texts)
+        if not begun and response.body:
+            raise ValueError(f"a stream was asked for, not this: {shortened(response.body)}")
         if not done or answer.finish_reason is None:
             answer.error = TRUNCATED
             answer.detail = "the stream has no finish reason" if done else "the stream ended without [DONE]"
@@ -110,8 +122,8 @@ class CompletionsClient(HttpClient):
         found = False
         for choice in body.choices:
             message = choice.delta or choice.message
-            text = choice.text or (message and (message.content or message.reasoning_content or message.reasoning))
-            found = found or bool(text) or (message is not None and message.tool_calls is not None)
+            text = choice.text or (message and message.text)
+            found = found or bool(text) or bool(message and message.tool_calls)
             if choice.finish_reason is not None:
                 answer.finish_reason = choice.finish_reason
             if text and self.options.keep_text:
@@ -119,6 +131,13 @@ class CompletionsClient(HttpClient):
         if body.usage is not None:
             answer.prompt_tokens, answer.output_tokens = body.usage.prompt_tokens, body.usage.completion_tokens
         return found
+
+
+def text_or_ids(prompt: Prompt) -> Prompt:
+    """Raises LoadTestError for chat messages."""
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+        return prompt
+    raise LoadTestError("a prompt of messages needs a protocol for chats")
 
 
 def messages_of(prompt: Prompt) -> list[dict[str, Any]]:

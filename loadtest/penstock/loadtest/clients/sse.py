@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import accumulate
 
-from penstock.loadtest.clients.http1 import ParsedAnswer
+from penstock.loadtest.clients.framing import ParsedAnswer
+
+_EMPTY_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
+_END_OF_LINE = re.compile(rb"\r\n|\n|\r")
+_BOM = b"\xef\xbb\xbf"
 
 
 def events(answer: ParsedAnswer) -> Iterator[tuple[float, bytes]]:
-    """(arrival, data) of each event that has data; comments and other fields are left out."""
+    """(arrival, data) of each event that has data; comments and other fields are left out, and so is what no empty
+    line ends: it broke off."""
     body = answer.body
-    separator = b"\r\n\r\n" if b"\r\n\r\n" in body else b"\n\n"
-    blocks = body.split(separator)
-    blocks.pop()  # what follows the last separator is no event: it broke off
-    ends = accumulate(len(block) + len(separator) for block in blocks)
-    for time, block in zip(answer.arrivals(ends), blocks, strict=True):
-        data = _data(block)
-        if data:
+    if b"\r" in body:
+        ends = [found.end() for found in _EMPTY_LINE.finditer(body)]
+        blocks = [body[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    else:
+        blocks = body.split(b"\n\n")
+        blocks.pop()
+        ends = list(accumulate([len(block) + 2 for block in blocks]))
+    for time, block in zip(answer.arrivals(iter(ends)), blocks, strict=True):
+        if block.startswith(b"data: ") and b"\n" not in block and b"\r" not in block:  # what most servers send
+            yield time, block[6:]
+        elif data := _data(block):
             yield time, data
 
 
 def _data(block: bytes) -> bytes:
-    if block.startswith(b"data: ") and b"\n" not in block:  # what all servers send
-        return block[6:]
-    lines = block.replace(b"\r\n", b"\n").split(b"\n")
-    return b"\n".join(line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:"))
+    lines = _END_OF_LINE.split(block.removeprefix(_BOM))
+    return b"\n".join([line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:")])

@@ -1,0 +1,58 @@
+"""From the settings of a target to those of a client."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+
+from penstock.loadtest.clients.base import ClientOptions
+from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.options import Target
+
+
+def client_options(target: Target, *, keep_text: bool = False, seed: int = 0) -> ClientOptions:
+    """Raises LoadTestError for a setting that cannot be."""
+    key = target.api_key or os.environ.get("OPENAI_API_KEY") or None
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise LoadTestError("api-key: it has characters that a header cannot have")
+    return ClientOptions(
+        url=target.url,
+        model=target.model,
+        api_key=key,
+        stream=target.stream,
+        ignore_eos=target.ignore_eos,
+        extra=_extra(target.extra),
+        headers=_headers(target.header),
+        timeout=target.request_timeout,
+        keep_alive=target.keep_alive,
+        verify_tls=target.verify_tls,
+        input_tensor=target.input_tensor,
+        batch_size=target.batch_size,
+        keep_text=keep_text,
+        seed=seed,
+    )
+
+
+def _extra(text: str) -> dict[str, object]:
+    try:
+        extra = msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise LoadTestError(f"extra: not a JSON object: {error}") from None
+    if "stream" in extra:
+        raise LoadTestError("extra: whether answers are streamed is said by --stream and --no-stream")
+    return extra
+
+
+def _headers(texts: tuple[str, ...]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for text in texts:
+        name, colon, value = text.partition(":")
+        name = name.strip()
+        if not colon or not name or not name.isascii() or " " in name or not text.isprintable():
+            raise LoadTestError(f"header: {text!r} is not 'Name: value'")
+        if name.lower() in (known.lower() for known in headers):
+            raise LoadTestError(f"header: {name} is given twice")
+        headers[name] = value.strip()
+    return headers

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -31,9 +31,7 @@ class Contract:
 
     def check(self, product: str, version: str) -> None:
         """Raises EngineError that names everything that is not where it was."""
-        moved = list(self.differences())
-        if moved:
-            raise EngineError(f"{product} {version} is not what this engine was made for: {'; '.join(moved)}")
+        refuse(product, version, list(self.differences()))
 
     def differences(self) -> Iterator[str]:
         """What of the contract does not hold with the installed package, in words."""
@@ -55,6 +53,12 @@ class Contract:
             yield from _missing(path, "attribute", self.attributes[path], names)
         if path in self.ordered and tuple(there._fields[: len(self.ordered[path])]) != self.ordered[path]:
             yield f"{path} begins with {', '.join(there._fields)}"
+
+
+def refuse(product: str, version: str, moved: Sequence[str]) -> None:
+    """Raises EngineError if anything has moved."""
+    if moved:
+        raise EngineError(f"{product} {version} is not what this engine was made for: {'; '.join(moved)}")
 
 
 def resolve(path: str) -> Any:

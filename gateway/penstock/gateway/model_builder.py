@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.engines.gpus import visible_gpus
 from penstock.engines.process import WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from penstock.engines.scheduler.config import SchedulerConfig
@@ -22,8 +23,8 @@ from penstock.gateway.metrics import ModelMetrics
 from penstock.gateway.models import LoadedModel, ModelSource, default_params, load_chat_template
 from penstock.tokenizers import Tokenizer, TokenizerError
 
-_DEFAULT_BATCHED_TOKENS = 512
-"""A step of this many tokens keeps the pause between two tokens of running requests bearable on a CPU."""
+_CPU_BATCHED_TOKENS, _GPU_BATCHED_TOKENS = 512, 4096
+"""Steps of so many tokens keep the pause between two tokens of running requests bearable."""
 
 
 def build_model(
@@ -73,7 +74,9 @@ def engine_spec(
     """What the engine process is told; `adapters` are loaded with the model. Raises ConfigError for limits that
     contradict each other."""
     scheduling = config.scheduling
-    batched_tokens = scheduling.max_num_batched_tokens or max(_DEFAULT_BATCHED_TOKENS, scheduling.max_num_seqs)
+    runner = _runner(config, source)
+    _check_engine_settings(config, runner)
+    batched_tokens = scheduling.max_num_batched_tokens or max(_batched_tokens(config, runner), scheduling.max_num_seqs)
     try:
         scheduler = SchedulerConfig(
             max_num_seqs=scheduling.max_num_seqs,
@@ -86,8 +89,6 @@ def engine_spec(
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    runner = _runner(config, source)
-    _check_engine_settings(config, runner)
     options = _OPTIONS[runner](config, source, scheduler, tokenizer)
     if runner != "openvino":
         options |= _adapter_options(config, adapters)
@@ -107,6 +108,12 @@ def _runner(config: Config, source: ModelSource) -> str:
     return choose_engine(source.folder, adapters=adapters)
 
 
+def _batched_tokens(config: Config, runner: str) -> int:
+    on_gpu = runner in _GPU_ENGINES and config.model.device != "cpu" and visible_gpus() > 0
+    return _GPU_BATCHED_TOKENS if on_gpu else _CPU_BATCHED_TOKENS
+
+
+_GPU_ENGINES = ("vllm", "tensorrt_llm", "torch")
 _OWN_SCHEDULER = ("vllm", "tensorrt_llm", "simulated")
 _LARGE_ENGINES = ("vllm", "tensorrt_llm")
 

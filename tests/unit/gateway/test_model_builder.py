@@ -128,3 +128,11 @@ def test_a_model_has_the_adapters_of_its_settings(tmp_path: Path) -> None:
     assert [(adapter.name, adapter.folder) for adapter in adapters] == [("tuned", folder)]
     assert (adapters.directory, adapters.max_loaded) == (tmp_path, 3)
     assert build_model(load_config({"engine": "simulated"}, environ={}), DEMO).adapters.max_loaded == 0
+
+
+def test_steps_are_larger_where_a_gpu_computes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.gateway.model_builder.visible_gpus", lambda: 1)
+    assert spec(engine="vllm").scheduler.max_num_batched_tokens == 4096
+    assert spec(engine="torch", device="cpu").scheduler.max_num_batched_tokens == 512
+    assert spec(engine="openvino").scheduler.max_num_batched_tokens == 512
+    assert spec(engine="vllm", max_num_batched_tokens=300).scheduler.max_num_batched_tokens == 300

@@ -3,14 +3,10 @@ refused with the name of what has moved, and not with wrong tokens later."""
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-from collections.abc import Iterable, Iterator
-from importlib import import_module
 from operator import attrgetter
 from typing import Any
 
-from penstock.engines.errors import EngineError
+from penstock.engines.contract import Contract, refuse
 
 CALLS: dict[str, tuple[str, ...]] = {
     "vllm.engine.arg_utils:EngineArgs": (
@@ -122,59 +118,15 @@ ON_CORE = (
 """Attributes that an EngineCore object must have under vLLM's own scheduler."""
 
 
-def check_contract(version: str) -> None:
-    """Raises EngineError that names everything that is not where it was."""
-    _refuse(version, list(differences()))
+CONTRACT = Contract(calls=CALLS, fields=FIELDS, ordered=ORDERED, present=PRESENT)
 
 
 def check_core(version: str, core: Any) -> None:
-    """The same for an object of vLLM's EngineCore, whose attributes its class does not name."""
+    """For an object of vLLM's EngineCore, whose attributes its class does not name. Raises EngineError."""
     moved = []
     for path in ON_CORE:
         try:
             attrgetter(path)(core)
         except AttributeError as e:
             moved.append(f"EngineCore.{path} is gone ({e})")
-    _refuse(version, moved)
-
-
-def _refuse(version: str, moved: list[str]) -> None:
-    if moved:
-        raise EngineError(f"vLLM {version} is not what this engine was made for: {'; '.join(moved)}")
-
-
-def differences() -> Iterator[str]:
-    """What of the contract does not hold with the installed vLLM, in words."""
-    for path in (*CALLS, *FIELDS, *ORDERED, *PRESENT):
-        try:
-            there = resolve(path)
-        except (ImportError, AttributeError) as e:
-            yield f"{path} is gone ({e})"
-            continue
-        if path in CALLS:
-            yield from _missing(path, "parameter", CALLS[path], inspect.signature(there).parameters)
-        elif path in FIELDS:
-            yield from _missing(path, "field", FIELDS[path], field_names(there))
-        elif path in ORDERED and tuple(there._fields[: len(ORDERED[path])]) != ORDERED[path]:
-            yield f"{path} begins with {', '.join(there._fields)}"
-
-
-def resolve(path: str) -> Any:
-    """`module:name.name`."""
-    module, _, names = path.partition(":")
-    thing: Any = import_module(module)
-    for name in names.split("."):
-        thing = getattr(thing, name)
-    return thing
-
-
-def field_names(there: Any) -> set[str]:
-    """Of a dataclass or a msgspec struct."""
-    if dataclasses.is_dataclass(there):
-        return {f.name for f in dataclasses.fields(there)}
-    return set(there.__struct_fields__)
-
-
-def _missing(path: str, kind: str, wanted: Iterable[str], there: Iterable[str]) -> Iterator[str]:
-    known = set(there)
-    yield from (f"{path} has no {kind} {name!r}" for name in wanted if name not in known)
+    refuse("vLLM", version, moved)

@@ -53,7 +53,7 @@ def _prepare(config: VLLMConfig) -> str:
     """Returns the installed version."""
     version = installed_version()
     prepare(config, is_cpu_build())
-    from penstock.engines.vllm.contract import check_contract
+    from penstock.engines.vllm.contract import CONTRACT
 
-    check_contract(version)
+    CONTRACT.check("vLLM", version)
     return version

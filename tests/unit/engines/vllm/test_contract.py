@@ -18,7 +18,7 @@ def contract():
 
 
 def test_the_installed_release_keeps_the_contract():
-    assert list(contract().differences()) == []
+    assert list(contract().CONTRACT.differences()) == []
 
 
 def test_what_has_moved_is_named(monkeypatch):
@@ -28,7 +28,7 @@ def test_what_has_moved_is_named(monkeypatch):
     monkeypatch.setitem(it.ORDERED, "vllm.v1.outputs:LogprobsLists", ("logprobs",))
     monkeypatch.setitem(it.FIELDS, "vllm.v1.core.sched.output:Gone", ("x",))
     with pytest.raises(EngineError) as caught:
-        it.check_contract("0.33.9")
+        it.CONTRACT.check("vLLM", "0.33.9")
     message = str(caught.value)
     assert "0.33.9" in message
     assert "NewRequestData has no field 'block_tables'" in message

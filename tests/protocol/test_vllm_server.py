@@ -1,0 +1,60 @@
+"""vLLM in a server process, under either scheduler. Only where vLLM is installed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from typing import Any
+
+import httpx
+import pytest
+
+from helpers_server import Server, serving, wait_until
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+]
+FLAGS = ("--engine", "vllm", "--threads", "1", "--dtype", "f32", "--kv-cache-memory", "64MiB", "--max-num-seqs", "4")
+COMPLETIONS = "/v1/completions"
+SECONDS_TO_AN_ERROR = 2.0
+
+
+def body(max_tokens: int) -> dict[str, Any]:
+    return {"prompt": [[300, 301, 302]], "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0}
+
+
+def last_event(server: Server, begun: list[int], number: int) -> tuple[Any, float]:
+    """What ends a long stream but for [DONE], and when."""
+    with server.stream(COMPLETIONS, body(400) | {"model": "penstock-demo"}) as events:
+        begun.append(number)
+        *_, last, done = events
+        assert done == "[DONE]"
+        return last, time.monotonic()
+
+
+@pytest.mark.parametrize("scheduler", ["penstock", "engine"])
+def test_kill_9_under_load_ends_every_stream_soon_and_leaks_nothing(scheduler: str) -> None:
+    """Four run and wait for tokens, four have seen none yet: they stand in the queue and get a status instead."""
+    with serving(*FLAGS, "--scheduler", scheduler) as server, ThreadPoolExecutor(8) as threads:
+        begun: list[int] = []
+        running = [threads.submit(last_event, server, begun, number) for number in range(4)]
+        wait_until(lambda: len(begun) == 4)
+        queued = [threads.submit(server.post, COMPLETIONS, body(8) | {"model": "penstock-demo"}) for _ in range(4)]
+        wait_until(lambda: server.state()["num_waiting"] == 4)
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        killed = time.monotonic()
+        for last, when in (future.result() for future in running):
+            assert last["error"]["code"] == "engine_dead"
+            assert when - killed < SECONDS_TO_AN_ERROR
+        assert {future.result().status_code for future in queued} <= {500, 503}
+        wait_until(lambda: httpx.get(server.url + "/health/ready").status_code == 200, 60)
+        assert server.post(COMPLETIONS, body(8) | {"model": "penstock-demo"}).status_code == 200
+        wait_until(lambda: server.state()["num_running"] == 0)
+        state = server.state()
+        assert state["num_free_blocks"] == state["num_blocks"]
+        assert state["admitted"] == sum(state["finished"].values())

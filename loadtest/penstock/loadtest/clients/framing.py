@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
+from itertools import accumulate
 
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,15})[ \t]*\r\n", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding:[^\r\n]*\bchunked[ \t]*\r\n", re.IGNORECASE)
@@ -158,23 +159,19 @@ class ParsedAnswer:
         self._spans = spans
         self._raw = answer
 
-    def arrivals(self, ends: Iterator[int]) -> Iterator[float]:
+    def arrivals(self, ends: Iterable[int]) -> list[float]:
         """For ascending offsets into the body: when the bytes before each of them had arrived."""
-        available = self._available()
-        offset, time = next(available)
-        for end in ends:
-            while offset < end:
-                offset, time = next(available)
-            yield time
-
-    def _available(self) -> Iterator[tuple[int, float]]:
-        """After each read: (bytes of the body that are there, time)."""
+        times, reads = iter(self._raw.times), accumulate(map(len, self._raw.data))
         spans = iter(self._spans)
-        start, size = next(spans, (0, 0))
-        body = position = 0
-        for time, data in zip(self._raw.times, self._raw.data, strict=True):
-            position += len(data)
-            while size and start + size <= position:
+        found: list[float] = []
+        time, there = next(times), next(reads)  # so much of the response had come by then
+        body = shift = 0  # the body up to here lies `shift` bytes further on in the response
+        for end in ends:
+            while body < end:
+                start, size = next(spans)
+                shift = start - body
                 body += size
-                start, size = next(spans, (0, 0))
-            yield body + max(0, position - start if size else 0), time
+            while there < end + shift:
+                time, there = next(times), next(reads)
+            found.append(time)
+        return found

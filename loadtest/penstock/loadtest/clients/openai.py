@@ -9,7 +9,7 @@ import msgspec
 from penstock.loadtest.clients.base import ClientOptions
 from penstock.loadtest.clients.framing import ParsedAnswer
 from penstock.loadtest.clients.http_client import HttpClient, encode, merged, shortened
-from penstock.loadtest.clients.sse import events
+from penstock.loadtest.clients.sse import check_stream, events
 from penstock.loadtest.errors import STREAM_ERROR, TRUNCATED, LoadTestError
 from penstock.loadtest.messages import Answer, Call, Prompt
 
@@ -96,10 +96,10 @@ class CompletionsClient(HttpClient):
             answer.text = "".join(texts)
 
     def _read_stream(self, response: ParsedAnswer, answer: Answer) -> None:
-        done = begun = False
+        check_stream(response)
+        done = False
         texts: list[str] = []
         for time, data in events(response):
-            begun = True
             if data == b"[DONE]":
                 done = True
                 continue
@@ -111,8 +111,6 @@ class CompletionsClient(HttpClient):
                 answer.arrivals.append(time)
         if self.options.keep_text:
             answer.text = "".join(texts)
-        if not begun and response.body:
-            raise ValueError(f"a stream was asked for, not this: {shortened(response.body)}")
         if not done or answer.finish_reason is None:
             answer.error = TRUNCATED
             answer.detail = "the stream has no finish reason" if done else "the stream ended without [DONE]"

@@ -13,6 +13,13 @@ _END_OF_LINE = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
 
 
+def check_stream(answer: ParsedAnswer) -> None:
+    """Raises ValueError for an answer that is something else."""
+    kind = answer.head.field("Content-Type") or ""
+    if not kind.startswith("text/event-stream"):
+        raise ValueError(f"a stream was asked for, not {kind or 'this'}: {answer.body[:200]!r}")
+
+
 def events(answer: ParsedAnswer) -> Iterator[tuple[float, bytes]]:
     """(arrival, data) of each event that has data; comments and other fields are left out, and so is what no empty
     line ends: it broke off."""
@@ -24,7 +31,7 @@ def events(answer: ParsedAnswer) -> Iterator[tuple[float, bytes]]:
         blocks = body.split(b"\n\n")
         blocks.pop()
         ends = list(accumulate([len(block) + 2 for block in blocks]))
-    for time, block in zip(answer.arrivals(iter(ends)), blocks, strict=True):
+    for time, block in zip(answer.arrivals(ends), blocks, strict=True):
         if block.startswith(b"data: ") and b"\n" not in block and b"\r" not in block:  # what most servers send
             yield time, block[6:]
         elif data := _data(block):

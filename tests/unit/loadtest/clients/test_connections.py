@@ -110,7 +110,7 @@ async def test_a_new_connection_that_is_lost_without_an_answer(ending: object) -
 async def test_nobody_there() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        answer = await client_of("http://127.0.0.1:%d" % taken.getsockname()[1]).send(CALL)
+        answer = await client_of(f"http://127.0.0.1:{taken.getsockname()[1]}").send(CALL)
     assert answer.error == CONNECT
     assert answer.detail
     assert answer.ended >= answer.sent
@@ -134,8 +134,14 @@ async def test_garbage() -> None:
 
 
 async def test_https_to_a_server_of_http() -> None:
-    async with raw_server(REPLY) as server:
-        answer = await client_of(server.url.replace("http", "https")).send(CALL)
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(whole(b"", status="400 Bad Request"))
+        writer.close()
+
+    listening = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    answer = await client_of(f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}").send(CALL)
+    listening.close()
     assert answer.error == CONNECT
 
 
@@ -193,7 +199,7 @@ async def test_an_answer_before_the_request_was_all_sent() -> None:
         await reader.read()
 
     listening = await asyncio.start_server(refuse, "127.0.0.1", 0)
-    client = client_of("http://127.0.0.1:%d" % listening.sockets[0].getsockname()[1])
+    client = client_of(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}")
     answer = await client.send(msgspec.structs.replace(CALL, prompt="x" * (1 << 24)))
     listening.close()
     assert answer.error == "http_413"

@@ -145,4 +145,4 @@ async def test_arrivals_are_those_of_the_read_that_completed_the_bytes() -> None
         parsed = answer.parse()
         assert parsed is not None
         ends = [raw.index(letter, len(CHUNKED_HEAD)) + 1 for letter in (b"b", b"c\r", b"d", b"g\r")]
-        assert list(parsed.arrivals(iter([2, 3, 4, 7]))) == [1.0 if end <= at else 2.0 for end in ends], at
+        assert parsed.arrivals([2, 3, 4, 7]) == [1.0 if end <= at else 2.0 for end in ends], at

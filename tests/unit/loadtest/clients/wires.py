@@ -141,7 +141,7 @@ class RawServer:
 async def raw_server(*replies: bytes | Script) -> AsyncIterator[RawServer]:
     server = RawServer(*replies)
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
-    server.url = "http://127.0.0.1:%d" % listening.sockets[0].getsockname()[1]
+    server.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
     try:
         yield server
     finally:

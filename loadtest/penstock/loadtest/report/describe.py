@@ -46,7 +46,7 @@ def outcome(report: Report) -> str:
     parts = [f"{report.completed:,} completed", f"{report.failed:,} failed"]
     if report.interrupted:
         parts.append(f"{report.interrupted:,} cut off at the end and left out")
-    return ", ".join(parts)
+    return f"{', '.join(parts)}; {report.prompt_tokens:,} prompt tokens, {report.output_tokens:,} output tokens"
 
 
 def _start(latency_from: str) -> str:

@@ -15,7 +15,7 @@ _DIGITS = 6
 
 
 def to_json(report: Report) -> str:
-    """Numbers with six digits, at least three of them behind the point."""
+    """Numbers with six digits, at least four of them behind the point: as precise as figures are."""
     return msgspec.json.format(msgspec.json.encode(rounded(msgspec.to_builtins(report))), indent=2).decode() + "\n"
 
 
@@ -24,7 +24,7 @@ def rounded(tree: Any) -> Any:
     if isinstance(tree, float):
         if not math.isfinite(tree):
             return None
-        digits = max(3, _DIGITS - 1 - math.floor(math.log10(abs(tree)))) if tree else 0
+        digits = max(4, _DIGITS - 1 - math.floor(math.log10(abs(tree)))) if tree else 0
         return round(tree, digits)
     if isinstance(tree, dict):
         return {name: rounded(value) for name, value in tree.items()}

@@ -21,7 +21,9 @@ from penstock.loadtest.report.model import Report
 from penstock.loadtest.report.words import clean, number, percent
 
 _LONGEST_COMMAND = 10_000
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&])")
+_SPECIAL = re.compile(r"([\\`*{}\[\]<>#|~&]|(?<!\w)_|_(?!\w))")
+_WIDEST = 40
+"""Columns up to here are filled up, so that a table reads well as text too."""
 
 
 def markdown(report: Report) -> str:
@@ -62,9 +64,19 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Cells are escaped; columns after the first are aligned right when they hold numbers only."""
     rows = list(rows)
     right = [index > 0 and all(_is_number(row[index]) for row in rows) for index in range(len(head))]
-    lines = [head, ["--:" if is_right else "---" for is_right in right]]
-    escaped = [[escape(cell) for cell in row] for row in rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [*lines, *escaped])
+    lines = [[escape(cell) for cell in row] for row in (head, *rows)]
+    widths = [min(_WIDEST, max(3, *(len(line[index]) for line in lines))) for index in range(len(head))]
+    lines.insert(
+        1, ["-" * (width - 1) + (":" if is_right else "-") for width, is_right in zip(widths, right, strict=True)]
+    )
+    filled = [
+        [
+            cell.rjust(width) if is_right else cell.ljust(width)
+            for cell, width, is_right in zip(line, widths, right, strict=True)
+        ]
+        for line in lines
+    ]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in filled)
 
 
 def _is_number(text: str) -> bool:

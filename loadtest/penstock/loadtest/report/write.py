@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ def write(report: Report, samples: Sequence[Sample], output: OutputOptions) -> R
     if not report.histograms:
         report = replace(report, histograms=histograms(samples, open_loop=open_loop))
     report = redacted(report)
-    forms = (
+    forms: tuple[tuple[str | None, Callable[[], str]], ...] = (
         (output.json, lambda: to_json(report)),
         (output.markdown, lambda: markdown(report)),
         (output.csv, lambda: to_csv(samples, open_loop=open_loop)),

@@ -62,7 +62,7 @@ def _curve(reports: Sequence[Report], field: str, statistic: str, throughput: st
         marks.append(line(places, colour))
         for (x, y), report in zip(places, group, strict=True):
             told = element("title", f"{label}, {load_name(report.options.load)}")
-            points.append(element("circle", told, cx=x, cy=y, r=3.5, class_=f"point {colour}"))
+            points.append(element("circle", told, cx=x, cy=y, r=3.5, class_=f"point {colour}{_hollow(report)}"))
             labels.add(x, y - 8, _short(report), colour)
     marks += points + labels.marks
     described = f"{name} against throughput: {', '.join(clean(label) for label in groups)}; {len(reports)} runs."
@@ -95,6 +95,10 @@ def legend(reports: Sequence[Report]) -> Markup:
         for colour, label in zip(_colours(len(groups)), groups, strict=True)
     ]
     return element("ul", keys, class_="legend")
+
+
+def _hollow(report: Report) -> str:
+    return " hollow" if report.validity.verdict == "invalid" else ""
 
 
 def _short(report: Report) -> str:

@@ -104,6 +104,6 @@ def _attainment(name: str, histogram: Histogram, bounds: Sequence[float]) -> Mar
     marks += markers([(scale(b), f"≤ {number(b)} ms: {percent(share)}") for b, share in reached], "bound")
     for bound, share in reached:
         marks.append(element("circle", cx=scale(bound), cy=shares(100 * share), r=3.5, class_="point second"))
-    note = f"{plural(histogram.failed, 'failed request')} never get there" if histogram.failed else ""
+    note = f"{plural(histogram.failed, 'failed request')} among them" if histogram.failed else ""
     told = "; ".join(f"{percent(share)} within {number(bound)} ms" for bound, share in reached)
     return figure(name, f"Share of requests whose {name} is at most x. {told}", marks, note=note)

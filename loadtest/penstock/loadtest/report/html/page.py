@@ -17,6 +17,7 @@ from penstock.loadtest.report.model import Report
 from penstock.loadtest.report.redact import redacted
 from penstock.loadtest.report.words import number, percent
 
+_NOTE = "Latencies in milliseconds. Runs that are invalid have hollow points in the plots."
 _SHOWN = ("ttft_ms", "tpot_ms", "e2e_ms")
 _OPEN_FOR_PRINT = "addEventListener('beforeprint',()=>document.querySelectorAll('details').forEach(d=>d.open=true))"
 
@@ -94,7 +95,7 @@ def _overview(reports: Sequence[Report]) -> Markup:
             share = value(report, GOODPUT[1].path)
             row.append("–" if share is None else percent(share))
         rows.append([*row, f"{report.failed:,}"])
-    return element("div", table(head, rows), element("p", "Latencies in milliseconds.", class_="note"))
+    return element("div", table(head, rows), element("p", _NOTE, class_="note"))
 
 
 def _each(reports: Sequence[Report]) -> list[Markup]:

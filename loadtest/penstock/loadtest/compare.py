@@ -1,0 +1,193 @@
+"""`penstock loadtest compare A.json B.json ...`: what differs between runs, and whether it is more than chance."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.metrics import Figures
+from penstock.loadtest.repeats import student95
+from penstock.loadtest.report.describe import title
+from penstock.loadtest.report.figures import COMPARED, Figure, value
+from penstock.loadtest.report.file import read
+from penstock.loadtest.report.html import page
+from penstock.loadtest.report.markdown import escape, table
+from penstock.loadtest.report.model import Interval, Report
+from penstock.loadtest.report.words import clean, number
+from penstock.loadtest.report.write import put
+
+_FEWEST = 2
+"""Runs on both sides that make an interval."""
+_IGNORED = ("output", "target.url", "target.api_key", "load.metrics_url", "load.repeat")
+"""Settings that do not change what is measured, or are what is compared."""
+
+
+class Ratio(NamedTuple):
+    """Of one figure, B to A."""
+
+    figure: Figure
+    a: float
+    """The mean of the runs."""
+    b: float
+    ratio: float | None
+    """None when A is 0."""
+    interval: Interval | None
+    """At 95 %; None without repeats on both sides."""
+
+    @property
+    def verdict(self) -> str:
+        if self.interval is None or self.ratio is None:
+            return ""
+        if self.interval.low <= 1 <= self.interval.high:
+            return "no difference shown"
+        return "better" if (self.ratio > 1) == self.figure.more_is_better else "worse"
+
+
+def ratios(a: Report, b: Report) -> list[Ratio]:
+    """Of the figures that both have."""
+    found = []
+    for figure in COMPARED:
+        left, right = value(a, figure.path), value(b, figure.path)
+        if left is not None and right is not None and (left or right):
+            found.append(_ratio(figure, left, right, _runs(a.runs, figure), _runs(b.runs, figure)))
+    return found
+
+
+def _runs(runs: Sequence[Figures], figure: Figure) -> list[float]:
+    return [found for run in runs if (found := value(run, figure.path)) is not None]
+
+
+def _ratio(figure: Figure, left: float, right: float, a: Sequence[float], b: Sequence[float]) -> Ratio:
+    left, right = (statistics.fmean(runs) if runs else median for runs, median in ((a, left), (b, right)))
+    return Ratio(figure, left, right, right / left if left else None, ratio_interval(a, b))
+
+
+def ratio_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
+    """Of mean(b) / mean(a) at 95 %: Welch's interval (spreads may differ), of the logarithms by the delta method.
+
+    None for fewer than two runs on a side, or a mean that is not positive."""
+    if min(len(a), len(b)) < _FEWEST or statistics.fmean(a) <= 0 or statistics.fmean(b) <= 0:
+        return None
+    parts = [statistics.variance(runs) / len(runs) / statistics.fmean(runs) ** 2 for runs in (a, b)]
+    error = sum(parts)
+    middle = math.log(statistics.fmean(b) / statistics.fmean(a))
+    if error == 0:
+        return Interval(round(math.exp(middle), 4), round(math.exp(middle), 4))
+    degrees = error**2 / sum(part**2 / (len(runs) - 1) for part, runs in zip(parts, (a, b), strict=True))
+    half = student95(max(1, math.floor(degrees + 1e-9))) * math.sqrt(error)
+    return Interval(round(math.exp(middle - half), 4), round(math.exp(middle + half), 4))
+
+
+def warnings(reports: Sequence[Report]) -> list[str]:
+    """Why the comparison may not be one."""
+    found = []
+    for report in reports:
+        if report.validity.verdict != "valid":
+            reasons = "; ".join(report.validity.reasons)
+            found.append(f"{_name(report)} is {report.validity.verdict}" + (f": {reasons}" if reasons else ""))
+        if report.interrupted_by_user:
+            found.append(f"{_name(report)} was ended early")
+    first = reports[0]
+    for report in reports[1:]:
+        found += [f"{where} differs: {a} and {b}" for where, a, b in differences(first, report)]
+        if first.latency_from != report.latency_from:
+            found.append(f"latencies count from other moments: {first.latency_from} and {report.latency_from}")
+    if any(len(report.runs) < _FEWEST for report in reports):
+        found.append("without repeats (--repeat 5) there are no intervals: small differences may be chance")
+    return found
+
+
+def differences(a: Report, b: Report) -> list[tuple[str, str, str]]:
+    """Settings and surroundings that are not the same: where, and both values."""
+    trees = [
+        {"": msgspec.to_builtins(report.options), "environment": msgspec.to_builtins(report.environment)}
+        for report in (a, b)
+    ]
+    left, right = (dict(_leaves(tree[""])) | dict(_leaves(tree["environment"], "environment.")) for tree in trees)
+    return [
+        (where, _shown(left.get(where)), _shown(right.get(where)))
+        for where in dict.fromkeys([*left, *right])
+        if left.get(where) != right.get(where)
+        and not where.startswith(_IGNORED)
+        and not (where.startswith("environment.") and isinstance(left.get(where), float))  # measured, never equal
+    ]
+
+
+def _leaves(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found = []
+    for name, content in tree.items():
+        nested = isinstance(content, dict)
+        found += _leaves(content, f"{prefix}{name}.") if nested else [(prefix + name, content)]
+    return found
+
+
+def _shown(content: object) -> str:
+    return "nothing" if content is None else clean(str(content), longest=60)
+
+
+def _name(report: Report) -> str:
+    return f"{title(report)} ({report.date})"
+
+
+def as_markdown(reports: Sequence[Report]) -> str:
+    """The first report is what the others are compared with."""
+    first, *others = reports
+    parts = [f"# {' and '.join(escape(title(report)) for report in reports)}"]
+    if found := warnings(reports):
+        parts.append("\n".join(f"- {escape(warning)}" for warning in found))
+    for other in others:
+        if len(others) > 1:
+            parts.append(f"## {escape(title(other))}")
+        parts.append(_table(first, other))
+    if any(ratio.interval for other in others for ratio in ratios(first, other)):
+        parts.append(
+            "Values are means of the runs. Intervals at 95 %: of figures that are the same, one in twenty shows a "
+            "difference by chance."
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(a: Report, b: Report) -> str:
+    rows = [
+        (f"{ratio.figure.title} {ratio.figure.unit}".strip(), *_cells(ratio), ratio.verdict) for ratio in ratios(a, b)
+    ]
+    rows += [("Requests completed", f"{a.completed:,}", f"{b.completed:,}", "", "", "")]
+    rows += [("Requests failed", f"{a.failed:,}", f"{b.failed:,}", "", "", "")]
+    return table(("", f"A: {title(a)}", f"B: {title(b)}", "B / A", "95 % interval", "B is"), rows)
+
+
+def _cells(ratio: Ratio) -> tuple[str, str, str, str]:
+    interval = "" if ratio.interval is None else f"{ratio.interval.low:.3f} – {ratio.interval.high:.3f}"
+    return number(ratio.a), number(ratio.b), "–" if ratio.ratio is None else f"{ratio.ratio:.3f}", interval
+
+
+def main(argv: Sequence[str]) -> int:
+    """0: compared; 2: a file is no report."""
+    parser = argparse.ArgumentParser(prog="penstock loadtest compare", description="Compare reports of load tests.")
+    parser.add_argument("reports", nargs="+", metavar="REPORT.json", help="written by --json; the first is the measure")
+    parser.add_argument(
+        "--markdown", metavar="FILE", help="write the comparison as Markdown here, - for standard output"
+    )
+    parser.add_argument("--html", metavar="FILE", help="write one page of all reports here")
+    args = parser.parse_args(argv)
+    if len(args.reports) < 2:
+        parser.error("a comparison needs two reports or more")
+    try:
+        reports = [read(path) for path in args.reports]
+    except LoadTestError as error:
+        print(f"penstock loadtest compare: {error}", file=sys.stderr)
+        return 2
+    text = as_markdown(reports)
+    problems = [put(args.markdown or "-", text)]
+    if args.html is not None:
+        problems.append(put(args.html, page(reports)))
+    for problem in filter(None, problems):
+        print(f"penstock loadtest compare: {problem}", file=sys.stderr)
+    return 2 if any(problems) else 0

@@ -1,0 +1,185 @@
+"""How a run is going, while it goes: a view on a terminal (rich), else a line now and then on standard error."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Protocol, Self, TextIO
+
+from penstock.loadtest.errors import INTERRUPTED
+from penstock.loadtest.messages import Sample
+from penstock.loadtest.report.histogram import Tally
+from penstock.loadtest.report.words import clean, duration, number
+
+_LINE_SECONDS = 5.0
+_RATE_SECONDS = 5.0
+"""What rates are of: the last so many seconds."""
+
+
+class Progress:
+    """What a view shows, made of samples as they come."""
+
+    def __init__(self, requests: int | None, seconds: float | None) -> None:
+        self.requests = requests
+        self.seconds = seconds
+        self.elapsed = 0.0
+        self.done = self.in_flight = 0
+        self.errors: Counter[str] = Counter()
+        self.ttft = Tally()
+        self._recent: deque[tuple[float, int, int]] = deque()
+        """When it was, and requests and tokens until then."""
+        self._completed = self._tokens = 0
+
+    def add(self, samples: Sequence[Sample], in_flight: int, elapsed: float) -> None:
+        good = [sample for sample in samples if not sample.error]
+        self.errors.update(sample.error for sample in samples if sample.error not in ("", INTERRUPTED))
+        self.ttft.add(sample.arrivals[0] - sample.sent for sample in good if sample.arrivals)
+        self.done += sum(sample.error != INTERRUPTED for sample in samples)
+        self._completed += len(good)
+        self._tokens += sum(sample.tokens for sample in good)
+        self.in_flight, self.elapsed = in_flight, elapsed
+        self._recent.append((elapsed, self._completed, self._tokens))
+        while len(self._recent) > 2 and self._recent[1][0] < elapsed - _RATE_SECONDS:
+            self._recent.popleft()
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Requests and output tokens per second, lately. Tokens count when their request is complete."""
+        begun, requests, tokens = self._recent[0] if self._recent else (0.0, 0, 0)
+        if self.elapsed <= _RATE_SECONDS:
+            begun, requests, tokens = 0.0, 0, 0
+        span = self.elapsed - begun
+        return ((self._completed - requests) / span, (self._tokens - tokens) / span) if span > 0 else (0.0, 0.0)
+
+    @property
+    def share(self) -> float | None:
+        """How much of the run is over; None when its end is not known."""
+        shares = []
+        if self.requests:
+            shares.append(self.done / self.requests)
+        if self.seconds:
+            shares.append(self.elapsed / self.seconds)
+        return min(1.0, max(shares)) if shares else None
+
+    def parts(self) -> list[tuple[str, str]]:
+        requests, tokens = self.rates
+        of = f" of {self.requests:,}" if self.requests else ""
+        failed = ", ".join(f"{clean(kind)} {count:,}" for kind, count in self.errors.most_common(4))
+        return [
+            ("elapsed", f"{self.elapsed:.1f} s" + (f" of {self.seconds:g} s" if self.seconds else "")),
+            ("done", f"{self.done:,}{of}"),
+            ("in flight", f"{self.in_flight:,}"),
+            ("errors", failed or "none"),
+            ("requests/s", number(requests)),
+            ("output tokens/s", number(tokens)),
+            ("TTFT", f"p50 {duration(self.ttft.quantile(0.5))}, p99 {duration(self.ttft.quantile(0.99))}"),
+        ]
+
+
+class Screen(Protocol):
+    """Where progress is shown."""
+
+    seconds: float
+    """Between two looks."""
+
+    def show(self, progress: Progress) -> None: ...
+    def note(self, text: str) -> None: ...
+    def close(self) -> None: ...
+
+
+class Lines:
+    """One line each time."""
+
+    seconds = _LINE_SECONDS
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def show(self, progress: Progress) -> None:
+        self.note("  ".join(f"{name} {text}" for name, text in progress.parts()))
+
+    def note(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def close(self) -> None:
+        return None
+
+
+class Silence:
+    """For `--no-live`: notes are printed all the same."""
+
+    seconds = float("inf")
+
+    def __init__(self, stream: TextIO) -> None:
+        self.note = Lines(stream).note
+
+    def show(self, progress: Progress) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+class LiveView:
+    """`with LiveView(...) as view: view.update(samples, in_flight)`, as often as there is news.
+
+    Costs little: samples are added up, and looked at four times a second at most (every five seconds without a
+    terminal, or without rich).
+    """
+
+    def __init__(
+        self,
+        *,
+        title: str = "",
+        requests: int | None = None,
+        seconds: float | None = None,
+        enabled: bool = True,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`requests`, `seconds`: at which the run ends, as far as that is known."""
+        self._progress = Progress(requests, seconds)
+        self._title = clean(title)
+        self._enabled = enabled
+        self._stream = sys.stderr if stream is None else stream
+        self._clock = clock
+        self._screen: Screen = Silence(self._stream)
+        self._started = self._shown = 0.0
+
+    def __enter__(self) -> Self:
+        self._screen = _screen(self._stream, self._title) if self._enabled else Silence(self._stream)
+        self._started = self._shown = self._clock()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._screen.show(self._progress)
+        self._screen.close()
+
+    def update(self, samples: Sequence[Sample], in_flight: int) -> None:
+        """`samples`: those that have ended since the last time."""
+        now = self._clock()
+        self._progress.add(samples, in_flight, now - self._started)
+        if now - self._shown >= self._screen.seconds:
+            self._shown = now
+            self._screen.show(self._progress)
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        self._screen.note(clean(text))
+
+
+def _screen(stream: TextIO, title: str) -> Screen:
+    if not stream.isatty():
+        return Lines(stream)
+    try:
+        from penstock.loadtest.terminal import Terminal  # needs rich
+    except ImportError:
+        lines = Lines(stream)
+        lines.note("for a live view: pip install 'penstock[loadtest]'")
+        return lines
+    return Terminal(stream, title)

@@ -1,0 +1,123 @@
+"""The live view: what it shows, how often, and on what."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from penstock.loadtest.errors import INTERRUPTED
+from penstock.loadtest.live import LiveView, Progress
+from penstock.loadtest.messages import Sample
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def sample(index: int, tokens: int = 10, error: str = "") -> Sample:
+    return Sample(index=index, intended=0, sent=0, arrivals=[0.05], ended=1.0, output_tokens=tokens, error=error)
+
+
+def test_figures_so_far() -> None:
+    progress = Progress(requests=10, seconds=None)
+    progress.add([sample(0), sample(1), sample(2, error="timeout"), sample(3, error=INTERRUPTED)], 4, 2.0)
+    shown = dict(progress.parts())
+    assert shown["done"] == "3 of 10"
+    assert shown["in flight"] == "4"
+    assert shown["errors"] == "timeout 1"
+    assert shown["requests/s"] == "1.00"
+    assert shown["output tokens/s"] == "10.0"
+    assert shown["TTFT"] == "p50 49.8 ms, p99 49.8 ms"  # within 1 %
+    assert progress.share == pytest.approx(0.3)
+
+
+def test_rates_are_of_the_last_seconds() -> None:
+    progress = Progress(None, None)
+    for second in range(1, 11):
+        progress.add([sample(second)], 1, float(second))
+    for second in range(11, 31):
+        progress.add([], 1, float(second))
+    assert progress.rates == (0.0, 0.0)
+    progress.add([sample(40), sample(41)], 1, 31.0)
+    requests, tokens = progress.rates
+    assert 0.3 <= requests <= 0.4
+    assert tokens == pytest.approx(10 * requests)
+
+
+def test_the_end_is_known_by_requests_or_by_time() -> None:
+    progress = Progress(requests=10, seconds=20)
+    progress.add([sample(0)], 1, 15.0)
+    assert progress.share == pytest.approx(0.75)
+    assert Progress(None, None).share is None
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
+    clock, stream = Clock(), io.StringIO()
+    with LiveView(stream=stream, clock=clock, requests=100) as view:
+        for index in range(40):
+            clock.now += 0.25
+            view.update([sample(index)], 8)
+        assert len(stream.getvalue().splitlines()) == 2  # after 5 and 10 seconds
+    *_, last = stream.getvalue().splitlines()
+    assert "done 40 of 100" in last
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_a_terminal_is_drawn_at_most_four_times_a_second() -> None:
+    pytest.importorskip("rich")
+    clock, stream = Clock(), Terminal()
+    with LiveView(stream=stream, clock=clock, title="alpha") as view:
+        for index in range(1000):
+            clock.now += 0.002
+            view.update([sample(index)], 8)
+        assert 6 <= stream.getvalue().count("in flight") <= 8  # of two seconds
+
+
+def test_texts_of_others_do_not_reach_the_terminal_as_orders() -> None:
+    pytest.importorskip("rich")
+    stream = Terminal()
+    with LiveView(stream=stream, title="[bold red]x[/] \x1b]0;evil\x07") as view:
+        view.update([sample(0, error="grpc_\x1b[2J[red]")], 1)
+        view.note("[link=http://evil]y\x1b[2J")
+    written = stream.getvalue()
+    for order in ("\x1b]0;", "\x1b[2J"):
+        assert order not in written
+    for words in ("[bold red]x[/]", "[red]", "[link=http://evil]y"):
+        assert words in written
+
+
+def test_without_rich_there_are_lines_and_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "penstock.loadtest.terminal", None)
+    stream = Terminal()
+    with LiveView(stream=stream) as view:
+        view.update([sample(0)], 1)
+    assert "penstock[loadtest]" in stream.getvalue()
+    assert "done 1" in stream.getvalue()
+
+
+def test_a_view_that_is_not_wanted_shows_notes_only() -> None:
+    clock, stream = Clock(), Terminal()
+    with LiveView(stream=stream, clock=clock, enabled=False) as view:
+        clock.now += 100
+        view.update([sample(0)], 1)
+        view.note("stopping")
+    assert stream.getvalue() == "stopping\n"
+
+
+def test_the_view_ends_when_the_run_fails() -> None:
+    pytest.importorskip("rich")
+    stream = Terminal()
+    with pytest.raises(ValueError, match="oh"), LiveView(stream=stream):
+        raise ValueError("oh")
+    assert stream.getvalue().rstrip().endswith("\x1b[2K") or "\x1b[?25h" in stream.getvalue()  # the cursor is back

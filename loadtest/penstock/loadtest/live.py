@@ -11,6 +11,7 @@ from typing import Protocol, Self, TextIO
 
 from penstock.loadtest.errors import INTERRUPTED
 from penstock.loadtest.messages import Sample
+from penstock.loadtest.options import Options
 from penstock.loadtest.report.histogram import Tally
 from penstock.loadtest.report.words import clean, duration, number
 
@@ -124,34 +125,29 @@ class Silence:
 
 
 class LiveView:
-    """`with LiveView(...) as view: view.update(samples, in_flight)`, as often as there is news.
+    """`with LiveView(options) as view: view.update(samples, in_flight)`, as often as there is news, over all repeats.
 
     Costs little: samples are added up, and looked at four times a second at most (every five seconds without a
     terminal, or without rich).
     """
 
     def __init__(
-        self,
-        *,
-        title: str = "",
-        requests: int | None = None,
-        seconds: float | None = None,
-        enabled: bool = True,
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, options: Options, *, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`requests`, `seconds`: at which the run ends, as far as that is known."""
+        target, work, load = options.target, options.workload, options.load
+        requests = work.requests and work.requests * load.repeat
+        seconds = load.duration and load.duration * load.repeat
         self._progress = Progress(requests, seconds)
-        self._title = clean(title)
-        self._enabled = enabled
+        self._title = clean(f"{options.output.label or target.model or target.protocol} at {target.url}")
+        self._enabled = options.output.live
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
         self._screen: Screen = Silence(self._stream)
-        self._started = self._shown = 0.0
+        self._started: float | None = None
+        self._shown = clock()
 
     def __enter__(self) -> Self:
         self._screen = _screen(self._stream, self._title) if self._enabled else Silence(self._stream)
-        self._started = self._shown = self._clock()
         return self
 
     def __exit__(
@@ -163,6 +159,8 @@ class LiveView:
     def update(self, samples: Sequence[Sample], in_flight: int) -> None:
         """`samples`: those that have ended since the last time."""
         now = self._clock()
+        if self._started is None:  # the run's start, not that of the warm-up before it
+            self._started = now - max((sample.ended for sample in samples), default=0.0)
         self._progress.add(samples, in_flight, now - self._started)
         if now - self._shown >= self._screen.seconds:
             self._shown = now

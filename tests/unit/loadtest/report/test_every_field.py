@@ -20,6 +20,7 @@ Path = tuple[str | int, ...]
 
 NOT_SHOWN = re.compile(
     r"schema|intervals\.|runs\.|options\.output\."
+    r"|histograms\.itl_ms\.(absent|failed)"  # of all requests together: there is no share of requests
     r"|validity\.(lag_ms|send_lag_ms)\.(?!p50|p99)"  # two percentiles of these
     r"|server\.(seconds|metrics|gpu)\."  # the number of looks; least, mean and most: tested by themselves
     r"|from_send\.\w+\.(?!p50)"  # all in a row of the table: one stands for them

@@ -10,6 +10,7 @@ import pytest
 from penstock.loadtest.errors import INTERRUPTED
 from penstock.loadtest.live import LiveView, Progress
 from penstock.loadtest.messages import Sample
+from penstock.loadtest.options import LoadOptions, Options, OutputOptions, Target, WorkloadOptions
 
 
 class Terminal(io.StringIO):
@@ -23,6 +24,10 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def options(url: str = "http://server", live: bool = True, **workload: int) -> Options:
+    return Options(target=Target(url=url), workload=WorkloadOptions(**workload), output=OutputOptions(live=live))
 
 
 def sample(index: int, tokens: int = 10, error: str = "") -> Sample:
@@ -64,7 +69,7 @@ def test_the_end_is_known_by_requests_or_by_time() -> None:
 
 def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
     clock, stream = Clock(), io.StringIO()
-    with LiveView(stream=stream, clock=clock, requests=100) as view:
+    with LiveView(options(requests=100), stream=stream, clock=clock) as view:
         for index in range(40):
             clock.now += 0.25
             view.update([sample(index)], 8)
@@ -77,7 +82,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
 def test_a_terminal_is_drawn_at_most_four_times_a_second() -> None:
     pytest.importorskip("rich")
     clock, stream = Clock(), Terminal()
-    with LiveView(stream=stream, clock=clock, title="alpha") as view:
+    with LiveView(options(), stream=stream, clock=clock) as view:
         for index in range(1000):
             clock.now += 0.002
             view.update([sample(index)], 8)
@@ -87,7 +92,7 @@ def test_a_terminal_is_drawn_at_most_four_times_a_second() -> None:
 def test_texts_of_others_do_not_reach_the_terminal_as_orders() -> None:
     pytest.importorskip("rich")
     stream = Terminal()
-    with LiveView(stream=stream, title="[bold red]x[/] \x1b]0;evil\x07") as view:
+    with LiveView(options(url="[bold red]x[/] \x1b]0;evil\x07"), stream=stream) as view:
         view.update([sample(0, error="grpc_\x1b[2J[red]")], 1)
         view.note("[link=http://evil]y\x1b[2J")
     written = stream.getvalue()
@@ -100,7 +105,7 @@ def test_texts_of_others_do_not_reach_the_terminal_as_orders() -> None:
 def test_without_rich_there_are_lines_and_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "penstock.loadtest.terminal", None)
     stream = Terminal()
-    with LiveView(stream=stream) as view:
+    with LiveView(options(), stream=stream) as view:
         view.update([sample(0)], 1)
     assert "penstock[loadtest]" in stream.getvalue()
     assert "done 1" in stream.getvalue()
@@ -108,7 +113,7 @@ def test_without_rich_there_are_lines_and_a_hint(monkeypatch: pytest.MonkeyPatch
 
 def test_a_view_that_is_not_wanted_shows_notes_only() -> None:
     clock, stream = Clock(), Terminal()
-    with LiveView(stream=stream, clock=clock, enabled=False) as view:
+    with LiveView(options(live=False), stream=stream, clock=clock) as view:
         clock.now += 100
         view.update([sample(0)], 1)
         view.note("stopping")
@@ -118,6 +123,21 @@ def test_a_view_that_is_not_wanted_shows_notes_only() -> None:
 def test_the_view_ends_when_the_run_fails() -> None:
     pytest.importorskip("rich")
     stream = Terminal()
-    with pytest.raises(ValueError, match="oh"), LiveView(stream=stream):
+    with pytest.raises(ValueError, match="oh"), LiveView(options(), stream=stream):
         raise ValueError("oh")
     assert stream.getvalue().rstrip().endswith("\x1b[2K") or "\x1b[?25h" in stream.getvalue()  # the cursor is back
+
+
+def test_repeats_are_one_run_to_the_view() -> None:
+    clock, stream = Clock(), io.StringIO()
+    chosen = Options(
+        target=Target(url="http://server"),
+        workload=WorkloadOptions(requests=5),
+        load=LoadOptions(repeat=3, duration=2.0),
+    )
+    with LiveView(chosen, stream=stream, clock=clock) as view:
+        view.update([sample(0)], 1)
+        view.note("run 2 of 3")
+        view.update([sample(1)], 1)
+    assert stream.getvalue().splitlines()[0] == "run 2 of 3"
+    assert "1.0 s of 6 s  done 2 of 15" in stream.getvalue()

@@ -53,8 +53,8 @@ def key_figures(report: Report) -> Markup:
             tiles.append(_tile(f"{name} p50", duration(p50), f"p99 {duration(p99)}", hint=what))
     if report.goodput is not None:
         bounds = ", ".join(f"{o.name} ≤ {number(o.milliseconds)} ms" for o in report.goodput.objectives)
-        good = percent(report.goodput.share)
-        tiles.append(_tile("Good requests", good, f"{number(report.goodput.requests_per_s)}/s; {bounds}"))
+        good = f"{report.goodput.good:,}, {number(report.goodput.requests_per_s)}/s: {bounds}"
+        tiles.append(_tile("Good requests", percent(report.goodput.share), good))
     counted = report.completed + report.failed
     share = f"{percent(report.failed / counted)} of {counted:,}" if report.failed else f"of {counted:,} requests"
     tiles.append(_tile("Failed", f"{report.failed:,}", share, bad=report.failed > 0))

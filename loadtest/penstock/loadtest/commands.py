@@ -27,6 +27,24 @@ def loadtest(commands: Any, add_sections: AddSections, formatter: type[argparse.
     )
     parser.set_defaults(run=partial(_guarded, parser, _run))
     add_sections(parser, SECTIONS)
+    others = parser.add_subparsers(metavar="COMMAND", title="instead of a run")
+    _mock(others, add_sections, formatter)
+
+
+def _mock(commands: Any, add_sections: AddSections, formatter: type[argparse.HelpFormatter]) -> None:
+    from penstock.loadtest.mock.options import MockOptions
+
+    parser = commands.add_parser(
+        "mock",
+        help="a server that answers at given times, to check load tests with",
+        usage="penstock loadtest mock [options]",
+        description="Serves the OpenAI API and generate_stream with answers at exactly given times, whatever the "
+        "load. GET /truth says when it really wrote each token; DELETE /truth begins anew.",
+        argument_default=argparse.SUPPRESS,
+        formatter_class=formatter,
+    )
+    parser.set_defaults(run=partial(_guarded, parser, _run_mock))
+    add_sections(parser, {"mock": MockOptions})
 
 
 def _guarded(
@@ -41,5 +59,11 @@ def _guarded(
 
 def _run(settings: dict[str, Any]) -> int:
     from penstock.loadtest.main import main
+
+    return main(settings)
+
+
+def _run_mock(settings: dict[str, Any]) -> int:
+    from penstock.loadtest.mock.main import main
 
     return main(settings)

@@ -1,0 +1,1 @@
+"""The reference server: answers at times that are given, and tells when it really did."""

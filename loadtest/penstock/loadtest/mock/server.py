@@ -1,0 +1,195 @@
+"""The reference server's connections: HTTP/1.1 on the standard event loop, whose writes go to the kernel at once."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from time import perf_counter
+from typing import cast
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+
+from penstock.loadtest.alarm import Alarm
+from penstock.loadtest.mock.options import MockOptions, Schedule
+from penstock.loadtest.mock.truth import Record, Truth
+from penstock.loadtest.mock.wire import STREAM_HEAD, Request, Wire, json
+
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,12})", re.IGNORECASE)
+_CLOSE = re.compile(rb"\r\nconnection:[^\r\n]*\bclose\b", re.IGNORECASE)
+_CONTINUE = re.compile(rb"\r\nexpect:[ \t]*100-continue", re.IGNORECASE)
+_BUDGET = 32
+"""Writes of one stream before it is another's turn."""
+_decode = msgspec.json.Decoder(Request).decode
+
+
+class Mock:
+    """Use as `async with Mock(options) as mock`, on an event loop of asyncio's own."""
+
+    def __init__(self, options: MockOptions) -> None:
+        self.options = options
+        self.truth = Truth()
+        self.port = options.port
+        self.served = 0
+
+    async def __aenter__(self) -> Mock:
+        """Raises OSError when it cannot listen there."""
+        self.alarm = Alarm()
+        self.schedule = Schedule(self.options, perf_counter())
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: Connection(self), self.options.host, self.options.port, backlog=4096
+        )
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        self.alarm.close()
+
+    def answer(self, method: str, target: str) -> bytes:
+        """To everything but requests for tokens."""
+        url = urlsplit(target)
+        model = {"id": self.options.model, "object": "model", "created": 0, "owned_by": "penstock"}
+        match method, url.path:
+            case "GET", "/v1/models":
+                return json({"object": "list", "data": [model]})
+            case "GET", "/health" | "/v2/health/ready" | "/v2/health/live":
+                return json({})
+            case "GET", "/truth":
+                return json(self.truth.summary(each="each" in parse_qs(url.query, keep_blank_values=True)))
+            case "DELETE", "/truth":
+                self.truth.clear()
+                return json({})
+        return json({"error": {"message": f"there is no {method} {url.path}"}}, 404)
+
+
+class Connection(asyncio.Protocol):
+    """One client; one request at a time."""
+
+    def __init__(self, mock: Mock) -> None:
+        self._mock = mock
+        self._buffer = bytearray()
+        self._expected = False
+        self._answer: Stream | None = None
+        self.blocked = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        if self._answer is None:
+            self._take(perf_counter())
+
+    def pause_writing(self) -> None:
+        self.blocked = True
+
+    def resume_writing(self) -> None:
+        self.blocked = False
+        if self._answer is not None:
+            self._answer.write()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._answer is not None:
+            self._answer.gone = True
+
+    def _take(self, now: float) -> None:
+        """The next request, once it is complete."""
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0:
+            return
+        head = bytes(self._buffer[: end + 2])
+        length = _LENGTH.search(head)
+        size = end + 4 + (int(length[1]) if length else 0)
+        if len(self._buffer) < size:
+            if not self._expected and _CONTINUE.search(head):
+                self._expected = True
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            return
+        body = bytes(self._buffer[end + 4 : size])
+        del self._buffer[:size]
+        self._expected = False
+        method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
+        self._begin(method, rest.partition(" ")[0], body, _CLOSE.search(head) is not None, now)
+
+    def _begin(self, method: str, target: str, body: bytes, close: bool, now: float) -> None:
+        mock, path = self._mock, urlsplit(target).path
+        streamed = path.endswith("/generate_stream")
+        if method != "POST" or not (path.endswith(("/completions", "/generate")) or streamed):
+            self.transport.write(mock.answer(method, target))
+            self.done(close)
+            return
+        try:
+            request = _decode(body)
+        except msgspec.MsgspecError as error:
+            self.transport.write(json({"error": {"message": f"this is no request: {error}"}}, 400))
+            self.done(close)
+            return
+        mock.served += 1
+        wire = Wire(path, request, mock.options, mock.served, request.stream or streamed)
+        record = Record(received=now, wanted=request.tokens)
+        self._answer = Stream(self, mock, wire, record, lambda: self.done(close))
+        self._answer.write()
+
+    def done(self, close: bool) -> None:
+        self._answer = None
+        if close:
+            self.transport.close()
+        elif self._buffer:
+            self._take(perf_counter())
+
+
+class Stream:
+    """One answer on its way."""
+
+    __slots__ = ("_connection", "_done", "_mock", "_next", "_per_write", "_record", "_wire", "gone")
+
+    def __init__(
+        self, connection: Connection, mock: Mock, wire: Wire, record: Record, done: Callable[[], None]
+    ) -> None:
+        self.gone = False
+        self._connection = connection
+        self._mock = mock
+        self._wire = wire
+        self._record = record
+        self._done = done
+        self._next = 0
+        """The token that is written next."""
+        self._per_write = mock.options.tokens_per_write or record.wanted
+        if wire.whole:
+            self._per_write = record.wanted
+
+    def write(self) -> None:
+        """What is due, then asks to be called again."""
+        record, mock, connection = self._record, self._mock, self._connection
+        for _ in range(_BUDGET):
+            if self.gone or connection.blocked:
+                return  # resume_writing calls again
+            end = min(self._next + self._per_write, record.wanted)
+            due = mock.schedule.due(record.received, end - 1)
+            if due > perf_counter() + 20e-6:
+                break
+            connection.transport.write(self._data(self._next, end))
+            now = perf_counter()
+            tokens = end - self._next
+            record.writes += [now] * tokens
+            record.late += [now - due] * tokens
+            self._next = end
+            if end == record.wanted:
+                mock.truth.records.append(record)
+                self.gone = True
+                self._done()
+                return
+        mock.alarm.at(due, self.write)
+
+    def _data(self, start: int, end: int) -> bytes:
+        wire = self._wire
+        if wire.whole:
+            return wire.whole
+        last = end == self._record.wanted
+        tokens = end - start - last
+        if start:
+            return wire.token * tokens + wire.last * last
+        return STREAM_HEAD + (wire.first + wire.token * (tokens - 1)) * (tokens > 0) + wire.last * last

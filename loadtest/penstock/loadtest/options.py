@@ -39,17 +39,27 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stream: Annotated[bool, Meta(description="ask for streams where the protocol has both")] = True
     api_key: Annotated[str | None, Meta(description="bearer key; default: the variable OPENAI_API_KEY")] = None
     header: Annotated[tuple[str, ...], Meta(description="'Name: value' for each request; may be repeated")] = ()
-    extra: Annotated[str, Meta(description="a JSON object merged into each request")] = "{}"
+    extra: Annotated[str, Meta(description="a JSON object merged into each request; null leaves a field out")] = "{}"
     ignore_eos: Annotated[
         bool, Meta(description="ask for exactly the output tokens; --no-ignore-eos for strict APIs")
+    ] = True
+    end_mark: Annotated[
+        bool, Meta(description="openai: a stream must end with [DONE]; --no-end-mark for servers that never send it")
     ] = True
     keep_alive: Annotated[bool, Meta(description="use connections again")] = True
     verify_tls: Annotated[bool, Meta(description="check the server's certificate")] = True
     request_timeout: Annotated[Seconds, Meta(description="seconds for one request")] = 600.0
     input_tensor: Annotated[
-        tuple[str, ...], Meta(description="kserve infer: NAME:DATATYPE:1,3,224 of an input; default: from the metadata")
+        tuple[str, ...],
+        Meta(
+            description="kserve infer: NAME:DATATYPE:1,3,224, an input with its whole shape; may be repeated, and then "
+            "these inputs are all that is sent; default: those of the model's metadata. Their values are random, by "
+            "--seed; every request is the same"
+        ),
     ] = ()
-    batch_size: Annotated[Positive, Meta(description="kserve infer: rows of each request")] = 1
+    batch_size: Annotated[
+        Positive, Meta(description="kserve infer: rows of each request; openai-embeddings: inputs of each request")
+    ] = 1
 
 
 class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -17,6 +17,8 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str | None = None
     stream: bool = True
     ignore_eos: bool = True
+    end_mark: bool = True
+    """A stream is complete with [DONE] only; else its finish reason is enough."""
     extra: dict[str, object] = {}
     """Merged into each request."""
     headers: dict[str, str] = {}

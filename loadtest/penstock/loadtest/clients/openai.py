@@ -111,9 +111,10 @@ class CompletionsClient(HttpClient):
                 answer.arrivals.append(time)
         if self.options.keep_text:
             answer.text = "".join(texts)
-        if not done or answer.finish_reason is None:
+        if (self.options.end_mark and not done) or answer.finish_reason is None:
             answer.error = TRUNCATED
-            answer.detail = "the stream has no finish reason" if done else "the stream ended without [DONE]"
+            missing = "ended without [DONE]" if answer.finish_reason else "has no finish reason"
+            answer.detail = f"the stream {missing}"
 
     def _take(self, body: _Body, answer: Answer, texts: list[str]) -> bool:
         """Notes what a chunk says; True if it holds output."""

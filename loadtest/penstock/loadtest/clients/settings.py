@@ -23,6 +23,7 @@ def client_options(target: Target, *, keep_text: bool = False, seed: int = 0) ->
         api_key=key,
         stream=target.stream,
         ignore_eos=target.ignore_eos,
+        end_mark=target.end_mark,
         extra=_extra(target.extra),
         headers=_headers(target.header),
         timeout=target.request_timeout,

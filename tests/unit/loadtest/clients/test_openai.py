@@ -130,6 +130,13 @@ async def test_a_stream_without_its_end(dropped: bytes, detail: str) -> None:
     assert detail in answer.detail
 
 
+async def test_servers_that_send_no_end_mark() -> None:
+    answer = await streamed(*STREAM[:-1], end_mark=False)
+    assert (answer.error, answer.output_tokens) == ("", 3)
+    answer = await streamed(*STREAM[:3], end_mark=False)
+    assert (answer.error, answer.detail) == (TRUNCATED, "the stream has no finish reason")
+
+
 @pytest.mark.parametrize(
     "error",
     [

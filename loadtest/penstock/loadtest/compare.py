@@ -15,7 +15,7 @@ from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.metrics import Figures
 from penstock.loadtest.repeats import student95
 from penstock.loadtest.report.describe import title
-from penstock.loadtest.report.figures import COMPARED, Figure, value
+from penstock.loadtest.report.figures import COMPARED, Figure, load_name, value
 from penstock.loadtest.report.file import read
 from penstock.loadtest.report.html import page
 from penstock.loadtest.report.markdown import escape, table
@@ -88,14 +88,13 @@ def ratio_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
 def warnings(reports: Sequence[Report]) -> list[str]:
     """Why the comparison may not be one."""
     found = []
-    for report in reports:
+    first = reports[0]
+    for name, report in zip(names(reports), reports, strict=True):
         if report.validity.verdict != "valid":
             reasons = "; ".join(report.validity.reasons)
-            found.append(f"{_name(report)} is {report.validity.verdict}" + (f": {reasons}" if reasons else ""))
+            found.append(f"{name} is {report.validity.verdict}" + (f": {reasons}" if reasons else ""))
         if report.interrupted_by_user:
-            found.append(f"{_name(report)} was ended early")
-    first = reports[0]
-    for report in reports[1:]:
+            found.append(f"{name} was ended early")
         found += [f"{where} differs: {a} and {b}" for where, a, b in differences(first, report)]
         if first.latency_from != report.latency_from:
             found.append(f"latencies count from other moments: {first.latency_from} and {report.latency_from}")
@@ -132,20 +131,27 @@ def _shown(content: object) -> str:
     return "nothing" if content is None else clean(str(content), longest=60)
 
 
-def _name(report: Report) -> str:
-    return f"{title(report)} ({report.date})"
+def names(reports: Sequence[Report]) -> list[str]:
+    """Titles; where they are the same, with what tells them apart: the load, then the date."""
+    found = [title(report) for report in reports]
+    for more in (lambda report: load_name(report.options.load), lambda report: report.date):
+        found = [
+            f"{name}, {more(report)}" if found.count(name) > 1 else name
+            for name, report in zip(found, reports, strict=True)
+        ]
+    return found
 
 
 def as_markdown(reports: Sequence[Report]) -> str:
     """The first report is what the others are compared with."""
-    first, *others = reports
-    parts = [f"# {' and '.join(escape(title(report)) for report in reports)}"]
+    (first, *others), (name, *other_names) = reports, names(reports)
+    parts = [f"# {' and '.join(map(escape, [name, *other_names]))}"]
     if found := warnings(reports):
         parts.append("\n".join(f"- {escape(warning)}" for warning in found))
-    for other in others:
+    for other_name, other in zip(other_names, others, strict=True):
         if len(others) > 1:
-            parts.append(f"## {escape(title(other))}")
-        parts.append(_table(first, other))
+            parts.append(f"## {escape(other_name)}")
+        parts.append(_table((f"A: {name}", first), (f"B: {other_name}", other)))
     if any(ratio.interval for other in others for ratio in ratios(first, other)):
         parts.append(
             "Values are means of the runs. Intervals at 95 %: of figures that are the same, one in twenty shows a "
@@ -154,13 +160,14 @@ def as_markdown(reports: Sequence[Report]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _table(a: Report, b: Report) -> str:
+def _table(left: tuple[str, Report], right: tuple[str, Report]) -> str:
+    (a_name, a), (b_name, b) = left, right
     rows = [
         (f"{ratio.figure.title} {ratio.figure.unit}".strip(), *_cells(ratio), ratio.verdict) for ratio in ratios(a, b)
     ]
     rows += [("Requests completed", f"{a.completed:,}", f"{b.completed:,}", "", "", "")]
     rows += [("Requests failed", f"{a.failed:,}", f"{b.failed:,}", "", "", "")]
-    return table(("", f"A: {title(a)}", f"B: {title(b)}", "B / A", "95 % interval", "B is"), rows)
+    return table(("", a_name, b_name, "B / A", "95 % interval", "B is"), rows)
 
 
 def _cells(ratio: Ratio) -> tuple[str, str, str, str]:

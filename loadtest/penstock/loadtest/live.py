@@ -153,7 +153,8 @@ class LiveView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._screen.show(self._progress)
+        if self._started is not None:
+            self._screen.show(self._progress)
         self._screen.close()
 
     def update(self, samples: Sequence[Sample], in_flight: int) -> None:

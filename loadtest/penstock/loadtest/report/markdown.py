@@ -115,7 +115,7 @@ def _with_interval(report: Report, path: str) -> tuple[str, str]:
 
 def _interval(report: Report, path: str) -> str:
     found = report.intervals.get(path)
-    return "" if found is None else f"{number(found.low)} to {number(found.high)}"
+    return "" if found is None else f"{number(found.low)} – {number(found.high)}"
 
 
 def _latencies(report: Report) -> str:
@@ -128,7 +128,7 @@ def _latencies(report: Report) -> str:
             continue
         rows.append((name, *(_statistic(report, path, statistic) for statistic in STATISTICS)))
         if f"{path}.p50" in report.intervals:
-            rows.append((f"{name}, 95 %", *(_interval(report, f"{path}.{one}") for one in STATISTICS)))
+            rows.append((f"{name}, 95 %", *(_interval(report, f"{path}.{one}") for one in STATISTICS[:-2]), "", ""))
     return table(("Milliseconds", *STATISTICS), rows) if rows else "No request was completed: there are no latencies."
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from penstock.loadtest.compare import as_markdown, differences, main, ratio_interval, ratios, warnings
+from penstock.loadtest.compare import as_markdown, differences, main, names, ratio_interval, ratios, warnings
 from penstock.loadtest.messages import Sample
-from penstock.loadtest.options import Options, Target, WorkloadOptions
+from penstock.loadtest.options import LoadOptions, Options, Target, WorkloadOptions
 from penstock.loadtest.report.file import to_json
 from penstock.loadtest.report.model import Report, Validity
 
@@ -113,6 +113,19 @@ def test_all_are_compared_with_the_first(with_ttfts: MakeRuns) -> None:
     assert text.count("A: one") == 2
     assert "B: two" in text
     assert "B: three" in text
+
+
+def test_equal_names_are_told_apart_by_the_load_then_by_the_date(with_ttfts: MakeRuns) -> None:
+    def at(concurrency: int, date: str) -> Report:
+        report = with_ttfts(0.1, date=date)
+        return replace(report, options=replace(report.options, load=LoadOptions(concurrency=concurrency)))
+
+    assert names([at(2, "x"), at(4, "x"), at(4, "y"), with_ttfts(0.1, label="beta")]) == [
+        "alpha, 2 at a time",
+        "alpha, 4 at a time, x",
+        "alpha, 4 at a time, y",
+        "beta",
+    ]
 
 
 def test_runs_of_failures_only_can_be_compared(make_report: MakeReport) -> None:

@@ -120,6 +120,13 @@ def test_a_view_that_is_not_wanted_shows_notes_only() -> None:
     assert stream.getvalue() == "stopping\n"
 
 
+def test_a_run_that_never_began_shows_nothing() -> None:
+    stream = io.StringIO()
+    with LiveView(options(), stream=stream):
+        pass
+    assert stream.getvalue() == ""
+
+
 def test_the_view_ends_when_the_run_fails() -> None:
     pytest.importorskip("rich")
     stream = Terminal()

@@ -36,8 +36,8 @@ def test_figures(make_report: MakeReport) -> None:
 def test_intervals_of_repeats_stand_beside_the_figures(full_report: Report) -> None:
     text = markdown(full_report)
     low, high = full_report.intervals["requests_per_s"].low, full_report.intervals["requests_per_s"].high
-    assert cells(text, "Requests/s") == ["Requests/s", "1.00", f"{low:.3f} to {high:.2f}"]
-    assert " to " in cells(text, "TTFT, 95 %")[1]
+    assert cells(text, "Requests/s") == ["Requests/s", "1.00", f"{low:.3f} – {high:.2f}"]
+    assert " – " in cells(text, "TTFT, 95 %")[1]
     assert cells(text, "3")[0] == "3"
 
 

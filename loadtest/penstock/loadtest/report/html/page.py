@@ -19,7 +19,7 @@ from penstock.loadtest.report.words import number, percent
 
 _NOTE = "Latencies in milliseconds. Runs that are invalid have hollow points in the plots."
 _SHOWN = ("ttft_ms", "tpot_ms", "e2e_ms")
-_OPEN_FOR_PRINT = "addEventListener('beforeprint',()=>document.querySelectorAll('details').forEach(d=>d.open=true))"
+_OPEN_FOR_PRINT = "addEventListener('beforeprint',()=>document.querySelectorAll('.run').forEach(d=>d.open=true))"
 
 
 def page(reports: Sequence[Report]) -> str:

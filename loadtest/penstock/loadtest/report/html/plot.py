@@ -11,6 +11,9 @@ WIDTH, HEIGHT = 360.0, 210.0
 LEFT, RIGHT, TOP, BOTTOM = 42.0, 350.0, 34.0, 180.0
 """Where the plot's area lies; above it is room for two rows of labels, below for the axis."""
 
+_LETTER = 6.4
+"""Width of a letter, at most; fonts differ."""
+
 
 def figure(title: str, description: str, marks: Sequence[Markup], *, note: str = "") -> Markup:
     """`description`: what the plot shows, for those who do not see it."""
@@ -28,11 +31,11 @@ def figure(title: str, description: str, marks: Sequence[Markup], *, note: str =
 
 def x_axis(scale: Scale, unit: str) -> list[Markup]:
     marks = [element("line", x1=LEFT, x2=RIGHT, y1=BOTTOM, y2=BOTTOM, class_="axis")]
-    last = RIGHT - 7.0 * len(unit) * 0.85 - 6
+    free = RIGHT - _LETTER * len(unit) - 6
     for value in scale.ticks():
         place = scale(value)
         marks.append(element("line", x1=place, x2=place, y1=BOTTOM, y2=BOTTOM + 4, class_="axis"))
-        if place <= last:
+        if place + _LETTER * len(tick(value)) / 2 <= free:
             marks.append(text(place, BOTTOM + 16, tick(value), anchor="middle"))
     marks.append(text(RIGHT, BOTTOM + 16, unit, anchor="end"))
     return marks
@@ -64,7 +67,7 @@ def markers(places: Sequence[tuple[float, str]], class_: str) -> list[Markup]:
     lines, labels = [], []
     rows = [LEFT - 40, LEFT - 40]
     for place, label in sorted(places):
-        half = 3.2 * len(label)
+        half = _LETTER * len(label) / 2
         middle = min(max(place, LEFT + half - 30), RIGHT - half + 6)
         row = next((row for row, end in enumerate(rows) if middle - half > end), None)
         height = TOP - 5 - 12 * (row or 0)

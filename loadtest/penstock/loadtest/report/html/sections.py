@@ -83,8 +83,8 @@ def latencies(report: Report) -> Markup:
             continue
         rows.append(_latency_row(report, element("abbr", name, title=what), field))
         if f"{field}.p50" in report.intervals:
-            spreads = [_spread(report, f"{field}.{one}") for one in STATISTICS[:-1]]
-            rows.append([element("small", "95 % interval"), *(element("small", spread) for spread in spreads), ""])
+            spreads = [_spread(report, f"{field}.{one}") for one in STATISTICS[:-2]]
+            rows.append([element("small", "95 % interval"), *(element("small", spread) for spread in spreads), "", ""])
     if report.latency_from == "intended":
         rows += [
             _latency_row(report, f"{LATENCIES[field][0]} from send", f"from_send.{field}")

@@ -32,7 +32,7 @@ async def run(reader: asyncio.StreamReader) -> None:
     """Raises LoadTestError when the run cannot be."""
     job = await _next(reader, Job)
     options = job.options
-    client = make_client(options.target, keep_text=workload.keeps_text(options.workload))
+    client = make_client(options.target, keep_text=workload.keeps_text(options.workload), seed=job.seed)
     await client.open()
     try:
         if job.part == 0:

@@ -37,6 +37,8 @@ class Contents:
         self.vocabulary = None if workload.tokenizer is None else load_vocabulary(workload.tokenizer)
         self.source = _source(workload, self.vocabulary, seed)
         self._chat = protocol in CHATS
+        self._inputs = options.target.batch_size if protocol == "openai-embeddings" else 1
+        """Of a request: the prompt, and it again so many times."""
         self._added = 0
         if self.vocabulary is not None and not self._chat and not workload.token_ids:
             self._added = self.vocabulary.added
@@ -52,7 +54,7 @@ class Contents:
 
     def known_tokens(self, own: int) -> int | None:
         """What the server should count for a prompt with so many tokens of its own."""
-        return None if self.vocabulary is None or self._chat else own + self._added
+        return None if self.vocabulary is None or self._chat else (own + self._added) * self._inputs
 
     def count(self, prompt: Prompt) -> int | None:
         """The same for a prompt that was not made here."""

@@ -1,0 +1,82 @@
+"""gRPC connections, with requests and answers as bytes. The library is loaded when a protocol needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from penstock.loadtest.clients.base import ClientOptions
+from penstock.loadtest.errors import LoadTestError
+
+CALLS_PER_CHANNEL = 32
+"""A connection has at most so many calls at a time, then there is another one: servers bound the calls of one, and what
+is beyond that would wait within the library, unseen."""
+_SERVICE = "/inference.GRPCInferenceService/"
+_PREFIXES = ("http", "grpc", "https", "grpcs")
+_CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),  # else channels to one address would be one connection
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+Channel = Any
+"""grpc.aio.Channel, which has no types."""
+
+
+class Channels:
+    """Connections to one server, opened as calls at a time need them."""
+
+    def __init__(self, options: ClientOptions) -> None:
+        """Raises LoadTestError for what is no address, and for options that gRPC has no place for."""
+        self.target, self._tls = _target(options.url)
+        if not options.verify_tls:
+            raise LoadTestError("verify-tls: gRPC always checks certificates")
+        if not options.keep_alive:
+            raise LoadTestError("keep-alive: gRPC keeps its connections")
+        self.metadata = [(name.lower(), value) for name, value in options.headers.items()]
+        if options.api_key is not None:
+            self.metadata.append(("authorization", f"Bearer {options.api_key}"))
+        self._calls: dict[Channel, int] = {}
+
+    @contextmanager
+    def channel(self) -> Iterator[Channel]:
+        """The one with the fewest calls, for one more."""
+        channel = min(self._calls, key=self._calls.__getitem__, default=None)
+        if channel is None or self._calls[channel] >= CALLS_PER_CHANNEL:
+            channel = self._open()
+        self._calls[channel] = self._calls.get(channel, 0) + 1
+        try:
+            yield channel
+        finally:
+            self._calls[channel] -= 1
+
+    def _open(self) -> Channel:
+        import grpc
+
+        if self._tls:
+            return grpc.aio.secure_channel(self.target, grpc.ssl_channel_credentials(), options=_CHANNEL_OPTIONS)
+        return grpc.aio.insecure_channel(self.target, options=_CHANNEL_OPTIONS)
+
+    async def close(self) -> None:
+        channels, self._calls = list(self._calls), {}
+        for channel in channels:
+            await channel.close()
+
+
+def method(name: str) -> str:
+    return _SERVICE + name
+
+
+def _target(url: str) -> tuple[str, bool]:
+    """("host:port", whether it speaks TLS)."""
+    try:
+        parts = urlsplit(url if "//" in url else f"grpc://{url}")
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise LoadTestError(f"url: {url!r} is not an address: {error}") from None
+    if parts.scheme not in _PREFIXES or not host or port is None or parts.path.strip("/") or parts.query:
+        raise LoadTestError(f"url: {url!r} is not the HOST:PORT of a gRPC server")
+    return (f"[{host}]:{port}" if ":" in host else f"{host}:{port}"), parts.scheme in ("https", "grpcs")

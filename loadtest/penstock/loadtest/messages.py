@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -60,6 +61,13 @@ class Answer(msgspec.Struct, kw_only=True):
     """The kind of a failure, from `errors`; empty: complete."""
     detail: str = ""
     """What the failure says, shortened."""
+    rest: Callable[[], None] | None = None
+    """Fills in everything but the times and the reads, from what has come: see ClientOptions.defer."""
+
+    def complete(self) -> None:
+        rest, self.rest = self.rest, None
+        if rest is not None:
+            rest()
 
 
 class Sample(msgspec.Struct, kw_only=True, omit_defaults=True):

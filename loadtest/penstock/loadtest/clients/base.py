@@ -33,6 +33,9 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Answers carry their text: for sessions, which go on from it."""
     seed: int = 0
     """Of the tensors that a client makes."""
+    defer: bool = False
+    """Answers may come as they are read, with Answer.rest left to whoever asked: streams of thousands of tokens take
+    milliseconds to take apart, in which the tokens of others would seem late."""
 
 
 class Client(Protocol):

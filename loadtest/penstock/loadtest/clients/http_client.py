@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -58,6 +59,12 @@ class HttpClient(ABC):
 
     def _answer(self, raw: RawAnswer) -> Answer:
         answer = Answer(sent=raw.sent, ended=raw.times[-1], connect=raw.connect, reads=len(raw.times))
+        answer.rest = partial(self._take_apart, raw, answer)
+        if not self.options.defer:
+            answer.complete()
+        return answer
+
+    def _take_apart(self, raw: RawAnswer, answer: Answer) -> None:
         response = raw.parse()
         if response is None:
             answer.error = TRUNCATED
@@ -69,7 +76,6 @@ class HttpClient(ABC):
                 self.read(response, answer)
             except ValueError as error:
                 answer.error, answer.detail = MALFORMED, str(error)[:_DETAIL_CHARS]
-        return answer
 
     def head(
         self, path: str, *, accept: str = "application/json", kind: str = "application/json", **fields: str

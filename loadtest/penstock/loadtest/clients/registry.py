@@ -27,8 +27,8 @@ _BOTH_WAYS = frozenset({"openai-chat", "openai-completions", "openai-responses",
 """Streamed or not."""
 
 
-def make_client(target: Target, *, keep_text: bool = False, seed: int = 0) -> Client:
-    """`seed`: of the tensors that a client makes. Raises LoadTestError for an option that cannot be."""
+def make_client(target: Target, *, keep_text: bool = False, seed: int = 0, defer: bool = False) -> Client:
+    """`seed`: of the tensors that a client makes; `defer`: see ClientOptions. Raises LoadTestError for an option that cannot be."""
     protocol = target.protocol
     if target.input_tensor and protocol not in _TENSORS:
         raise LoadTestError(f"input-tensor: {protocol} has no tensors of its own choosing")
@@ -39,4 +39,4 @@ def make_client(target: Target, *, keep_text: bool = False, seed: int = 0) -> Cl
         raise LoadTestError(f"stream: {protocol} {always}")
     module, name, arguments = CLIENTS[protocol]
     kind = getattr(import_module(f"penstock.loadtest.clients.{module}"), name)
-    return cast(Client, kind(client_options(target, keep_text=keep_text, seed=seed), **arguments))
+    return cast(Client, kind(client_options(target, keep_text=keep_text, seed=seed, defer=defer), **arguments))

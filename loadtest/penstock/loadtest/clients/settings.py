@@ -12,7 +12,7 @@ from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.options import Target
 
 
-def client_options(target: Target, *, keep_text: bool = False, seed: int = 0) -> ClientOptions:
+def client_options(target: Target, *, keep_text: bool = False, seed: int = 0, defer: bool = False) -> ClientOptions:
     """Raises LoadTestError for a setting that cannot be."""
     key = target.api_key or os.environ.get("OPENAI_API_KEY") or None
     if key is not None and not (key.isascii() and key.isprintable()):
@@ -33,6 +33,7 @@ def client_options(target: Target, *, keep_text: bool = False, seed: int = 0) ->
         batch_size=target.batch_size,
         keep_text=keep_text,
         seed=seed,
+        defer=defer,
     )
 
 

@@ -28,7 +28,8 @@ _BOTH_WAYS = frozenset({"openai-chat", "openai-completions", "openai-responses",
 
 
 def make_client(target: Target, *, keep_text: bool = False, seed: int = 0, defer: bool = False) -> Client:
-    """`seed`: of the tensors that a client makes; `defer`: see ClientOptions. Raises LoadTestError for an option that cannot be."""
+    """`seed`: of the tensors that a client makes; `defer`: see ClientOptions. Raises LoadTestError for an option that
+    cannot be."""
     protocol = target.protocol
     if target.input_tensor and protocol not in _TENSORS:
         raise LoadTestError(f"input-tensor: {protocol} has no tensors of its own choosing")

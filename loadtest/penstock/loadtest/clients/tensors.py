@@ -43,7 +43,7 @@ class Tensor(NamedTuple):
         values = self.values.tolist()
         if self.datatype == "BYTES":
             return [item.decode() for item in values]
-        return [round(value, 4) for value in values] if self.datatype in ("BF16", *_TYPES) else values
+        return [round(value, 4) for value in values] if self.datatype in _TYPES else values
 
 
 def wanted(texts: Sequence[str], batch_size: int) -> list[TensorMetadata]:
@@ -116,4 +116,7 @@ def _values(tensor: TensorMetadata, rng: np.random.Generator) -> npt.NDArray[Any
         return rng.integers(0, 2, count).astype(np.bool_)
     if datatype.startswith(("INT", "UINT")):
         return rng.integers(0, _BELOW, count).astype(datatype.lower())
-    return np.round(rng.random(count), 4).astype(_TYPES.get(datatype, np.float32))
+    values = np.round(rng.random(count), 4).astype(_TYPES.get(datatype, np.float32))
+    if datatype == "BF16":
+        values = (values.view(np.uint32) & 0xFFFF0000).view(np.float32)
+    return values

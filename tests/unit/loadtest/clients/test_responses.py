@@ -153,7 +153,8 @@ async def test_embeddings(vector: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"{}", b'{"data":[]}', b'{"data":[{"embedding":[1.0]}]}', b'{"data":[{"embedding":[1.0]},{"embedding":[]}]}']
+    "body",
+    [b"{}", b'{"data":[]}', b'{"data":[{"embedding":[1.0]}]}', b'{"data":[{"embedding":[1.0]},{"embedding":[]}]}'],
 )
 async def test_embeddings_that_are_missing(body: bytes) -> None:
     assert (await answered(embeddings(2), [whole(body)])).error == MALFORMED

@@ -132,8 +132,8 @@ class RawServer:
 
     async def _request(self, reader: asyncio.StreamReader) -> bool:
         head = await reader.readuntil(b"\r\n\r\n")
-        length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
-        self.requests.append(head + await reader.readexactly(int(length.split(b":")[1])))
+        lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+        self.requests.append(head + await reader.readexactly(int(lengths[0].split(b":")[1]) if lengths else 0))
         return True
 
 

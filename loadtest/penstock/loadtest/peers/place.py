@@ -1,0 +1,63 @@
+"""The folder that everything of the peers lies in."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import distributions
+from pathlib import Path
+
+FOREIGN = Path(__file__).parent / "foreign"
+"""Programs that the peers' own interpreters run; nothing of it is imported here."""
+
+
+class Place:
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+
+    def environment(self, peer: str) -> Path:
+        return self.root / "venvs" / peer
+
+    def record(self, peer: str) -> Path:
+        """Stands beside a complete environment and holds what was asked for."""
+        return self.root / "venvs" / f"{peer}.json"
+
+    def program(self, peer: str, name: str = "python") -> Path:
+        return self.environment(peer) / "bin" / name
+
+    def packages(self, peer: str) -> Path:
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        return self.environment(peer) / "lib" / version / "site-packages"
+
+    def versions(self, peer: str) -> dict[str, str]:
+        """Of the packages that are installed for a peer, by their names in small letters."""
+        found = distributions(path=[str(self.packages(peer))])
+        return {package.metadata["Name"].lower(): package.version for package in found}
+
+    def model(self, name: str) -> Path:
+        return self.root / "models" / name
+
+    def converted(self, name: str, form: str) -> Path:
+        """`ov`: OpenVINO's IR, a folder; `gguf`: a file."""
+        return self.root / "models" / (f"{name}.gguf" if form == "gguf" else f"{name}-{form}")
+
+    def repository(self, name: str) -> Path:
+        """A Triton model repository."""
+        return self.root / "repositories" / name
+
+    def log(self, name: str) -> Path:
+        path = self.root / "logs" / f"{name}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    @property
+    def sources(self) -> Path:
+        return self.root / "src"
+
+    @property
+    def backends(self) -> Path:
+        """Triton's."""
+        return self.root / "triton_backends"
+
+    @property
+    def llama_server(self) -> Path:
+        return self.root / "llamacpp" / "bin" / "llama-server"

@@ -1,0 +1,67 @@
+"""What `penstock loadtest peers` can be told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.options import Positive
+from penstock.loadtest.peers.catalog import PEERS
+from penstock.loadtest.peers.shapes import SHAPES
+
+TABLES = ("generation", "tensors", "streaming")
+_Seconds = Annotated[float, Meta(gt=0)]
+
+
+class PeersSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which servers are compared, and how long."""
+
+    dir: Annotated[str, Meta(description="folder for environments, models and logs; about 8 GB with all peers")]
+    setup: Annotated[
+        bool,
+        Meta(description="set up what --dir lacks; llamacpp, which is built for 20 minutes, only if --only names it"),
+    ] = False
+    run: Annotated[bool, Meta(description="--no-run: set up only")] = True
+    only: Annotated[tuple[str, ...], Meta(description="peers by name; default: all that are set up")] = ()
+    tables: Annotated[tuple[str, ...], Meta(description="of generation, tensors, streaming; default: all")] = TABLES
+    models: Annotated[tuple[str, ...], Meta(description="for generation: tiny, qwen05b-shape; default: both")] = tuple(
+        SHAPES
+    )
+    concurrency: Annotated[tuple[Positive, ...], Meta(description="generation: requests at a time")] = (1, 4, 16, 64)
+    in_flight: Annotated[tuple[Positive, ...], Meta(description="tensors: requests at a time")] = (1, 32)
+    streams: Annotated[tuple[Positive, ...], Meta(description="streaming: streams at a time")] = (64, 256)
+    prompt_tokens: Annotated[Positive, Meta(description="generation: tokens of a prompt")] = 128
+    output_tokens: Annotated[Positive, Meta(description="generation and streaming: tokens of an answer")] = 128
+    waves: Annotated[Positive, Meta(description="generation: requests per place in a run")] = 2
+    seconds: Annotated[_Seconds, Meta(description="tensors and streaming: length of a run")] = 2.0
+    repeat: Annotated[Positive, Meta(description="runs of each server, in turns; 3 or more give intervals")] = 3
+    timeout: Annotated[_Seconds, Meta(description="seconds that a server gets to start, and each request")] = 300.0
+    json: Annotated[str | None, Meta(description="write everything as JSON here; - for standard output")] = None
+    markdown: Annotated[str | None, Meta(description="write the tables here; default: standard output")] = None
+
+
+LISTS = ("only", "tables", "models", "concurrency", "in_flight", "streams")
+"""Settings that take several values, with commas between."""
+
+
+def settings(given: Mapping[str, Any]) -> PeersSettings:
+    """From settings by name, as text or as what they are. Raises LoadTestError, naming the setting."""
+    if "dir" not in given:
+        raise LoadTestError("dir: where are the peers, or where shall they go? (--dir FOLDER)")
+    try:
+        chosen = msgspec.convert(dict(given), PeersSettings, strict=False)
+    except msgspec.ValidationError as error:
+        problem, _, where = str(error).partition(" - at `$.")
+        raise LoadTestError(f"{where.rstrip('`').replace('_', '-')}: {problem}") from None
+    for name, values, known in (
+        ("only", chosen.only, PEERS),
+        ("tables", chosen.tables, TABLES),
+        ("models", chosen.models, SHAPES),
+    ):
+        if unknown := [value for value in values if value not in known]:
+            raise LoadTestError(f"{name}: {', '.join(unknown)} is none of {', '.join(known)}")
+    return chosen

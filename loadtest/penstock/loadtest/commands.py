@@ -47,6 +47,26 @@ def _mock(commands: Any, add_sections: AddSections, formatter: type[argparse.Hel
     add_sections(parser, {"mock": MockOptions})
 
 
+def bench(commands: Any, add_sections: AddSections, formatter: type[argparse.HelpFormatter]) -> None:
+    parser = commands.add_parser("bench", help="measure parts of this server", formatter_class=formatter)
+    kinds = parser.add_subparsers(required=True, metavar="COMMAND")
+    micro = kinds.add_parser(
+        "micro",
+        help="time what stands between a request and its tokens",
+        usage="penstock bench micro [NAME ...] [options]",
+        description="Times scheduler, blocks, detokenizer, codecs and the like, each in a process of its own. NAME is "
+        "a group or a pattern; without any, all are run.",
+        formatter_class=formatter,
+    )
+    micro.set_defaults(run=partial(_guarded, micro, _run_micro))
+    micro.add_argument("names", nargs="*", metavar="NAME", help="group or pattern, as in 'scheduler/*'")
+    micro.add_argument("--list", action="store_true", help="only list the names")
+    micro.add_argument("--json", metavar="FILE", help="write the results there, in pytest-benchmark's layout")
+    micro.add_argument("--compare", metavar="FILE", help="show ratios to the results in this file")
+    micro.add_argument("--min-time", type=float, default=1.0, metavar="S", help="seconds to time each for (1)")
+    micro.add_argument("--callgrind", action="store_true", help="count instructions, too (needs valgrind)")
+
+
 def _guarded(
     parser: argparse.ArgumentParser, command: Callable[[dict[str, Any]], int], settings: dict[str, Any]
 ) -> int:
@@ -65,5 +85,11 @@ def _run(settings: dict[str, Any]) -> int:
 
 def _run_mock(settings: dict[str, Any]) -> int:
     from penstock.loadtest.mock.main import main
+
+    return main(settings)
+
+
+def _run_micro(settings: dict[str, Any]) -> int:
+    from penstock.loadtest.micro.main import main
 
     return main(settings)

@@ -1,1 +1,1 @@
-"""Micro benchmarks of the book-keeping between two model steps: `python -m penstock.loadtest.micro`."""
+"""Micro benchmarks of what stands between a request and its tokens: `penstock bench micro`."""

@@ -1,0 +1,87 @@
+"""`penstock bench micro`: measures, shows, writes, compares."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from penstock.loadtest.environment import busy_cpu_seconds
+from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.micro import isolate
+from penstock.loadtest.micro.benchmark import Benchmark
+from penstock.loadtest.micro.callgrind import valgrind
+from penstock.loadtest.micro.catalogue import benchmarks, select
+from penstock.loadtest.micro.results import Result, read, result, write
+from penstock.loadtest.micro.table import comparison, table
+from penstock.loadtest.report.words import percent
+
+_QUIET = 0.1
+"""Share of the machine that others may use before figures count as noisy."""
+
+
+def main(settings: Mapping[str, Any]) -> int:
+    """Returns the exit status: 1 when a benchmark failed. Raises LoadTestError for what cannot be done at all."""
+    chosen = select(settings["names"], benchmarks().values())
+    if settings["list"]:
+        print("\n".join(f"{each.name} (one {each.operation})" for each in chosen))
+        return 0
+    if settings["min_time"] < 0:
+        raise LoadTestError("--min-time cannot be negative")
+    if settings["callgrind"]:
+        valgrind()
+    earlier = None if settings["compare"] is None else read(Path(settings["compare"]))
+    started, others = datetime.now(UTC), _Others()
+    results, failed = _measured(chosen, settings["min_time"], callgrind=settings["callgrind"])
+    if results:
+        print(table(results))
+    if earlier is not None:
+        print(f"\n{comparison(results, earlier)}")
+    share = others.share()
+    if share > _QUIET:
+        print(f"\nOther processes used {percent(share)} of the machine meanwhile: times are noisy.", file=sys.stderr)
+    if settings["json"] is not None:
+        write(Path(settings["json"]), results, started)
+    return int(failed)
+
+
+def _measured(chosen: Sequence[Benchmark], seconds: float, *, callgrind: bool) -> tuple[list[Result], bool]:
+    """(results, whether some failed). One after the other: two at a time would disturb each other."""
+    results, failed = [], False
+    for number, benchmark in enumerate(chosen, 1):
+        name = benchmark.name
+        print(f"[{number}/{len(chosen)}] {name}", file=sys.stderr, flush=True)
+        try:
+            found = isolate.timed(name, seconds)
+            instructions = isolate.counted(name)[1] if callgrind and found.stats is not None else None
+        except LoadTestError as error:
+            print(error, file=sys.stderr)
+            failed = True
+            continue
+        if found.stats is None:
+            print(f"{name} is skipped: it {found.skipped}", file=sys.stderr)
+        else:
+            results.append(result(name, benchmark.operation, found.stats, instructions, seconds))
+    return results, failed
+
+
+class _Others:
+    """What the rest of the machine does while we measure."""
+
+    def __init__(self) -> None:
+        self._started = perf_counter()
+        self._others = self._cpu_seconds()
+
+    def share(self) -> float:
+        """Of all processors, 0 where the machine does not say."""
+        elapsed = (perf_counter() - self._started) * (os.cpu_count() or 1)
+        return max(0.0, self._cpu_seconds() - self._others) / elapsed
+
+    def _cpu_seconds(self) -> float:
+        ours = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return (busy_cpu_seconds() or 0.0) - sum(usage.ru_utime + usage.ru_stime for usage in ours)

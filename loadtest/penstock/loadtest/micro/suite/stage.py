@@ -1,0 +1,89 @@
+"""A scheduler in the middle of its work, for the benchmarks of its steps."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from penstock.engines.messages import AddRequest, SamplingParams
+from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.engines.scheduler.output import ModelRunnerOutput
+from penstock.engines.scheduler.policy import Policy
+from penstock.engines.scheduler.scheduler import Scheduler
+from penstock.kvcache import KVCacheManager
+
+_BLOCK_SIZE = 16
+_PROMPT = 256
+_LONG = 1 << 20
+
+
+class Stage:
+    """Prompts are all different: no request finds another's prefix."""
+
+    def __init__(self, config: SchedulerConfig, num_blocks: int) -> None:
+        self.scheduler = Scheduler(config, KVCacheManager(num_blocks, _BLOCK_SIZE), max_model_len=_LONG)
+        self._ids = count(1)
+
+    def add(self, number: int, prompt_tokens: int, max_tokens: int) -> None:
+        for request_id in (next(self._ids) for _ in range(number)):
+            prompt = [request_id, *range(prompt_tokens - 1)]
+            params = SamplingParams(max_tokens=max_tokens)
+            self.scheduler.add(
+                AddRequest((request_id,), prompt, params, float(request_id), tenant=str(request_id % 10))
+            )
+
+    def step(self) -> None:
+        """One iteration; every request whose known tokens are all computed gets a new one."""
+        scheduler = self.scheduler
+        step = scheduler.schedule(1e9)
+        sampled = [[7]] * len(step.request_ids)
+        if len(step.request_ids) != step.total_num_scheduled_tokens:
+            for index, request_id in enumerate(step.request_ids):
+                request = scheduler.requests[request_id]
+                computed = step.num_computed_tokens[index] + step.num_scheduled_tokens[index]
+                sampled[index] = [7] if computed == request.num_tokens else []
+        scheduler.update_from_output(step, ModelRunnerOutput(sampled), 1e9)
+
+    @property
+    def in_prompts(self) -> bool:
+        return any(request.num_tokens - request.num_computed_tokens > 1 for request in self.scheduler.running)
+
+
+def decoding(num_running: int, num_waiting: int, policy: str, steps: int) -> Stage:
+    """So many requests decode for at least `steps` more steps, so many wait behind them."""
+    config = SchedulerConfig(
+        max_num_seqs=num_running,
+        max_num_batched_tokens=max(8192, num_running),
+        max_queued_requests=num_waiting,
+        max_queued_tokens=1 << 40,
+        policy=Policy(policy),
+    )
+    prefill = -(-num_running * _PROMPT // config.max_num_batched_tokens)
+    length = _PROMPT + prefill + 2 * steps
+    stage = Stage(config, num_running * (length // _BLOCK_SIZE + 2))
+    stage.add(num_running, _PROMPT, length)
+    while len(stage.scheduler.running) < num_running or stage.in_prompts:
+        stage.step()
+    stage.add(num_waiting, _PROMPT, length)
+    stage.step()
+    return stage
+
+
+def prefilling(steps: int) -> Stage:
+    """Each step takes the next 512 tokens of prompts of 1600: a whole number of them takes `steps` steps or more."""
+    budget, prompt = 512, 1600
+    number = -(-steps * budget // prompt) + 1
+    config = SchedulerConfig(max_num_seqs=number, max_num_batched_tokens=budget, max_queued_tokens=_LONG)
+    stage = Stage(config, number * (prompt // _BLOCK_SIZE + 1))
+    stage.add(number, prompt, 1)
+    return stage
+
+
+def storm(steps: int) -> Stage:
+    """64 requests with blocks for hardly more than their prompts: somebody has to go in many a step, and comes back."""
+    number = 64
+    config = SchedulerConfig(max_num_seqs=number, max_num_batched_tokens=8192)
+    stage = Stage(config, number * (_PROMPT // _BLOCK_SIZE + 1))
+    stage.add(number, _PROMPT, 2 * steps)
+    while not stage.scheduler.stats().preemptions:
+        stage.step()
+    return stage

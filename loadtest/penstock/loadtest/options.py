@@ -137,6 +137,9 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             description="the server's Prometheus page, read during the run; default: found by itself, 'none' for none"
         ),
     ] = None
+    calibrate: Annotated[
+        bool, Meta(description="measure first, for a second, what this client costs by itself and how much it can take")
+    ] = True
 
 
 class OutputOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
 from time import perf_counter
 from typing import Any
 
 import msgspec
 
+from penstock.loadtest.alarm import Alarm
+from penstock.loadtest.aside import Aside
 from penstock.loadtest.clients.base import Client
 from penstock.loadtest.errors import INTERRUPTED
 from penstock.loadtest.messages import Answer, Call, Sample, Session
@@ -36,13 +40,11 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 class Driver:
     """One run of one workload on this process's event loop."""
 
-    def __init__(
-        self, client: Client, load: Load, started: float, on_sample: Callable[[Sample], None] | None = None
-    ) -> None:
-        self.samples: list[Sample] = []
+    def __init__(self, client: Client, load: Load, started: float, on_sample: Callable[[Sample], None]) -> None:
+        """`on_sample` gets each request's sample when it has ended, was cut off, or failed."""
         self.in_flight = 0
-        self.begun = 0
-        """Calls sent so far."""
+        self.held_up = False
+        """Open loop: a session that was due had to wait for a place among `max_in_flight`."""
         self._client = client
         self._load = load
         self._started = started
@@ -60,8 +62,18 @@ class Driver:
         for nap in self._naps:
             nap.cancel()
 
-    async def run(self, sessions: Iterator[Session]) -> list[Sample]:
-        """Returns when everything has ended, or was cut off. Samples are in the order of their ends."""
+    async def run(self, sessions: Iterator[Session]) -> None:
+        """Returns when everything has ended, or was cut off. Raises LoadTestError where the workload or the client
+        does."""
+        self._alarm = Alarm()
+        try:
+            with Aside() as self._aside:
+                await self._run(sessions)
+                await self._aside.finish()
+        finally:
+            self._alarm.close()
+
+    async def _run(self, sessions: Iterator[Session]) -> None:
         await self._nap(self._started)
         limit = asyncio.create_task(self._end_at(self._load.seconds))
         work = self._work = asyncio.create_task(self._drive(sessions))
@@ -71,10 +83,11 @@ class Driver:
             await asyncio.wait((work,), timeout=self._load.grace)
         for task in (work, limit, stopped):
             task.cancel()
-        results = await asyncio.gather(work, limit, stopped, return_exceptions=True)
-        if isinstance(results[0], Exception):
-            raise results[0]
-        return self.samples
+        error = (await asyncio.gather(work, limit, stopped, return_exceptions=True))[0]
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
+        if isinstance(error, Exception):
+            raise error
 
     async def _end_at(self, seconds: float | None) -> None:
         if seconds is not None:
@@ -83,16 +96,13 @@ class Driver:
 
     async def _nap(self, until: float) -> bool:
         """Waits for a time of time.perf_counter; False when the run is stopped meanwhile."""
-        delay = until - perf_counter()
-        if delay > 0 and not self._stop.is_set():
-            loop = asyncio.get_running_loop()
-            nap = loop.create_future()
-            timer = loop.call_later(delay, _wake, nap)
+        if until > perf_counter() and not self._stop.is_set():
+            nap = asyncio.get_running_loop().create_future()
+            self._alarm.at(until, partial(_wake, nap))
             self._naps.add(nap)
             try:
                 await asyncio.wait((nap,))
             finally:
-                timer.cancel()
                 self._naps.discard(nap)
         return not self._stop.is_set()
 
@@ -100,7 +110,7 @@ class Driver:
         first = next(sessions, None)
         if first is None:
             return
-        source = _chain(first, sessions)
+        source = chain((first,), sessions)
         async with asyncio.TaskGroup() as group:
             if first.at is not None:
                 await self._open_loop(source, group)
@@ -123,7 +133,9 @@ class Driver:
             due = self._started + (session.at or 0.0)
             if not await self._nap(due):
                 return
+            self.held_up |= places.locked()
             await places.acquire()
+            await asyncio.sleep(0)  # one that is behind its times lets answers come in between
             if self._stop.is_set():
                 return
             group.create_task(self._session(session, due)).add_done_callback(lambda _: places.release())
@@ -131,32 +143,34 @@ class Driver:
     async def _session(self, session: Session, due: float) -> None:
         """Sends its calls in order; one that fails ends it, since what follows needs the answer."""
         history: list[dict[str, Any]] = []
-        for call in session.calls:
-            if history:
-                due = perf_counter() + call.delay
+        for number, call in enumerate(session.calls, 1):
+            if number > 1:
                 if not await self._nap(due):
                     return
-                history.append({"role": "user", "content": call.prompt})
-                call = msgspec.structs.replace(call, prompt=history)
+                history += _messages(call)
+                # with answers in it, nobody has counted this prompt but the server
+                call = msgspec.structs.replace(call, prompt=history, prompt_tokens=None)
             elif len(session.calls) > 1:
-                history = _beginning(call)
-            answer = await self._call(call, due)
-            if answer is None or answer.error:
+                history = _messages(call)
+            last = number == len(session.calls)
+            answer = await self._call(call, due, last=last)
+            if answer.error or last:
                 return
             history.append({"role": "assistant", "content": answer.text or ""})
+            due = answer.ended + session.calls[number].delay
 
-    async def _call(self, call: Call, due: float) -> Answer | None:
+    async def _call(self, call: Call, due: float, *, last: bool) -> Answer:
+        """The session's last answer may be incomplete yet: its place is free when it has come."""
+        began = perf_counter()
         self.in_flight += 1
-        self.begun += 1
         try:
             answer = await self._client.send(call)
         except asyncio.CancelledError:
-            now = perf_counter()
-            self._note(call, due, Answer(sent=now, ended=now, error=INTERRUPTED))
+            self._note(call, due, Answer(sent=began, ended=perf_counter(), error=INTERRUPTED))
             raise
         finally:
             self.in_flight -= 1
-        self._note(call, due, answer)
+        await self._aside.complete(answer, partial(self._note, call, due, answer), wait=not last)
         return answer
 
     def _note(self, call: Call, due: float, answer: Answer) -> None:
@@ -179,14 +193,7 @@ class Driver:
             error=answer.error,
             detail=answer.detail,
         )
-        self.samples.append(sample)
-        if self._on_sample is not None:
-            self._on_sample(sample)
-
-
-def _chain(first: Session, rest: Iterator[Session]) -> Iterator[Session]:
-    yield first
-    yield from rest
+        self._on_sample(sample)
 
 
 def _wake(nap: asyncio.Future[None]) -> None:
@@ -194,8 +201,8 @@ def _wake(nap: asyncio.Future[None]) -> None:
         nap.set_result(None)
 
 
-def _beginning(call: Call) -> list[dict[str, Any]]:
-    """The history that the session's later calls go on from."""
+def _messages(call: Call) -> list[dict[str, Any]]:
+    """What the call adds to its session."""
     if isinstance(call.prompt, str):
         return [{"role": "user", "content": call.prompt}]
     return [message for message in call.prompt if isinstance(message, dict)]

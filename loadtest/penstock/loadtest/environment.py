@@ -17,9 +17,13 @@ def environment(root: Path = Path("/")) -> dict[str, Any]:
         "os": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "cpu": _cpu_name(root),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": usable_cores(),
         "packages": {name: found for name in _PACKAGES if (found := _version(name))},
     }
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def busy_cpu_seconds(root: Path = Path("/")) -> float | None:

@@ -6,6 +6,9 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
 
 import msgspec
 
@@ -24,6 +27,8 @@ class RunResult(msgspec.Struct, kw_only=True):
     samples: list[Sample] = []
     clients: list[Done] = []
     """One for each process that came to its end."""
+    lost: int = 0
+    """Processes that did not: what they had not told by then is in no figure."""
     started: float = 0.0
     """time.perf_counter."""
     unix_time: float = 0.0
@@ -31,7 +36,8 @@ class RunResult(msgspec.Struct, kw_only=True):
 
 
 class Fleet:
-    """Starts `processes` clients, lets them begin at the same moment, and collects what they measure."""
+    """Starts `processes` clients, lets them begin at the same moment, and collects what they measure. Use as
+    `async with Fleet(...) as fleet`: then they are ready, and at the end they are gone."""
 
     def __init__(self, options: Options, processes: int, seed: int) -> None:
         self.in_flight = [0] * processes
@@ -39,59 +45,82 @@ class Fleet:
         self._seed = seed
         self._processes: list[asyncio.subprocess.Process] = []
         self._num = processes
+        self._begun = False
+        self._given_up = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        """Raises LoadTestError when the run cannot be, or is stopped before it begins."""
+        ready = asyncio.create_task(self._prepare())
+        given_up = asyncio.create_task(self._given_up.wait())
+        try:
+            await asyncio.wait((ready, given_up), return_when=asyncio.FIRST_COMPLETED)
+            if not ready.done():
+                raise LoadTestError("stopped before anything was measured")
+            await ready
+        except BaseException:
+            ready.cancel()
+            with suppress(asyncio.CancelledError, LoadTestError):
+                await ready
+            await self._end()
+            raise
+        finally:
+            given_up.cancel()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self._end()
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
 
     async def run(self, on_samples: Callable[[Sequence[Sample]], None] = lambda samples: None) -> RunResult:
-        """Raises LoadTestError when the run cannot be. A process that dies leaves what it had reported."""
-        result = RunResult()
-        try:
-            await asyncio.gather(*(self._spawn(part) for part in range(self._num)))
-            await asyncio.gather(*(self._ready(process) for process in self._processes))
-            result.started, result.unix_time = time.perf_counter() + _HEAD_START, time.time() + _HEAD_START
-            for process in self._processes:
-                self._tell(process, Start(result.started))
-            await asyncio.gather(
-                *(self._collect(part, process, result, on_samples) for part, process in enumerate(self._processes))
-            )
-        finally:
-            for process in self._processes:
-                if process.returncode is None:
-                    process.kill()
-            await asyncio.gather(*(process.wait() for process in self._processes))
+        """Raises LoadTestError when the run turns out not to be possible. A process that dies leaves what it had told
+        by then."""
+        self._begun = True
+        result = RunResult(started=time.perf_counter() + _HEAD_START, unix_time=time.time() + _HEAD_START)
+        for process in self._processes:
+            _tell(process, Start(result.started))
+        if self._given_up.is_set():
+            self.stop()
+        await asyncio.gather(
+            *(self._collect(part, process, result, on_samples) for part, process in enumerate(self._processes))
+        )
         return result
 
     def stop(self, *, now: bool = False) -> None:
         """Nothing is begun any more; `now`: what runs is cut off."""
+        self._given_up.set()
+        if self._begun:
+            for process in self._processes:
+                _tell(process, Stop(now))
+
+    def kill(self) -> None:
+        """At once, with what has been told until now."""
+        self._given_up.set()
         for process in self._processes:
-            self._tell(process, Stop(now))
+            if process.returncode is None:
+                process.kill()
+
+    async def _prepare(self) -> None:
+        await asyncio.gather(*(self._spawn(part) for part in range(self._num)))
+        await asyncio.gather(*(_ready(process) for process in self._processes))
+
+    async def _end(self) -> None:
+        self.kill()
+        await asyncio.gather(*(process.wait() for process in self._processes))
 
     async def _spawn(self, part: int) -> None:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "penstock.loadtest.worker"),
+            *(sys.executable, "-P", "-m", "penstock.loadtest.worker"),  # -P: no modules from where the user stands
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is ours: we tell them
         )
         self._processes.append(process)
-        self._tell(process, Job(options=self._options, part=part, parts=self._num, seed=self._seed))
-
-    @staticmethod
-    def _tell(process: asyncio.subprocess.Process, frame: Job | Start | Stop) -> None:
-        if process.stdin is not None and not process.stdin.is_closing():
-            send(process.stdin, frame)
-
-    @staticmethod
-    async def _next(process: asyncio.subprocess.Process) -> Ready | Failed | Progress | Done | None:
-        if process.stdout is None:
-            return None
-        frame = await receive(process.stdout)
-        return None if frame is None else decode_up(frame)
-
-    async def _ready(self, process: asyncio.subprocess.Process) -> None:
-        message = await self._next(process)
-        if isinstance(message, Failed):
-            raise LoadTestError(message.message)
-        if not isinstance(message, Ready):
-            raise LoadTestError("a client process ended before it could begin")
+        _tell(process, Job(options=self._options, part=part, parts=self._num, seed=self._seed))
 
     async def _collect(
         self,
@@ -100,7 +129,7 @@ class Fleet:
         result: RunResult,
         on_samples: Callable[[Sequence[Sample]], None],
     ) -> None:
-        while (message := await self._next(process)) is not None:
+        while (message := await _next(process)) is not None:
             if isinstance(message, Progress):
                 self.in_flight[part] = message.in_flight
                 result.samples += message.samples
@@ -110,3 +139,25 @@ class Fleet:
                 return
             elif isinstance(message, Failed):
                 raise LoadTestError(message.message)
+        self.in_flight[part] = 0
+        result.lost += 1
+
+
+def _tell(process: asyncio.subprocess.Process, frame: Job | Start | Stop) -> None:
+    if process.stdin is not None and not process.stdin.is_closing():
+        send(process.stdin, frame)
+
+
+async def _next(process: asyncio.subprocess.Process) -> Ready | Failed | Progress | Done | None:
+    if process.stdout is None:
+        return None
+    frame = await receive(process.stdout)
+    return None if frame is None else decode_up(frame)
+
+
+async def _ready(process: asyncio.subprocess.Process) -> None:
+    message = await _next(process)
+    if isinstance(message, Failed):
+        raise LoadTestError(message.message)
+    if not isinstance(message, Ready):
+        raise LoadTestError(f"a client process ended before it could begin (status {await process.wait()})")

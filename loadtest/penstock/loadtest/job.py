@@ -59,6 +59,8 @@ class Done(msgspec.Struct, frozen=True, tag="done", kw_only=True):
     wall_seconds: float
     lag_ms: list[float]
     """By how much the event loop was late, at each of its regular looks."""
+    held_up: bool = False
+    """Open loop: something that was due had to wait for one of the places that there are at most."""
 
 
 Down = Job | Start | Stop

@@ -6,28 +6,38 @@ import asyncio
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from statistics import median
 from typing import Protocol
 
 import msgspec
 
+from penstock.loadtest.calibrate import Calibration, calibrate
 from penstock.loadtest.clients.discover import only_model
-from penstock.loadtest.environment import busy_cpu_seconds, environment
+from penstock.loadtest.environment import environment, usable_cores
+from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.fleet import Fleet, RunResult
 from penstock.loadtest.goodput import parse_objectives
 from penstock.loadtest.messages import Sample
 from penstock.loadtest.metrics import Figures, summarize
 from penstock.loadtest.options import Options
+from penstock.loadtest.processes import is_local
 from penstock.loadtest.repeats import intervals, medians
-from penstock.loadtest.report.model import Report
+from penstock.loadtest.report.model import Report, ServerWatch
 from penstock.loadtest.timeline import timeline
 from penstock.loadtest.validity import judge
+from penstock.loadtest.watch import Watch
 
-_PLACES_PER_PROCESS = 256
-"""Of a closed loop: more streams than that are shared out among processes."""
-_RATE_PER_PROCESS = 500.0
-"""Of an open loop, requests per second."""
+_TOKENS_PER_STREAM = 200.0
+"""Tokens per second that a stream of a closed loop is reckoned to bring, before anything is known of the server."""
+_CEILING = 100_000.0
+"""Tokens per second of a client process, where it has not been measured."""
+_USED = 0.5
+"""Share of that which is reckoned with."""
+_REQUESTS_PER_PROCESS = 1000.0
+"""Open loop, each second."""
 
 
 class View(Protocol):
@@ -37,43 +47,91 @@ class View(Protocol):
     def note(self, text: str) -> None: ...
 
 
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the repeats."""
+
+    result: RunResult
+    figures: Figures
+    server: ServerWatch | None
+    other_cores: float | None
+
+
 class LoadTest:
     """Runs `options.load.repeat` times; `interrupt` ends it early with a report of what there is."""
 
-    def __init__(self, options: Options, view: View, argv: Sequence[str] = ()) -> None:
+    def __init__(
+        self, options: Options, view: View, argv: Sequence[str] = (), calibration: Calibration | None = None
+    ) -> None:
+        """`calibration`: from another load test with the same target, else it is measured where options say so."""
         self.samples: list[Sample] = []
         """Of the last run."""
-        self.interrupted = False
+        self.calibration = calibration
         self._options = options
         self._view = view
         self._argv = argv
         self._fleet: Fleet | None = None
+        self._interrupts = 0
+        self._task: asyncio.Task[Report] | None = None
+
+    @property
+    def interrupted(self) -> bool:
+        return self._interrupts > 0
 
     def interrupt(self) -> None:
-        """The first time nothing is begun any more, the second time what runs is cut off."""
-        if self._fleet is not None:
-            self._fleet.stop(now=self.interrupted)
-        self.interrupted = True
+        """The first time nothing is begun any more, the second time what runs is cut off, the third time the client
+        processes are killed. Before the first run has begun: there is no report."""
+        self._interrupts += 1
+        if self._fleet is None:
+            if self._task is not None:
+                self._task.cancel()
+        elif self._interrupts > 2:
+            self._fleet.kill()
+        else:
+            self._fleet.stop(now=self._interrupts == 2)
+            if self._interrupts == 1:
+                self._view.note("waiting for what runs; once more cuts it off")
 
     async def run(self) -> Report:
-        """Raises LoadTestError when nothing can be measured."""
+        """Raises LoadTestError when nothing can be measured, or nothing was until it was interrupted."""
+        with self._signals():
+            self._task = asyncio.create_task(self._run())
+            try:
+                return await self._task
+            except asyncio.CancelledError:
+                if not self.interrupted:
+                    raise
+                raise LoadTestError("stopped before anything was measured") from None
+            finally:
+                self._task.cancel()
+
+    async def _run(self) -> Report:
         options = self._options = await self._complete(self._options)
-        objectives = parse_objectives(options.load.goodput)
-        open_loop = options.load.rate is not None or options.workload.trace is not None
         date = datetime.now(UTC)
-        busy = busy_cpu_seconds()
-        results: list[RunResult] = []
-        runs: list[Figures] = []
-        for number in range(options.load.repeat):
+        if self.calibration is None and options.load.calibrate:
+            self.calibration = await calibrate(options)
+        runs: list[Run] = []
+        number = processes(options, self.calibration)
+        for repeat in range(options.load.repeat):
+            if options.load.repeat > 1:
+                self._view.note(f"run {repeat + 1} of {options.load.repeat}")
+            try:
+                run = await self._once(options, number, repeat)
+            except LoadTestError:
+                if self.interrupted and runs:
+                    break
+                raise
+            if self.interrupted and runs:
+                break  # a part of a run is no match for whole ones
+            runs.append(run)
             if self.interrupted:
                 break
-            if options.load.repeat > 1:
-                self._view.note(f"run {number + 1} of {options.load.repeat}")
-            results.append(await self._once(options, number))
-            runs.append(summarize(results[-1].samples, open_loop=open_loop, objectives=objectives))
-        last = results[-1]
-        self.samples = last.samples
-        figures = medians(runs)
+        return self._report(options, runs, number, date)
+
+    def _report(self, options: Options, runs: Sequence[Run], number: int, date: datetime) -> Report:
+        last = runs[-1]
+        self.samples = last.result.samples
+        figures = medians([run.figures for run in runs])
+        others = [run.other_cores for run in runs if run.other_cores is not None]
         return Report(
             **figures,
             label=options.output.label or options.target.model,
@@ -81,15 +139,20 @@ class LoadTest:
             command=shlex.join(["penstock", *(self._argv or sys.argv[1:])]),
             options=options,
             validity=judge(
-                [sample for result in results for sample in result.samples],
-                [client for result in results for client in result.clients],
+                [sample for run in runs for sample in run.result.samples],
+                [client for run in runs for client in run.result.clients],
                 msgspec.convert(figures, Figures, from_attributes=True),
                 options,
+                self.calibration,
+                processes=number,
+                lost=sum(run.result.lost for run in runs),
+                other_cores=_foreign(options, runs),
             ),
-            runs=runs,
-            intervals=intervals(runs),
-            timeline=timeline(last.samples),
-            environment=environment() | _foreign(busy, results),
+            runs=[run.figures for run in runs],
+            intervals=intervals([run.figures for run in runs]),
+            timeline=timeline(self.samples),
+            server=last.server,
+            environment=environment() | ({"other_cores": median(others)} if others else {}),
             interrupted_by_user=self.interrupted,
         )
 
@@ -101,32 +164,56 @@ class LoadTest:
         target = msgspec.structs.replace(options.target, model=await only_model(options.target))
         return msgspec.structs.replace(options, target=target)
 
-    async def _once(self, options: Options, number: int) -> RunResult:
-        fleet = self._fleet = Fleet(options, processes(options), options.workload.seed + number)
+    async def _once(self, options: Options, number: int, repeat: int) -> Run:
+        fleet = self._fleet = Fleet(options, number, options.workload.seed + repeat)
+        if self.interrupted:
+            fleet.stop()
+        async with fleet, Watch(options, fleet.pids) as watch:
+            result = await fleet.run(lambda samples: self._view.update(samples, sum(fleet.in_flight)))
+        open_loop = options.load.rate is not None or options.workload.trace is not None
+        return Run(
+            result=result,
+            figures=summarize(result.samples, open_loop=open_loop, objectives=parse_objectives(options.load.goodput)),
+            server=watch.result,
+            other_cores=watch.other_cores(sum(client.cpu_seconds for client in result.clients)),
+        )
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM interrupt, where this thread gets signals at all."""
         loop = asyncio.get_running_loop()
-        for name in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(name, self.interrupt)
+        names = (signal.SIGINT, signal.SIGTERM)
+        with suppress(NotImplementedError, RuntimeError, ValueError):
+            for name in names:
+                loop.add_signal_handler(name, self.interrupt)
         try:
-            return await fleet.run(lambda samples: self._view.update(samples, sum(fleet.in_flight)))
+            yield
         finally:
-            for name in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(name)
+            with suppress(NotImplementedError, RuntimeError, ValueError):
+                for name in names:
+                    loop.remove_signal_handler(name)
 
 
-def processes(options: Options) -> int:
-    """How many client processes a load gets."""
+def _foreign(options: Options, runs: Sequence[Run]) -> float | None:
+    """The median; None where a server on this machine could not be told from others."""
+    known = [run.other_cores for run in runs if run.other_cores is not None]
+    told = not is_local(options.target.url) or all(run.server and run.server.cores is not None for run in runs)
+    return median(known) if known and told else None
+
+
+def processes(options: Options, calibration: Calibration | None) -> int:
+    """How many client processes a load gets: those asked for, or as many as its tokens need, as long as there are
+    cores for them; a server on the same machine needs some, too."""
     load = options.load
+    open_loop = load.rate is not None or options.workload.trace is not None
+    most = load.max_in_flight if open_loop else load.concurrency
     if load.processes:
-        return min(load.processes, load.concurrency) if load.rate is None else load.processes
+        return min(load.processes, most)
+    ceiling = _USED * (calibration.tokens_per_s if calibration is not None and calibration.tokens_per_s else _CEILING)
     if load.rate is not None:
-        return max(1, round(load.rate / _RATE_PER_PROCESS))
-    return -(-load.concurrency // _PLACES_PER_PROCESS)
-
-
-def _foreign(busy: float | None, results: Sequence[RunResult]) -> dict[str, float]:
-    """Cores that anything but the clients used: the server, if it is on this machine, and whatever else ran."""
-    now, wall = busy_cpu_seconds(), sum(max((c.wall_seconds for c in r.clients), default=0.0) for r in results)
-    if busy is None or now is None or not wall:
-        return {}
-    own = sum(client.cpu_seconds for result in results for client in result.clients)
-    return {"other_cores": round(max(0.0, now - busy - own) / wall, 2)}
+        wanted = max(load.rate * options.workload.output_tokens / ceiling, load.rate / _REQUESTS_PER_PROCESS)
+    else:
+        wanted = load.concurrency * _TOKENS_PER_STREAM / ceiling
+    cores = usable_cores()
+    room = max(1, cores // 2 if is_local(options.target.url) else cores)
+    return min(max(1, -int(-wanted // 1)), room, most)

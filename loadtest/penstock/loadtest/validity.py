@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from penstock.loadtest.calibrate import Calibration
+from penstock.loadtest.environment import usable_cores
 from penstock.loadtest.errors import INTERRUPTED
 from penstock.loadtest.job import Done
 from penstock.loadtest.messages import Sample
@@ -19,6 +21,10 @@ _LAG_MS, _LAG_HOPELESS_MS = 10.0, 50.0
 """Lateness of the clients' event loops, 99th percentile."""
 _LATE_MS, _LATE_SHARE, _LATE_HOPELESS = 10.0, 0.01, 0.1
 """Open loop: a request is late from so many milliseconds on; shares of late ones that matter, and that spoil a run."""
+_FOREIGN_SHARE = 0.25
+"""Of the machine's cores: from here on others disturb the run."""
+_NEAR = 0.7
+"""Of the ceiling: from here on the client is short of time."""
 _FLOOR_SHARE = 0.2
 """Of a measured median: above this, what the client costs by itself is a good part of it."""
 
@@ -28,13 +34,23 @@ def judge(
     clients: Sequence[Done],
     figures: Figures,
     options: Options,
-    floor: Mapping[str, float] | None = None,
+    calibration: Calibration | None = None,
+    *,
+    processes: int = 1,
+    lost: int = 0,
+    other_cores: float | None = None,
 ) -> Validity:
-    """`floor`: milliseconds that this client measures of a server that answers at once (`calibrate`)."""
+    """Of all runs together. `lost`: client processes that ended before their time. `other_cores`: CPU that neither
+    clients nor server used; None: not known."""
     doubts: list[str] = []
     flaws: list[str] = []
     busiest = max((done.cpu_seconds / done.wall_seconds for done in clients if done.wall_seconds), default=0.0)
-    _grade(busiest, _BUSY, _SATURATED, "a client process used {:.0%} of a core", doubts, flaws)
+    more = f" (--processes {2 * processes} shares the load out)"
+    _grade(busiest, _BUSY, _SATURATED, "a client process used {:.0%} of a core" + more, doubts, flaws)
+    ceiling = calibration.tokens_per_s if calibration is not None else 0.0
+    near = figures.output_tokens_per_s / processes / ceiling if ceiling else 0.0
+    if near >= _NEAR:
+        doubts.append(f"the clients took {near:.0%} of the tokens per second that they can take" + more)
     lag = Distribution.of([late / 1e3 for done in clients for late in done.lag_ms])
     if lag is not None:
         _grade(lag.p99, _LAG_MS, _LAG_HOPELESS_MS, "clients' event loops were {:.0f} ms late (p99)", doubts, flaws)
@@ -42,7 +58,15 @@ def judge(
     if send_lag is not None:
         late = float(np.mean([sample.sent - sample.intended > _LATE_MS / 1e3 for sample in samples]))
         _grade(late, _LATE_SHARE, _LATE_HOPELESS, "{:.1%} of the requests were sent late", doubts, flaws)
-    _check_floor(figures, floor or {}, doubts)
+    if any(done.held_up for done in clients):
+        flaws.append(f"requests that were due waited for one of {options.load.max_in_flight} places (--max-in-flight)")
+    cores = usable_cores()
+    if other_cores is not None and other_cores > _FOREIGN_SHARE * cores:
+        doubts.append(f"something else used {other_cores:.1f} of this machine's {cores} cores")
+    if lost:
+        flaws.append(f"{lost} of the client processes died during the run")
+    floor = calibration.floor_ms if calibration is not None else {}
+    _check_floor(figures, floor, doubts)
     _check_tokens(samples, options, doubts)
     if not figures.completed:
         flaws.append("no request was completed")
@@ -57,7 +81,12 @@ def judge(
         lag_ms=lag,
         send_lag_ms=send_lag,
         pieces_per_read=round(sum(len(sample.arrivals) for sample in samples) / reads, 3) if reads else 0.0,
-        floor_ms=dict(floor or {}),
+        floor_ms=dict(floor),
+        floor_protocol=calibration.protocol if calibration is not None else "",
+        ceiling_tokens_per_s=ceiling,
+        ceiling_share=round(near, 4),
+        processes=processes,
+        lost_processes=lost,
     )
 
 
@@ -71,7 +100,7 @@ def _send_lag(samples: Sequence[Sample]) -> Distribution | None:
 
 
 def _check_floor(figures: Figures, floor: Mapping[str, float], doubts: list[str]) -> None:
-    for name, measured in (("ttft", figures.ttft_ms), ("itl", figures.itl_ms)):
+    for name, measured in (("ttft", figures.ttft_ms), ("itl", figures.itl_ms), ("e2e", figures.e2e_ms)):
         own = floor.get(name, 0.0)
         if measured is not None and own > _FLOOR_SHARE * measured.p50 > 0:
             doubts.append(f"{own:.2f} ms of the {name.upper()} are this client's own ({measured.p50:.2f} ms measured)")

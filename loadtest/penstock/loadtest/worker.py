@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
 import sys
 import time
-from itertools import islice
-from typing import TypeVar
+from collections.abc import Iterator
+from itertools import chain, islice
 
 from penstock.loadtest import workload
 from penstock.loadtest.clients.base import Client
@@ -19,45 +20,97 @@ from penstock.loadtest.clients.registry import make_client
 from penstock.loadtest.drive import Driver, Load
 from penstock.loadtest.errors import CONNECT, LoadTestError
 from penstock.loadtest.job import Done, Failed, Job, Progress, Ready, Start, Stop, decode_down, receive, send
-from penstock.loadtest.messages import Sample
-
-Message = TypeVar("Message", Job, Start)
+from penstock.loadtest.messages import Sample, Session
 
 _PROGRESS_SECONDS = 0.25
 _LOOK_SECONDS = 0.02
 _WARMUP_SEED = 0x5EED
+_AHEAD_SECONDS, _AHEAD = 1.0, 20_000
+"""Sessions are made before the run, for so long and so many of them; the others when their turn comes."""
 
 
-async def run(reader: asyncio.StreamReader) -> None:
-    """Raises LoadTestError when the run cannot be."""
-    job = await _next(reader, Job)
-    options = job.options
-    client = make_client(options.target, keep_text=workload.keeps_text(options.workload), seed=job.seed)
-    await client.open()
-    try:
-        if job.part == 0:
-            await _warm_up(client, job)
-        sessions = workload.build(options, seed=job.seed, part=job.part, parts=job.parts)
-        gc.collect()
-        gc.freeze()
-        send(sys.stdout.buffer, Ready())
-        sys.stdout.buffer.flush()
-        start = await _next(reader, Start)
-        samples: list[Sample] = []
-        driver = Driver(client, _load(job), start.at, samples.append)
-        helpers = [asyncio.create_task(_obey(reader, driver)), asyncio.create_task(_report(driver, samples))]
-        lag: list[float] = []
-        helpers.append(asyncio.create_task(_watch(lag)))
-        await asyncio.sleep(max(0.0, start.at - time.perf_counter()))
-        cpu, wall = time.process_time(), time.perf_counter()
-        await driver.run(sessions)
-        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+class Worker:
+    """One job, and nothing after it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._start: asyncio.Future[Start] = asyncio.get_running_loop().create_future()
+        self._driver: Driver | None = None
+        self._stopped: Stop | None = None
+        self._samples: list[Sample] = []
+        self._lag: list[float] = []
+
+    async def run(self) -> None:
+        """Until the run is over, or nobody is there any more."""
+        frame = await receive(self._reader)
+        job = None if frame is None else decode_down(frame)
+        if not isinstance(job, Job):
+            return
+        work = asyncio.create_task(self._work(job))
+        helpers = [asyncio.create_task(step) for step in (self._obey(work), self._report(), self._watch())]
+        await asyncio.wait((work,))
         for task in helpers:
             task.cancel()
-        send(sys.stdout.buffer, Progress(samples, 0))
-        send(sys.stdout.buffer, Done(cpu_seconds=cpu, wall_seconds=wall, lag_ms=lag))
-    finally:
-        await client.close()
+        error = None if work.cancelled() else work.exception()
+        if isinstance(error, LoadTestError):
+            send(self._writer, Failed(str(error)))
+        elif error is not None:
+            raise error
+
+    async def _work(self, job: Job) -> None:
+        options = job.options
+        client = make_client(options.target, keep_text=workload.keeps_text(options.workload), defer=True)
+        await client.open()
+        try:
+            if job.part == 0:
+                await _warm_up(client, job)
+            sessions = _made_ahead(workload.build(options, seed=job.seed, part=job.part, parts=job.parts))
+            gc.collect()
+            gc.freeze()
+            send(self._writer, Ready())
+            start = await self._start
+            driver = self._driver = Driver(client, _load(job), start.at, self._samples.append)
+            if self._stopped is not None:
+                driver.stop(now=self._stopped.now)
+            await asyncio.sleep(max(0.0, start.at - time.perf_counter()))
+            self._lag.clear()
+            cpu, wall = time.process_time(), time.perf_counter()
+            await driver.run(sessions)
+            cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+            send(self._writer, Progress(self._samples, 0))
+            send(self._writer, Done(cpu_seconds=cpu, wall_seconds=wall, lag_ms=self._lag, held_up=driver.held_up))
+        finally:
+            await client.close()
+
+    async def _obey(self, work: asyncio.Task[None]) -> None:
+        """Starts and stops the run when told so; ends it when nobody is there any more."""
+        while True:
+            frame = await receive(self._reader)
+            message = Stop(now=True) if frame is None else decode_down(frame)
+            if isinstance(message, Start):
+                self._start.set_result(message)
+            elif isinstance(message, Stop) and self._driver is not None:
+                self._driver.stop(now=message.now)
+            elif isinstance(message, Stop) and self._start.done():
+                self._stopped = message
+            else:
+                work.cancel()
+            if frame is None:
+                return
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(_PROGRESS_SECONDS)
+            if self._driver is not None:
+                send(self._writer, Progress(self._samples, self._driver.in_flight))
+                self._samples.clear()
+
+    async def _watch(self) -> None:
+        while True:
+            due = time.perf_counter() + _LOOK_SECONDS
+            await asyncio.sleep(_LOOK_SECONDS)
+            self._lag.append(round(max(0.0, time.perf_counter() - due) * 1e3, 3))
 
 
 def _load(job: Job) -> Load:
@@ -73,6 +126,17 @@ def _load(job: Job) -> Load:
     )
 
 
+def _made_ahead(sessions: Iterator[Session]) -> Iterator[Session]:
+    """The same sessions. Long prompts take milliseconds to make: during the run that would be lost to the clock."""
+    ready: list[Session] = []
+    until = time.perf_counter() + _AHEAD_SECONDS
+    for session in islice(sessions, _AHEAD):
+        ready.append(session)
+        if time.perf_counter() > until:
+            break
+    return chain(ready, sessions)
+
+
 async def _warm_up(client: Client, job: Job) -> None:
     """Requests that do not count. Raises LoadTestError when there is nobody to talk to."""
     calls = workload.build(job.options, seed=job.seed ^ _WARMUP_SEED, part=0, parts=1)
@@ -82,51 +146,27 @@ async def _warm_up(client: Client, job: Job) -> None:
             raise LoadTestError(f"no answer from {job.options.target.url}: {answer.detail}")
 
 
-async def _obey(reader: asyncio.StreamReader, driver: Driver) -> None:
-    """Stops the run when told so, and when nobody is there any more."""
-    while True:
-        frame = await receive(reader)
-        message = Stop(now=True) if frame is None else decode_down(frame)
-        if isinstance(message, Stop):
-            driver.stop(now=message.now)
-        if frame is None:
-            return
-
-
-async def _report(driver: Driver, samples: list[Sample]) -> None:
-    while True:
-        await asyncio.sleep(_PROGRESS_SECONDS)
-        send(sys.stdout.buffer, Progress(samples, driver.in_flight))
-        sys.stdout.buffer.flush()
-        samples.clear()
-
-
-async def _watch(lag: list[float]) -> None:
-    while True:
-        due = time.perf_counter() + _LOOK_SECONDS
-        await asyncio.sleep(_LOOK_SECONDS)
-        lag.append(round(max(0.0, time.perf_counter() - due) * 1e3, 3))
-
-
-async def _next(reader: asyncio.StreamReader, kind: type[Message]) -> Message:
-    frame = await receive(reader)
-    message = None if frame is None else decode_down(frame)
-    if not isinstance(message, kind):
-        raise LoadTestError("the client process was given up before it began")
-    return message
-
-
 async def _main() -> int:
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    frames = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # whatever else writes to standard output must not end up between the frames
+    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, frames)
+    writer = asyncio.StreamWriter(transport, protocol, None, loop)
     try:
-        await run(reader)
-    except LoadTestError as error:
-        send(sys.stdout.buffer, Failed(str(error)))
+        await Worker(reader, writer).run()
     finally:
-        sys.stdout.buffer.flush()
+        transport.set_write_buffer_limits(0)
+        await _flushed(writer)
     return 0
+
+
+async def _flushed(writer: asyncio.StreamWriter) -> None:
+    try:
+        await writer.drain()
+    except ConnectionError:
+        return  # whoever would read it is gone
 
 
 def main() -> int:

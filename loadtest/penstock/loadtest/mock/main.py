@@ -23,13 +23,13 @@ def main(settings: Mapping[str, Any]) -> int:
         problem, _, where = str(error).partition(" - at `$.")
         raise LoadTestError(f"{where.rstrip('`').replace('_', '-')}: {problem}") from None
     try:
-        asyncio.run(_serve(options, asyncio.Event()))  # not uvloop: it gathers writes
+        asyncio.run(serve(options, asyncio.Event()))  # not uvloop: it gathers writes
     except OSError as error:
         raise LoadTestError(f"cannot listen on {options.host}:{options.port}: {error.strerror}") from None
     return 0
 
 
-async def _serve(options: MockOptions, stop: asyncio.Event) -> None:
+async def serve(options: MockOptions, stop: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, stop.set)

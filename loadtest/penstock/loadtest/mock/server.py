@@ -14,13 +14,15 @@ import msgspec
 from penstock.loadtest.alarm import Alarm
 from penstock.loadtest.mock.options import MockOptions, Schedule
 from penstock.loadtest.mock.truth import Record, Truth
-from penstock.loadtest.mock.wire import STREAM_HEAD, Request, Wire, json
+from penstock.loadtest.mock.wire import STREAM_HEAD, Request, Wire, json, metadata
 
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,12})", re.IGNORECASE)
 _CLOSE = re.compile(rb"\r\nconnection:[^\r\n]*\bclose\b", re.IGNORECASE)
 _CONTINUE = re.compile(rb"\r\nexpect:[ \t]*100-continue", re.IGNORECASE)
-_BUDGET = 32
-"""Writes of one stream before it is another's turn."""
+_EARLY = 20e-6
+"""Seconds by which a write may come early: going to sleep again takes longer."""
+_BUDGET = 1
+"""Writes of one stream before it is another's turn: so that a client that keeps up reads them one by one."""
 _decode = msgspec.json.Decoder(Request).decode
 
 
@@ -57,6 +59,8 @@ class Mock:
                 return json({"object": "list", "data": [model]})
             case "GET", "/health" | "/v2/health/ready" | "/v2/health/live":
                 return json({})
+            case "GET", path if path == f"/v2/models/{self.options.model}":
+                return json(metadata(self.options))
             case "GET", "/truth":
                 return json(self.truth.summary(each="each" in parse_qs(url.query, keep_blank_values=True)))
             case "DELETE", "/truth":
@@ -123,13 +127,14 @@ class Connection(asyncio.Protocol):
             return
         try:
             request = _decode(body)
+            wanted = request.tokens
         except msgspec.MsgspecError as error:
             self.transport.write(json({"error": {"message": f"this is no request: {error}"}}, 400))
             self.done(close)
             return
         mock.served += 1
         wire = Wire(path, request, mock.options, mock.served, request.stream or streamed)
-        record = Record(received=now, wanted=request.tokens)
+        record = Record(received=now, wanted=wanted)
         self._answer = Stream(self, mock, wire, record, lambda: self.done(close))
         self._answer.write()
 
@@ -169,8 +174,9 @@ class Stream:
                 return  # resume_writing calls again
             end = min(self._next + self._per_write, record.wanted)
             due = mock.schedule.due(record.received, end - 1)
-            if due > perf_counter() + 20e-6:
-                break
+            if due > perf_counter() + _EARLY:
+                mock.alarm.at(due, self.write)
+                return
             connection.transport.write(self._data(self._next, end))
             now = perf_counter()
             tokens = end - self._next
@@ -182,7 +188,7 @@ class Stream:
                 self.gone = True
                 self._done()
                 return
-        mock.alarm.at(due, self.write)
+        asyncio.get_running_loop().call_soon(self.write)
 
     def _data(self, start: int, end: int) -> bytes:
         wire = self._wire

@@ -23,7 +23,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class Parameters(msgspec.Struct):
-    """Of the generate extension."""
+    """Of the generate extension; also what `sampling_parameters` holds as text."""
 
     max_tokens: int | None = None
 
@@ -38,11 +38,14 @@ class Request(msgspec.Struct):
     prompt: Any = None
     messages: list[dict[str, Any]] | None = None
     text_input: str | None = None
+    sampling_parameters: str = "{}"
     parameters: Parameters = msgspec.field(default_factory=Parameters)
 
     @property
     def tokens(self) -> int:
-        given = (self.max_completion_tokens, self.max_tokens, self.parameters.max_tokens)
+        """Raises msgspec.MsgspecError."""
+        sampling = msgspec.json.decode(self.sampling_parameters, type=Parameters)
+        given = (self.max_completion_tokens, self.max_tokens, self.parameters.max_tokens, sampling.max_tokens)
         return max(1, next((count for count in given if count is not None), _DEFAULT_TOKENS))
 
     @property
@@ -52,6 +55,14 @@ class Request(msgspec.Struct):
             return len(self.prompt)
         texts = [self.prompt, self.text_input, *(message.get("content") for message in self.messages or ())]
         return sum(len(text.split()) for text in texts if isinstance(text, str))
+
+
+def metadata(options: MockOptions) -> dict[str, Any]:
+    """Of a language model as Triton's vLLM backend has them."""
+    kinds = {"text_input": "BYTES", "stream": "BOOL", "sampling_parameters": "BYTES"}
+    inputs = [{"name": name, "datatype": kind, "shape": [1]} for name, kind in kinds.items()]
+    outputs = [{"name": "text_output", "datatype": "BYTES", "shape": [-1]}]
+    return {"name": options.model, "versions": ["1"], "platform": "mock", "inputs": inputs, "outputs": outputs}
 
 
 class Wire:

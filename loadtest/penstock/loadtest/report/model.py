@@ -29,7 +29,18 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
     pieces_per_read: float = 0.0
     """Above 1: pieces of output came together, by the server's doing or by the client's lateness."""
     floor_ms: dict[str, float] = {}
-    """What the same client measures of the built-in server that answers at once: `ttft` and `itl` of this machine."""
+    """What the same client measures of the built-in server that answers at once: `ttft` and `itl` of this machine, or
+    `e2e` where nothing is streamed."""
+    floor_protocol: str = ""
+    """With which that was measured: where the built-in server does not speak the run's, another one stands in."""
+    ceiling_tokens_per_s: float = 0.0
+    """Streamed tokens that this client can take, for each of its processes; 0: not measured."""
+    ceiling_share: float = 0.0
+    """How near the run came to that."""
+    processes: int = 1
+    """Client processes."""
+    lost_processes: int = 0
+    """Those that ended before their time."""
 
 
 class ServerWatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +54,8 @@ class ServerWatch(msgspec.Struct, frozen=True, kw_only=True):
     seconds: list[float] = []
     gpu: dict[str, list[float]] = {}
     """Utilization (%) and memory (bytes) of each GPU of this machine, for each of `seconds`."""
+    cores: float | None = None
+    """CPU that its processes used, where they run on this machine."""
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):

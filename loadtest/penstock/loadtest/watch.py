@@ -1,0 +1,180 @@
+"""Watching the server during a run: what it says of itself, and what its processes and this machine's GPUs do.
+
+It happens in the command, not in the client processes, about once a second. Whatever fails is left out of the report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+from penstock.loadtest.clients.base import ClientOptions
+from penstock.loadtest.clients.discover import ask
+from penstock.loadtest.clients.settings import client_options
+from penstock.loadtest.environment import busy_cpu_seconds
+from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.gpus import Gpus
+from penstock.loadtest.options import Options, Target
+from penstock.loadtest.processes import Usage, family, is_local, listeners, usage
+from penstock.loadtest.prometheus import Page, increases, is_page, parse
+from penstock.loadtest.report.model import ServerWatch
+
+_EVERY_SECONDS = 1.0
+_TIMEOUT_SECONDS = 2.0
+_METRICS_PORT = 8002
+_ITS_NEIGHBOURS = (8000, 8001)
+"""Ports of Penstock and Triton, HTTP and gRPC, beside which metrics are on 8002."""
+
+
+class Watch:
+    """Use as `async with Watch(...) as watch` around a run; then `result` and `other_cores` tell."""
+
+    def __init__(self, options: Options, clients: Collection[int]) -> None:
+        """`clients`: the processes that send."""
+        self._options = options
+        self._clients = clients
+        self._local = is_local(options.target.url)
+        self._gpus = Gpus() if self._local else None
+        self._url = ""
+        self._first = self._last = Page()
+        self._seconds: list[float] = []
+        self._series: dict[str, list[float]] = {}
+        self._gpu_series: dict[str, list[float]] = {}
+        self._used: dict[int, Usage] = {}
+        """By process of the server: the last that was seen of it."""
+        self._before: dict[int, Usage] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._wall = 0.0
+
+    async def __aenter__(self) -> Self:
+        """Raises LoadTestError when there is nothing where the user says that metrics are."""
+        for url in _candidates(self._options):
+            page = await self._page(url)
+            if page is not None:
+                self._url, self._first = url, page
+                break
+        given = self._options.load.metrics_url
+        if given not in (None, "none") and not self._url:
+            raise LoadTestError(f"metrics-url: {given} is no Prometheus page (text format)")
+        self._listeners = listeners(_port(self._options.target)) if self._local else set()
+        self._began = time.perf_counter()
+        self._busy, self._own = busy_cpu_seconds(), time.process_time()
+        self._before = self._used = usage(self._server())
+        self._task = asyncio.create_task(self._look_regularly())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self._wall = time.perf_counter() - self._began
+        busy = busy_cpu_seconds()
+        self._machine = None if busy is None or self._busy is None else busy - self._busy
+        self._own = time.process_time() - self._own
+        self._used = self._used | usage(self._server())
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        page = await self._page(self._url) if self._url else None
+        self._last = self._last if page is None else page
+
+    @property
+    def result(self) -> ServerWatch | None:
+        """None where nothing could be seen."""
+        if not self._url and not self._used and not self._gpu_series:
+            return None
+        return ServerWatch(
+            metrics_url=self._url,
+            metrics=self._series,
+            counters=increases(self._first, self._last) if self._url else {},
+            seconds=self._seconds,
+            gpu=self._gpu_series,
+            cores=round(self._server_cpu / self._wall, 3) if self._used and self._wall else None,
+        )
+
+    def other_cores(self, client_cpu: float) -> float | None:
+        """Cores that neither the clients (CPU seconds given), nor the server's processes, nor this one used; a server
+        whose processes are not found is among the others. None where the machine does not say."""
+        if self._machine is None or not self._wall:
+            return None
+        known = client_cpu + self._own + self._server_cpu
+        return round(max(0.0, self._machine - known) / self._wall, 2)
+
+    @property
+    def _server_cpu(self) -> float:
+        nothing = Usage(0.0, 0.0)
+        return sum(now.cpu_seconds - self._before.get(pid, nothing).cpu_seconds for pid, now in self._used.items())
+
+    def _server(self) -> set[int]:
+        return family(self._listeners, without=(os.getpid(), *self._clients)) if self._listeners else set()
+
+    async def _look_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(_EVERY_SECONDS - (time.perf_counter() - self._began) % _EVERY_SECONDS)
+            with suppress(Exception):  # nothing that can be seen of a server is worth a run
+                await self._look()
+
+    async def _look(self) -> None:
+        values: dict[str, float] = {}
+        page = await self._page(self._url) if self._url else None
+        if page is not None:
+            self._last = page
+            values |= page.gauges
+        now, elapsed = usage(self._server()), time.perf_counter() - self._began
+        if now:
+            since = elapsed - (self._seconds[-1] if self._seconds else 0.0)
+            grown = sum(u.cpu_seconds - self._used[pid].cpu_seconds for pid, u in now.items() if pid in self._used)
+            values["process_cpu_cores"] = round(grown / since, 3)
+            values["process_rss_bytes"] = sum(used.rss_bytes for used in now.values())
+            self._used = self._used | now
+        self._seconds.append(round(elapsed, 3))
+        _append(self._series, values, len(self._seconds))
+        if self._gpus is not None:
+            _append(self._gpu_series, self._gpus.read(), len(self._seconds))
+
+    async def _page(self, url: str) -> Page | None:
+        parts = urlsplit(url)
+        target = self._options.target
+        here = urlsplit(target.url).netloc == parts.netloc
+        with suppress(LoadTestError, ValueError):
+            options = ClientOptions(
+                url=f"{parts.scheme}://{parts.netloc}",
+                api_key=client_options(target).api_key if here else None,  # a key is not for everybody
+                timeout=_TIMEOUT_SECONDS,
+                verify_tls=target.verify_tls,
+            )
+            answer = await ask(options, parts.path + (f"?{parts.query}" if parts.query else ""))
+            text = answer.body.decode("utf-8", "replace")
+            if answer.status == 200 and is_page(text):
+                return parse(text, target.model)
+        return None
+
+
+def _append(series: dict[str, list[float]], values: dict[str, float], length: int) -> None:
+    """One value for each series: one that has none keeps its last, one that is new was 0 until now."""
+    for name in series | values:
+        known = series.setdefault(name, [0.0] * (length - 1))
+        known.append(values.get(name, known[-1] if known else 0.0))
+
+
+def _candidates(options: Options) -> list[str]:
+    given = options.load.metrics_url
+    if given is not None:
+        return [] if given == "none" else [given if "//" in given else f"http://{given}"]
+    url = options.target.url
+    parts = urlsplit(url if "//" in url else f"http://{url}")
+    found = [f"{parts.scheme}://{parts.netloc}/metrics"]
+    if parts.port in _ITS_NEIGHBOURS:
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        found.append(f"http://{host}:{_METRICS_PORT}/metrics")
+    return found
+
+
+def _port(target: Target) -> int:
+    parts = urlsplit(target.url if "//" in target.url else f"//{target.url}")
+    return parts.port or (443 if parts.scheme == "https" else 80)

@@ -29,6 +29,7 @@ def loadtest(commands: Any, add_sections: AddSections, formatter: type[argparse.
     add_sections(parser, SECTIONS)
     others = parser.add_subparsers(metavar="COMMAND", title="instead of a run")
     _mock(others, add_sections, formatter)
+    _peers(others, add_sections, formatter)
 
 
 def _mock(commands: Any, add_sections: AddSections, formatter: type[argparse.HelpFormatter]) -> None:
@@ -45,6 +46,22 @@ def _mock(commands: Any, add_sections: AddSections, formatter: type[argparse.Hel
     )
     parser.set_defaults(run=partial(_guarded, parser, _run_mock))
     add_sections(parser, {"mock": MockOptions})
+
+
+def _peers(commands: Any, add_sections: AddSections, formatter: type[argparse.HelpFormatter]) -> None:
+    from penstock.loadtest.peers.settings import LISTS, PeersSettings
+
+    parser = commands.add_parser(
+        "peers",
+        help="Penstock beside other servers on this machine, as tables",
+        usage="penstock loadtest peers --dir DIR [options]",
+        description="Sets up, starts and measures vLLM, llama.cpp, OpenVINO GenAI, transformers, Triton, MLServer, "
+        "KServe's SDK and LitServe beside Penstock, in turns and on the same models, and writes tables with ratios.",
+        argument_default=argparse.SUPPRESS,
+        formatter_class=formatter,
+    )
+    parser.set_defaults(run=partial(_guarded, parser, _run_peers))
+    add_sections(parser, {"peers": PeersSettings}, lists=LISTS)
 
 
 def bench(commands: Any, add_sections: AddSections, formatter: type[argparse.HelpFormatter]) -> None:
@@ -85,6 +102,12 @@ def _run(settings: dict[str, Any]) -> int:
 
 def _run_mock(settings: dict[str, Any]) -> int:
     from penstock.loadtest.mock.main import main
+
+    return main(settings)
+
+
+def _run_peers(settings: dict[str, Any]) -> int:
+    from penstock.loadtest.peers.main import main
 
     return main(settings)
 

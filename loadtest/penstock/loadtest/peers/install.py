@@ -1,4 +1,4 @@
-"""Environments: one for each peer, complete or not there. They are built by uv where it is found, else by venv and pip."""
+"""Environments: one for each peer, complete or not there. uv fills them where it is found, else pip."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.metadata import distribution
-from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from penstock.loadtest.peers import recipes

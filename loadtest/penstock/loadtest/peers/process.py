@@ -10,7 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, NamedTuple, Self
 
@@ -107,10 +107,8 @@ class Process:
         """Asks it to end, then makes all of its group end."""
         if self._process.poll() is None:
             self._signal(signal.SIGTERM)
-            try:
+            with suppress(subprocess.TimeoutExpired):  # not everybody listens
                 self._process.wait(_END_SECONDS)
-            except subprocess.TimeoutExpired:
-                pass  # not everybody listens
         self._signal(signal.SIGKILL)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -118,10 +116,8 @@ class Process:
                 pipe.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        try:
+        with suppress(ProcessLookupError):  # all have ended
             os.killpg(self.pid, number)
-        except ProcessLookupError:
-            pass  # all have ended
 
 
 @contextmanager

@@ -87,7 +87,7 @@ def triton_environment(place: Place) -> dict[str, str]:
 
 
 def llamacpp(place: Place, peer: Peer, install: Installing) -> None:
-    """Built from source for this machine's instructions: 20 minutes on two cores. Its environment is its converter's."""
+    """Built from source for this machine's instructions: 20 minutes on two cores. Its environment is for converting."""
     install(peer.requirements)
     tree = llama_tree(place, install.log)
     if place.llama_server.exists():

@@ -27,10 +27,8 @@ class PeersSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = False
     run: Annotated[bool, Meta(description="--no-run: set up only")] = True
     only: Annotated[tuple[str, ...], Meta(description="peers by name; default: all that are set up")] = ()
-    tables: Annotated[tuple[str, ...], Meta(description="of generation, tensors, streaming; default: all")] = TABLES
-    models: Annotated[tuple[str, ...], Meta(description="for generation: tiny, qwen05b-shape; default: both")] = tuple(
-        SHAPES
-    )
+    tables: Annotated[tuple[str, ...], Meta(description="of generation, tensors, streaming")] = TABLES
+    models: Annotated[tuple[str, ...], Meta(description="for generation: tiny, qwen05b-shape")] = tuple(SHAPES)
     concurrency: Annotated[tuple[Positive, ...], Meta(description="generation: requests at a time")] = (1, 4, 16, 64)
     in_flight: Annotated[tuple[Positive, ...], Meta(description="tensors: requests at a time")] = (1, 32)
     streams: Annotated[tuple[Positive, ...], Meta(description="streaming: streams at a time")] = (64, 256)

@@ -1,4 +1,4 @@
-"""KServe's SDK: add_sub and identity in one process. `kserve_server.py --http_port N --grpc_port N --enable_grpc true`"""
+"""KServe's SDK: add_sub and identity in one process, with the flags of its ModelServer."""
 
 from __future__ import annotations
 

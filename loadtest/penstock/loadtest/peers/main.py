@@ -1,0 +1,151 @@
+"""`penstock loadtest peers`: sets up, measures, writes."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import distributions
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from penstock.loadtest.environment import environment
+from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.peers.catalog import LLAMA_CPP, PEERS, Peer
+from penstock.loadtest.peers.contenders import CONTENDERS
+from penstock.loadtest.peers.install import install, is_installed
+from penstock.loadtest.peers.models import make_model
+from penstock.loadtest.peers.place import Place
+from penstock.loadtest.peers.plan import Group, plan
+from penstock.loadtest.peers.recipes import convert
+from penstock.loadtest.peers.repositories import make_repositories
+from penstock.loadtest.peers.results import PeersReport, to_json
+from penstock.loadtest.peers.settings import PeersSettings, settings
+from penstock.loadtest.peers.shell import SetupError
+from penstock.loadtest.peers.tables import markdown
+from penstock.loadtest.peers.turns import Turns
+from penstock.loadtest.report.write import put
+
+_OWN = ("penstock", "openvino", "onnxruntime", "uvicorn", "uvloop", "grpcio")
+"""What Penstock's own figures depend on."""
+INTERRUPTED = 130
+"""Exit status, as of a shell."""
+
+
+def main(given: Mapping[str, Any], argv: Sequence[str] = ()) -> int:
+    """Returns the exit status. Raises LoadTestError when nothing can be measured."""
+    if not sys.platform.startswith("linux"):
+        raise LoadTestError("peers: they are started, pinned and watched with what only Linux has")
+    chosen = settings(given)
+    place = Place(Path(chosen.dir).expanduser())
+    with _terminated_like_interrupted():
+        report = PeersReport(
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            command=shlex.join(["penstock", *(argv or sys.argv[1:])]),
+            settings=chosen,
+            environment=environment(),
+            versions={},
+        )
+        try:
+            _measure(report, place)
+        except KeyboardInterrupt:
+            report.interrupted = True
+            _say("ended early: all servers have ended, what was measured is written")
+    if chosen.run:
+        _write(report)
+    return INTERRUPTED if report.interrupted else 0
+
+
+def _measure(report: PeersReport, place: Place) -> None:
+    chosen = report.settings
+    groups = plan(chosen)
+    report.skipped = _set_up(place, chosen, groups)
+    ready = [group for group in groups if group.peer not in report.skipped]
+    if not ready:
+        raise LoadTestError(f"nothing to measure: {_reasons(report.skipped) or 'no peer has such a table'}")
+    report.versions = _versions(place, ready)
+    if not chosen.run:
+        return
+    for group in ready:
+        turns = Turns(group, place, chosen, _say)
+        report.groups.append(turns.result)
+        turns.run()
+
+
+def _set_up(place: Place, chosen: PeersSettings, groups: Sequence[Group]) -> dict[str, str]:
+    """Peers that are not there, and why. Without `--setup` nothing is installed or converted."""
+    skipped: dict[str, str] = {}
+    models = sorted({group.model for group in groups if group.model})
+    if models:
+        _say(f"models: {', '.join(models)}")
+        for model in models:
+            make_model(place, model)
+    if any(group.table == "tensors" for group in groups):
+        make_repositories(place, onnx=not CONTENDERS["penstock-onnx"].lacking)
+    for name in dict.fromkeys(group.peer for group in groups if group.peer in PEERS):
+        wanted = {group.model for group in groups if group.peer == name and group.model}
+        try:
+            _prepare(place, PEERS[name], sorted(wanted), chosen)
+        except SetupError as error:
+            skipped[name] = str(error)
+            _say(f"{name} is left out: {error}")
+    return skipped
+
+
+def _prepare(place: Place, peer: Peer, models: Sequence[str], chosen: PeersSettings) -> None:
+    if not is_installed(place, peer):
+        if not chosen.setup:
+            raise SetupError("it is not set up (--setup)")
+        if peer.on_request and peer.name not in chosen.only:
+            raise SetupError(f"it is set up on request only (--setup --only {peer.name})")
+        _say(f"{peer.name}: installing")
+        install(place, peer)
+    for model in models:
+        convert(place, peer.name, model)
+
+
+def _versions(place: Place, groups: Sequence[Group]) -> dict[str, dict[str, str]]:
+    """Of what stands in the tables; llama.cpp is known by the distribution that its source is from."""
+    own = {package.metadata["Name"].lower(): package.version for package in distributions()}
+    found = {"penstock": {package: own[package] for package in _OWN if package in own}}
+    for name in dict.fromkeys(group.peer for group in groups if group.peer in PEERS):
+        peer = PEERS[name]
+        installed = dict([LLAMA_CPP.split("==")]) | place.versions(name)
+        found[name] = {package: installed[package] for package in peer.packages if package in installed}
+    return found
+
+
+def _write(report: PeersReport) -> None:
+    """Raises LoadTestError for a file that cannot be written, after the other one."""
+    chosen = report.settings
+    problems = [put(chosen.json, to_json(report).decode())] if chosen.json else []
+    if chosen.markdown or chosen.json != "-":
+        problems.append(put(chosen.markdown or "-", markdown(report)))
+    if any(problems):
+        raise LoadTestError("; ".join(filter(None, problems)))
+
+
+def _reasons(skipped: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {why}" for name, why in skipped.items())
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM ends servers, too, as Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

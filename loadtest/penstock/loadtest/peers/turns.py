@@ -1,0 +1,161 @@
+"""A group of servers, up at the same time and measured in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.peers.checks import check_tensors
+from penstock.loadtest.peers.contenders import CONTENDERS, Contender
+from penstock.loadtest.peers.in_process import InProcess
+from penstock.loadtest.peers.launch import Surroundings, all_cores, genai
+from penstock.loadtest.peers.place import Place
+from penstock.loadtest.peers.plan import Case, Group
+from penstock.loadtest.peers.process import Process, confined_to, free_ports
+from penstock.loadtest.peers.results import MAIN, Cell, GroupResult, Run
+from penstock.loadtest.peers.results import CaseResult as Result
+from penstock.loadtest.peers.served import Served
+from penstock.loadtest.peers.settings import PeersSettings
+from penstock.loadtest.peers.usage import memory_bytes
+from penstock.loadtest.report.figures import value
+from penstock.loadtest.report.words import number
+
+Say = Callable[[str], None]
+_TRIALS = 4
+"""Requests before the first run of a language model: they warm up, and their tokens are counted."""
+
+
+class Turns:
+    """Measures one group; `result` has what there is, whenever it ends."""
+
+    def __init__(self, group: Group, place: Place, settings: PeersSettings, say: Say) -> None:
+        self.result = GroupResult(
+            table=group.table,
+            model=group.model,
+            titles={name: CONTENDERS[name].title for name in group.contenders},
+            pinned=False,
+        )
+        self._group = group
+        self._place = place
+        self._settings = settings
+        self._say = say
+        self._up: dict[str, Served | InProcess] = {}
+
+    def run(self) -> None:
+        """Raises KeyboardInterrupt; servers have ended then, too."""
+        cores = all_cores()
+        self.result.pinned = self._group.pinned and len(cores) > 1
+        servers, clients = (cores[:1], cores[1:]) if self.result.pinned else (cores, cores)
+        self._say(f"{self._group.table}{f' of {self._group.model}' if self._group.model else ''}, {self._group.peer}:")
+        with ExitStack() as stack:
+            for name in self._group.contenders:
+                with self._leaving_out(name):
+                    self._start(CONTENDERS[name], servers, stack)
+            if self._group.peer not in self._up:
+                return  # Penstock by itself is no comparison
+            with confined_to(clients):
+                for case in self._group.cases:
+                    self._measure(case)
+
+    @contextmanager
+    def _leaving_out(self, name: str) -> Iterator[None]:
+        """A server that cannot be started."""
+        try:
+            yield
+        except LoadTestError as error:
+            self.result.failures[name] = str(error)
+            self._say(f"  {name} does not take part: {error}")
+
+    def _start(self, contender: Contender, cores: tuple[int, ...], stack: ExitStack) -> None:
+        if contender.lacking:
+            raise LoadTestError(f"these packages are not installed: {', '.join(contender.lacking)}")
+        at = Surroundings(
+            place=self._place,
+            model=self._group.model,
+            cores=cores,
+            places=max(case.concurrency for case in self._group.cases),
+            timeout=self._settings.timeout,
+        )
+        log = self._place.log("-".join(filter(None, (self._group.table, self._group.model, contender.name))))
+        tokenizer = str(at.folder) if self._group.model else ""
+        if contender.start is None:
+            process = stack.enter_context(Process(genai(at), log, cores=cores, pipes=True))
+            self._up[contender.name] = InProcess(process, tokenizer, at.timeout)
+            return
+        ports = free_ports()
+        launch = contender.start(at, ports)
+        process = stack.enter_context(Process(launch.argv, log, env=launch.env, cores=cores))
+        seconds = process.wait_until_ready(f"http://127.0.0.1:{ports.http}{launch.ready}", at.timeout)
+        self.result.ready_seconds[contender.name] = round(seconds, 1)
+        self._up[contender.name] = Served(process, launch, ports, tokenizer)
+
+    def _measure(self, case: Case) -> None:
+        """Each server `repeat` times; who begins changes from round to round."""
+        result = Result(case=case, cells={name: Cell() for name in self._up})
+        self.result.cases.append(result)
+        for name, cell in result.cells.items():
+            with self._noting(name, cell):
+                self._try_out(name, case)
+        names = list(self._up)
+        for turn in range(self._settings.repeat):
+            first = turn % len(names)
+            for name in names[first:] + names[:first]:
+                cell = result.cells[name]
+                if not cell.failure:
+                    with self._noting(name, cell):
+                        cell.runs.append(
+                            _checked(self._up[name].measure(case, self._settings, turn), case, self._settings)
+                        )
+        for name, cell in result.cells.items():
+            cell.memory_mb = round(memory_bytes(self._up[name].pid) / 1e6, 1)
+        self._say(f"  {describe(result)}")
+
+    @contextmanager
+    def _noting(self, name: str, cell: Cell) -> Iterator[None]:
+        """A failure ends the server's part in this case; the others go on."""
+        try:
+            yield
+        except LoadTestError as error:
+            cell.failure = str(error)
+            self._say(f"  {name}: {error}")
+
+    def _try_out(self, name: str, case: Case) -> None:
+        """Raises LoadTestError for a server whose answers are not what was asked for."""
+        server, settings = self._up[name], self._settings
+        if isinstance(server, InProcess):
+            _same_tokens(server.try_out(settings, _TRIALS), _TRIALS * settings.output_tokens)
+            return
+        if case.table == "tensors":
+            check_tensors(server.target(case, settings.timeout))
+            return
+        report = server.try_out(case, settings, _TRIALS)
+        if report.errors:
+            kind, detail = next(iter(report.error_details.items()))
+            raise LoadTestError(f"{report.failed} of {_TRIALS} requests failed: {kind}: {detail}")
+        _same_tokens(report.output_tokens, _TRIALS * settings.output_tokens)
+
+
+def _checked(run: Run, case: Case, settings: PeersSettings) -> Run:
+    """Raises LoadTestError for a run that is none."""
+    figures = run.figures
+    if figures.errors:
+        kind, detail = next(iter(figures.error_details.items()))
+        raise LoadTestError(f"{figures.failed} requests failed: {kind}: {detail}")
+    if case.table != "tensors":
+        _same_tokens(figures.output_tokens, figures.completed * settings.output_tokens)
+    return run
+
+
+def _same_tokens(found: int, wanted: int) -> None:
+    if found != wanted:
+        raise LoadTestError(f"{found} output tokens instead of {wanted}")
+
+
+def describe(result: Result) -> str:
+    """One line of progress."""
+    case, path = result.case, MAIN[result.case.table]
+    rates = [
+        f"{name} {number(value(figures, path))}" for name, cell in result.cells.items() if (figures := cell.figures)
+    ]
+    return f"{case.model} {case.protocol} x{case.concurrency}: {', '.join(rates) or 'nothing'} {path}"

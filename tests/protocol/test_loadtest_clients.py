@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -200,6 +202,37 @@ async def test_a_model_that_is_no_language_model(repository: Server) -> None:
     for protocol in ("kserve-generate", "kserve-grpc-stream"):
         with pytest.raises(LoadTestError, match="text_input"):
             await answers(client_of(repository, protocol, model="add_sub"))
+
+
+async def test_an_engine_that_fails_in_the_midst() -> None:
+    """What fails with a status is no stream that failed, and each of them is one in the server's books."""
+    with serving("--engine", "simulated", "--sim-faults", "raise=1000", "--sim-step-ms", "3") as server:
+        failed = Call(index=0, prompt=[5, 1000, 6], output_tokens=4)
+        client = client_of(server, "openai-completions")
+        found = [await client.send(call) for call in (failed, msgspec.structs.replace(failed, prompt=[5, 6]))]
+        await client.close()
+        assert [answer.error for answer in found] == ["http_500", ""]
+        assert found[0].detail
+        finished = "penstock_requests_finished_total"
+        assert counted(server, finished, finish_reason="error:step_failed") == 1
+        assert counted(server, finished, finish_reason="length") == 1
+
+
+async def test_an_engine_that_dies_in_the_midst() -> None:
+    with serving("--engine", "simulated", "--sim-step-ms", "20") as server:
+        clients = [client_of(server, protocol) for protocol in LANGUAGE]
+        for client in clients:
+            await client.open()
+        call = Call(index=0, prompt=PROMPT, output_tokens=1000)
+        sending = [asyncio.create_task(client.send(call)) for client in clients]
+        await asyncio.to_thread(wait_until, lambda: server.state()["num_running"] == len(clients))
+        await asyncio.to_thread(wait_until, lambda: counted(server, "penstock_generation_tokens_total") > 40)
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        found = await asyncio.gather(*sending)
+        for client in clients:
+            await client.close()
+    assert [answer.error for answer in found] == ["stream_error"] * 4
+    assert all(answer.arrivals and answer.detail for answer in found)
 
 
 async def test_a_server_that_goes_away() -> None:

@@ -159,7 +159,7 @@ class LoadTest:
     @staticmethod
     async def _complete(options: Options) -> Options:
         """With the model's name, where it was left to the server."""
-        if options.target.model or not options.target.protocol.startswith("openai"):
+        if options.target.model:
             return options
         target = msgspec.structs.replace(options.target, model=await only_model(options.target))
         return msgspec.structs.replace(options, target=target)

@@ -25,15 +25,22 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
+class _Indexed(msgspec.Struct):
+    name: str
+    state: str = ""
+
+
 async def get(target: Target, path: str) -> ParsedAnswer:
     """Raises LoadTestError when there is no answer."""
     return await ask(client_options(target), path)
 
 
-async def ask(options: ClientOptions, path: str) -> ParsedAnswer:
-    """GET. Raises LoadTestError when there is no answer."""
+async def ask(options: ClientOptions, path: str, method: str = "GET") -> ParsedAnswer:
+    """Sends no body. Raises LoadTestError when there is no answer."""
+    options = msgspec.structs.replace(options, keep_alive=False)
     pool = ConnectionPool(options.url, keep_alive=False, verify_tls=options.verify_tls)
-    request = head(pool, options, "GET", path) + b"\r\n\r\n"
+    length = b"" if method == "GET" else b"\r\nContent-Length: 0"
+    request = head(pool, options, method, path) + length + b"\r\n\r\n"
     try:
         async with asyncio.timeout(min(options.timeout, _TIMEOUT)):
             answer = (await pool.exchange(request)).parse()
@@ -45,12 +52,27 @@ async def ask(options: ClientOptions, path: str) -> ParsedAnswer:
 
 
 async def only_model(target: Target) -> str:
-    """The first model of the server. Raises LoadTestError when it has none."""
-    answer = await get(target, "/v1/models")
-    try:
-        models = msgspec.json.decode(answer.body, type=_Models).data if answer.status == 200 else []
-    except msgspec.MsgspecError:
-        models = []
-    if not models:
-        raise LoadTestError(f"{target.url}/v1/models names no model (status {answer.status}): give one with --model")
-    return models[0].id
+    """Raises LoadTestError when the server has no model, or several, or cannot be asked."""
+    if "grpc" in target.protocol:
+        raise LoadTestError(f"model: which one? ({target.protocol} is not asked; --model)")
+    openai = target.protocol.startswith("openai")
+    path = "/v1/models" if openai else "/v2/repository/index"
+    answer = await ask(client_options(target), path, "GET" if openai else "POST")
+    names: list[str] = []
+    if answer.status == 200:
+        try:
+            names = _models(answer.body) if openai else _ready(answer.body)
+        except msgspec.MsgspecError:
+            names = []
+    if len(names) != 1:
+        told = f"names {', '.join(names)}" if names else f"names no model (status {answer.status})"
+        raise LoadTestError(f"model: which one? {target.url}{path} {told}: choose one with --model")
+    return names[0]
+
+
+def _models(body: bytes) -> list[str]:
+    return [model.id for model in msgspec.json.decode(body, type=_Models).data]
+
+
+def _ready(body: bytes) -> list[str]:
+    return [model.name for model in msgspec.json.decode(body, type=list[_Indexed]) if model.state == "READY"]

@@ -25,6 +25,7 @@ CLIENTS: dict[str, tuple[str, str, dict[str, Any]]] = {
 _TENSORS = frozenset({"kserve-http", "kserve-http-binary", "kserve-grpc"})
 _BOTH_WAYS = frozenset({"openai-chat", "openai-completions", "openai-responses", "kserve-generate"})
 """Streamed or not."""
+_END_MARKS = frozenset({"openai-chat", "openai-completions"})
 
 
 def make_client(target: Target, *, keep_text: bool = False, seed: int = 0, defer: bool = False) -> Client:
@@ -35,6 +36,8 @@ def make_client(target: Target, *, keep_text: bool = False, seed: int = 0, defer
         raise LoadTestError(f"input-tensor: {protocol} has no tensors of its own choosing")
     if target.batch_size > 1 and protocol not in (*_TENSORS, "openai-embeddings"):
         raise LoadTestError(f"batch-size: a request of {protocol} is one prompt")
+    if not target.end_mark and protocol not in _END_MARKS:
+        raise LoadTestError(f"end-mark: streams of {protocol} have no [DONE]")
     if not target.stream and protocol not in _BOTH_WAYS:
         always = "is always streamed" if protocol == "kserve-grpc-stream" else "is never streamed"
         raise LoadTestError(f"stream: {protocol} {always}")

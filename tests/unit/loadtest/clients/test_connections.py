@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import struct
+import subprocess
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -139,10 +142,35 @@ async def test_https_to_a_server_of_http() -> None:
         writer.write(whole(b"", status="400 Bad Request"))
         writer.close()
 
-    listening = await asyncio.start_server(refuse, "127.0.0.1", 0)
-    answer = await client_of(f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}").send(CALL)
-    listening.close()
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as listening:
+        answer = await client_of(f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}").send(CALL)
     assert answer.error == CONNECT
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A key and a self-signed certificate for localhost, in one file."""
+    path = tmp_path_factory.mktemp("tls") / "server.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(path), "-out", str(path)]
+    subprocess.run([*command.split(), *names], check=True, capture_output=True)
+    return path
+
+
+async def test_certificates_are_checked_unless_told_not_to(certificate: Path) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    server = RawServer(REPLY, REPLY)
+    async with await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=context) as listening:
+        url = f"https://localhost:{listening.sockets[0].getsockname()[1]}"
+        refused = await client_of(url).send(CALL)
+        client = client_of(url, verify_tls=False)
+        answers = [await client.send(CALL) for _ in range(2)]
+        await client.close()
+    assert refused.error == CONNECT
+    assert "certificate" in refused.detail
+    assert [answer.error for answer in answers] == ["", ""]
+    assert [len(answer.arrivals) for answer in answers] == [1, 1]
 
 
 async def test_a_server_that_says_nothing() -> None:
@@ -198,10 +226,9 @@ async def test_an_answer_before_the_request_was_all_sent() -> None:
         await writer.drain()
         await reader.read()
 
-    listening = await asyncio.start_server(refuse, "127.0.0.1", 0)
-    client = client_of(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}")
-    answer = await client.send(msgspec.structs.replace(CALL, prompt="x" * (1 << 24)))
-    listening.close()
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as listening:
+        client = client_of(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}")
+        answer = await client.send(msgspec.structs.replace(CALL, prompt="x" * (1 << 24)))
     assert answer.error == "http_413"
     assert answer.detail == "too long"
 

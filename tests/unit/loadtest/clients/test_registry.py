@@ -39,6 +39,7 @@ def test_options_without_a_place(protocol: str) -> None:
         ({"stream": False}, protocol not in {*NEVER_STREAMED, "kserve-grpc-stream"}, "stream"),
         ({"keep_alive": False}, "grpc" not in protocol, "keep-alive"),
         ({"verify_tls": False}, "grpc" not in protocol, "verify-tls"),
+        ({"end_mark": False}, protocol in {"openai-chat", "openai-completions"}, "end-mark"),
         ({"ignore_eos": False}, True, ""),
     ]
     for settings, has, name in cases:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -113,9 +114,12 @@ class RawServer:
         self.gone = asyncio.Event()
         """Somebody has disconnected."""
         self.url = ""
+        self.tasks: set[asyncio.Task[Any]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        if (task := asyncio.current_task()) is not None:
+            self.tasks.add(task)
         try:
             while await self._request(reader) and self.replies:
                 reply = self.replies.pop(0)
@@ -124,7 +128,7 @@ class RawServer:
                     await writer.drain()
                 else:
                     await reply(reader, writer)
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
             self.gone.set()
@@ -146,6 +150,9 @@ async def raw_server(*replies: bytes | Script) -> AsyncIterator[RawServer]:
         yield server
     finally:
         listening.close()
+        for task in server.tasks:
+            task.cancel()
+        await asyncio.gather(*server.tasks)
 
 
 def body_of(request: bytes) -> object:

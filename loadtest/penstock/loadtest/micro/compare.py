@@ -9,7 +9,9 @@ from penstock.loadtest.micro.stats import Stats
 
 LEAST_NOISE = 0.05
 """Of times: what the same code differs by from process to process on a quiet machine."""
-COUNT_NOISE = 0.03
+BUSY = 0.1
+"""Share of the machine that others may use: whoever shares a core or its caches may double every time."""
+COUNT_NOISE = 0.02
 """Of instruction counts: where objects happen to lie in memory decides how often a pool of memory is set up anew."""
 
 
@@ -28,11 +30,12 @@ class Comparison:
 def compare(now: Result, earlier: Result) -> Comparison:
     """Times differ when both the medians and the minima do, in the same direction, by more than the larger of
     LEAST_NOISE and the two runs' spreads (IQR / median): neighbours on a machine only ever add time, so that a
-    difference that the quickest rounds do not have is theirs."""
+    difference that the quickest rounds do not have is theirs. Times from a busy machine say nothing."""
     median, least = now.stats.median / earlier.stats.median, now.stats.min / earlier.stats.min
     noise = max(LEAST_NOISE, _spread(now.stats), _spread(earlier.stats))
     low, high = sorted((median, least))
-    verdict = _verdict(low, high, noise, "slower", "faster")
+    busy = max(now.extra_info.others, earlier.extra_info.others) > BUSY
+    verdict = "busy machine" if busy else _verdict(low, high, noise, "slower", "faster")
     counts = now.extra_info.instructions, earlier.extra_info.instructions
     if counts[0] is None or not counts[1]:
         return Comparison(median, verdict, None, "")

@@ -17,12 +17,10 @@ from penstock.loadtest.micro import isolate
 from penstock.loadtest.micro.benchmark import Benchmark
 from penstock.loadtest.micro.callgrind import valgrind
 from penstock.loadtest.micro.catalogue import benchmarks, select
-from penstock.loadtest.micro.results import Result, read, result, write
+from penstock.loadtest.micro.compare import BUSY
+from penstock.loadtest.micro.results import ExtraInfo, Result, read, result, write
 from penstock.loadtest.micro.table import comparison, table
-from penstock.loadtest.report.words import percent
-
-_QUIET = 0.1
-"""Share of the machine that others may use before figures count as noisy."""
+from penstock.loadtest.report.words import percent, plural
 
 
 def main(settings: Mapping[str, Any]) -> int:
@@ -36,15 +34,17 @@ def main(settings: Mapping[str, Any]) -> int:
     if settings["callgrind"]:
         valgrind()
     earlier = None if settings["compare"] is None else read(Path(settings["compare"]))
-    started, others = datetime.now(UTC), _Others()
+    started = datetime.now(UTC)
     results, failed = _measured(chosen, settings["min_time"], callgrind=settings["callgrind"])
     if results:
         print(table(results))
     if earlier is not None:
         print(f"\n{comparison(results, earlier)}")
-    share = others.share()
-    if share > _QUIET:
-        print(f"\nOther processes used {percent(share)} of the machine meanwhile: times are noisy.", file=sys.stderr)
+    busy = [each.extra_info.others for each in results if each.extra_info.others > BUSY]
+    if busy:
+        which, share = plural(len(busy), "benchmark"), percent(max(busy))
+        text = f"Other processes used up to {share} of the machine while {which} ran: these times are noisy."
+        print(f"\n{text}", file=sys.stderr)
     if settings["json"] is not None:
         write(Path(settings["json"]), results, started)
     return int(failed)
@@ -56,8 +56,10 @@ def _measured(chosen: Sequence[Benchmark], seconds: float, *, callgrind: bool) -
     for number, benchmark in enumerate(chosen, 1):
         name = benchmark.name
         print(f"[{number}/{len(chosen)}] {name}", file=sys.stderr, flush=True)
+        others = _Others()
         try:
             found = isolate.timed(name, seconds)
+            share = others.share()
             instructions = isolate.counted(name)[1] if callgrind and found.stats is not None else None
         except LoadTestError as error:
             print(error, file=sys.stderr)
@@ -66,7 +68,7 @@ def _measured(chosen: Sequence[Benchmark], seconds: float, *, callgrind: bool) -
         if found.stats is None:
             print(f"{name} is skipped: it {found.skipped}", file=sys.stderr)
         else:
-            results.append(result(name, benchmark.operation, found.stats, instructions, seconds))
+            results.append(result(name, ExtraInfo(benchmark.operation, instructions, share), found.stats, seconds))
     return results, failed
 
 

@@ -21,6 +21,8 @@ class ExtraInfo(msgspec.Struct, omit_defaults=True):
     """What an iteration is."""
     instructions: float | None = None
     """For one iteration, as callgrind counts them."""
+    others: float = 0.0
+    """Share of the machine's processors that other processes used meanwhile."""
 
 
 class Result(msgspec.Struct):
@@ -42,7 +44,7 @@ class ResultFile(msgspec.Struct):
     commit_info: dict[str, Any] = {}
 
 
-def result(name: str, operation: str, stats: Stats, instructions: float | None, seconds: float) -> Result:
+def result(name: str, extra_info: ExtraInfo, stats: Stats, seconds: float) -> Result:
     options = {
         "disable_gc": True,
         "timer": "perf_counter",
@@ -52,7 +54,7 @@ def result(name: str, operation: str, stats: Stats, instructions: float | None, 
         "warmup": True,
     }
     group = name.partition("/")[0]
-    return Result(group, name, f"penstock/{name}", stats, None, None, ExtraInfo(operation, instructions), options)
+    return Result(group, name, f"penstock/{name}", stats, None, None, extra_info, options)
 
 
 def write(path: Path, results: Sequence[Result], started: datetime) -> None:

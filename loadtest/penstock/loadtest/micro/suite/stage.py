@@ -79,11 +79,14 @@ def prefilling(steps: int) -> Stage:
 
 
 def storm(steps: int) -> Stage:
-    """64 requests with blocks for hardly more than their prompts: somebody has to go in many a step, and comes back."""
-    number = 64
-    config = SchedulerConfig(max_num_seqs=number, max_num_batched_tokens=8192)
-    stage = Stage(config, number * (_PROMPT // _BLOCK_SIZE + 1))
-    stage.add(number, _PROMPT, 2 * steps)
+    """Requests that grow from one block to three in a pool of little more than a block for each seat, and others behind
+    them: in every step some have to go, and some of those that went come back."""
+    seats = 256
+    config = SchedulerConfig(
+        max_num_seqs=seats, max_num_batched_tokens=8192, max_queued_requests=8 * steps, max_queued_tokens=_LONG
+    )
+    stage = Stage(config, seats * 6 // 5)
+    stage.add(seats + 8 * steps, _BLOCK_SIZE // 2, 40)
     while not stage.scheduler.stats().preemptions:
         stage.step()
     return stage

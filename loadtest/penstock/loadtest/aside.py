@@ -25,6 +25,7 @@ class Aside:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "answers")
         self._running: set[asyncio.Task[None]] = set()
+        self._error: BaseException | None = None
 
     def __enter__(self) -> Self:
         self._interval = sys.getswitchinterval()
@@ -44,7 +45,7 @@ class Aside:
             return
         task = asyncio.create_task(self._work(answer, then))
         self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        task.add_done_callback(self._ended)
         if wait or len(self._running) > _BACKLOG:
             await asyncio.wait((task,))
 
@@ -54,4 +55,11 @@ class Aside:
 
     async def finish(self) -> None:
         """Until nothing is left. Raises what taking apart raised."""
-        await asyncio.gather(*self._running)
+        if self._running:
+            await asyncio.wait(self._running)
+        if self._error is not None:
+            raise self._error
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        self._error = self._error or (None if task.cancelled() else task.exception())

@@ -34,6 +34,12 @@ class Mock:
         self.truth = Truth()
         self.port = options.port
         self.served = 0
+        self.connections: set[Connection] = set()
+
+    @property
+    def blocked(self) -> bool:
+        """A client does not take what it is sent."""
+        return any(connection.blocked for connection in self.connections)
 
     async def __aenter__(self) -> Mock:
         """Raises OSError when it cannot listen there."""
@@ -81,6 +87,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        self._mock.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -96,6 +103,7 @@ class Connection(asyncio.Protocol):
             self._answer.write()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._mock.connections.discard(self)
         if self._answer is not None:
             self._answer.gone = True
 

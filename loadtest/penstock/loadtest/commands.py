@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,9 +27,30 @@ def loadtest(commands: Any, add_sections: AddSections, formatter: type[argparse.
     )
     parser.set_defaults(run=partial(_guarded, parser, _run))
     add_sections(parser, SECTIONS)
-    others = parser.add_subparsers(metavar="COMMAND", title="instead of a run")
+    others = parser.add_subparsers(metavar="COMMAND", title="instead of a run", parser_class=_MayPassOn)
     _mock(others, add_sections, formatter)
     _peers(others, add_sections, formatter)
+    others.add_parser("compare", help="what differs between reports, and whether it is chance").passed_to = _compare
+
+
+class _MayPassOn(argparse.ArgumentParser):
+    """A parser of a command that has one of its own, which costs too much to import before it is asked for."""
+
+    passed_to: Callable[[Sequence[str]], int] | None = None
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        if self.passed_to is None:
+            return super().parse_known_args(args, namespace)
+        command, rest = self.passed_to, list(args or ())
+        return argparse.Namespace(run=lambda _: command(rest)), []
+
+
+def _compare(argv: Sequence[str]) -> int:
+    from penstock.loadtest.compare import main
+
+    return main(argv)
 
 
 def _mock(commands: Any, add_sections: AddSections, formatter: type[argparse.HelpFormatter]) -> None:

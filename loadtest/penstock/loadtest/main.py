@@ -4,35 +4,97 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.live import LiveView
-from penstock.loadtest.options import Options, options
+from penstock.loadtest.options import Options, OutputOptions, options
 from penstock.loadtest.report.model import Report
+from penstock.loadtest.report.summary import summary
 from penstock.loadtest.report.write import write
 from penstock.loadtest.run import LoadTest
+from penstock.loadtest.search.find import run_find
+from penstock.loadtest.search.model import FindReport, Study
+from penstock.loadtest.search.runs import BY_USER, Interrupted, RealRunner, Runner
+from penstock.loadtest.search.sweep import run_sweep
+from penstock.loadtest.search.versus import DEFAULT_REPEATS, run_versus
+from penstock.loadtest.search.words import summary as summary_of_row
+from penstock.loadtest.search.write import check_output, write_study
 
-UNTRUSTED, FAILED = 3, 4
-"""Exit statuses of `--strict`."""
+CANNOT, UNTRUSTED, FAILED, STOPPED = 1, 3, 4, 130
+"""Exit statuses: something could not be measured; of `--strict`: figures cannot be trusted, requests failed; the user
+has ended it, and there is a report of what was measured until then."""
+_ROWS: dict[str, Callable[[Options, Runner], Study]] = {"sweep": run_sweep, "find": run_find, "vs": run_versus}
+_BELONG = {"slo": "find", "precision": "find", "max_runs": "find"} | {
+    f"vs_{name}": "vs" for name in ("model", "label", "extra", "api_key")
+}
+"""Settings that mean something only beside another one."""
 
 
 def main(settings: Mapping[str, Any]) -> int:
     """Returns the exit status. Raises LoadTestError when nothing can be measured."""
-    chosen = options(settings)
+    row = _row(settings)
+    try:
+        if row is None:
+            return _run(options(settings))
+        defaults = {"repeat": DEFAULT_REPEATS} if row == "vs" else {}
+        return _run_row(row, options(defaults | dict(settings)))
+    except (KeyboardInterrupt, Interrupted):
+        print("penstock loadtest: ended before anything was measured", file=sys.stderr)
+        return STOPPED
+
+
+def _row(settings: Mapping[str, Any]) -> str | None:
+    """Which row of runs is asked for; None: a single one."""
+    asked = [name for name in _ROWS if settings.get(name) is not None]
+    if len(asked) > 1:
+        raise LoadTestError(f"{' and '.join(asked)}: one of them at a time")
+    for name, other in _BELONG.items():
+        if name in settings and other not in asked:
+            raise LoadTestError(f"{name.replace('_', '-')}: means something only with --{other}")
+    return asked[0] if asked else None
+
+
+def _run(chosen: Options) -> int:
     with LiveView(chosen) as view:
         test = LoadTest(chosen, view)
         report = asyncio.run(test.run())
-    write(report, test.samples, chosen.output)
-    return status(report, chosen)
+    report = write(report, test.samples, chosen.output)
+    if not _takes_stdout(chosen.output):
+        print(summary(report))
+    return STOPPED if report.interrupted_by_user else status([report], chosen)
 
 
-def status(report: Report, chosen: Options) -> int:
+def _run_row(row: str, chosen: Options) -> int:
+    check_output(chosen.output)
+    study = write_study(_ROWS[row](chosen, RealRunner()), chosen.output)
+    if not _takes_stdout(chosen.output):
+        print(summary_of_row(study))
+    if study.ended_early:
+        print(f"penstock loadtest: ended early: {study.ended_early}", file=sys.stderr)
+        return STOPPED if study.ended_early == BY_USER else CANNOT
+    # what a search was looking for lies between a load that holds and one that fails
+    judged = [r for r in study.reports if not isinstance(study, FindReport) or _load(study, r) == study.held]
+    return status(judged, chosen)
+
+
+def _load(study: FindReport, report: Report) -> float | None:
+    return report.options.load.concurrency if study.searched == "concurrency" else report.options.load.rate
+
+
+def _takes_stdout(output: OutputOptions) -> bool:
+    """Whether something else is written there."""
+    return "-" in (output.json, output.markdown, output.csv, output.html, output.vllm_json, output.aiperf_json)
+
+
+def status(reports: Sequence[Report], chosen: Options) -> int:
     """0, unless `--strict` finds that the figures cannot be trusted or that requests failed."""
-    if report.validity.verdict == "invalid":
+    invalid = [report for report in reports if report.validity.verdict == "invalid"]
+    for report in invalid:
         print("the figures are not valid: " + "; ".join(report.validity.reasons), file=sys.stderr)
     if not chosen.output.strict:
         return 0
-    if report.validity.verdict == "invalid":
+    if invalid:
         return UNTRUSTED
-    return FAILED if report.failed else 0
+    return FAILED if any(report.failed for report in reports) else 0

@@ -142,6 +142,44 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = True
 
 
+class SearchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Several runs in a row: a sweep, a search for the highest load, or two servers side by side."""
+
+    sweep: Annotated[
+        str | None,
+        Meta(
+            description="a run for each value: concurrency=1,4,16 or rate=1:32:x2 (from, to, times 2; +2 adds); also "
+            "batch_size, prompt_tokens and output_tokens; 30 s each unless --requests or --duration say else"
+        ),
+    ] = None
+    find: Annotated[
+        Literal["rate", "concurrency"] | None,
+        Meta(
+            description="search the highest load that keeps the bounds of --slo, from --rate or --concurrency on; a "
+            "rate without bounds: that the server keeps up with; 30 s a run, or --duration"
+        ),
+    ] = None
+    slo: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="find: a bound, as ttft_p99:500 (ms; ttft, itl, tpot, e2e with p50, p90, p95, p99, max, mean), "
+            "goodput:0.95 (least share), errors:0.01 (largest share, the default); may be repeated"
+        ),
+    ] = ()
+    precision: Annotated[
+        Annotated[float, Meta(gt=0, le=1)], Meta(description="find: ends when what held and what failed are so near")
+    ] = 0.05
+    max_runs: Annotated[Positive, Meta(description="find: most runs")] = 24
+    vs: Annotated[
+        str | None,
+        Meta(description="address of another server; both are measured in turn, by default 4 times, and compared"),
+    ] = None
+    vs_model: Annotated[str, Meta(description="its model; default: the same")] = ""
+    vs_label: Annotated[str, Meta(description="what reports call it; default: its address")] = ""
+    vs_extra: Annotated[str | None, Meta(description="its --extra; default: the same")] = None
+    vs_api_key: Annotated[str | None, Meta(description="its key; default: the same")] = None
+
+
 class OutputOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What comes of it."""
 
@@ -162,6 +200,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     target: Target
     workload: WorkloadOptions = WorkloadOptions()
     load: LoadOptions = LoadOptions()
+    search: SearchOptions = SearchOptions()
     output: OutputOptions = OutputOptions()
 
 
@@ -169,6 +208,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "target": Target,
     "workload": WorkloadOptions,
     "load": LoadOptions,
+    "search": SearchOptions,
     "output": OutputOptions,
 }
 _SECTION_OF = {name: section for section, cls in SECTIONS.items() for name in cls.__struct_fields__}

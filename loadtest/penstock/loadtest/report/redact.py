@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -20,7 +20,12 @@ _URL_PASSWORD = re.compile(r"(://[^/@:\s]*:)[^/@\s]+@")
 def redacted(report: Report) -> Report:
     """Without the API key, what headers authorize with, and the passwords of addresses, in whatever text they stand:
     options, command, what a server said. Twice is as good as once."""
-    secrets = sorted(_secrets(report.options.target), key=len, reverse=True)
+    return msgspec.convert(redacted_tree(msgspec.to_builtins(report), [report.options.target]), Report)
+
+
+def redacted_tree(tree: Any, targets: Iterable[Target]) -> Any:
+    """The same for nested dicts and lists, with the secrets of these targets."""
+    secrets = sorted({secret for target in targets for secret in _secrets(target)}, key=len, reverse=True)
     pattern = re.compile("|".join(rf"(?<!\w){re.escape(secret)}(?!\w)" for secret in secrets)) if secrets else None
 
     def hide(text: str) -> str:
@@ -28,7 +33,7 @@ def redacted(report: Report) -> Report:
         text = _URL_PASSWORD.sub(rf"\1{HIDDEN}@", text)
         return pattern.sub(HIDDEN, text) if pattern else text
 
-    return msgspec.convert(_each_text(msgspec.to_builtins(report), hide), Report)
+    return _each_text(tree, hide)
 
 
 def _secrets(target: Target) -> set[str]:

@@ -22,8 +22,9 @@ _SHOWN = ("ttft_ms", "tpot_ms", "e2e_ms")
 _OPEN_FOR_PRINT = "addEventListener('beforeprint',()=>document.querySelectorAll('.run').forEach(d=>d.open=true))"
 
 
-def page(reports: Sequence[Report]) -> str:
-    """One HTML document; several reports get a curve and a table together first. Raises ValueError for none."""
+def page(reports: Sequence[Report], lead: Content | Sequence[Content] = "") -> str:
+    """One HTML document; several reports get a curve and a table together first, `lead` stands before all. Raises
+    ValueError for none."""
     if not reports:
         raise ValueError("a page needs a report")
     reports = [redacted(report) for report in reports]
@@ -38,7 +39,7 @@ def page(reports: Sequence[Report]) -> str:
         element("style", Markup(files(__package__).joinpath("style.css").read_text(encoding="utf-8"))),
     ]
     footer = element("footer", f"penstock loadtest, {reports[0].date}. This page holds the report's data as JSON.")
-    main = element("main", element("h1", heading), body, footer)
+    main = element("main", element("h1", heading), lead, body, footer)
     scripts = [element("script", Markup(_OPEN_FOR_PRINT)), _data(reports)]
     whole = element("html", element("head", head), element("body", main, scripts), lang="en")
     return f"<!DOCTYPE html>\n{whole}\n"

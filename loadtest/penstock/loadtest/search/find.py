@@ -1,0 +1,164 @@
+"""The highest rate or concurrency at which a server keeps its bounds, by running load tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.goodput import parse_objectives
+from penstock.loadtest.options import Options
+from penstock.loadtest.report.model import Report
+from penstock.loadtest.report.words import number, percent
+from penstock.loadtest.search.edge import Edge, EdgeSearch, Trial
+from penstock.loadtest.search.model import FindReport, Probe
+from penstock.loadtest.search.runs import Interrupted, Run, Runner, merge, of_round
+from penstock.loadtest.search.slo import Bound, margins, miss, parse_bounds
+from penstock.loadtest.search.values import DEFAULT_SECONDS, at, check_load, one_of_a_row
+
+KEEPS_UP = 0.95
+"""A server is saturated when it completes requests at less than this share of the rate at which they come."""
+_FEWEST_REQUESTS = 10
+"""In a run, by its rate and length: at lower rates nothing is tried."""
+_LENGTHS, _LONG_ENOUGH = 10, 5
+"""A run lasts so many times the median latency of the first one, unless its length is given; shorter than the second
+number, a run is hardly ever in a steady state."""
+_LONGEST = 600.0
+_KEEPS_UP = Bound("kept up", KEEPS_UP)
+
+
+def run_find(options: Options, run: Runner) -> FindReport:
+    """Ended early, or by a server that is gone, there is a report of what has been tried; raises LoadTestError or
+    Interrupted when nothing has."""
+    finder = _Finder(options, run)
+    ended = ""
+    try:
+        edge = finder.search.run()
+    except (Interrupted, LoadTestError) as error:
+        if not finder.tried:
+            raise
+        ended = str(error)
+        edge = finder.search.edge("unfinished")
+    return finder.report(edge, ended)
+
+
+class _Finder:
+    """Runs what the search wants to know, and keeps it."""
+
+    def __init__(self, options: Options, run: Runner) -> None:
+        _check(options)
+        settings = options.search
+        self._what = settings.find or ""
+        self._run = run
+        self._bounds = parse_bounds(settings.slo, goodput=bool(parse_objectives(options.load.goodput)))
+        self._options = one_of_a_row(replace(options, load=replace(options.load, rate=None)))
+        self._seconds = options.load.duration or DEFAULT_SECONDS
+        self._may_grow = options.load.duration is None
+        self._max_runs = settings.max_runs
+        self._notes: list[str] = []
+        self.tried: list[tuple[float, Probe, Report]] = []
+        whole = self._what == "concurrency"
+        self.search = EdgeSearch(
+            self._trial,
+            start=options.load.concurrency if whole else options.load.rate or 1.0,
+            least=1.0 if whole else _FEWEST_REQUESTS / self._seconds,
+            whole=whole,
+            precision=settings.precision,
+            max_runs=settings.max_runs,
+            tries=options.load.repeat,
+        )
+
+    def _trial(self, value: float) -> Trial:
+        run = self._once(value)
+        if self._may_grow:
+            self._may_grow = False
+            if self._grown(run.report):
+                run = self._once(value)
+        probe = self._judge(value, run)
+        self.tried.append((value, probe, run.report))
+        return Trial(probe.held, probe.margin, probe.invalid)
+
+    def _once(self, value: float) -> Run:
+        load = replace(self._options.load, duration=self._seconds)
+        options = at(replace(self._options, load=load), self._what, value)
+        text = f"run {len(self.tried) + 1} of at most {self._max_runs}: {self._what} {value:g}"
+        return self._run(of_round(options, len(self.tried)), text)
+
+    def _grown(self, first: Report) -> bool:
+        """Whether runs have to be longer than thought."""
+        wanted = min(_LONGEST, _LENGTHS * first.e2e_ms.p50 / 1e3) if first.e2e_ms else 0.0
+        if wanted <= self._seconds:
+            return False
+        self._seconds = float(round(wanted))
+        self._notes.append(f"requests take long: each run lasts {self._seconds:g} s")
+        return True
+
+    def _judge(self, value: float, run: Run) -> Probe:
+        report = run.report
+        if not report.completed and not self.tried:
+            said = "; ".join(f"{kind}: {detail}" for kind, detail in report.error_details.items())
+            raise LoadTestError(f"no request was completed at {self._what} {value:g}: {said or 'none was answered'}")
+        found = margins(report, self._bounds)
+        misses = [miss(report, bound) for bound, reached in found.items() if reached > 1]
+        if self._what == "rate":
+            found[_KEEPS_UP] = KEEPS_UP / run.kept_up if run.kept_up else float("inf")
+            if found[_KEEPS_UP] > 1:
+                misses.append(f"completed {percent(run.kept_up)} of the rate of arrivals, less than {KEEPS_UP:.0%}")
+        invalid = report.validity.verdict == "invalid" and report.completed
+        return Probe(
+            value=value,
+            held=not misses,
+            margin=max(found.values()),
+            misses=misses,
+            kept_up=run.kept_up,
+            invalid="; ".join(report.validity.reasons) if invalid else "",
+        )
+
+    def report(self, edge: Edge, ended: str) -> FindReport:
+        first = self.tried[0][2]
+        return FindReport(
+            date=first.date,
+            command=first.command,
+            searched=self._what,
+            bounds=self._told(),
+            held=edge.held,
+            failed=edge.failed,
+            outcome=edge.outcome,
+            probes=[probe for _, probe, _ in self.tried],
+            reports=self._merged(),
+            notes=[*self._notes, *self._short(), *edge.notes],
+            ended_early=ended,
+        )
+
+    def _told(self) -> list[str]:
+        told = [str(bound) for bound in self._bounds]
+        return [*told, f"completed ≥ {KEEPS_UP:.0%} of the rate of arrivals"] if self._what == "rate" else told
+
+    def _merged(self) -> list[Report]:
+        found: dict[float, list[Report]] = {}
+        for value, _, report in sorted(self.tried, key=lambda tried: tried[0]):
+            found.setdefault(value, []).append(report)
+        return [merge(reports, at(reports[0].options, self._what, value)) for value, reports in found.items()]
+
+    def _short(self) -> Sequence[str]:
+        held = [report for _, probe, report in self.tried if probe.held and report.e2e_ms]
+        longest = max((report.e2e_ms.p50 / 1e3 for report in held if report.e2e_ms), default=0.0)
+        if longest * _LONG_ENOUGH <= self._seconds:
+            return []
+        return [f"runs of {self._seconds:g} s are short beside requests of {number(longest)} s: raise --duration"]
+
+
+def _check(options: Options) -> None:
+    """Raises LoadTestError for what cannot be searched."""
+    what, load = options.search.find or "", options.load
+    check_load(options if what == "concurrency" else replace(options, load=replace(load, rate=None)), what, "find")
+    if options.workload.requests is not None:
+        raise LoadTestError("find: its runs have a length, not a number of requests: --duration instead of --requests")
+    if what == "concurrency" and not options.search.slo:
+        raise LoadTestError(
+            "find: a closed loop waits for the server, and so never is too much for it: give bounds with --slo (the "
+            "knee of --sweep concurrency=... may be what you want)"
+        )
+    if what == "rate" and not options.search.slo and options.workload.turns > 1:
+        raise LoadTestError("find: turns after the first wait for the server; give bounds with --slo")

@@ -1,0 +1,104 @@
+"""A run for each value of a setting, and what the values together say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.options import Options
+from penstock.loadtest.report.describe import title
+from penstock.loadtest.report.model import Report
+from penstock.loadtest.search.model import Point, SweepReport
+from penstock.loadtest.search.runs import Interrupted, Runner, merge, of_round
+from penstock.loadtest.search.values import Sweep, at, check_load, one_of_a_row, parse_sweep
+
+LOADS = ("concurrency", "rate")
+"""Sweeps of these have a knee."""
+
+
+def run_sweep(options: Options, run: Runner) -> SweepReport:
+    """Repeats are interleaved: all values once, then all again, so that what drifts (heat, caches, neighbours) touches
+    all alike. Ended early, or by a server that is gone, there is a report of the values that have been run; raises
+    LoadTestError or Interrupted when none has."""
+    sweep = parse_sweep(options.search.sweep or "")
+    check_load(options, sweep.name, "sweep")
+    shared = one_of_a_row(options)
+    found: dict[float, list[Report]] = {value: [] for value in sweep.values}
+    ended = ""
+    try:
+        _run_all(shared, sweep, run, found)
+    except (Interrupted, LoadTestError) as error:
+        if not any(found.values()):
+            raise
+        ended = str(error)
+    points = [
+        Point(value=value, report=_named(merge(reports, at(shared, sweep.name, value)), sweep.name, value))
+        for value, reports in found.items()
+        if reports
+    ]
+    first = points[0].report
+    return SweepReport(
+        date=first.date,
+        command=first.command,
+        swept=sweep.name,
+        points=points,
+        peak=peak(points),
+        knee=knee(points) if sweep.name in LOADS else None,
+        notes=_notes(points, sweep),
+        ended_early=ended,
+    )
+
+
+def _run_all(options: Options, sweep: Sweep, run: Runner, found: dict[float, list[Report]]) -> None:
+    repeats = options.load.repeat
+    total = repeats * len(sweep.values)
+    for number in range(repeats):
+        for place, value in enumerate(sweep.values):
+            text = f"run {number * len(sweep.values) + place + 1} of {total}: {sweep.name} {value:g}"
+            found[value].append(run(of_round(at(options, sweep.name, value), number), text).report)
+
+
+def _named(report: Report, name: str, value: float) -> Report:
+    """Loads tell themselves apart; of other settings reports show the value in their title."""
+    return report if name in LOADS else replace(report, label=f"{title(report)}, {name} {value:g}")
+
+
+def throughput(report: Report) -> float:
+    """Output tokens per second; of answers without tokens, requests per second."""
+    return report.output_tokens_per_s or report.requests_per_s
+
+
+def peak(points: Sequence[Point]) -> float | None:
+    """The value of the highest throughput; invalid runs are left out."""
+    usable = [point for point in points if point.report.validity.verdict != "invalid"]
+    return max(usable, key=lambda point: throughput(point.report)).value if usable else None
+
+
+def knee(points: Sequence[Point]) -> float | None:
+    """The load with the highest ratio of throughput to median end-to-end latency.
+
+    This is Kleinrock's power (L. Kleinrock, "Power and deterministic rules of thumb for probabilistic problems in
+    computer communications", ICC 1979): below the knee more load raises throughput by a larger factor than latency,
+    above it latency by a larger one. None when the highest load still has the most power: the knee lies beyond.
+    """
+    usable = sorted((p for p in points if p.report.validity.verdict != "invalid"), key=lambda point: point.value)
+    powers = [
+        throughput(point.report) / point.report.e2e_ms.p50 if point.report.e2e_ms and point.report.e2e_ms.p50 else 0.0
+        for point in usable
+    ]
+    best = max(range(len(powers)), key=powers.__getitem__, default=-1)
+    return usable[best].value if 0 <= best < len(powers) - 1 else None
+
+
+def _notes(points: Sequence[Point], sweep: Sweep) -> list[str]:
+    """Among them why runs are not to be trusted, and which ones."""
+    reasons: dict[str, list[str]] = {}
+    for point in points:
+        for reason in point.report.validity.reasons:
+            reasons.setdefault(f"{point.report.validity.verdict}: {reason}", []).append(f"{point.value:g}")
+    notes = [f"{sweep.name} {', '.join(values)}: {reason}" for reason, values in reasons.items()]
+    if len(points) > 2 and sweep.name in LOADS and knee(points) is None:
+        notes.append("the knee lies beyond the highest load: latency has not taken off yet")
+    return notes

@@ -23,7 +23,7 @@ from penstock.loadtest.micro.suite import (
     stopping,
 )
 
-_MODULES = (
+MODULES = (
     scheduling,
     autonomous,
     blocks,
@@ -41,7 +41,7 @@ _MODULES = (
 
 
 def benchmarks() -> dict[str, Benchmark]:
-    return {benchmark.name: benchmark for module in _MODULES for benchmark in module.BENCHMARKS}
+    return {benchmark.name: benchmark for module in MODULES for benchmark in module.BENCHMARKS}
 
 
 def select(patterns: Sequence[str], known: Iterable[Benchmark]) -> list[Benchmark]:

@@ -1,0 +1,85 @@
+"""`penstock bench micro`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.gateway.cli import main
+from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.micro import isolate
+from penstock.loadtest.micro.child import Answer
+from unit.loadtest.micro.samples import made
+
+
+@pytest.fixture
+def child(monkeypatch: pytest.MonkeyPatch) -> dict[str, Answer | LoadTestError]:
+    """What the processes of some benchmarks would answer; others cannot be started."""
+    answers: dict[str, Answer | LoadTestError] = {}
+
+    def timed(name: str, seconds: float) -> Answer:
+        found = answers[name]
+        if isinstance(found, LoadTestError):
+            raise found
+        return found
+
+    monkeypatch.setattr(isolate, "timed", timed)
+    return answers
+
+
+def bench(*arguments: str) -> int:
+    return main(["bench", "micro", *arguments])
+
+
+def test_a_run_of_a_real_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    assert bench("blocks/hash", "--min-time", "0", "--json", str(out)) == 0
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[0].split()[:4] == ["name", "one", "min", "mean"]
+    assert printed.out.splitlines()[1].startswith("blocks/hash  block of 16 tokens")
+    assert "[1/1] blocks/hash" in printed.err
+    (only,) = json.loads(out.read_text())["benchmarks"]
+    assert only["name"] == "blocks/hash"
+    assert bench("blocks/hash", "--min-time", "0", "--compare", str(out)) == 0
+    assert "median before" in capsys.readouterr().out
+
+
+def test_listing_runs_nothing(child: dict[str, Answer], capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench("stop", "--list") == 0
+    assert capsys.readouterr().out.splitlines()[0] == "stop/none-begins (one piece of 5 characters)"
+
+
+def test_one_that_is_skipped_and_one_that_fails_leave_the_others(
+    child: dict[str, Answer | LoadTestError], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    child["stop/none-begins"] = Answer(skipped="needs the package gone")
+    child["stop/often-begins"] = Answer(stats=made(1e-6, 2e-6).stats)
+    child["stop/nearly-matches"] = Answer(stats=made(1e-6, 2e-6).stats)
+    out = tmp_path / "out.json"
+    assert bench("stop", "--json", str(out)) == 0
+    assert "stop/none-begins is skipped: it needs the package gone" in capsys.readouterr().err
+    assert len(json.loads(out.read_text())["benchmarks"]) == 2
+
+    child["stop/often-begins"] = LoadTestError("stop/often-begins failed: because")
+    assert bench("stop", "--json", str(out)) == 1
+    printed = capsys.readouterr()
+    assert "failed: because" in printed.err
+    assert "stop/nearly-matches" in printed.out
+    assert [each["name"] for each in json.loads(out.read_text())["benchmarks"]] == ["stop/nearly-matches"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nothing",), "no benchmark is called 'nothing'"),
+        (("--min-time", "-1"), "--min-time cannot be negative"),
+        (("--compare", "/no/such/file"), "cannot be read"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_anything_runs(
+    arguments: tuple[str, ...], message: str, child: dict[str, Answer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(*arguments) == 1
+    assert message in capsys.readouterr().err

@@ -19,12 +19,11 @@ _LONGEST = 900.0
 """Seconds; a child that takes longer hangs."""
 _FIXED = {
     "PYTHONHASHSEED": "0",  # else sets and dicts are laid out anew in every process
-    "PYTHONPATH": "",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "TMPDIR")
+_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR")
 
 
 def timed(name: str, seconds: float) -> Answer:

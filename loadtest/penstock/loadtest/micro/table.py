@@ -19,7 +19,7 @@ def span(seconds: float) -> str:
 
 
 def table(results: Sequence[Result]) -> str:
-    head = ["name", "one", "min", "mean", "median", "stddev", "IQR", "outliers", "ops/s", "rounds", "iterations"]
+    head = ["name", "operation", "min", "mean", "median", "stddev", "IQR", "outliers", "ops/s", "rounds", "iterations"]
     counted = any(each.extra_info.instructions is not None for each in results)
     return _aligned([head + ["instructions"] * counted, *(_row(each, counted) for each in results)])
 

@@ -37,7 +37,7 @@ def test_a_run_of_a_real_one(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     out = tmp_path / "out.json"
     assert bench("blocks/hash", "--min-time", "0", "--json", str(out)) == 0
     printed = capsys.readouterr()
-    assert printed.out.splitlines()[0].split()[:4] == ["name", "one", "min", "mean"]
+    assert printed.out.splitlines()[0].split()[:4] == ["name", "operation", "min", "mean"]
     assert printed.out.splitlines()[1].startswith("blocks/hash  block of 16 tokens")
     assert "[1/1] blocks/hash" in printed.err
     (only,) = json.loads(out.read_text())["benchmarks"]

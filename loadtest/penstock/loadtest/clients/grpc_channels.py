@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,6 +28,35 @@ Channel = Any
 """grpc.aio.Channel, which has no types."""
 
 
+class Connection:
+    """A channel, with the calls that it has."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.calls = 0
+        self._opening = asyncio.create_task(self._open())
+
+    async def opened(self) -> float:
+        """Waits until it is connected, or cannot be, which a call then says. Seconds that took; 0: it was open."""
+        if self._opening.done():
+            return 0.0
+        began = perf_counter()
+        await asyncio.shield(self._opening)
+        return perf_counter() - began
+
+    async def _open(self) -> None:
+        from grpc import ChannelConnectivity
+
+        state = self.channel.get_state(try_to_connect=True)
+        while state not in (ChannelConnectivity.READY, ChannelConnectivity.TRANSIENT_FAILURE):
+            await self.channel.wait_for_state_change(state)
+            state = self.channel.get_state()
+
+    async def close(self) -> None:
+        self._opening.cancel()
+        await self.channel.close()
+
+
 class Channels:
     """Connections to one server, opened as calls at a time need them."""
 
@@ -39,19 +70,20 @@ class Channels:
         self.metadata = [(name.lower(), value) for name, value in options.headers.items()]
         if options.api_key is not None:
             self.metadata.append(("authorization", f"Bearer {options.api_key}"))
-        self._calls: dict[Channel, int] = {}
+        self._connections: list[Connection] = []
 
     @contextmanager
-    def channel(self) -> Iterator[Channel]:
+    def connection(self) -> Iterator[Connection]:
         """The one with the fewest calls, for one more."""
-        channel = min(self._calls, key=self._calls.__getitem__, default=None)
-        if channel is None or self._calls[channel] >= CALLS_PER_CHANNEL:
-            channel = self._open()
-        self._calls[channel] = self._calls.get(channel, 0) + 1
+        found = min(self._connections, key=lambda each: each.calls, default=None)
+        if found is None or found.calls >= CALLS_PER_CHANNEL:
+            found = Connection(self._open())
+            self._connections.append(found)
+        found.calls += 1
         try:
-            yield channel
+            yield found
         finally:
-            self._calls[channel] -= 1
+            found.calls -= 1
 
     def _open(self) -> Channel:
         import grpc
@@ -61,9 +93,9 @@ class Channels:
         return grpc.aio.insecure_channel(self.target, options=_CHANNEL_OPTIONS)
 
     async def close(self) -> None:
-        channels, self._calls = list(self._calls), {}
-        for channel in channels:
-            await channel.close()
+        connections, self._connections = self._connections, []
+        for connection in connections:
+            await connection.close()
 
 
 def method(name: str) -> str:

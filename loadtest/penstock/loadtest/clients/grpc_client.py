@@ -52,8 +52,10 @@ class GrpcClient(ABC):
         answer = Answer(sent=perf_counter(), ended=0.0)
         try:
             async with asyncio.timeout(self.options.timeout):
-                with self.channels.channel() as channel:
-                    messages = await self.exchange(channel, request)
+                with self.channels.connection() as connection:
+                    answer.connect = await connection.opened()
+                    answer.sent = perf_counter()
+                    messages = await self.exchange(connection.channel, request)
             answer.ended = perf_counter()
             self.read(messages, answer)
         except TimeoutError:
@@ -72,8 +74,9 @@ class GrpcClient(ABC):
 
         request = service_pb2.ModelMetadataRequest(name=self.options.model).SerializeToString()
         try:
-            with self.channels.channel() as channel:
-                call = channel.unary_unary(method("ModelMetadata"))
+            with self.channels.connection() as connection:
+                await connection.opened()
+                call = connection.channel.unary_unary(method("ModelMetadata"))
                 found = await call(request, metadata=self.channels.metadata, timeout=_TIMEOUT)
         except grpc.aio.AioRpcError as error:
             reason = f"{error.code().name}: {error.details()}"

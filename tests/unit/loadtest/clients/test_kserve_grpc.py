@@ -244,7 +244,9 @@ async def test_many_calls_have_several_connections() -> None:
             while len(service.requests) < calls:
                 await asyncio.sleep(0.01)
             service.hold.set()
-            assert {answer.error for answer in await sending} == {""}
+            answers = await sending
+            assert {answer.error for answer in answers} == {""}
+            assert sum(answer.connect > 0 for answer in answers) == calls - CALLS_PER_CHANNEL, "one was open"
             assert len(service.peers) == 3
             assert {(await client.send(CALL)).error for _ in range(3)} == {""}
             assert len(service.peers) == 3

@@ -15,7 +15,7 @@ from penstock.loadtest.micro import callgrind
 from penstock.loadtest.micro.child import COUNT, Answer
 
 _MODULE = "penstock.loadtest.micro.child"
-_LONGEST = 900.0
+_LONGEST = 1800.0
 """Seconds; a child that takes longer hangs."""
 _FIXED = {
     "PYTHONHASHSEED": "0",  # else sets and dicts are laid out anew in every process

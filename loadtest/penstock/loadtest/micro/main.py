@@ -22,15 +22,19 @@ from penstock.loadtest.micro.results import ExtraInfo, Result, read, result, wri
 from penstock.loadtest.micro.table import comparison, table
 from penstock.loadtest.report.words import percent, plural
 
+_LONGEST = 300
+"""Seconds of `--min-time`: what is renewed before each round takes several times as long."""
+
 
 def main(settings: Mapping[str, Any]) -> int:
-    """Returns the exit status: 1 when a benchmark failed. Raises LoadTestError for what cannot be done at all."""
+    """Returns the exit status: 1 when a benchmark failed or the run was interrupted. Raises LoadTestError for what
+    cannot be done at all."""
     chosen = select(settings["names"], benchmarks().values())
     if settings["list"]:
         print("\n".join(f"{each.name} (one {each.operation})" for each in chosen))
         return 0
-    if settings["min_time"] < 0:
-        raise LoadTestError("--min-time cannot be negative")
+    if not 0 <= settings["min_time"] <= _LONGEST:
+        raise LoadTestError(f"--min-time must be between 0 and {_LONGEST} seconds")
     if settings["callgrind"]:
         valgrind()
     earlier = None if settings["compare"] is None else read(Path(settings["compare"]))
@@ -65,6 +69,9 @@ def _measured(chosen: Sequence[Benchmark], seconds: float, *, callgrind: bool) -
             print(error, file=sys.stderr)
             failed = True
             continue
+        except KeyboardInterrupt:
+            print("interrupted: the rest is left out", file=sys.stderr)
+            return results, True
         if found.stats is None:
             print(f"{name} is skipped: it {found.skipped}", file=sys.stderr)
         else:

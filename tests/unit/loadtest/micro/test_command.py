@@ -15,13 +15,13 @@ from unit.loadtest.micro.samples import made
 
 
 @pytest.fixture
-def child(monkeypatch: pytest.MonkeyPatch) -> dict[str, Answer | LoadTestError]:
+def child(monkeypatch: pytest.MonkeyPatch) -> dict[str, Answer | BaseException]:
     """What the processes of some benchmarks would answer; others cannot be started."""
-    answers: dict[str, Answer | LoadTestError] = {}
+    answers: dict[str, Answer | BaseException] = {}
 
     def timed(name: str, seconds: float) -> Answer:
         found = answers[name]
-        if isinstance(found, LoadTestError):
+        if isinstance(found, BaseException):
             raise found
         return found
 
@@ -52,7 +52,7 @@ def test_listing_runs_nothing(child: dict[str, Answer], capsys: pytest.CaptureFi
 
 
 def test_one_that_is_skipped_and_one_that_fails_leave_the_others(
-    child: dict[str, Answer | LoadTestError], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    child: dict[str, Answer | BaseException], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     child["stop/none-begins"] = Answer(skipped="needs the package gone")
     child["stop/often-begins"] = Answer(stats=made(1e-6, 2e-6).stats)
@@ -70,11 +70,34 @@ def test_one_that_is_skipped_and_one_that_fails_leave_the_others(
     assert [each["name"] for each in json.loads(out.read_text())["benchmarks"]] == ["stop/nearly-matches"]
 
 
+def test_an_interrupted_run_shows_what_it_has(
+    child: dict[str, Answer | BaseException], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    child["stop/none-begins"] = Answer(stats=made(1e-6, 2e-6).stats)
+    child["stop/often-begins"] = KeyboardInterrupt()
+    assert bench("stop", "--json", str(tmp_path / "out.json")) == 1
+    printed = capsys.readouterr()
+    assert "interrupted" in printed.err
+    assert "stop/none-begins" in printed.out
+    assert len(json.loads((tmp_path / "out.json").read_text())["benchmarks"]) == 1
+
+
+def test_busy_neighbours_are_mentioned(
+    child: dict[str, Answer | BaseException], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    child["blocks/hash"] = Answer(stats=made(1e-6, 2e-6).stats)
+    monkeypatch.setattr("penstock.loadtest.micro.main.busy_cpu_seconds", iter((10.0, 1e6)).__next__)
+    assert bench("blocks/hash") == 0
+    assert "while 1 benchmark ran: these times are noisy" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("nothing",), "no benchmark is called 'nothing'"),
-        (("--min-time", "-1"), "--min-time cannot be negative"),
+        (("--min-time", "-1"), "--min-time must be between 0 and 300 seconds"),
+        (("--min-time", "inf"), "--min-time must be between 0 and 300 seconds"),
+        (("--min-time", "nan"), "--min-time must be between 0 and 300 seconds"),
         (("--compare", "/no/such/file"), "cannot be read"),
     ],
 )

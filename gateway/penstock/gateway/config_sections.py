@@ -125,7 +125,8 @@ class SchedulingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_num_batched_tokens: Annotated[
         Positive | None,
         Meta(
-            description="most tokens in one step; long prompts are computed in chunks; default: 512 (with a GPU 4096) or max-num-seqs"
+            description="most tokens in one step; long prompts are computed in chunks; default: 512, with a GPU 4096, "
+            "or max-num-seqs"
         ),
     ] = None
     policy: Annotated[

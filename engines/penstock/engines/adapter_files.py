@@ -50,7 +50,7 @@ _HARMLESS_INITS = {"gaussian", "eva", "orthogonal", "mica", "lora_ga"}
 Rank = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class _Settings(msgspec.Struct):
+class Settings(msgspec.Struct):
     """What counts of adapter_config.json."""
 
     peft_type: str
@@ -83,7 +83,8 @@ def read_adapter(folder: Path, max_rank: int) -> dict[str, LowRank]:
     for files that are missing, broken or at odds with each other, UnsupportedError for kinds of adapters that cannot
     be served. No message says where the folder is.
     """
-    settings = _read_settings(folder)
+    settings, given = read_settings(folder)
+    _check_kind(settings, given)
     pairs = _pairs(_read_tensors(folder))
     _check_targets(settings, pairs)
     ranks, alphas = _patterns("rank_pattern", settings.rank_pattern), _patterns("alpha_pattern", settings.alpha_pattern)
@@ -102,7 +103,9 @@ def read_adapter(folder: Path, max_rank: int) -> dict[str, LowRank]:
     return layers
 
 
-def _read_settings(folder: Path) -> _Settings:
+def read_settings(folder: Path) -> tuple[Settings, dict[str, Any]]:
+    """What counts of an adapter's configuration, and all of it; whether an engine can serve the kind of LoRA that it
+    describes is not looked at. Raises as `read_adapter`."""
     path = folder / CONFIG_FILE
     try:
         with path.open("rb") as file:
@@ -116,14 +119,13 @@ def _read_settings(folder: Path) -> _Settings:
         kind = given.get("peft_type")
         if kind is not None and kind != "LORA":
             raise UnsupportedError(f"{CONFIG_FILE}: adapters of type {_show(kind)} are not supported, only LORA")
-        settings = msgspec.convert(given, _Settings)
+        settings = msgspec.convert(given, Settings)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         raise InvalidRequestError(f"{CONFIG_FILE} is no configuration of LoRA: {_show(e)}") from e
-    _check_kind(settings, given)
-    return settings
+    return settings, given
 
 
-def _check_kind(settings: _Settings, given: Mapping[str, Any]) -> None:
+def _check_kind(settings: Settings, given: Mapping[str, Any]) -> None:
     """Raises UnsupportedError for what is more than LoRA of linear layers."""
     for name, meaning in _REFUSED.items():
         if given.get(name):
@@ -170,7 +172,7 @@ def _pairs(tensors: Mapping[str, StoredTensor]) -> dict[str, tuple[StoredTensor,
     return {path: (found["A"], found["B"]) for path, found in sides.items()}
 
 
-def _check_targets(settings: _Settings, paths: Iterable[str]) -> None:
+def _check_targets(settings: Settings, paths: Iterable[str]) -> None:
     """Raises InvalidRequestError for tensors of layers that the settings do not name.
 
     A regular expression in target_modules is not evaluated: with it PEFT has found the layers that the tensors are of.

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from penstock.engines.errors import EngineError, InvalidRequestError
-from penstock.engines.model_files import read_json
+from penstock.engines.adapter_files import WEIGHTS_FILE, read_settings
+from penstock.engines.errors import InvalidRequestError
 
 Shape = tuple[int, ...]
 
-_WEIGHTS = "adapter_model.safetensors"
 _PART = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
 
 
@@ -22,21 +21,16 @@ def check_adapter(folder: Path, model_dir: Path, max_rank: int) -> None:
 
     vLLM copies an adapter's matrices into larger buffers, so that one for a smaller model would be taken in silence.
     """
-    try:
-        settings = read_json(folder / "adapter_config.json")
-    except EngineError as e:
-        raise InvalidRequestError(e.message) from e
-    if settings.get("peft_type") != "LORA":
-        raise InvalidRequestError(f"peft_type is {settings.get('peft_type')!r}, not 'LORA'")
-    path = folder / _WEIGHTS
+    read_settings(folder)
+    path = folder / WEIGHTS_FILE
     if not path.is_file():
-        raise InvalidRequestError(f"there is no {_WEIGHTS} in {folder}")
+        raise InvalidRequestError(f"the adapter has no {WEIGHTS_FILE}")
     try:
         parts = [(name, shape, match) for name, shape in _matrices(path) if (match := _PART.fullmatch(name))]
     except (OSError, SafetensorError) as e:
-        raise InvalidRequestError(f"{path} cannot be read: {e}") from e
+        raise InvalidRequestError(f"{WEIGHTS_FILE} cannot be read: {e}") from e
     if not parts:
-        raise InvalidRequestError(f"there is no matrix of an adapter in {path}")
+        raise InvalidRequestError(f"there is no matrix of an adapter in {WEIGHTS_FILE}")
     base = {name: shape for file in sorted(model_dir.glob("*.safetensors")) for name, shape in _matrices(file)}
     for name, shape, match in parts:
         rank, width = shape if match["side"] == "A" else shape[::-1]

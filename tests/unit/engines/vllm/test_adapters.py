@@ -117,7 +117,9 @@ def test_an_equal_key_cannot_be_loaded_twice(host, adapters):
         ({"module": "self_attn.k_proj"}, r"lora_B.weight is \[128, 4\], which does not fit the model's \[64, 128\]"),
         ({"module": "self_attn.oracle"}, "vLLM cannot load it: .*oracle"),
         ({"use_dora": True}, "vLLM cannot load it: .*DoRA"),
-        ({"peft_type": "PROMPT_TUNING"}, "peft_type is 'PROMPT_TUNING', not 'LORA'"),
+        ({"peft_type": "PROMPT_TUNING"}, "adapters of type PROMPT_TUNING are not supported, only LORA"),
+        ({"r": "x"}, "adapter_config.json is no configuration of LoRA: Expected `int`, got `str`"),
+        ({"lora_alpha": None}, "adapter_config.json is no configuration of LoRA: Expected `float`, got `null`"),
         ({"layers": 0}, "no matrix of an adapter"),
     ],
 )
@@ -134,9 +136,9 @@ def test_adapters_that_do_not_fit_leave_the_engine_as_it_was(host, adapters, tmp
 def test_files_that_are_not_there(host, tmp_path):
     with pytest.raises(InvalidRequestError, match=r"adapter x: .*adapter_config\.json cannot be read"):
         host.load_adapter("x", tmp_path)
-    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": 8}')
     (tmp_path / "adapter_model.bin").write_bytes(b"a pickle")
-    with pytest.raises(InvalidRequestError, match=r"adapter x: there is no adapter_model\.safetensors"):
+    with pytest.raises(InvalidRequestError, match=r"adapter x: the adapter has no adapter_model\.safetensors"):
         host.load_adapter("x", tmp_path)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"not that")
     with pytest.raises(InvalidRequestError, match=r"adapter x: .*adapter_model\.safetensors cannot be read"):

@@ -124,9 +124,10 @@ async def test_an_answer_that_breaks_off() -> None:
         writer.write(REPLY[:-9])
         raise ConnectionError
 
-    async with raw_server(half) as server:
-        answer = await client_of(server).send(CALL)
-    assert answer.error == TRUNCATED
+    async with raw_server(half, REPLY, half) as server:
+        client = client_of(server)
+        answers = [await client.send(CALL) for _ in range(3)]
+    assert [answer.error for answer in answers] == [TRUNCATED, "", TRUNCATED], "on a connection that was kept, too"
 
 
 async def test_garbage() -> None:

@@ -68,6 +68,20 @@ async def test_the_end_of_the_connection_ends_a_body_of_unknown_length() -> None
     assert body(await read(raw[:20], raw[20:], lost=True)) == b"all of it"
 
 
+async def test_a_reset_is_no_end() -> None:
+    by_hand = ByHand([b"HTTP/1.0 200 OK\r\n\r\nall of it"], lost=True, cause=ConnectionResetError())
+    with pytest.raises(ConnectionLostError):
+        await by_hand.exchange(b"")
+
+
+@pytest.mark.parametrize("unsent", [0, 1])
+async def test_a_request_that_was_answered_before_it_was_all_sent_ends_the_connection(unsent: int) -> None:
+    by_hand = ByHand([whole(b"x")])
+    by_hand.wire.unsent = unsent
+    await by_hand.exchange(b"")
+    assert by_hand.wire.aborted is bool(unsent)
+
+
 @pytest.mark.parametrize("status", ["204 No Content", "304 Not Modified"])
 async def test_no_content_needs_no_length(status: str) -> None:
     answer = await read(f"HTTP/1.1 {status}\r\n\r\n".encode())

@@ -75,6 +75,10 @@ async def test_other_output_than_text(kind: str) -> None:
     assert answer.text == "one two"
 
 
+async def test_an_empty_delta_is_no_output() -> None:
+    assert (await streamed(STREAM[0], delta(""), *STREAM[2:])).arrivals == [4.0, 5.0]
+
+
 async def test_a_stream_that_breaks_off() -> None:
     assert (await streamed(*STREAM[:-1])).error == TRUNCATED
     raw = chunked(*STREAM)

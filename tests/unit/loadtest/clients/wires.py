@@ -49,12 +49,13 @@ class Wire(asyncio.Transport):
         super().__init__()
         self.written: list[bytes] = []
         self.aborted = False
+        self.unsent = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written.append(bytes(data))
 
     def get_write_buffer_size(self) -> int:
-        return 0
+        return self.unsent
 
     def abort(self) -> None:
         self.aborted = True
@@ -74,9 +75,10 @@ class Clock:
 class ByHand:
     """Stands in for a pool: every request is answered by these reads. Read number n (from 1) comes at time n."""
 
-    def __init__(self, reads: Sequence[bytes], *, lost: bool = False) -> None:
+    def __init__(self, reads: Sequence[bytes], *, lost: bool = False, cause: Exception | None = None) -> None:
         self.reads = reads
         self.lost = lost
+        self.cause = cause
         self.wire = Wire()
 
     async def exchange(self, request: bytes) -> RawAnswer:
@@ -90,7 +92,7 @@ class ByHand:
             for read in self.reads:
                 connection.data_received(read)
             if self.lost:
-                connection.connection_lost(None)
+                connection.connection_lost(self.cause)
             return await asyncio.wait_for(waiting, 5)
 
 

@@ -19,7 +19,7 @@ from penstock.loadtest.clients.discover import only_model
 from penstock.loadtest.environment import environment, usable_cores
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.fleet import Fleet, RunResult
-from penstock.loadtest.goodput import parse_objectives
+from penstock.loadtest.goodput import Objective, parse_objectives
 from penstock.loadtest.messages import Sample
 from penstock.loadtest.metrics import Figures, summarize
 from penstock.loadtest.options import Options
@@ -105,6 +105,7 @@ class LoadTest:
                 self._task.cancel()
 
     async def _run(self) -> Report:
+        objectives = parse_objectives(self._options.load.goodput)
         options = self._options = await self._complete(self._options)
         date = datetime.now(UTC)
         if self.calibration is None and options.load.calibrate:
@@ -115,7 +116,7 @@ class LoadTest:
             if options.load.repeat > 1:
                 self._view.note(f"run {repeat + 1} of {options.load.repeat}")
             try:
-                run = await self._once(options, number, repeat)
+                run = await self._once(options, number, repeat, objectives)
             except LoadTestError:
                 if self.interrupted and runs:
                     break
@@ -164,7 +165,7 @@ class LoadTest:
         target = msgspec.structs.replace(options.target, model=await only_model(options.target))
         return msgspec.structs.replace(options, target=target)
 
-    async def _once(self, options: Options, number: int, repeat: int) -> Run:
+    async def _once(self, options: Options, number: int, repeat: int, objectives: Sequence[Objective]) -> Run:
         fleet = self._fleet = Fleet(options, number, options.workload.seed + repeat)
         if self.interrupted:
             fleet.stop()
@@ -173,7 +174,7 @@ class LoadTest:
         open_loop = options.load.rate is not None or options.workload.trace is not None
         return Run(
             result=result,
-            figures=summarize(result.samples, open_loop=open_loop, objectives=parse_objectives(options.load.goodput)),
+            figures=summarize(result.samples, open_loop=open_loop, objectives=objectives),
             server=watch.result,
             other_cores=watch.other_cores(sum(client.cpu_seconds for client in result.clients)),
         )

@@ -37,6 +37,11 @@ class Mock:
         self.connections: set[Connection] = set()
 
     @property
+    def in_flight(self) -> int:
+        """Answers on their way."""
+        return sum(connection.busy for connection in self.connections)
+
+    @property
     def blocked(self) -> bool:
         """A client does not take what it is sent."""
         return any(connection.blocked for connection in self.connections)
@@ -84,6 +89,10 @@ class Connection(asyncio.Protocol):
         self._expected = False
         self._answer: Stream | None = None
         self.blocked = False
+
+    @property
+    def busy(self) -> bool:
+        return self._answer is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)

@@ -24,7 +24,7 @@ def check_tensors(target: Target) -> None:
     inputs = _inputs(target)
     try:
         found = _infer_grpc(target, inputs) if target.protocol == "kserve-grpc" else _infer_http(target, inputs)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise LoadTestError(f"{target.model} over {target.protocol}: {type(error).__name__}: {error}") from None
     for name, expected in _expected(target.model, inputs).items():
         array = found.get(name)
@@ -76,11 +76,11 @@ def _outputs(data: bytes, size: int) -> Arrays:
     """Of an answer whose JSON has so many bytes; binary data follow it."""
     found: Arrays = {}
     for output in json.loads(data[:size])["outputs"]:
-        bytes_ = output.get("parameters", {}).get("binary_data_size")
-        if bytes_ is None:
+        length = (output.get("parameters") or {}).get("binary_data_size")
+        if length is None:
             flat = np.asarray(output["data"], np.float32)
         else:
-            flat, size = np.frombuffer(data[size : size + bytes_], "<f4"), size + bytes_
+            flat, size = np.frombuffer(data[size : size + length], "<f4"), size + length
         found[output["name"]] = flat.reshape(output["shape"])
     return found
 

@@ -56,6 +56,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Start = Callable[[Surroundings, Ports], Launch]
+Argv = list[str | Path]
 
 
 def vllm(at: Surroundings, ports: Ports) -> Launch:
@@ -63,7 +64,15 @@ def vllm(at: Surroundings, ports: Ports) -> Launch:
     limits = ["--max-model-len", str(2 * SEQUENCE), "--max-num-seqs", str(at.places), "--dtype", "bfloat16"]
     switches = ["--enforce-eager", "--no-enable-prefix-caching", "--no-enable-log-requests"]
     name = ["--served-model-name", "m", "--disable-uvicorn-access-log"]
-    program = [at.place.program("vllm", "vllm"), "serve", at.folder, "--host", _ADDRESS, "--port", str(ports.http)]
+    program: Argv = [
+        at.place.program("vllm", "vllm"),
+        "serve",
+        at.folder,
+        "--host",
+        _ADDRESS,
+        "--port",
+        str(ports.http),
+    ]
     env = {
         "VLLM_TARGET_DEVICE": "cpu",
         "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB),
@@ -76,7 +85,7 @@ def vllm(at: Surroundings, ports: Ports) -> Launch:
 
 def llamacpp(at: Surroundings, ports: Ports) -> Launch:
     threads = str(len(at.cores))
-    weights = ["--model", at.place.converted(at.model, "gguf"), "--host", _ADDRESS, "--port", str(ports.http)]
+    weights: Argv = ["--model", at.place.converted(at.model, "gguf"), "--host", _ADDRESS, "--port", str(ports.http)]
     slots = ["--parallel", str(at.places), "--ctx-size", str(at.places * SEQUENCE)]
     work = ["--threads", threads, "--threads-batch", threads, "--batch-size", "2048", "--ubatch-size", "512"]
     return Launch(argv=[at.place.llama_server, *weights, *slots, *work, "--no-warmup", "--no-cache-prompt"])
@@ -84,7 +93,7 @@ def llamacpp(at: Surroundings, ports: Ports) -> Launch:
 
 def transformers(at: Surroundings, ports: Ports) -> Launch:
     """It refuses fields that it does not know, and takes EOS from a generation configuration within the request."""
-    program = [at.place.program("transformers", "transformers"), "serve", at.folder, "--continuous-batching"]
+    program: Argv = [at.place.program("transformers", "transformers"), "serve", at.folder, "--continuous-batching"]
     where = ["--host", _ADDRESS, "--port", str(ports.http), "--device", "cpu", "--dtype", "bfloat16"]
     blocks = ["--cb-block-size", "32", "--cb-num-blocks", str(at.places * SEQUENCE // 32)]
     batch = ["--cb-max-batch-tokens", "2048", "--no-cb-use-cuda-graph", "--attn-implementation", "sdpa"]
@@ -103,7 +112,7 @@ def triton(at: Surroundings, ports: Ports) -> Launch:
     kinds = zip(("http", "grpc", "metrics"), ports, strict=True)
     where = [flag for kind, port in kinds for flag in (f"--{kind}-address={_ADDRESS}", f"--{kind}-port={port}")]
     models = [f"--model-repository={at.place.repository('triton')}", f"--backend-directory={at.place.backends}"]
-    argv = [program, *models, *where, "--allow-gpu-metrics=false"]
+    argv: Argv = [program, *models, *where, "--allow-gpu-metrics=false"]
     return Launch(argv=argv, env=triton_environment(at.place), ready="/v2/health/ready")
 
 
@@ -118,12 +127,12 @@ def mlserver(at: Surroundings, ports: Ports) -> Launch:
         "MLSERVER_PARALLEL_WORKERS": "0",
         "MLSERVER_DEBUG": "false",
     }
-    argv = [at.place.program("mlserver", "mlserver"), "start", at.place.repository("mlserver")]
+    argv: Argv = [at.place.program("mlserver", "mlserver"), "start", at.place.repository("mlserver")]
     return Launch(argv=argv, env=env, ready="/v2/health/ready")
 
 
 def kserve(at: Surroundings, ports: Ports) -> Launch:
-    program = [at.place.program("kserve"), FOREIGN / "kserve_server.py", "--enable_grpc", "true"]
+    program: Argv = [at.place.program("kserve"), FOREIGN / "kserve_server.py", "--enable_grpc", "true"]
     where = ["--http_port", str(ports.http), "--grpc_port", str(ports.grpc)]
     return Launch(argv=[*program, *where], ready="/v2/health/ready")
 
@@ -157,13 +166,13 @@ def penstock(environment: str, *flags: str) -> Start:
             "repositories": at.place.root / "repositories",
         }
         filled = [flag.format_map(known) for flag in flags]
-        argv = [python, "-m", "penstock.gateway.cli", "serve", *filled, *where]
+        argv: Argv = [python, "-m", "penstock.gateway.cli", "serve", *filled, *where]
         return Launch(argv=argv, ready="/health/ready")
 
     return start
 
 
-def genai(at: Surroundings) -> list[str | Path]:
+def genai(at: Surroundings) -> Argv:
     """No server: a program with its own way in."""
     model = at.place.converted(at.model, "ov")
     return [at.place.program("openvino"), FOREIGN / "genai_load.py", model, str(len(at.cores)), str(at.places)]

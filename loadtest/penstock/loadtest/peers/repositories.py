@@ -54,9 +54,9 @@ def _config(model: str, backend: str) -> str:
 
 
 def _graph(model: str) -> bytes:
-    from onnx import TensorProto, helper
+    from onnx import TensorProto, ValueInfoProto, helper
 
-    def floats(name: str) -> object:
+    def floats(name: str) -> ValueInfoProto:
         return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", *_DIMS[model]])
 
     inputs, outputs = _INPUTS[model], _OUTPUTS[model]

@@ -10,15 +10,16 @@ import msgspec
 from penstock.loadtest.metrics import Figures
 from penstock.loadtest.peers.plan import Case
 from penstock.loadtest.peers.settings import PeersSettings
-from penstock.loadtest.repeats import medians, ratio
-from penstock.loadtest.report.figures import value
-from penstock.loadtest.report.model import Interval, Validity
+from penstock.loadtest.repeats import medians
+from penstock.loadtest.report.figures import RATES, value
+from penstock.loadtest.report.model import Validity
+from penstock.loadtest.search.model import Difference
+from penstock.loadtest.search.versus import difference
 
 SCHEMA = "penstock-peers/1"
-MAIN = {"generation": "output_tokens_per_s", "tensors": "requests_per_s", "streaming": "output_tokens_per_s"}
+_TOKENS, _, _REQUESTS = RATES
+MAIN = {"generation": _TOKENS, "tensors": _REQUESTS, "streaming": _TOKENS}
 """The figure that servers are compared by, for each table."""
-_FEWEST = 3
-"""Runs below which an interval says nothing."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,34 +50,26 @@ class Cell(msgspec.Struct, kw_only=True):
 
     def middle(self, field: str) -> float:
         """The median of a number of the runs."""
-        return statistics.median(getattr(run, field) for run in self.runs)
-
-
-class Ratio(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a server's main figure to that of the peer, from runs that followed one another."""
-
-    median: float
-    interval: Interval | None
-    """Of the mean, at 95 %; None for fewer than three pairs."""
+        return float(statistics.median(getattr(run, field) for run in self.runs))
 
 
 class CaseResult(msgspec.Struct, kw_only=True):
     case: Case
     cells: dict[str, Cell] = {}
 
-    def ratios(self) -> dict[str, Ratio]:
-        """By name of the server, for all but the first."""
+    def ratios(self) -> dict[str, Difference]:
+        """Of the main figure to that of the peer, the first, by name of the server; from pairs of runs of one round."""
         peer, *others = self.cells
         return {name: found for name in others if (found := self._ratio(self.cells[peer], self.cells[name]))}
 
-    def _ratio(self, peer: Cell, other: Cell) -> Ratio | None:
-        path = MAIN[self.case.table]
-        rates = [(value(a.figures, path), value(b.figures, path)) for a, b in zip(peer.runs, other.runs, strict=False)]
+    def _ratio(self, peer: Cell, other: Cell) -> Difference | None:
+        figure = MAIN[self.case.table]
+        rates = [
+            (value(a.figures, figure.path), value(b.figures, figure.path))
+            for a, b in zip(peer.runs, other.runs, strict=False)
+        ]
         pairs = [(a, b) for a, b in rates if a and b]
-        if not pairs:
-            return None
-        middle = statistics.median(b / a for a, b in pairs)
-        return Ratio(median=round(middle, 3), interval=ratio(pairs) if len(pairs) >= _FEWEST else None)
+        return difference(figure, pairs) if pairs else None
 
 
 class GroupResult(msgspec.Struct, kw_only=True):

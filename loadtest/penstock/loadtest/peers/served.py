@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from penstock.loadtest.calibrate import Calibration
 from penstock.loadtest.messages import Sample
 from penstock.loadtest.options import LoadOptions, Options, Target, WorkloadOptions
 from penstock.loadtest.peers.launch import Launch
@@ -12,7 +13,7 @@ from penstock.loadtest.peers.plan import TENSORS, Case
 from penstock.loadtest.peers.process import Ports, Process
 from penstock.loadtest.peers.results import Run
 from penstock.loadtest.peers.settings import PeersSettings
-from penstock.loadtest.peers.usage import Meter, Usage
+from penstock.loadtest.peers.usage import Meter, Used
 from penstock.loadtest.report.model import Report
 from penstock.loadtest.run import LoadTest
 
@@ -28,8 +29,12 @@ class Quiet:
 
 
 class Served:
-    def __init__(self, process: Process, launch: Launch, ports: Ports, tokenizer: str) -> None:
+    def __init__(
+        self, process: Process, launch: Launch, ports: Ports, tokenizer: str, calibrations: dict[str, Calibration]
+    ) -> None:
+        """`calibrations`: what the client costs by itself, by protocol; filled by whoever is first to speak it."""
         self.process = process
+        self._calibrations = calibrations
         self.launch = launch
         self.ports = ports
         self._tokenizer = tokenizer
@@ -49,12 +54,16 @@ class Served:
         options = options_of(self, case, settings, seed=-1, requests=requests)
         return self._report(options)
 
-    @staticmethod
-    def _report(options: Options) -> Report:
-        test = LoadTest(options, Quiet())
-        report = asyncio.run(test.run())
-        if test.interrupted:
-            raise KeyboardInterrupt
+    def _report(self, options: Options) -> Report:
+        protocol = options.target.protocol
+        test = LoadTest(options, Quiet(), calibration=self._calibrations.get(protocol))
+        try:
+            report = asyncio.run(test.run())
+        finally:
+            if test.interrupted:
+                raise KeyboardInterrupt
+        if test.calibration is not None:
+            self._calibrations[protocol] = test.calibration
         return report
 
     def target(self, case: Case, timeout: float) -> Target:
@@ -65,7 +74,6 @@ class Served:
                 url=url,
                 model=case.model,
                 protocol=case.protocol,
-                stream=False,
                 input_tensor=TENSORS[case.model],
                 request_timeout=timeout,
             )
@@ -109,7 +117,7 @@ def options_of(
     return Options(target=served.target(case, settings.timeout), workload=workload, load=load)
 
 
-def run_of(case: Case, report: Report, usage: Usage) -> Run:
+def run_of(case: Case, report: Report, usage: Used) -> Run:
     units = report.completed if case.table == "tensors" else report.output_tokens
     figures = report.runs[0]
     return Run(

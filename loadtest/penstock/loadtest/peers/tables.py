@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from penstock.loadtest.metrics import Figures
 from penstock.loadtest.peers.catalog import PEERS
-from penstock.loadtest.peers.results import CaseResult, Cell, GroupResult, PeersReport, Ratio
+from penstock.loadtest.peers.results import CaseResult, Cell, GroupResult, PeersReport
 from penstock.loadtest.peers.shapes import SHAPES
 from penstock.loadtest.report.markdown import code, escape, table
 from penstock.loadtest.report.words import number
+from penstock.loadtest.search.model import Difference
 
 _HEADINGS = {
     "streaming": "Streaming, without a model",
@@ -36,7 +37,8 @@ _CAVEATS = (
     "Peers run as their documentation suggests, not tuned beyond the flags in this package. vLLM runs eagerly.",
     "OpenVINO GenAI runs inside of the program that measures it: no HTTP, no client, and times are those of its steps.",
     "CPU is that of a server's whole process tree. Peers differ in what they do for it: checks, logs, metrics.",
-    "Ratios are medians over pairs of runs that followed one another; intervals (95 %) are of their mean.",
+    "Ratios are means over pairs of runs of one round, with their interval at 95 %: of figures that are the same, one "
+    "in twenty shows a difference by chance.",
 )
 
 
@@ -131,11 +133,12 @@ def _middle(figures: Figures, field: str) -> str:
     return "–" if found is None else number(found.p50)
 
 
-def _ratio(found: Ratio | None) -> str:
+def _ratio(found: Difference | None) -> str:
     if found is None:
         return "–"
-    interval = found.interval
-    return f"{found.median:.2f}" + (f" [{interval.low:.2f}, {interval.high:.2f}]" if interval else "")
+    if found.low is None or found.high is None:
+        return f"{found.ratio:.2f}"
+    return f"{found.ratio:.2f} [{found.low:.2f}, {found.high:.2f}]"
 
 
 def _notes(group: GroupResult) -> Iterator[str]:
@@ -147,12 +150,12 @@ def _notes(group: GroupResult) -> Iterator[str]:
             where = f"{escape(group.titles[name])}, {escape(_case_name(result))}"
             if cell.failure:
                 yield f"{where}: {escape(cell.failure)}"
-            reasons = dict.fromkeys(reason for run in cell.runs for reason in run.validity.reasons)
-            verdicts = {run.validity.verdict for run in cell.runs}
-            if reasons:
-                worst = "invalid" if "invalid" in verdicts else "doubtful"
-                yield f"{where}: **{worst}**: {escape('; '.join(reasons))}"
-            if cell.runs and (foreign := cell.middle("foreign_cores")) > _NOTEWORTHY_CORES:
+            doubts = [run for run in cell.runs if run.validity.verdict != "valid"]
+            if doubts:
+                worst = max(doubts, key=lambda run: run.validity.verdict == "invalid").validity
+                runs = f"{len(doubts)} of {len(cell.runs)} runs"
+                yield f"{where}: {runs} **{worst.verdict}**: {escape('; '.join(worst.reasons))}"
+            elif cell.runs and (foreign := cell.middle("foreign_cores")) > _NOTEWORTHY_CORES:
                 yield f"{where}: {number(foreign)} cores were used by others meanwhile"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
+from penstock.loadtest.calibrate import Calibration
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.peers.checks import check_tensors
 from penstock.loadtest.peers.contenders import CONTENDERS, Contender
@@ -41,6 +42,7 @@ class Turns:
         self._settings = settings
         self._say = say
         self._up: dict[str, Served | InProcess] = {}
+        self._calibrations: dict[str, Calibration] = {}
 
     def run(self) -> None:
         """Raises KeyboardInterrupt; servers have ended then, too."""
@@ -88,7 +90,7 @@ class Turns:
         process = stack.enter_context(Process(launch.argv, log, env=launch.env, cores=cores))
         seconds = process.wait_until_ready(f"http://127.0.0.1:{ports.http}{launch.ready}", at.timeout)
         self.result.ready_seconds[contender.name] = round(seconds, 1)
-        self._up[contender.name] = Served(process, launch, ports, tokenizer)
+        self._up[contender.name] = Served(process, launch, ports, tokenizer, self._calibrations)
 
     def _measure(self, case: Case) -> None:
         """Each server `repeat` times; who begins changes from round to round."""
@@ -154,8 +156,10 @@ def _same_tokens(found: int, wanted: int) -> None:
 
 def describe(result: Result) -> str:
     """One line of progress."""
-    case, path = result.case, MAIN[result.case.table]
+    case, figure = result.case, MAIN[result.case.table]
     rates = [
-        f"{name} {number(value(figures, path))}" for name, cell in result.cells.items() if (figures := cell.figures)
+        f"{name} {number(value(figures, figure.path))}"
+        for name, cell in result.cells.items()
+        if (figures := cell.figures)
     ]
-    return f"{case.model} {case.protocol} x{case.concurrency}: {', '.join(rates) or 'nothing'} {path}"
+    return f"{case.model}, {case.protocol}, {case.concurrency} at a time, {figure.title}: {', '.join(rates) or 'none'}"

@@ -39,10 +39,12 @@ def greedy(tokens: int) -> Any:
 
 def load(pipe: Any, ids: Any, job: dict[str, Any]) -> dict[str, Any]:
     start, config = perf_counter(), greedy(job["output_tokens"])
-    waiting, running, done = job["prompts"][::-1], [], []
+    waiting: list[str] = job["prompts"][::-1]
+    running: list[tuple[Any, dict[str, Any]]] = []
+    done: list[dict[str, Any]] = []
     while waiting or running:
         while waiting and len(running) < job["concurrency"]:
-            request = {"sent": perf_counter() - start, "arrivals": []}
+            request: dict[str, Any] = {"sent": perf_counter() - start, "arrivals": []}
             running.append((pipe.add_request(next(ids), waiting.pop(), config), request))
         pipe.step()
         now = perf_counter() - start

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from functools import lru_cache, partial
 from time import perf_counter
 from typing import cast
 from urllib.parse import parse_qs, urlsplit
@@ -23,6 +24,8 @@ _EARLY = 20e-6
 """Seconds by which a write may come early: going to sleep again takes longer."""
 _BUDGET = 1
 """Writes of one stream before it is another's turn: so that a client that keeps up reads them one by one."""
+_ALIKE = 1024
+"""Answers that look the same are made once: what comes while one is made would be read late."""
 _decode = msgspec.json.Decoder(Request).decode
 
 
@@ -33,7 +36,7 @@ class Mock:
         self.options = options
         self.truth = Truth()
         self.port = options.port
-        self.served = 0
+        self.wire = lru_cache(_ALIKE)(partial(Wire, options=options))
         self.connections: set[Connection] = set()
 
     @property
@@ -149,8 +152,13 @@ class Connection(asyncio.Protocol):
             self.transport.write(json({"error": {"message": f"this is no request: {error}"}}, 400))
             self.done(close)
             return
-        mock.served += 1
-        wire = Wire(path, request, mock.options, mock.served, request.stream or streamed)
+        wire = mock.wire(
+            path,
+            tokens=wanted,
+            prompt_tokens=request.prompt_tokens,
+            stream=request.stream or streamed,
+            with_usage=request.with_usage,
+        )
         record = Record(received=now, wanted=wanted)
         self._answer = Stream(self, mock, wire, record, lambda: self.done(close))
         self._answer.write()

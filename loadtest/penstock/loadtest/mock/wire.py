@@ -49,6 +49,10 @@ class Request(msgspec.Struct):
         return max(1, next((count for count in given if count is not None), _DEFAULT_TOKENS))
 
     @property
+    def with_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
     def prompt_tokens(self) -> int:
         """Token ids are counted, texts by their words."""
         if isinstance(self.prompt, list):
@@ -70,13 +74,14 @@ class Wire:
 
     __slots__ = ("first", "last", "token", "whole")
 
-    def __init__(self, path: str, request: Request, options: MockOptions, number: int, stream: bool) -> None:
+    def __init__(
+        self, path: str, options: MockOptions, *, tokens: int, prompt_tokens: int, stream: bool, with_usage: bool
+    ) -> None:
         chat = path.endswith("/chat/completions")
         openai = chat or path.endswith("/completions")
-        usage = {"prompt_tokens": request.prompt_tokens, "completion_tokens": request.tokens}
-        usage["total_tokens"] = sum(usage.values())
+        usage = {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": prompt_tokens + tokens}
         base: dict[str, Any] = {
-            "id": f"{'chatcmpl' if chat else 'cmpl'}-{number}",
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-mock",
             "object": ("chat.completion" + ".chunk" * stream) if chat else "text_completion",
             "created": 0,
             "model": options.model,
@@ -96,15 +101,15 @@ class Wire:
 
         text = options.text
         if not stream:
-            self.whole = event(text * request.tokens, "length", role="assistant")
+            self.whole = event(text * tokens, "length", role="assistant")
             self.first = self.token = self.last = b""
             return
         self.whole = b""
         self.first, self.token = event(text, role="assistant"), event(text)
-        single = {"role": "assistant"} if request.tokens == 1 else {}
+        single = {"role": "assistant"} if tokens == 1 else {}
         self.last = event(text, "length", **single)
         if openai:
-            if request.stream_options is not None and request.stream_options.include_usage:
+            if with_usage:
                 self.last += sse(_encode(base | {"choices": [], "usage": usage}))
             self.last += sse(b"[DONE]")
         self.last += LAST_CHUNK

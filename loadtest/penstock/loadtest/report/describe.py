@@ -8,8 +8,8 @@ import msgspec
 
 from penstock.loadtest.options import Options
 from penstock.loadtest.report.figures import load_name
-from penstock.loadtest.report.model import Report
-from penstock.loadtest.report.words import number, plural
+from penstock.loadtest.report.model import Report, ServerWatch
+from penstock.loadtest.report.words import number, percent, plural
 
 VERDICTS = {
     "valid": "The figures are the server's: nothing was seen that would have blurred them.",
@@ -115,6 +115,14 @@ def server_metrics(report: Report) -> list[tuple[str, str, str, str]]:
     ]
 
 
+def server_seen(watch: ServerWatch) -> str:
+    """How the server was watched, in sentences; empty where it was not."""
+    said = [f"Read {len(watch.seconds)} times from {watch.metrics_url}."] if watch.metrics_url else []
+    if watch.cores is not None:
+        said.append(f"Its processes used {number(watch.cores)} cores.")
+    return " ".join(said)
+
+
 def server_counters(report: Report) -> list[tuple[str, str]]:
     """By how much each of the server's counters has grown."""
     grown = report.server.counters if report.server else {}
@@ -126,6 +134,7 @@ def measuring(report: Report) -> list[tuple[str, str]]:
     validity = report.validity
     pairs = [
         ("Client CPU", f"{number(validity.client_cores)} cores, busiest process {validity.busiest_client:.0%} of one"),
+        ("Client processes", number(validity.processes)),
         ("Pieces per read", number(validity.pieces_per_read)),
     ]
     if validity.lag_ms is not None:
@@ -133,7 +142,12 @@ def measuring(report: Report) -> list[tuple[str, str]]:
     if validity.send_lag_ms is not None:
         pairs.append(("Requests sent late", _lateness(validity.send_lag_ms.p50, validity.send_lag_ms.p99)))
     for name, value in validity.floor_ms.items():
-        pairs.append((f"Floor of this client, {name.upper()}", f"{number(value)} ms"))
+        pairs.append((f"Floor of this client, {name.upper()}", f"{number(value)} ms ({validity.floor_protocol})"))
+    if validity.ceiling_tokens_per_s:
+        share = percent(validity.ceiling_share)
+        pairs.append(("Ceiling", f"{number(validity.ceiling_tokens_per_s)} tokens/s a process; {share} of it used"))
+    if validity.lost_processes:
+        pairs.append(("Client processes that died", number(validity.lost_processes)))
     return pairs
 
 

@@ -12,6 +12,7 @@ from penstock.loadtest.report.describe import (
     outcome,
     server_counters,
     server_metrics,
+    server_seen,
     settings,
     title,
     what_was_run,
@@ -148,7 +149,7 @@ def _server(report: Report) -> list[str]:
     watch = report.server
     if watch is None:
         return []
-    parts = [f"Read {len(watch.seconds)} times from {escape(watch.metrics_url)}." if watch.metrics_url else ""]
+    parts = [escape(server_seen(watch))]
     if rows := server_metrics(report):
         parts.append(table(("Gauge", "least", "mean", "most"), rows))
     if counters := server_counters(report):

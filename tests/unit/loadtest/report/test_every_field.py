@@ -48,7 +48,7 @@ def changes(value: Any) -> list[Any]:
         return [value * 3 + 50]
     if isinstance(value, str):
         return [value + "x", "kserve-grpc", "gamma", "azure"]
-    return ["http://other", 7, 7.5]
+    return ["http://other", "rate", 7, 7.5]
 
 
 def plain(report: Report) -> Any:

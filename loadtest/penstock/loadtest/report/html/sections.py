@@ -11,6 +11,7 @@ from penstock.loadtest.report.describe import (
     outcome,
     server_counters,
     server_metrics,
+    server_seen,
     settings,
     what_was_run,
 )
@@ -123,7 +124,7 @@ def server(report: Report) -> Markup:
     watch = report.server
     if watch is None:
         return Markup("")
-    said = f"Read {len(watch.seconds)} times from {watch.metrics_url}." if watch.metrics_url else ""
+    said = server_seen(watch)
     gauges = server_metrics(report)
     counters = server_counters(report)
     return _section(

@@ -45,7 +45,7 @@ def changes(value: Any) -> list[Any]:
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, int | float):
-        return [value * 3 + 50]
+        return [value * 3 + 50, value / 2]
     if isinstance(value, str):
         return [value + "x", "kserve-grpc", "gamma", "azure"]
     return ["http://other", "rate", 7, 7.5]

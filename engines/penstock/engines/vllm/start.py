@@ -7,6 +7,7 @@ import gc
 from collections.abc import Callable
 from typing import Any, get_args
 
+from pydantic import ValidationError
 from vllm.config.lora import MaxLoRARanks
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
@@ -77,10 +78,18 @@ def check_generates(vllm_config: Any) -> None:
 def _start(arguments: dict[str, Any], check: Callable[[Any], None]) -> Any:
     try:
         vllm_config = EngineArgs(**arguments).create_engine_config()
-    except (ValueError, TypeError, KeyError, NotImplementedError) as e:  # pydantic's is a ValueError
-        raise InvalidRequestError(f"vLLM refuses this configuration: {e}") from e
+    except (ValueError, TypeError, KeyError, NotImplementedError) as e:
+        raise InvalidRequestError(f"vLLM refuses this configuration: {_in_a_line(e)}") from e
     check(vllm_config)
     return EngineCore(vllm_config, Executor.get_class(vllm_config), log_stats=False)
+
+
+def _in_a_line(error: Exception) -> str:
+    """pydantic's own text has a line for each part of it, with a link to its documentation."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    found = error.errors(include_url=False, include_context=False)
+    return "; ".join(": ".join((*map(str, each["loc"]), each["msg"].removeprefix("Value error, "))) for each in found)
 
 
 def _extra(config: VLLMConfig) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import pytest
 
 from helpers_models import make_model
-from penstock.engines.errors import EngineError, UnsupportedError
+from penstock.engines.errors import EngineError, InvalidRequestError, UnsupportedError
 from penstock.engines.registry import EngineSpec, load_runner
 from penstock.engines.vllm.supported import check_arguments, check_cache, check_model
 
@@ -67,3 +68,16 @@ def test_weights_that_are_not_safetensors_are_not_looked_at(tmp_path):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(EngineError, match="no safetensors"):
         load_runner(EngineSpec(runner="vllm", options={"model_dir": str(folder)}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"engine_args": {"block_size": "abc"}}, "block_size: Input should be a valid integer[^\\n]*"),
+        ({"quantization": "nonsense"}, "Unknown quantization method: nonsense[^\\n]*"),
+    ],
+)
+def test_what_vllm_refuses_is_told_in_one_line(model_dir, settings, message):
+    with pytest.raises(InvalidRequestError) as refusal:
+        load_runner(EngineSpec(runner="vllm", options={"model_dir": str(model_dir)} | settings))
+    assert re.fullmatch(f"vLLM refuses this configuration: {message}", refusal.value.message)

@@ -105,6 +105,24 @@ def bench(commands: Any, add_sections: AddSections, formatter: type[argparse.Hel
     micro.add_argument("--callgrind", action="store_true", help="count instructions, too (needs valgrind)")
 
 
+def tune(commands: Any, add_sections: AddSections, formatter: type[argparse.HelpFormatter]) -> None:
+    from penstock.loadtest.tune.options import SECTIONS as TUNE_SECTIONS
+
+    parser = commands.add_parser(
+        "tune",
+        help="find a server's best options",
+        usage="penstock tune --param NAME=VALUE,VALUE ... [options] -- serve [MODEL] [options of the server]",
+        description="Starts a server with each combination of options, sends it the same load (30 s, unless --requests "
+        "or --duration say else), stops it, and says which options did best. The server's command stands at the end: "
+        "that of penstock, or with --url that of any other server.",
+        argument_default=argparse.SUPPRESS,
+        formatter_class=formatter,
+    )
+    parser.set_defaults(run=partial(_guarded, parser, _run_tune))
+    add_sections(parser, TUNE_SECTIONS)
+    parser.add_argument("server", nargs="*", metavar="COMMAND", help="that starts the server, after --")
+
+
 def _guarded(
     parser: argparse.ArgumentParser, command: Callable[[dict[str, Any]], int], settings: dict[str, Any]
 ) -> int:
@@ -117,6 +135,12 @@ def _guarded(
 
 def _run(settings: dict[str, Any]) -> int:
     from penstock.loadtest.main import main
+
+    return main(settings)
+
+
+def _run_tune(settings: dict[str, Any]) -> int:
+    from penstock.loadtest.tune.main import main
 
     return main(settings)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.loadtest.errors import LoadTestError
@@ -15,17 +15,17 @@ from penstock.loadtest.report.summary import summary
 from penstock.loadtest.report.write import write
 from penstock.loadtest.run import LoadTest
 from penstock.loadtest.search.find import run_find
-from penstock.loadtest.search.model import FindReport, Study
-from penstock.loadtest.search.runs import BY_USER, Interrupted, RealRunner, Runner
+from penstock.loadtest.search.model import FindReport
+from penstock.loadtest.search.runs import BY_USER, Interrupted, RealRunner
 from penstock.loadtest.search.sweep import run_sweep
+from penstock.loadtest.search.told import Study, check_output, write_study
 from penstock.loadtest.search.versus import DEFAULT_REPEATS, run_versus
-from penstock.loadtest.search.words import summary as summary_of_row
-from penstock.loadtest.search.write import check_output, write_study
+from penstock.loadtest.search.words import tell_find, tell_sweep, tell_versus
 
 CANNOT, UNTRUSTED, FAILED, STOPPED = 1, 3, 4, 130
 """Exit statuses: something could not be measured; of `--strict`: figures cannot be trusted, requests failed; the user
 has ended it, and there is a report of what was measured until then."""
-_ROWS: dict[str, Callable[[Options, Runner], Study]] = {"sweep": run_sweep, "find": run_find, "vs": run_versus}
+_ROWS = ("sweep", "find", "vs")
 _BELONG = {"slo": "find", "precision": "find", "max_runs": "find"} | {
     f"vs_{name}": "vs" for name in ("model", "label", "extra", "api_key")
 }
@@ -68,15 +68,24 @@ def _run(chosen: Options) -> int:
 
 def _run_row(row: str, chosen: Options) -> int:
     check_output(chosen.output)
-    study = write_study(_ROWS[row](chosen, RealRunner()), chosen.output)
-    if not _takes_stdout(chosen.output):
-        print(summary_of_row(study))
+    runner = RealRunner()
+    if row == "sweep":
+        study: Study = write_study(run_sweep(chosen, runner), tell_sweep, chosen.output)
+    elif row == "find":
+        study = write_study(run_find(chosen, runner), tell_find, chosen.output)
+    else:
+        study = write_study(run_versus(chosen, runner), tell_versus, chosen.output)
     if study.ended_early:
-        print(f"penstock loadtest: ended early: {study.ended_early}", file=sys.stderr)
-        return STOPPED if study.ended_early == BY_USER else CANNOT
+        return ended(study)
     # what a search was looking for lies between a load that holds and one that fails
     judged = [r for r in study.reports if not isinstance(study, FindReport) or _load(study, r) == study.held]
     return status(judged, chosen)
+
+
+def ended(study: Study) -> int:
+    """The exit status of one that was ended early."""
+    print(f"ended early: {study.ended_early}", file=sys.stderr)
+    return STOPPED if study.ended_early == BY_USER else CANNOT
 
 
 def _load(study: FindReport, report: Report) -> float | None:

@@ -8,8 +8,6 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-_NEAR = 0.1
-"""A margin within this of 1 is a close thing: it is decided by the best of three."""
 _BEST_OF = 3
 _ABOVE = 1.25
 """How far above a failure a look is taken: does everything fail there?"""
@@ -19,8 +17,8 @@ _DIGITS = 3
 
 class Trial(NamedTuple):
     held: bool
-    margin: float = 0.0
-    """Measured / allowed."""
+    close: bool = False
+    """Another run might say the other thing: it is decided by the best of three."""
     invalid: str = ""
     """Why it says nothing; ends the search."""
 
@@ -137,7 +135,7 @@ class EdgeSearch:
     def _try(self, value: float) -> None:
         """Until it is decided: at once, or if it was a close thing by the best of three."""
         while len(trials := self._trials.get(value, [])) < self._tries or (
-            any(map(_close, trials)) and not _settled(trials)
+            any(trial.close for trial in trials) and not _settled(trials)
         ):
             self._run(value)
 
@@ -160,10 +158,6 @@ class EdgeSearch:
         """By most of its trials; a tie is a failure."""
         trials = self._trials[value]
         return 2 * sum(trial.held for trial in trials) > len(trials)
-
-
-def _close(trial: Trial) -> bool:
-    return abs(trial.margin - 1) < _NEAR
 
 
 def _settled(trials: list[Trial]) -> bool:

@@ -14,7 +14,7 @@ from penstock.loadtest.report.words import number, percent
 from penstock.loadtest.search.edge import Edge, EdgeSearch, Trial
 from penstock.loadtest.search.model import FindReport, Probe
 from penstock.loadtest.search.runs import Interrupted, Run, Runner, merge, of_round
-from penstock.loadtest.search.slo import Bound, margins, miss, parse_bounds
+from penstock.loadtest.search.slo import margins, miss, parse_bounds
 from penstock.loadtest.search.values import DEFAULT_SECONDS, at, check_load, one_of_a_row
 
 KEEPS_UP = 0.95
@@ -25,7 +25,8 @@ _LENGTHS, _LONG_ENOUGH = 10, 5
 """A run lasts so many times the median latency of the first one, unless its length is given; shorter than the second
 number, a run is hardly ever in a steady state."""
 _LONGEST = 600.0
-_KEEPS_UP = Bound("kept up", KEEPS_UP)
+_NEAR, _NEARLY_KEPT_UP = 0.1, 0.04
+"""So near to a bound (of measured / allowed), and to the share at which a server keeps up, a run is a close thing."""
 
 
 def run_find(options: Options, run: Runner) -> FindReport:
@@ -77,7 +78,7 @@ class _Finder:
                 run = self._once(value)
         probe = self._judge(value, run)
         self.tried.append((value, probe, run.report))
-        return Trial(probe.held, probe.margin, probe.invalid)
+        return Trial(probe.held, self._close(probe), probe.invalid)
 
     def _once(self, value: float) -> Run:
         load = replace(self._options.load, duration=self._seconds)
@@ -101,19 +102,24 @@ class _Finder:
             raise LoadTestError(f"no request was completed at {self._what} {value:g}: {said or 'none was answered'}")
         found = margins(report, self._bounds)
         misses = [miss(report, bound) for bound, reached in found.items() if reached > 1]
+        nearest = max(found.values())
         if self._what == "rate":
-            found[_KEEPS_UP] = KEEPS_UP / run.kept_up if run.kept_up else float("inf")
-            if found[_KEEPS_UP] > 1:
-                misses.append(f"completed {percent(run.kept_up)} of the rate of arrivals, less than {KEEPS_UP:.0%}")
+            nearest = max(nearest, (1 - run.kept_up) / (1 - KEEPS_UP))
+            if run.kept_up < KEEPS_UP:
+                misses.append(f"completed {percent(run.kept_up)} of the rate of arrivals")
         invalid = report.validity.verdict == "invalid" and report.completed
         return Probe(
             value=value,
             held=not misses,
-            margin=max(found.values()),
+            margin=nearest,
             misses=misses,
             kept_up=run.kept_up,
             invalid="; ".join(report.validity.reasons) if invalid else "",
         )
+
+    def _close(self, probe: Probe) -> bool:
+        keeping_up = self._what == "rate" and abs(probe.kept_up - KEEPS_UP) < _NEARLY_KEPT_UP
+        return keeping_up or abs(probe.margin - 1) < _NEAR
 
     def report(self, edge: Edge, ended: str) -> FindReport:
         first = self.tried[0][2]
@@ -133,7 +139,7 @@ class _Finder:
 
     def _told(self) -> list[str]:
         told = [str(bound) for bound in self._bounds]
-        return [*told, f"completed ≥ {KEEPS_UP:.0%} of the rate of arrivals"] if self._what == "rate" else told
+        return [*told, f"completed ≥ {percent(KEEPS_UP)} of the rate of arrivals"] if self._what == "rate" else told
 
     def _merged(self) -> list[Report]:
         found: dict[float, list[Report]] = {}

@@ -44,7 +44,8 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     value: float
     held: bool
     margin: float
-    """Of the bound that came nearest to being broken: measured / allowed; above 1 it was broken."""
+    """Of the bound that came nearest to being broken, or was broken the most: measured / allowed; above 1 it was. Of
+    keeping up, this is what was not completed."""
     misses: list[str]
     """Bounds that were broken."""
     kept_up: float
@@ -110,6 +111,3 @@ class VersusReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def reports(self) -> list[Report]:
         return [self.a, self.b]
-
-
-Study = SweepReport | FindReport | VersusReport

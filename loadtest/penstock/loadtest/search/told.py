@@ -1,0 +1,115 @@
+"""What a row of runs has to say, in every form that a report has."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.options import OutputOptions
+from penstock.loadtest.report.file import rounded
+from penstock.loadtest.report.html import page
+from penstock.loadtest.report.html.markup import Markup, element
+from penstock.loadtest.report.html.markup import table as html_table
+from penstock.loadtest.report.markdown import code, escape, table
+from penstock.loadtest.report.model import Report
+from penstock.loadtest.report.redact import redacted_tree
+from penstock.loadtest.report.words import clean
+from penstock.loadtest.report.write import put
+
+Rows = tuple[Sequence[str], Sequence[Sequence[str]]]
+"""Head and rows of a table, as text."""
+
+
+class Study(Protocol):
+    """A report of several runs."""
+
+    @property
+    def command(self) -> str: ...
+    @property
+    def reports(self) -> list[Report]: ...
+    @property
+    def ended_early(self) -> str: ...
+    @property
+    def notes(self) -> list[str]: ...
+
+
+class Told(NamedTuple):
+    heading: str
+    answer: list[str]
+    """In sentences."""
+    table: Rows
+    csv: tuple[Sequence[str], Sequence[Sequence[object]]]
+    """The same or more, as numbers."""
+    below: Sequence[str] = ()
+    """More parts, as Markdown."""
+
+
+AnyStudy = TypeVar("AnyStudy", bound=Study)
+
+
+def check_output(output: OutputOptions) -> None:
+    """Raises LoadTestError for forms that only single runs have."""
+    for name in ("vllm_json", "aiperf_json"):
+        if getattr(output, name) is not None:
+            raise LoadTestError(f"{name.replace('_', '-')}: this is the form of a single run; a row of them has none")
+
+
+def write_study(study: AnyStudy, tell: Callable[[AnyStudy], Told], output: OutputOptions) -> AnyStudy:
+    """Writes to the files that `output` names; `-` is standard output. Where nothing else goes there, a summary does.
+    Returns the study as written, without secrets. Raises LoadTestError for a file that cannot be written, after the
+    others."""
+    targets = [report.options.target for report in study.reports]
+    written = msgspec.convert(redacted_tree(msgspec.to_builtins(study), targets), type(study))
+    told = tell(written)
+    forms: tuple[tuple[str | None, Callable[[], str]], ...] = (
+        (output.json, lambda: to_json(written)),
+        (output.markdown, lambda: markdown(told, written)),
+        (output.csv, lambda: to_csv(told)),
+        (output.html, lambda: page(written.reports, lead(told, written))),
+    )
+    problems = [put(path, text()) for path, text in forms if path is not None]
+    if not any(path == "-" for path, _ in forms):
+        print(summary(told, written))
+    if any(problems):
+        raise LoadTestError("; ".join(filter(None, problems)))
+    return written
+
+
+def to_json(study: Study) -> str:
+    return msgspec.json.format(msgspec.json.encode(rounded(msgspec.to_builtins(study))), indent=2).decode() + "\n"
+
+
+def summary(told: Told, study: Study) -> str:
+    """The answer and its table, for a terminal."""
+    said = "\n".join(map(clean, _sentences(told, study)))
+    return f"\n{clean(told.heading)}\n\n{table(*told.table)}\n\n{said}\n"
+
+
+def markdown(told: Told, study: Study) -> str:
+    said = "\n".join(f"- {escape(line)}" for line in _sentences(told, study))
+    parts = [f"# {escape(told.heading)}", said, table(*told.table), *told.below]
+    return "\n\n".join([*parts, "Again with:", code(study.command)]) + "\n"
+
+
+def lead(told: Told, study: Study) -> list[Markup]:
+    """The answer, above the plots of a page."""
+    return [*(element("p", line) for line in _sentences(told, study)), html_table(*told.table, numbers=False)]
+
+
+def to_csv(told: Told) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    head, rows = told.csv
+    writer.writerow(head)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _sentences(told: Told, study: Study) -> list[str]:
+    ended = [f"Ended early: {study.ended_early}."] if study.ended_early else []
+    return [*told.answer, *ended, *(f"Note: {note}." for note in study.notes)]

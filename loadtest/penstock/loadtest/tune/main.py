@@ -1,0 +1,84 @@
+"""`penstock tune`: from settings to the best command line."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import msgspec
+
+from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.main import STOPPED, ended
+from penstock.loadtest.options import options
+from penstock.loadtest.search.runs import Interrupted, RealRunner
+from penstock.loadtest.search.told import check_output, write_study
+from penstock.loadtest.search.values import one_of_a_row
+from penstock.loadtest.tune.options import TuneOptions
+from penstock.loadtest.tune.params import parse_params
+from penstock.loadtest.tune.server import free_ports
+from penstock.loadtest.tune.tune import Base, Tuner
+from penstock.loadtest.tune.words import tell
+
+_OURS = (sys.executable, "-m", "penstock.gateway.cli")
+_GRPC = ("kserve-grpc", "kserve-grpc-stream")
+
+
+def main(settings: Mapping[str, Any]) -> int:
+    """Returns the exit status: 0, or 1 when nothing keeps the bounds. Raises LoadTestError when nothing can be
+    measured."""
+    load = dict(settings)
+    words = load.pop("server", [])
+    tune = _tune_options({name: load.pop(name) for name in TuneOptions.__struct_fields__ if name in load})
+    base, url = plan(words, load.get("url"), str(load.get("protocol", "")), tune)
+    chosen = one_of_a_row(options(load | {"url": url}))
+    check_output(chosen.output)
+    for name in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, _end)
+    try:
+        study = write_study(Tuner(tune, chosen, base, RealRunner()).run(), tell, chosen.output)
+    except (KeyboardInterrupt, Interrupted):
+        print("penstock tune: ended before anything was measured", file=sys.stderr)
+        return STOPPED
+    if study.ended_early:
+        return ended(study)
+    return 1 if study.best is None else 0
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """As Ctrl-C does: what was started is stopped."""
+    raise KeyboardInterrupt
+
+
+def _tune_options(settings: Mapping[str, Any]) -> TuneOptions:
+    try:
+        return msgspec.convert(settings, TuneOptions, strict=False)
+    except msgspec.ValidationError as error:
+        problem, _, where = str(error).partition(" - at `$.")
+        raise LoadTestError(f"{where.rstrip('`').replace('_', '-')}: {problem}") from None
+
+
+def plan(words: Sequence[str], url: str | None, protocol: str, tune: TuneOptions) -> tuple[Base, str]:
+    """What to start, and the address to measure. Raises LoadTestError."""
+    if not words:
+        raise LoadTestError("which server? Its command stands at the end: -- serve MODEL ...")
+    ours = words[0] in ("serve", "penstock")
+    told = ["penstock", *words] if words[0] == "serve" else list(words)
+    command = [*_OURS, *told[1:]] if ours else told
+    if url is None and not ours:
+        raise LoadTestError("url: where does this server listen? (only the ports of penstock are chosen here)")
+    if any(param.of_model for param in parse_params(tune.param)):
+        if not ours:
+            raise LoadTestError("param: models of a repository can be tuned with penstock's server only")
+        if not any(word.startswith("--model-control-mode") for word in words):
+            command += ["--model-control-mode=explicit", "--load-model=*"]
+    if url is not None:
+        if protocol in _GRPC:
+            raise LoadTestError("url: leave it out with gRPC; the ports are chosen here")
+        return Base(command, told, url.rstrip("/")), url
+    http, grpc, metrics = free_ports(3)
+    command += [f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}"]
+    base = f"http://127.0.0.1:{http}"
+    return Base(command, told, base), f"http://127.0.0.1:{grpc}" if protocol in _GRPC else base

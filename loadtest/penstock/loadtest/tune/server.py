@@ -1,0 +1,94 @@
+"""A server that is started, measured and stopped again, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from typing import IO
+from urllib.parse import urlsplit
+
+from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.tune.ask import ask
+
+_LOOK_SECONDS = 0.1
+_TOLD_LINES = 5
+"""Of the log of a server that does not start."""
+
+
+class NotReadyError(Exception):
+    """This server cannot be measured: it ended, or was not ready in time. Others may be."""
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str], ready_url: str, *, start_timeout: float, stop_timeout: float) -> Iterator[None]:
+    """Inside it runs and is ready; afterwards it is stopped, with all processes it has started. Raises NotReadyError;
+    LoadTestError where nothing can be started at all."""
+    _check_free(ready_url)
+    with tempfile.TemporaryFile() as log:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is ours: we stop it
+            )
+        except OSError as error:
+            raise LoadTestError(f"{command[0]}: {error.strerror or error}") from None
+        try:
+            _wait(process, ready_url, start_timeout, log)
+            yield
+        finally:
+            _stop(process, stop_timeout)
+
+
+def _wait(process: subprocess.Popen[bytes], ready_url: str, seconds: float, log: IO[bytes]) -> None:
+    deadline = time.monotonic() + seconds
+    while ask(ready_url, timeout=5.0)[0] != 200:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = process.wait(_LOOK_SECONDS)
+            raise NotReadyError(f"the server ended with {status}: {_last_words(log)}")
+        if time.monotonic() > deadline:
+            raise NotReadyError(f"not ready after {seconds:g} s: {_last_words(log)}")
+
+
+def _last_words(log: IO[bytes]) -> str:
+    log.seek(0)
+    lines = log.read().decode("utf-8", "replace").splitlines()
+    return " | ".join(line.strip() for line in lines[-_TOLD_LINES:] if line.strip()) or "it said nothing"
+
+
+def _stop(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """SIGTERM, then SIGKILL. Ctrl-C meanwhile kills at once."""
+    try:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(seconds)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # itself, or what it has left behind
+        process.wait()
+
+
+def _check_free(url: str) -> None:
+    """Raises LoadTestError when somebody listens there: that server would be measured."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    with contextlib.suppress(OSError), socket.create_connection((parts.hostname or "127.0.0.1", port), timeout=5.0):
+        raise LoadTestError(f"somebody listens on {parts.netloc} already; that server would be measured")
+
+
+def free_ports(count: int) -> list[int]:
+    """Of this machine, at the moment."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]

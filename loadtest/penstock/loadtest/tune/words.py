@@ -1,0 +1,63 @@
+"""What tuning has shown."""
+
+from __future__ import annotations
+
+from penstock.loadtest.report.markdown import code, escape, table
+from penstock.loadtest.report.words import number
+from penstock.loadtest.search.tables import NUMBERS, figures, numbers
+from penstock.loadtest.search.told import Rows, Told
+from penstock.loadtest.tune.model import Tried, TuneReport
+
+
+def tell(study: TuneReport) -> Told:
+    measured = [tried for tried in study.tried if tried.report is not None]
+    names = list(study.tried[0].settings)
+    rows = [[*tried.settings.values(), *numbers(tried.report)] for tried in measured if tried.report is not None]
+    runs = figures(names, [list(tried.settings.values()) for tried in measured], study.reports)
+    return Told(
+        heading=f"Tuning for {study.objective}",
+        answer=_answer(study),
+        table=_table(study, names),
+        csv=([*names, *NUMBERS], rows),
+        below=[*_how(study), table(*runs), "Latencies in milliseconds."],
+    )
+
+
+def _answer(study: TuneReport) -> list[str]:
+    bounds = f"Bounds: {'; '.join(study.bounds)}."
+    if study.best is None:
+        return ["Nothing that was tried keeps the bounds with figures that can be used.", bounds]
+    best = study.tried[study.best]
+    said = [
+        f"Best: {_name(best)}, {study.objective} {number(best.objective)} "
+        f"({'highest' if study.more_is_better else 'lowest'} of {len(study.tried)})."
+    ]
+    if study.like_best:
+        alike = "; ".join(_name(study.tried[index]) for index in study.like_best)
+        said.append(f"Not to be told from it, by their 95 % intervals: {alike}.")
+    elif best.report is not None and not best.report.intervals:
+        said.append("Without repeats (--repeat 3) small differences may be chance.")
+    said.append(f"Start it with: {study.best_command}")
+    said += [f"In config.pbtxt of {model}: {' '.join(lines)}" for model, lines in study.best_config.items()]
+    return [*said, bounds]
+
+
+def _name(tried: Tried) -> str:
+    return ", ".join(f"{name} {value}" for name, value in tried.settings.items())
+
+
+def _table(study: TuneReport, names: list[str]) -> Rows:
+    rows = []
+    for index, tried in enumerate(study.tried):
+        mark = "best" if index == study.best else "like it" if index in study.like_best else ""
+        verdict = "" if tried.report is None else tried.report.validity.verdict
+        why = tried.problem or "; ".join(tried.misses)
+        rows.append([*tried.settings.values(), number(tried.objective), mark, verdict, why])
+    return [*names, study.objective, "", "verdict", "broken bounds"], rows
+
+
+def _how(study: TuneReport) -> list[str]:
+    parts = ["Start it with:", code(study.best_command)] if study.best_command else []
+    for model, lines in study.best_config.items():
+        parts += [f"In config.pbtxt of {escape(model)}:", *(code(line) for line in lines)]
+    return parts

@@ -1,0 +1,59 @@
+"""What can be chosen, and what is measured then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.peers.contenders import CONTENDERS
+from penstock.loadtest.peers.plan import plan
+from penstock.loadtest.peers.settings import settings
+
+
+def groups(**given: Any) -> list[tuple[str, str, tuple[str, ...], int]]:
+    found = plan(settings({"dir": "d", **given}))
+    return [(group.table, group.model, group.contenders, len(group.cases)) for group in found]
+
+
+def test_lists_come_as_text() -> None:
+    chosen = settings({"dir": "d", "concurrency": ["1", "16"], "only": ["triton"], "seconds": "0.5"})
+    assert (chosen.concurrency, chosen.only, chosen.seconds) == ((1, 16), ("triton",), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "dir: where"),
+        ({"dir": "d", "only": ["vlm"]}, "only: vlm is none of openvino, vllm"),
+        ({"dir": "d", "models": ["gpt"]}, "models: gpt is none of tiny, qwen05b-shape"),
+        ({"dir": "d", "tables": ["x", "tensors"]}, "tables: x is none of"),
+        ({"dir": "d", "concurrency": ["0"]}, "concurrency"),
+        ({"dir": "d", "repeat": "some"}, "repeat: "),
+    ],
+)
+def test_settings_that_cannot_be(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(LoadTestError, match=said):
+        settings(given)
+
+
+def test_each_peer_meets_penstock_with_the_same_engine_and_with_its_own_choice() -> None:
+    assert groups(only=["vllm"], models=["tiny"], concurrency=["1", "4"]) == [
+        ("generation", "tiny", ("vllm", "penstock-vllm", "penstock"), 2)
+    ]
+
+
+def test_protocols_that_a_peer_does_not_offer_are_left_out() -> None:
+    found = plan(settings({"dir": "d", "only": ["litserve", "mlserver"], "in_flight": ["1"]}))
+    assert {group.peer: {case.protocol for case in group.cases} for group in found} == {
+        "mlserver": {"kserve-http", "kserve-grpc"},
+        "litserve": {"kserve-http"},
+    }
+
+
+def test_everything_is_measured_and_everybody_is_known() -> None:
+    found = groups()
+    assert [table for table, *_ in found] == ["streaming", *["tensors"] * 4, *["generation"] * 8]
+    assert {name for _, _, names, _ in found for name in names} == set(CONTENDERS)
+    assert groups(tables=["streaming"], only=["triton"]) == [], "the streaming table is of no peer that has a name"

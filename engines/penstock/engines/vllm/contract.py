@@ -15,6 +15,7 @@ CALLS: dict[str, tuple[str, ...]] = {
         *("pipeline_parallel_size", "distributed_executor_backend", "worker_extension_cls", "load_format"),
         *("trust_remote_code", "skip_tokenizer_init", "generation_config", "max_logprobs", "enable_prefix_caching"),
         *("enable_chunked_prefill", "async_scheduling", "disable_hybrid_kv_cache_manager", "disable_log_stats"),
+        "use_tqdm_on_load",
         *("num_gpu_blocks_override", "kv_cache_memory_bytes", "enable_lora", "max_loras", "max_lora_rank"),
         "language_model_only",
     ),

@@ -125,6 +125,7 @@ def engine_arguments(config: VLLMConfig) -> dict[str, Any]:
         "generation_config": "auto",  # only read for its EOS tokens
         "max_logprobs": -1,  # bounded by the gateway
         "disable_log_stats": True,
+        "use_tqdm_on_load": False,
     }
     memory = config.kv_cache_memory
     if config.num_blocks is not None:

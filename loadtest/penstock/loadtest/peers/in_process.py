@@ -73,7 +73,7 @@ class InProcess:
                 requests=count,
                 prompt_tokens=settings.prompt_tokens,
                 output_tokens=settings.output_tokens,
-                tokenizer=self._tokenizer,
+                tokenizer=self._tokenizer or None,
             ),
             load=LoadOptions(concurrency=count),
         )

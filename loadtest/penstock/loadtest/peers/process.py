@@ -77,6 +77,11 @@ class Process:
         return self._process.pid
 
     @property
+    def age(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._began
+
+    @property
     def stdin(self) -> IO[bytes]:
         return self._pipe(self._process.stdin)
 
@@ -95,11 +100,11 @@ class Process:
 
     def wait_until_ready(self, url: str, seconds: float) -> float:
         """Until GET says 200; the seconds since the start. Raises LoadTestError."""
-        while time.monotonic() - self._began < seconds:
+        while self.age < seconds:
             if self._process.poll() is not None:
                 raise self.failure(f"it ended with {self._process.returncode} before it was ready")
             if _answers(url):
-                return time.monotonic() - self._began
+                return self.age
             time.sleep(_LOOK_SECONDS)
         raise self.failure(f"it was not ready within {seconds:g} s")
 

@@ -112,7 +112,7 @@ def llama_tree(place: Place, log: Path) -> Path:
     tree = place.sources / f"{name.replace('-', '_')}-{version}"
     if not tree.is_dir():
         place.sources.mkdir(parents=True, exist_ok=True)
-        pip = [sys.executable, "-m", "pip", "download", "--no-binary", ":all:", "--no-deps", "--no-build-isolation"]
+        pip = [sys.executable, "-m", "pip", "download", "--no-binary", ":all:", "--no-deps"]
         run([*pip, "--dest", place.sources, LLAMA_CPP], log)
         with tarfile.open(tree.with_name(f"{tree.name}.tar.gz")) as archive:
             archive.extractall(place.sources, filter="data")

@@ -91,8 +91,20 @@ def _group(group: GroupResult) -> Iterator[str]:
             "server CPU, us each",
         )
         yield table(head, [_row(case, taking_part, others) for case in group.cases])
+        yield _upkeep(group)
     if notes := list(_notes(group)):
         yield "\n".join(f"- {note}" for note in notes)
+
+
+def _upkeep(group: GroupResult) -> str:
+    """Time to start, and memory after the last case."""
+    cells = group.cases[-1].cells
+    parts = [
+        f"{group.titles[name]} {number(seconds)} s, {number(cells[name].memory_mb)} MB"
+        for name, seconds in group.ready_seconds.items()
+        if name in cells
+    ]
+    return escape(f"Start to ready, and memory in the end: {'; '.join(parts)}.")
 
 
 _CASE_HEAD = {

@@ -84,6 +84,7 @@ class Turns:
         if contender.start is None:
             process = stack.enter_context(Process(genai(at), log, cores=cores, pipes=True))
             self._up[contender.name] = InProcess(process, tokenizer, at.timeout)
+            self.result.ready_seconds[contender.name] = round(process.age, 1)
             return
         ports = free_ports()
         launch = contender.start(at, ports)

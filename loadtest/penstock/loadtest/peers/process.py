@@ -118,7 +118,8 @@ class Process:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with suppress(BrokenPipeError):  # a job that nobody took
+                    pipe.close()
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):  # all have ended

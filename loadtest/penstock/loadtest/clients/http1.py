@@ -7,8 +7,10 @@ apart once it is complete. So the client's own work is small, and none of it lie
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from time import perf_counter
 from typing import cast
 from urllib.parse import urlsplit
@@ -36,6 +38,8 @@ class Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
+        self._socket = -1
+        """The descriptor, where what is written to it is sent as it is."""
         self._answer: RawAnswer | None = None
         self._done: asyncio.Future[RawAnswer] | None = None
         self._chunks: Chunks | None = None
@@ -49,6 +53,9 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are not registered as such
         self.usable = True
+        if self._transport.get_extra_info("sslcontext") is None:
+            plain = self._transport.get_extra_info("socket")
+            self._socket = -1 if plain is None else plain.fileno()
 
     async def exchange(self, request: bytes, connect: float) -> RawAnswer:
         """Sends a request and waits for its whole answer. Raises ConnectionLostError, MalformedError."""
@@ -57,8 +64,17 @@ class Connection(asyncio.Protocol):
         self._done = asyncio.get_running_loop().create_future()
         self._chunks, self._missing, self._scanned = None, None, 0
         self._answer = RawAnswer(perf_counter(), connect)
-        self._transport.write(request)
+        self._write(self._transport, request)
         return await self._done
+
+    def _write(self, transport: asyncio.Transport, request: bytes) -> None:
+        """To the kernel at once: uvloop's transport keeps it until everybody else's turn is over."""
+        sent = 0
+        if self._socket >= 0 and not transport.is_closing() and not transport.get_write_buffer_size():
+            with suppress(OSError):  # it is full, or lost: the transport waits, or tells
+                sent = os.write(self._socket, request)
+        if sent < len(request):
+            transport.write(request[sent:])
 
     def data_received(self, data: bytes) -> None:
         now = perf_counter()

@@ -75,17 +75,18 @@ def _found(study: FindReport) -> list[str]:
 
 
 def _probes(study: FindReport) -> Rows:
+    open_loop = study.searched == "rate"  # a closed loop never comes faster than it is served
     rows = [
         (
             f"{probe.value:g}",
             "client-bound" if probe.invalid else "held" if probe.held else "failed",
             number(probe.margin),
-            number(probe.kept_up),
+            *([number(probe.kept_up)] if open_loop else []),
             probe.invalid or _why(probe.misses),
         )
         for probe in study.probes
     ]
-    return (study.searched, "", "measured / allowed", "completed / offered", "why"), rows
+    return (study.searched, "", "measured / allowed", *(["completed / offered"] if open_loop else []), "why"), rows
 
 
 def _why(misses: list[str]) -> str:

@@ -138,6 +138,8 @@ class ProcessEngine:
             if isinstance(error, OSError):  # no memory, no process table entry, ...
                 raise EngineError(f"the engine process cannot be started: {error}") from error
             raise
+        num_blocks = self._info.num_blocks
+        self._stats = EngineStats(num_blocks=num_blocks, num_free_blocks=num_blocks)  # until it speaks for itself
         self._last_sign = time.monotonic()
         self._link = link
         link.on_messages(self._receive)

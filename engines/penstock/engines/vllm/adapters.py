@@ -19,7 +19,7 @@ class Adapters:
     """Those that vLLM's workers have, by key. Never more than there are slots, so that vLLM never swaps them."""
 
     def __init__(self, executor: Any, config: VLLMConfig) -> None:
-        """Loads the configured ones."""
+        """Loads the configured ones. Raises InvalidRequestError that names the one that cannot be loaded."""
         self._executor = executor
         self._model_dir = config.model_dir
         self._slots = config.adapter_slots
@@ -27,28 +27,29 @@ class Adapters:
         self._loaded: dict[str, LoRARequest] = {}
         self._num_ids = 0
         for key, folder in config.adapters.items():
-            self.load(key, folder)
+            try:
+                self.load(key, folder)
+            except InvalidRequestError as e:
+                raise InvalidRequestError(f"adapter {key}: {e.message}") from e
 
     def load(self, key: str, folder: Path) -> None:
         """As `AdapterHost.load_adapter`; UnsupportedError where the engine was started without slots."""
         if not self._slots:
             raise UnsupportedError("this model was loaded without LoRA: --lora or --lora-directory", param="lora")
         if key in self._loaded:
-            raise InvalidRequestError(f"adapter {key} is loaded already")
+            raise InvalidRequestError("this adapter is loaded already")
         if len(self._loaded) >= self._slots:
             raise OverloadedError(f"all {self._slots} adapter slots are taken (--max-loras)")
         self._num_ids += 1  # vLLM's workers may remember a number: none is used twice
         request = LoRARequest(key, self._num_ids, str(folder.absolute()))
+        check_adapter(folder, self._model_dir, self._max_rank)
         try:
-            check_adapter(folder, self._model_dir, self._max_rank)
             self._executor.add_lora(request)
-        except InvalidRequestError as e:
-            raise InvalidRequestError(f"adapter {key}: {e.message}") from e
         except Exception as e:
             # which of vLLM's checks found it is not said by the exceptions' kinds; half of it may be in a slot
-            logger.warning("vLLM refuses the adapter %s", key, exc_info=True)
+            logger.debug("vLLM refuses the adapter %s", key, exc_info=True)
             self._executor.remove_lora(request.lora_int_id)
-            raise InvalidRequestError(f"adapter {key}: vLLM cannot load it: {e}") from e
+            raise InvalidRequestError(f"vLLM cannot load the adapter: {e}") from e
         self._loaded[key] = request
 
     def unload(self, key: str) -> None:
@@ -62,6 +63,5 @@ class Adapters:
             return None
         request = self._loaded.get(key)
         if request is None:
-            there_are = f"there are {', '.join(sorted(self._loaded))}" if self._loaded else "none is loaded"
-            raise InvalidRequestError(f"no LoRA adapter is called {key!r}; {there_are}", param="model")
+            raise InvalidRequestError(f"no LoRA adapter is loaded as {key!r}", param="model")
         return request

@@ -69,6 +69,11 @@ async def test_a_request_runs_to_its_end(start):
     assert sum(len(o.token_ids) for o in outputs) == 16
 
 
+async def test_what_is_free_is_known_from_the_start(start):
+    engine = await start()
+    assert engine.stats.num_free_blocks == engine.stats.num_blocks == engine.info.num_blocks
+
+
 async def test_kill_9_ends_every_stream_with_one_error_and_the_engine_comes_back(start):
     engine = await start(**SLOW)
     streams = [submit(engine, max_tokens=6_000) for _ in range(8)]

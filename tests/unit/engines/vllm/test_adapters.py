@@ -92,7 +92,7 @@ def test_adapters_come_and_go_beside_the_base_model(host, adapters):
     driver = driver_of(host)
     [gone], [base] = driver.add(PROMPT, 30, adapter="poet:0"), driver.add(PROMPT, 30)
     driver.run()
-    assert "no LoRA adapter is called 'poet:0'; there are judge:0" in driver.ends[gone].error.message
+    assert "no LoRA adapter is loaded as 'poet:0'" in driver.ends[gone].error.message
     assert driver.tokens[base] == expected[""]
     host.load_adapter("poet:1", folders["poet"])
     found = tokens_of(host, "judge:0", "poet:1", "")
@@ -103,7 +103,7 @@ def test_adapters_come_and_go_beside_the_base_model(host, adapters):
 
 def test_an_equal_key_cannot_be_loaded_twice(host, adapters):
     host.load_adapter("twice", adapters[0]["judge"])
-    with pytest.raises(InvalidRequestError, match="adapter twice is loaded already"):
+    with pytest.raises(InvalidRequestError, match="this adapter is loaded already"):
         host.load_adapter("twice", adapters[0]["poet"])
     assert tokens_of(host, "twice") == [adapters[1]["judge"]]
     host.unload_adapter("twice")
@@ -115,8 +115,8 @@ def test_an_equal_key_cannot_be_loaded_twice(host, adapters):
         ({"rank": 8}, "has rank 8, more than max_lora_rank=4"),
         ({"width": 64}, r"lora_A.weight is \[4, 64\], which does not fit the model's \[128, 128\]"),
         ({"module": "self_attn.k_proj"}, r"lora_B.weight is \[128, 4\], which does not fit the model's \[64, 128\]"),
-        ({"module": "self_attn.oracle"}, "vLLM cannot load it: .*oracle"),
-        ({"use_dora": True}, "vLLM cannot load it: .*DoRA"),
+        ({"module": "self_attn.oracle"}, "vLLM cannot load the adapter: .*oracle"),
+        ({"use_dora": True}, "vLLM cannot load the adapter: .*DoRA"),
         ({"peft_type": "PROMPT_TUNING"}, "adapters of type PROMPT_TUNING are not supported, only LORA"),
         ({"r": "x"}, "adapter_config.json is no configuration of LoRA: Expected `int`, got `str`"),
         ({"lora_alpha": None}, "adapter_config.json is no configuration of LoRA: Expected `float`, got `null`"),
@@ -126,7 +126,7 @@ def test_an_equal_key_cannot_be_loaded_twice(host, adapters):
 def test_adapters_that_do_not_fit_leave_the_engine_as_it_was(host, adapters, tmp_path, faults, message):
     make_adapter(tmp_path / "bad", 9, **faults)
     for _ in range(3):  # more often than there are slots
-        with pytest.raises(InvalidRequestError, match=f"adapter bad: .*{message}"):
+        with pytest.raises(InvalidRequestError, match=message):
             host.load_adapter("bad", tmp_path / "bad")
     host.load_adapter("good", adapters[0]["judge"])
     assert tokens_of(host, "good", "") == [adapters[1]["judge"], adapters[1][""]]
@@ -134,14 +134,14 @@ def test_adapters_that_do_not_fit_leave_the_engine_as_it_was(host, adapters, tmp
 
 
 def test_files_that_are_not_there(host, tmp_path):
-    with pytest.raises(InvalidRequestError, match=r"adapter x: .*adapter_config\.json cannot be read"):
+    with pytest.raises(InvalidRequestError, match=r"adapter_config\.json cannot be read"):
         host.load_adapter("x", tmp_path)
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": 8}')
     (tmp_path / "adapter_model.bin").write_bytes(b"a pickle")
-    with pytest.raises(InvalidRequestError, match=r"adapter x: the adapter has no adapter_model\.safetensors"):
+    with pytest.raises(InvalidRequestError, match=r"the adapter has no adapter_model\.safetensors"):
         host.load_adapter("x", tmp_path)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"not that")
-    with pytest.raises(InvalidRequestError, match=r"adapter x: .*adapter_model\.safetensors cannot be read"):
+    with pytest.raises(InvalidRequestError, match=r"adapter_model\.safetensors cannot be read"):
         host.load_adapter("x", tmp_path)
 
 

@@ -116,7 +116,7 @@ def test_an_adapter_that_is_not_there_is_refused_by_name(runner):
     driver = Driver(runner, max_num_seqs=8, max_num_batched_tokens=256)
     [neighbour], [poet] = driver.add(prompt(1), 10), driver.add(prompt(2), 10, adapter="poet")
     driver.run()
-    assert "no LoRA adapter is called 'poet'; none is loaded" in driver.ends[poet].error.message
+    assert "no LoRA adapter is loaded as 'poet'" in driver.ends[poet].error.message
     assert driver.tokens[neighbour] == alone(runner, prompt(1), 10)
 
 

@@ -158,14 +158,15 @@ async def test_an_interrupted_repeat_does_not_count() -> None:
     assert [figures.completed for figures in report.runs] == [20]
 
 
-@pytest.mark.parametrize("warmup", [0, 1])
-async def test_interrupted_before_anything_was_measured(warmup: int) -> None:
+@pytest.mark.parametrize(("warmup", "calibrate"), [(0, False), (1, False), (1, True)])
+async def test_interrupted_before_anything_was_measured(warmup: int, calibrate: bool) -> None:
     """A server that never answers does not keep anybody."""
     async with mock(ttft_ms=HOURS) as server:
-        test = LoadTest(chosen(server, warmup=warmup, model="", protocol="openai-chat"), Onlooker())
+        test = LoadTest(chosen(server, warmup=warmup, model="", calibrate=calibrate), Onlooker())
         run = asyncio.create_task(test.run())
-        if warmup:
-            await until(lambda: server.connections)
+        await until(lambda: test._task is not None)
+        if warmup and not calibrate:
+            await until(lambda: server.in_flight)
             await until(lambda: test._fleet is not None)
         test.interrupt()
         with pytest.raises(LoadTestError, match="before anything was measured"):

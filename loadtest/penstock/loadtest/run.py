@@ -54,6 +54,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     figures: Figures
     server: ServerWatch | None
     other_cores: float | None
+    clock_ms: float
 
 
 class LoadTest:
@@ -148,6 +149,7 @@ class LoadTest:
                 processes=number,
                 lost=sum(run.result.lost for run in runs),
                 other_cores=_foreign(options, runs),
+                clock_ms=max((run.clock_ms for run in runs), key=abs),
             ),
             runs=[run.figures for run in runs],
             intervals=intervals([run.figures for run in runs]),
@@ -177,6 +179,7 @@ class LoadTest:
             figures=summarize(result.samples, open_loop=open_loop, objectives=objectives),
             server=watch.result,
             other_cores=watch.other_cores(sum(client.cpu_seconds for client in result.clients)),
+            clock_ms=watch.clock_ms,
         )
 
     @contextmanager

@@ -23,6 +23,8 @@ _LATE_MS, _LATE_SHARE, _LATE_HOPELESS = 10.0, 0.01, 0.1
 """Open loop: a request is late from so many milliseconds on; shares of late ones that matter, and that spoil a run."""
 _FOREIGN_SHARE = 0.25
 """Of the machine's cores: from here on others disturb the run."""
+_CLOCK_MS, _CLOCK_SHARE = 20.0, 0.001
+"""More than that is not the steady correction by a time server, which is 0.05 % at most."""
 _NEAR = 0.7
 """Of the ceiling: from here on the client is short of time."""
 _FLOOR_SHARE = 0.2
@@ -39,9 +41,10 @@ def judge(
     processes: int = 1,
     lost: int = 0,
     other_cores: float | None = None,
+    clock_ms: float = 0.0,
 ) -> Validity:
     """Of all runs together. `lost`: client processes that ended before their time. `other_cores`: CPU that neither
-    clients nor server used; None: not known."""
+    clients nor server used; None: not known. `clock_ms`: by how much the time of day moved against the clock."""
     doubts: list[str] = []
     flaws: list[str] = []
     busiest = max((done.cpu_seconds / done.wall_seconds for done in clients if done.wall_seconds), default=0.0)
@@ -63,6 +66,8 @@ def judge(
     cores = usable_cores()
     if other_cores is not None and other_cores > _FOREIGN_SHARE * cores:
         doubts.append(f"something else used {other_cores:.1f} of this machine's {cores} cores")
+    if abs(clock_ms) > max(_CLOCK_MS, 1e3 * _CLOCK_SHARE * figures.duration_s):
+        doubts.append(f"the time of day moved {clock_ms:.0f} ms against the clock: set anew, or a suspended machine")
     if lost:
         flaws.append(f"{lost} of the client processes died during the run")
     floor = calibration.floor_ms if calibration is not None else {}
@@ -85,6 +90,7 @@ def judge(
         floor_protocol=calibration.protocol if calibration is not None else "",
         ceiling_tokens_per_s=ceiling,
         ceiling_share=round(near, 4),
+        clock_ms=clock_ms,
         processes=processes,
         lost_processes=lost,
     )

@@ -51,6 +51,8 @@ class Watch:
         self._before: dict[int, Usage] = {}
         self._task: asyncio.Task[None] | None = None
         self._wall = 0.0
+        self.clock_ms = 0.0
+        """By how much the time of day has moved against time.perf_counter."""
 
     async def __aenter__(self) -> Self:
         """Raises LoadTestError when there is nothing where the user says that metrics are."""
@@ -63,7 +65,7 @@ class Watch:
         if given not in (None, "none") and not self._url:
             raise LoadTestError(f"metrics-url: {given} is no Prometheus page (text format)")
         self._listeners = listeners(_port(self._options.target)) if self._local else set()
-        self._began = time.perf_counter()
+        self._began, self._time_of_day = time.perf_counter(), time.time()
         self._busy, self._own = busy_cpu_seconds(), time.process_time()
         self._before = self._used = usage(self._server())
         self._task = asyncio.create_task(self._look_regularly())
@@ -73,6 +75,7 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         self._wall = time.perf_counter() - self._began
+        self.clock_ms = round(1e3 * (time.time() - self._time_of_day - self._wall), 3)
         busy = busy_cpu_seconds()
         self._machine = None if busy is None or self._busy is None else busy - self._busy
         self._own = time.process_time() - self._own

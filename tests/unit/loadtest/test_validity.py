@@ -108,6 +108,13 @@ def test_others_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.verdict, found.reasons) == ("doubtful", ["something else used 1.5 of this machine's 4 cores"])
 
 
+@pytest.mark.parametrize(
+    ("moved", "verdict"), [(15.0, "valid"), (-15.0, "valid"), (25.0, "doubtful"), (-4e6, "doubtful")]
+)
+def test_a_clock_that_jumps(moved: float, verdict: str) -> None:
+    assert judged(clock_ms=moved).verdict == verdict
+
+
 def test_processes_that_died() -> None:
     found = judged(lost=1)
     assert (found.verdict, found.lost_processes) == ("invalid", 1)

@@ -77,6 +77,15 @@ async def test_pages_that_fail_are_no_harm(monkeypatch: pytest.MonkeyPatch) -> N
     assert found.counters == {"vllm:prompt_tokens_total": 2}
 
 
+async def test_a_clock_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = options({"url": "http://192.0.2.1", "metrics_url": "none"})
+    times = iter([1000.0, 1007.0])
+    monkeypatch.setattr(module.time, "time", lambda: next(times))
+    async with Watch(chosen, ()) as watch:
+        pass
+    assert 6000 < watch.clock_ms <= 7000
+
+
 async def test_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(lambda n: "{}") as pages:
         found = await watched(pages, 0, monkeypatch)

@@ -135,6 +135,7 @@ def measuring(report: Report) -> list[tuple[str, str]]:
     pairs = [
         ("Client CPU", f"{number(validity.client_cores)} cores, busiest process {validity.busiest_client:.0%} of one"),
         ("Client processes", number(validity.processes)),
+        ("Time of day against the clock", f"{number(validity.clock_ms)} ms"),
         ("Pieces per read", number(validity.pieces_per_read)),
     ]
     if validity.lag_ms is not None:

@@ -37,6 +37,9 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
     """Streamed tokens that this client can take, for each of its processes; 0: not measured."""
     ceiling_share: float = 0.0
     """How near the run came to that."""
+    clock_ms: float = 0.0
+    """By how much the time of day moved against the clock that latencies are taken with: it was set, or the machine was
+    suspended."""
     processes: int = 1
     """Client processes."""
     lost_processes: int = 0

@@ -63,11 +63,7 @@ def judge(
         _grade(late, _LATE_SHARE, _LATE_HOPELESS, "{:.1%} of the requests were sent late", doubts, flaws)
     if any(done.held_up for done in clients):
         flaws.append(f"requests that were due waited for one of {options.load.max_in_flight} places (--max-in-flight)")
-    cores = usable_cores()
-    if other_cores is not None and other_cores > _FOREIGN_SHARE * cores:
-        doubts.append(f"something else used {other_cores:.1f} of this machine's {cores} cores")
-    if abs(clock_ms) > max(_CLOCK_MS, 1e3 * _CLOCK_SHARE * figures.duration_s):
-        doubts.append(f"the time of day moved {clock_ms:.0f} ms against the clock: set anew, or a suspended machine")
+    _check_machine(other_cores, clock_ms, figures.duration_s, doubts)
     if lost:
         flaws.append(f"{lost} of the client processes died during the run")
     floor = calibration.floor_ms if calibration is not None else {}
@@ -78,10 +74,11 @@ def judge(
     elif figures.failed:
         doubts.append(f"{figures.failed} requests failed")
     reads = sum(sample.reads for sample in samples if sample.arrivals)
+    wall = sum(done.wall_seconds for done in clients)
     return Validity(
         verdict="invalid" if flaws else "doubtful" if doubts else "valid",
         reasons=flaws + doubts,
-        client_cores=round(sum(done.cpu_seconds / done.wall_seconds for done in clients if done.wall_seconds), 3),
+        client_cores=round(processes * sum(done.cpu_seconds for done in clients) / wall, 3) if wall else 0.0,
         busiest_client=round(busiest, 3),
         lag_ms=lag,
         send_lag_ms=send_lag,
@@ -103,6 +100,14 @@ def _grade(value: float, doubt: float, flaw: float, text: str, doubts: list[str]
 
 def _send_lag(samples: Sequence[Sample]) -> Distribution | None:
     return Distribution.of([max(0.0, s.sent - s.intended) for s in samples if s.error != INTERRUPTED])
+
+
+def _check_machine(other_cores: float | None, clock_ms: float, seconds: float, doubts: list[str]) -> None:
+    cores = usable_cores()
+    if other_cores is not None and other_cores > _FOREIGN_SHARE * cores:
+        doubts.append(f"something else used {other_cores:.1f} of this machine's {cores} cores")
+    if abs(clock_ms) > max(_CLOCK_MS, 1e3 * _CLOCK_SHARE * seconds):
+        doubts.append(f"the time of day moved {clock_ms:.0f} ms against the clock: set anew, or a suspended machine")
 
 
 def _check_floor(figures: Figures, floor: Mapping[str, float], doubts: list[str]) -> None:

@@ -55,6 +55,12 @@ def test_nothing_to_say_against_it() -> None:
     assert found.ceiling_share == pytest.approx(40 / 9.08 / 100, rel=1e-2)
 
 
+def test_cores_are_those_of_all_processes_in_one_run() -> None:
+    busy = Done(cpu_seconds=0.6, wall_seconds=2.0, lag_ms=[])
+    assert judged(clients=[CALM, busy], processes=2).client_cores == round(2 * 0.7 / 3.0, 3)
+    assert judged(clients=[busy] * 6, processes=2).client_cores == 0.6, "three runs of two processes"
+
+
 @pytest.mark.parametrize(
     ("cpu", "lag", "verdict", "reason"),
     [

@@ -56,7 +56,8 @@ def main(settings: Mapping[str, Any]) -> int:
 
 def _measured(chosen: Sequence[Benchmark], seconds: float, *, callgrind: bool) -> tuple[list[Result], bool]:
     """(results, whether some failed). One after the other: two at a time would disturb each other."""
-    results, failed = [], False
+    results: list[Result] = []
+    failed = False
     for number, benchmark in enumerate(chosen, 1):
         name = benchmark.name
         print(f"[{number}/{len(chosen)}] {name}", file=sys.stderr, flush=True)

@@ -16,7 +16,7 @@ from penstock.loadtest.report.write import write
 from penstock.loadtest.run import LoadTest
 from penstock.loadtest.search.find import run_find
 from penstock.loadtest.search.model import FindReport
-from penstock.loadtest.search.runs import BY_USER, Interrupted, RealRunner
+from penstock.loadtest.search.runs import BY_USER, RealRunner
 from penstock.loadtest.search.sweep import run_sweep
 from penstock.loadtest.search.told import Study, check_output, write_study
 from penstock.loadtest.search.versus import DEFAULT_REPEATS, run_versus
@@ -40,7 +40,7 @@ def main(settings: Mapping[str, Any]) -> int:
             return _run(options(settings))
         defaults = {"repeat": DEFAULT_REPEATS} if row == "vs" else {}
         return _run_row(row, options(defaults | dict(settings)))
-    except (KeyboardInterrupt, Interrupted):
+    except KeyboardInterrupt:
         print("penstock loadtest: ended before anything was measured", file=sys.stderr)
         return STOPPED
 
@@ -59,7 +59,12 @@ def _row(settings: Mapping[str, Any]) -> str | None:
 def _run(chosen: Options) -> int:
     with LiveView(chosen) as view:
         test = LoadTest(chosen, view)
-        report = asyncio.run(test.run())
+        try:
+            report = asyncio.run(test.run())
+        except LoadTestError:
+            if test.interrupted:
+                raise KeyboardInterrupt from None
+            raise
     report = write(report, test.samples, chosen.output)
     if not _takes_stdout(chosen.output):
         print(summary(report))

@@ -13,7 +13,7 @@ from penstock.loadtest.report.model import Report
 from penstock.loadtest.report.words import number, percent
 from penstock.loadtest.search.edge import Edge, EdgeSearch, Trial
 from penstock.loadtest.search.model import FindReport, Probe
-from penstock.loadtest.search.runs import Interrupted, Run, Runner, merge, of_round
+from penstock.loadtest.search.runs import BY_USER, Run, Runner, merge, of_round
 from penstock.loadtest.search.slo import margins, miss, parse_bounds
 from penstock.loadtest.search.values import DEFAULT_SECONDS, at, check_load, one_of_a_row
 
@@ -31,15 +31,15 @@ _NEAR, _NEARLY_KEPT_UP = 0.1, 0.04
 
 def run_find(options: Options, run: Runner) -> FindReport:
     """Ended early, or by a server that is gone, there is a report of what has been tried; raises LoadTestError or
-    Interrupted when nothing has."""
+    KeyboardInterrupt when nothing has."""
     finder = _Finder(options, run)
     ended = ""
     try:
         edge = finder.search.run()
-    except (Interrupted, LoadTestError) as error:
+    except (KeyboardInterrupt, LoadTestError) as error:
         if not finder.tried:
             raise
-        ended = str(error)
+        ended = str(error) or BY_USER
         edge = finder.search.edge("unfinished")
     return finder.report(edge, ended)
 

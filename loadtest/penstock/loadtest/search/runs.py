@@ -34,17 +34,11 @@ class Run(NamedTuple):
 
 Runner = Callable[[Options, str], Run]
 """Runs a load test with these settings; the text says which one of the row it is. Raises LoadTestError when nothing
-can be measured, Interrupted when the user has ended it."""
+can be measured, KeyboardInterrupt when the user has ended it: what one run has measured until then is left out."""
 
 
 BY_USER = "by the user"
-
-
-class Interrupted(Exception):
-    """By the user. What one run has measured until then is left out."""
-
-    def __str__(self) -> str:
-        return BY_USER
+"""What ended a row early, where no error did."""
 
 
 class RealRunner:
@@ -61,17 +55,15 @@ class RealRunner:
             test = LoadTest(options, view, calibration=self._calibrations.get(options.target))
             try:
                 report = asyncio.run(test.run())
-            except KeyboardInterrupt:  # before it had taken over the signals
-                raise Interrupted from None
             except LoadTestError:
                 if test.interrupted:
-                    raise Interrupted from None
+                    raise KeyboardInterrupt from None
                 raise
             finally:
                 signal.signal(signal.SIGTERM, on_end)  # an event loop leaves the system's own
         self._calibrations[options.target] = test.calibration
         if report.interrupted_by_user:
-            raise Interrupted
+            raise KeyboardInterrupt
         found = histograms(test.samples, open_loop=report.latency_from == "intended")
         return Run(replace(report, histograms=found), kept_up(test.samples))
 

@@ -11,7 +11,7 @@ from penstock.loadtest.options import Options
 from penstock.loadtest.report.describe import title
 from penstock.loadtest.report.model import Report
 from penstock.loadtest.search.model import Point, SweepReport
-from penstock.loadtest.search.runs import Interrupted, Runner, merge, of_round
+from penstock.loadtest.search.runs import BY_USER, Runner, merge, of_round
 from penstock.loadtest.search.values import Sweep, at, check_load, one_of_a_row, parse_sweep
 
 LOADS = ("concurrency", "rate")
@@ -21,7 +21,7 @@ LOADS = ("concurrency", "rate")
 def run_sweep(options: Options, run: Runner) -> SweepReport:
     """Repeats are interleaved: all values once, then all again, so that what drifts (heat, caches, neighbours) touches
     all alike. Ended early, or by a server that is gone, there is a report of the values that have been run; raises
-    LoadTestError or Interrupted when none has."""
+    LoadTestError or KeyboardInterrupt when none has."""
     sweep = parse_sweep(options.search.sweep or "")
     check_load(options, sweep.name, "sweep")
     shared = one_of_a_row(options)
@@ -29,10 +29,10 @@ def run_sweep(options: Options, run: Runner) -> SweepReport:
     ended = ""
     try:
         _run_all(shared, sweep, run, found)
-    except (Interrupted, LoadTestError) as error:
+    except (KeyboardInterrupt, LoadTestError) as error:
         if not any(found.values()):
             raise
-        ended = str(error)
+        ended = str(error) or BY_USER
     points = [
         Point(value=value, report=_named(merge(reports, at(shared, sweep.name, value)), sweep.name, value))
         for value, reports in found.items()

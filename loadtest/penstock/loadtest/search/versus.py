@@ -16,7 +16,7 @@ from penstock.loadtest.repeats import student95
 from penstock.loadtest.report.figures import COMPARED, Figure, value
 from penstock.loadtest.report.model import Report
 from penstock.loadtest.search.model import Difference, VersusReport
-from penstock.loadtest.search.runs import Interrupted, Runner, merge, of_round
+from penstock.loadtest.search.runs import BY_USER, Runner, merge, of_round
 
 DEFAULT_REPEATS = 4
 SAME = "no difference seen"
@@ -24,7 +24,8 @@ SAME = "no difference seen"
 
 def run_versus(options: Options, run: Runner) -> VersusReport:
     """A and B, then B and A, and so on: what drifts over time touches both alike. In each pair both get the same
-    requests. Ended early, there is a report of the complete pairs; raises LoadTestError or Interrupted without any."""
+    requests. Ended early, there is a report of the complete pairs; without any, raises LoadTestError or
+    KeyboardInterrupt."""
     both = _both(options)
     pairs: list[tuple[Report, Report]] = []
     order, ended = "", ""
@@ -37,10 +38,10 @@ def run_versus(options: Options, run: Runner) -> VersusReport:
                 found[place] = run(of_round(both[place], number), text).report
                 order += "AB"[place]
             pairs.append((found[0], found[1]))
-    except (Interrupted, LoadTestError) as error:
+    except (KeyboardInterrupt, LoadTestError) as error:
         if not pairs:
             raise
-        ended = str(error)
+        ended = str(error) or BY_USER
     a, b = (merge([pair[place] for pair in pairs], both[place]) for place in (0, 1))
     return VersusReport(
         date=a.date,

@@ -13,7 +13,7 @@ import msgspec
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.main import STOPPED, ended
 from penstock.loadtest.options import options
-from penstock.loadtest.search.runs import Interrupted, RealRunner
+from penstock.loadtest.search.runs import RealRunner
 from penstock.loadtest.search.told import check_output, write_study
 from penstock.loadtest.search.values import one_of_a_row
 from penstock.loadtest.tune.options import TuneOptions
@@ -39,7 +39,7 @@ def main(settings: Mapping[str, Any]) -> int:
         signal.signal(name, _end)
     try:
         study = write_study(Tuner(tune, chosen, base, RealRunner()).run(), tell, chosen.output)
-    except (KeyboardInterrupt, Interrupted):
+    except KeyboardInterrupt:
         print("penstock tune: ended before anything was measured", file=sys.stderr)
         return STOPPED
     if study.ended_early:

@@ -13,7 +13,7 @@ from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.goodput import parse_objectives
 from penstock.loadtest.options import Options
 from penstock.loadtest.report.model import Interval, Report
-from penstock.loadtest.search.runs import Interrupted, Runner
+from penstock.loadtest.search.runs import BY_USER, Runner
 from penstock.loadtest.search.slo import parse_bounds
 from penstock.loadtest.tune.ask import configure_model
 from penstock.loadtest.tune.model import Tried, TuneReport
@@ -52,14 +52,14 @@ class Tuner:
 
     def run(self) -> TuneReport:
         """Ended early there is a report of what has been tried; raises LoadTestError when no server could be measured,
-        Interrupted when nothing was tried."""
+        KeyboardInterrupt when nothing was tried."""
         ended = ""
         try:
             STRATEGIES[self._tune.strategy](self._params, self._evaluate)
-        except Interrupted as error:
+        except KeyboardInterrupt:
             if not self._tried:
                 raise
-            ended = str(error)
+            ended = BY_USER
         reports = [tried.report for tried in self._tried if tried.report is not None]
         if not reports:
             raise LoadTestError(f"no server could be measured: {self._tried[0].problem}")
@@ -94,14 +94,11 @@ class Tuner:
             start_timeout=tune.start_timeout,
             stop_timeout=tune.stop_timeout,
         )
-        try:
-            with server:
-                for model, fields in of_models(combination).items():
-                    configure_model(self._base.url, model, fields, key)
-                output = replace(self._options.output, label=name)
-                return self._run(replace(self._options, output=output), f"server {len(self._tried) + 1}: {name}").report
-        except KeyboardInterrupt:  # while the server started or stopped
-            raise Interrupted from None
+        with server:
+            for model, fields in of_models(combination).items():
+                configure_model(self._base.url, model, fields, key)
+            output = replace(self._options.output, label=name)
+            return self._run(replace(self._options, output=output), f"server {len(self._tried) + 1}: {name}").report
 
     def _report(self, first: Report, ended: str) -> TuneReport:
         best = max(range(len(self._judged)), key=lambda index: self._judged[index].score)

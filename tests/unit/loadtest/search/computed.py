@@ -29,7 +29,7 @@ class ComputedServer:
     seconds: float = 0.2
     client_rate: float = 1e9
     """Requests per second that the client can send; above it runs are invalid."""
-    spoil: Callable[[int], Exception | None] = lambda number: None
+    spoil: Callable[[int], BaseException | None] = lambda number: None
     """What a run ends with instead, by its number."""
     told: list[str] = field(default_factory=list)
     ran: list[Options] = field(default_factory=list)

@@ -7,7 +7,6 @@ import pytest
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.search.find import KEEPS_UP, run_find
 from penstock.loadtest.search.model import FindReport
-from penstock.loadtest.search.runs import Interrupted
 from penstock.loadtest.search.words import tell_find
 from unit.loadtest.search.computed import ComputedServer, chosen
 
@@ -108,14 +107,14 @@ def test_what_cannot_be_searched(what: str, settings: dict[str, object], said: s
 
 
 def test_ended_early_there_is_what_was_found_until_then() -> None:
-    study = find("rate", ComputedServer(spoil=lambda number: Interrupted() if number == 3 else None))
+    study = find("rate", ComputedServer(spoil=lambda number: KeyboardInterrupt() if number == 3 else None))
     assert (study.held, study.failed, study.outcome) == (4, None, "unfinished")
     assert study.ended_early == "by the user"
     assert len(study.probes) == 3
 
 
-@pytest.mark.parametrize("error", [Interrupted(), LoadTestError("no answer")])
-def test_without_any_run_there_is_no_answer(error: Exception) -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), LoadTestError("no answer")])
+def test_without_any_run_there_is_no_answer(error: BaseException) -> None:
     with pytest.raises(type(error)):
         find("rate", ComputedServer(spoil=lambda number: error))
 

@@ -6,7 +6,6 @@ import pytest
 
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.search.model import SweepReport
-from penstock.loadtest.search.runs import Interrupted
 from penstock.loadtest.search.sweep import run_sweep
 from penstock.loadtest.search.words import tell_sweep
 from unit.loadtest.search.computed import ComputedServer, chosen
@@ -59,14 +58,16 @@ def test_a_sweep_of_something_else_has_titles_and_no_knee() -> None:
     assert study.notes == []
 
 
-@pytest.mark.parametrize(("error", "said"), [(Interrupted(), "by the user"), (LoadTestError("no answer"), "no answer")])
-def test_what_has_been_run_is_reported(error: Exception, said: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "said"), [(KeyboardInterrupt(), "by the user"), (LoadTestError("no answer"), "no answer")]
+)
+def test_what_has_been_run_is_reported(error: BaseException, said: str) -> None:
     study = sweep("rate=1,2,3", ComputedServer(spoil=lambda number: error if number == 2 else None))
     assert [point.value for point in study.points] == [1, 2]
     assert study.ended_early == said
 
 
-@pytest.mark.parametrize("error", [Interrupted(), LoadTestError("no answer")])
-def test_without_any_run_there_is_no_report(error: Exception) -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), LoadTestError("no answer")])
+def test_without_any_run_there_is_no_report(error: BaseException) -> None:
     with pytest.raises(type(error)):
         sweep("rate=1,2,3", ComputedServer(spoil=lambda number: error))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.loadtest.options import Options
 from penstock.loadtest.report.figures import COMPARED, Figure
 from penstock.loadtest.search.model import VersusReport
-from penstock.loadtest.search.runs import Interrupted, Run
+from penstock.loadtest.search.runs import Run
 from penstock.loadtest.search.versus import SAME, difference, run_versus
 from penstock.loadtest.search.words import tell_versus
 from unit.loadtest.search.computed import URL, ComputedServer, chosen
@@ -87,7 +87,7 @@ def test_the_same_address_twice_is_told_apart() -> None:
 
 
 def test_only_whole_pairs_count_when_it_ends_early() -> None:
-    server = ComputedServer(spoil=lambda number: Interrupted() if number == 2 else None)
+    server = ComputedServer(spoil=lambda number: KeyboardInterrupt() if number == 2 else None)
     study = versus(Two(b=server), repeat=4)
     assert study.order == "ABBAA"  # the third run of B did not come to its end
     assert len(study.a.runs) == len(study.b.runs) == 2

@@ -1,0 +1,48 @@
+"""Which row of runs is meant, and what does not go together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.main import main, status
+from penstock.loadtest.messages import Sample
+from unit.loadtest.search.computed import URL, answered, chosen, report_of
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"sweep": "rate=1", "find": "rate"}, "sweep and find: one of them"),
+        ({"sweep": "rate=1", "vs": "http://other"}, "sweep and vs: one of them"),
+        ({"slo": ("ttft_p99:1",)}, "slo: means something only with --find"),
+        ({"precision": "0.1", "sweep": "rate=1"}, "only with --find"),
+        ({"vs_model": "m"}, "vs-model: means something only with --vs"),
+        ({"find": "speed"}, "find: Invalid enum value"),
+        ({"sweep": "rate=1", "vllm_json": "x"}, "single run"),
+        ({"sweep": "rate=0"}, "above 0"),
+        ({"find": "concurrency"}, "--slo"),
+    ],
+)
+def test_what_does_not_go_together(settings: Mapping[str, object], said: str) -> None:
+    with pytest.raises(LoadTestError, match=said):
+        main({"url": URL, **settings})
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "failed", "strict", "expected"),
+    [
+        (["valid"], 0, True, 0),
+        (["valid", "invalid"], 0, False, 0),
+        (["valid", "invalid"], 1, True, 3),
+        (["valid", "valid"], 1, True, 4),
+        (["valid"], 1, False, 0),
+        (["doubtful"], 0, True, 0),
+    ],
+)
+def test_exit_statuses(verdicts: list[str], failed: int, strict: bool, expected: int) -> None:
+    bad = [Sample(index=1, intended=0.0, sent=0.0, ended=1.0, error="timeout")] * failed
+    reports = [report_of(chosen(), [answered(0, 0.0, 0.0, 1.0), *bad], verdict) for verdict in verdicts]
+    assert status(reports, chosen(strict=strict)) == expected

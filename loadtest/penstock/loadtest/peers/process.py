@@ -96,7 +96,7 @@ class Process:
         return pipe
 
     def failure(self, what: str) -> LoadTestError:
-        return LoadTestError(f"{what} (log: {self.log})\n{tail(self.log)}")
+        return LoadTestError(f"{what}\n  log: {self.log}\n{tail(self.log)}")
 
     def wait_until_ready(self, url: str, seconds: float) -> float:
         """Until GET says 200; the seconds since the start. Raises LoadTestError."""

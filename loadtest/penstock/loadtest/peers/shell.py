@@ -36,7 +36,7 @@ def run(argv: Sequence[str | Path], log: Path, *, env: Mapping[str, str] | None 
         except OSError as error:
             raise SetupError(f"{argv[0]}: {error.strerror}{hint}") from None
     if done.returncode:
-        raise SetupError(f"{Path(argv[0]).name} failed with {done.returncode}{hint} (log: {log})\n{tail(log)}")
+        raise SetupError(f"{Path(argv[0]).name} failed with {done.returncode}{hint}\n  log: {log}\n{tail(log)}")
 
 
 def tail(log: Path) -> str:

@@ -53,7 +53,7 @@ def markdown(report: PeersReport) -> str:
             parts += [f"## {_HEADINGS[heading]}", _ABOUT[heading] + f" {_load(report, group)}"]
         parts += _group(group)
     if report.skipped:
-        parts += ["## Left out", *(f"- {escape(name)}: {escape(why)}" for name, why in report.skipped.items())]
+        parts += ["## Left out", *(f"- {escape(name)}: {_first_line(why)}" for name, why in report.skipped.items())]
     parts += ["## Versions", table(("", ""), _versions(report))]
     parts += ["## What these figures do not say", "\n".join(f"- {line}" for line in _CAVEATS)]
     return "\n\n".join(parts) + "\n"
@@ -156,12 +156,12 @@ def _ratio(found: Difference | None) -> str:
 def _notes(group: GroupResult) -> Iterator[str]:
     """What a reader of the table must know: failures, doubts, a machine that was not alone."""
     for name, why in group.failures.items():
-        yield f"{escape(group.titles[name])} did not take part: {escape(why)}"
+        yield f"{escape(group.titles[name])} did not take part: {_first_line(why)}"
     for result in group.cases:
         for name, cell in result.cells.items():
             where = f"{escape(group.titles[name])}, {escape(_case_name(result))}"
             if cell.failure:
-                yield f"{where}: {escape(cell.failure)}"
+                yield f"{where}: {_first_line(cell.failure)}"
             doubts = [run for run in cell.runs if run.validity.verdict != "valid"]
             if doubts:
                 worst = max(doubts, key=lambda run: run.validity.verdict == "invalid").validity
@@ -169,6 +169,11 @@ def _notes(group: GroupResult) -> Iterator[str]:
                 yield f"{where}: {runs} **{worst.verdict}**: {escape('; '.join(worst.reasons))}"
             elif cell.runs and (foreign := cell.middle("foreign_cores")) > _NOTEWORTHY_CORES:
                 yield f"{where}: {number(foreign)} cores were used by others meanwhile"
+
+
+def _first_line(reason: str) -> str:
+    """What follows is of a log on this machine."""
+    return escape(reason.partition("\n")[0])
 
 
 def _case_name(result: CaseResult) -> str:

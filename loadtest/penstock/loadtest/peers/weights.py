@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from penstock.loadtest.peers.shapes import VOCABULARY, Shape
 
+_FAINT = np.float32(0.01)
 _ITEM = 2
 """Bytes of a bfloat16."""
 
@@ -70,8 +71,9 @@ def _values(weight: Weight, shape: Shape, rng: np.random.Generator) -> npt.NDArr
         return np.ones(weight.shape, np.float32)
     if weight.name.endswith(".bias"):
         return np.zeros(weight.shape, np.float32)
-    if weight.shape[0] == shape.vocabulary > VOCABULARY:
-        # entries beyond the tokenizer's have logits of 0: they cost what they cost, and are never the largest
-        drawn = rng.standard_normal((VOCABULARY, weight.shape[1]), np.float32) * np.float32(shape.spread)
-        return np.concatenate([drawn, np.zeros((shape.vocabulary - VOCABULARY, weight.shape[1]), np.float32)])
-    return rng.standard_normal(weight.shape, np.float32) * np.float32(shape.spread)
+    drawn = rng.standard_normal(weight.shape, np.float32) * np.float32(shape.spread)
+    if weight.shape[0] == shape.vocabulary:
+        # Logits of entries that the tokenizer lacks cost what they cost, and are never the largest. Zeros would not do:
+        # such a token would give no logits at all, and engines that try themselves out would wonder.
+        drawn[VOCABULARY:] *= _FAINT
+    return drawn

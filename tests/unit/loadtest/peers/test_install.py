@@ -153,7 +153,7 @@ def test_a_converted_model_is_there_when_it_is_complete(place: Place, monkeypatc
 
 def test_a_command_that_fails_shows_what_it_said(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with pytest.raises(SetupError, match=r"sh failed with 3; try this .*\n(.*\n)*  no wheel"):
+    with pytest.raises(SetupError, match=r"sh failed with 3; try this\n(.*\n)*  no wheel"):
         run(["sh", "-c", "echo no wheel; exit 3"], log, hint="; try this")
     with pytest.raises(SetupError, match="/nowhere: No such file"):
         run(["/nowhere"], log)

@@ -52,7 +52,7 @@ def test_all_of_a_server_ends_even_what_does_not_listen(tmp_path: Path) -> None:
 def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
     with (
         Process(python("raise SystemExit('no such model')"), tmp_path / "log") as process,
-        pytest.raises(LoadTestError, match=r"ended with 1 before it was ready .*\n.*no such model"),
+        pytest.raises(LoadTestError, match=r"ended with 1 before it was ready\n(.*\n)*.*no such model"),
     ):
         process.wait_until_ready("http://127.0.0.1:9/health", 30)
 

@@ -50,7 +50,7 @@ def report_of(table: str, peer: str, **cells: Cell) -> PeersReport:
                 titles={name: CONTENDERS[name].title for name in group.contenders},
                 pinned=False,
                 ready_seconds=dict.fromkeys(named, 1.5),
-                failures={name: "no such engine" for name in group.contenders if name not in named},
+                failures={name: "no such engine\n  log: /somewhere" for name in group.contenders if name not in named},
                 cases=[CaseResult(case=case, cells=named)],
             )
         ],
@@ -75,6 +75,7 @@ def test_generation() -> None:
     assert "Penstock, openvino did not take part: no such engine" in text
     assert "vLLM (\\`vllm serve\\`) 1.50 s, 12.0 MB; Penstock, vllm 1.50 s" in text
     assert "Llama, 4 layers of 256" in text
+    assert "/somewhere" not in text
     assert text.count("## What these figures do not say") == 1
 
 

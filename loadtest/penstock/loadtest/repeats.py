@@ -77,8 +77,3 @@ def _numbers(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
         elif isinstance(value, int | float) and not isinstance(value, bool):
             found.append((prefix + name, float(value)))
     return found
-
-
-def ratio(pairs: Sequence[tuple[float, float]]) -> Interval:
-    """Of B to A over interleaved pairs of runs (A, B), as the interval of the mean of the pairs' ratios."""
-    return interval([b / a for a, b in pairs])

@@ -70,7 +70,7 @@ def write_study(study: AnyStudy, tell: Callable[[AnyStudy], Told], output: Outpu
         (output.json, lambda: to_json(written)),
         (output.markdown, lambda: markdown(told, written)),
         (output.csv, lambda: to_csv(told)),
-        (output.html, lambda: page(written.reports, lead(told, written))),
+        (output.html, lambda: page(written.reports, lead(told, written), told.heading)),
     )
     problems = [put(path, text()) for path, text in forms if path is not None]
     if not any(path == "-" for path, _ in forms):

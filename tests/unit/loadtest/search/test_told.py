@@ -42,6 +42,7 @@ def test_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert float(rows(tmp_path)[0]["e2e_ms.p50"]) == 200
     page, text = (tmp_path / "html").read_text(), (tmp_path / "markdown").read_text()
     assert "<b>x" not in page
+    assert "<title>Sweep: " in page
     assert "The knee is at concurrency 4" in page
     assert "The knee is at concurrency 4" in text
     assert "knee" in capsys.readouterr().out

@@ -22,14 +22,14 @@ _SHOWN = ("ttft_ms", "tpot_ms", "e2e_ms")
 _OPEN_FOR_PRINT = "addEventListener('beforeprint',()=>document.querySelectorAll('.run').forEach(d=>d.open=true))"
 
 
-def page(reports: Sequence[Report], lead: Content | Sequence[Content] = "") -> str:
-    """One HTML document; several reports get a curve and a table together first, `lead` stands before all. Raises
-    ValueError for none."""
+def page(reports: Sequence[Report], lead: Content | Sequence[Content] = "", heading: str = "") -> str:
+    """One HTML document; several reports get a curve and a table together first, `lead` stands before all. Without a
+    `heading` it has their titles. Raises ValueError for none."""
     if not reports:
         raise ValueError("a page needs a report")
     reports = [redacted(report) for report in reports]
     names = list(dict.fromkeys(map(title, reports)))
-    heading = f"Load test: {' and '.join(names[:3])}{' …' if len(names) > 3 else ''}"
+    heading = heading or f"Load test: {' and '.join(names[:3])}{' …' if len(names) > 3 else ''}"
     body = [_together(reports), *_each(reports)] if len(reports) > 1 else [_single(reports[0])]
     head = [
         element("meta", charset="utf-8"),

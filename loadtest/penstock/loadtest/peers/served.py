@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import msgspec
+
 from penstock.loadtest.calibrate import Calibration
 from penstock.loadtest.messages import Sample
 from penstock.loadtest.options import LoadOptions, Options, Target, WorkloadOptions
@@ -50,9 +52,9 @@ class Served:
         return run_of(case, report, meter.read())
 
     def try_out(self, case: Case, settings: PeersSettings, requests: int) -> Report:
-        """Requests that do not count."""
-        options = options_of(self, case, settings, seed=-1, requests=requests)
-        return self._report(options)
+        """Requests that do not count, all at once."""
+        case = msgspec.structs.replace(case, concurrency=requests)
+        return self._report(options_of(self, case, settings, seed=-1, requests=requests))
 
     def _report(self, options: Options) -> Report:
         protocol = options.target.protocol
@@ -110,7 +112,8 @@ def options_of(
         )
     load = LoadOptions(
         concurrency=case.concurrency,
-        duration=settings.seconds if timed else None,
+        duration=settings.seconds if timed else settings.longest,
+        grace=settings.timeout,
         warmup=0,
         metrics_url="none",
     )

@@ -35,6 +35,13 @@ class PeersSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     prompt_tokens: Annotated[Positive, Meta(description="generation: tokens of a prompt")] = 128
     output_tokens: Annotated[Positive, Meta(description="generation and streaming: tokens of an answer")] = 128
     waves: Annotated[Positive, Meta(description="generation: requests per place in a run")] = 2
+    longest: Annotated[
+        _Seconds,
+        Meta(
+            description="generation: a run begins no request after so many seconds; a server that takes longer is not "
+            "measured again, nor with more requests at a time"
+        ),
+    ] = 120.0
     seconds: Annotated[_Seconds, Meta(description="tensors and streaming: length of a run")] = 2.0
     repeat: Annotated[Positive, Meta(description="runs of each server, in turns; 3 or more give intervals")] = 3
     timeout: Annotated[_Seconds, Meta(description="seconds that a server gets to start, and each request")] = 300.0

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 from penstock.loadtest.calibrate import Calibration
 from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.metrics import Figures
 from penstock.loadtest.peers.checks import check_tensors
 from penstock.loadtest.peers.contenders import CONTENDERS, Contender
 from penstock.loadtest.peers.in_process import InProcess
@@ -42,6 +43,10 @@ class Turns:
         self._settings = settings
         self._say = say
         self._up: dict[str, Served | InProcess] = {}
+        self._tried: set[tuple[str, str, str]] = set()
+        """Servers whose answers were right: name, model, protocol."""
+        self._slow: dict[str, float] = {}
+        """Servers by what a run of theirs took, in seconds."""
         self._calibrations: dict[str, Calibration] = {}
 
     def run(self) -> None:
@@ -99,20 +104,27 @@ class Turns:
         self.result.cases.append(result)
         for name, cell in result.cells.items():
             with self._noting(name, cell):
+                if name in self._slow:
+                    raise LoadTestError(f"left out: with fewer at a time a run took {self._slow[name]:.0f} s")
                 self._try_out(name, case)
         names = list(self._up)
         for turn in range(self._settings.repeat):
             first = turn % len(names)
             for name in names[first:] + names[:first]:
                 cell = result.cells[name]
-                if not cell.failure:
+                if not cell.failure and not (cell.runs and name in self._slow):
                     with self._noting(name, cell):
                         cell.runs.append(
                             _checked(self._up[name].measure(case, self._settings, turn), case, self._settings)
                         )
+                    self._note_slowness(name, cell, case)
         for name, cell in result.cells.items():
             cell.memory_mb = round(memory_bytes(self._up[name].pid) / 1e6, 1)
         self._say(f"  {describe(result)}")
+
+    def _note_slowness(self, name: str, cell: Cell, case: Case) -> None:
+        if cell.runs and case.table == "generation" and cell.runs[-1].figures.duration_s > self._settings.longest:
+            self._slow[name] = cell.runs[-1].figures.duration_s
 
     @contextmanager
     def _noting(self, name: str, cell: Cell) -> Iterator[None]:
@@ -126,28 +138,33 @@ class Turns:
     def _try_out(self, name: str, case: Case) -> None:
         """Raises LoadTestError for a server whose answers are not what was asked for."""
         server, settings = self._up[name], self._settings
+        kind = (name, case.model, case.protocol)
+        if kind in self._tried:
+            return
         if isinstance(server, InProcess):
             _same_tokens(server.try_out(settings, _TRIALS), _TRIALS * settings.output_tokens)
-            return
-        if case.table == "tensors":
+        elif case.table == "tensors":
             check_tensors(server.target(case, settings.timeout))
-            return
-        report = server.try_out(case, settings, _TRIALS)
-        if report.errors:
-            kind, detail = next(iter(report.error_details.items()))
-            raise LoadTestError(f"{report.failed} of {_TRIALS} requests failed: {kind}: {detail}")
-        _same_tokens(report.output_tokens, _TRIALS * settings.output_tokens)
+        else:
+            report = server.try_out(case, settings, _TRIALS)
+            _no_errors(report)
+            _same_tokens(report.output_tokens, _TRIALS * settings.output_tokens)
+        self._tried.add(kind)
 
 
 def _checked(run: Run, case: Case, settings: PeersSettings) -> Run:
     """Raises LoadTestError for a run that is none."""
     figures = run.figures
-    if figures.errors:
-        kind, detail = next(iter(figures.error_details.items()))
-        raise LoadTestError(f"{figures.failed} requests failed: {kind}: {detail}")
+    _no_errors(figures)
     if case.table != "tensors":
         _same_tokens(figures.output_tokens, figures.completed * settings.output_tokens)
     return run
+
+
+def _no_errors(figures: Figures) -> None:
+    if figures.errors:
+        kind, detail = next(iter(figures.error_details.items()))
+        raise LoadTestError(f"{figures.failed} requests failed: {kind}: {detail}")
 
 
 def _same_tokens(found: int, wanted: int) -> None:

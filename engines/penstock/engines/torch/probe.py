@@ -109,7 +109,8 @@ def verify(model: PreTrainedModel, layouts: dict[nn.Module, LayerLayout], vocab_
     finite = theirs.isfinite().all(dim=-1)
     if not finite.any():
         return  # weights that are broken tell nothing; the requests that meet them will fail
-    errors = (ours - theirs)[finite].norm(dim=-1) / theirs[finite].norm(dim=-1)
+    size = theirs[finite].norm(dim=-1).clamp_min(torch.finfo(theirs.dtype).tiny)  # logits may all be zero
+    errors = (ours - theirs)[finite].norm(dim=-1) / size
     # The median: a few tokens of a mixture may be sent to other experts by mere rounding.
     error, most = float(errors.median()), 2 * torch.finfo(model.dtype).eps ** 0.5
     if not error <= most:

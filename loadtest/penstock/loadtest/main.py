@@ -12,7 +12,7 @@ from penstock.loadtest.live import LiveView
 from penstock.loadtest.options import Options, OutputOptions, options
 from penstock.loadtest.report.model import Report
 from penstock.loadtest.report.summary import summary
-from penstock.loadtest.report.write import write
+from penstock.loadtest.report.write import check_files, write
 from penstock.loadtest.run import LoadTest
 from penstock.loadtest.search.find import run_find
 from penstock.loadtest.search.model import FindReport
@@ -57,6 +57,7 @@ def _row(settings: Mapping[str, Any]) -> str | None:
 
 
 def _run(chosen: Options) -> int:
+    check_files(chosen.output)
     with LiveView(chosen) as view:
         test = LoadTest(chosen, view)
         try:
@@ -68,7 +69,9 @@ def _run(chosen: Options) -> int:
     report = write(report, test.samples, chosen.output)
     if not _takes_stdout(chosen.output):
         print(summary(report))
-    return STOPPED if report.interrupted_by_user else status([report], chosen)
+    if report.interrupted_by_user:
+        return STOPPED
+    return status([report], chosen) or (0 if report.completed else CANNOT)
 
 
 def _run_row(row: str, chosen: Options) -> int:

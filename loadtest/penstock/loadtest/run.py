@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.loadtest.calibrate import Calibration, calibrate
+from penstock.loadtest.calibrate import NOT_STREAMED, Calibration, calibrate
 from penstock.loadtest.clients.discover import only_model
 from penstock.loadtest.environment import environment, usable_cores
 from penstock.loadtest.errors import LoadTestError
@@ -107,6 +107,10 @@ class LoadTest:
 
     async def _run(self) -> Report:
         objectives = parse_objectives(self._options.load.goodput)
+        protocol = self._options.target.protocol
+        for objective in objectives:
+            if objective.name != "e2e" and protocol in NOT_STREAMED:
+                raise LoadTestError(f"goodput: {protocol} has no {objective.name}, only e2e")
         options = self._options = await self._complete(self._options)
         date = datetime.now(UTC)
         if self.calibration is None and options.load.calibrate:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -46,6 +47,23 @@ def write(report: Report, samples: Sequence[Sample], output: OutputOptions) -> R
     if any(problems):
         raise LoadTestError("; ".join(filter(None, problems)))
     return report
+
+
+def check_files(output: OutputOptions) -> None:
+    """Raises LoadTestError for files that could not be written after the run, and for two forms on standard output."""
+    paths = [
+        path
+        for path in (output.json, output.markdown, output.csv, output.html, output.vllm_json, output.aiperf_json)
+        if path is not None
+    ]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise LoadTestError(f"{path}: only one form of the report can go there")
+        file = Path(path)
+        if path != "-" and not os.access(file if file.exists() else file.parent, os.W_OK):
+            raise LoadTestError(f"{path}: cannot be written")
+        if file.is_dir():
+            raise LoadTestError(f"{path}: is a folder")
 
 
 def put(path: str, text: str) -> str:

@@ -19,7 +19,7 @@ from penstock.loadtest.report.markdown import code, escape, table
 from penstock.loadtest.report.model import Report
 from penstock.loadtest.report.redact import redacted_tree
 from penstock.loadtest.report.words import clean
-from penstock.loadtest.report.write import put
+from penstock.loadtest.report.write import check_files, put
 
 Rows = tuple[Sequence[str], Sequence[Sequence[str]]]
 """Head and rows of a table, as text."""
@@ -53,7 +53,8 @@ AnyStudy = TypeVar("AnyStudy", bound=Study)
 
 
 def check_output(output: OutputOptions) -> None:
-    """Raises LoadTestError for forms that only single runs have."""
+    """Raises LoadTestError for forms that only single runs have, and for files that could not be written."""
+    check_files(output)
     for name in ("vllm_json", "aiperf_json"):
         if getattr(output, name) is not None:
             raise LoadTestError(f"{name.replace('_', '-')}: this is the form of a single run; a row of them has none")

@@ -24,6 +24,11 @@ from unit.loadtest.search.computed import URL, answered, chosen, report_of
         ({"sweep": "rate=1", "vllm_json": "x"}, "single run"),
         ({"sweep": "rate=0"}, "above 0"),
         ({"find": "concurrency"}, "--slo"),
+        ({"json": "/no/such/folder/out.json"}, "cannot be written"),
+        ({"sweep": "rate=1", "html": "/no/such/folder/out.html"}, "cannot be written"),
+        ({"json": "-", "markdown": "-"}, "only one form"),
+        ({"csv": "/tmp"}, "is a folder"),
+        ({"protocol": "kserve-http", "model": "m", "goodput": ("ttft:20",)}, "kserve-http has no ttft"),
     ],
 )
 def test_what_does_not_go_together(settings: Mapping[str, object], said: str) -> None:

@@ -18,7 +18,7 @@ def client_options(target: Target, *, keep_text: bool = False, seed: int = 0, de
     if key is not None and not (key.isascii() and key.isprintable()):
         raise LoadTestError("api-key: it has characters that a header cannot have")
     return ClientOptions(
-        url=target.url,
+        url=_base(target),
         model=target.model,
         api_key=key,
         stream=target.stream,
@@ -35,6 +35,11 @@ def client_options(target: Target, *, keep_text: bool = False, seed: int = 0, de
         seed=seed,
         defer=defer,
     )
+
+
+def _base(target: Target) -> str:
+    """OpenAI's clients are given addresses that end with /v1; so may be this one."""
+    return target.url.rstrip("/").removesuffix("/v1") if target.protocol.startswith("openai") else target.url
 
 
 def _extra(text: str) -> dict[str, object]:

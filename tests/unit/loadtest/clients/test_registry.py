@@ -86,3 +86,16 @@ def test_clients_of_the_openai_api_load_neither_numpy_nor_grpc() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("protocol", "url", "base"),
+    [
+        ("openai-chat", "http://h:1/v1", "http://h:1"),
+        ("openai-completions", "http://h:1/up/v1/", "http://h:1/up"),
+        ("openai-chat", "http://h:1", "http://h:1"),
+        ("kserve-http", "http://h:1/v1", "http://h:1/v1"),
+    ],
+)
+def test_addresses_as_the_openai_sdk_takes_them(protocol: str, url: str, base: str) -> None:
+    assert client_options(target_of(protocol, url=url)).url == base

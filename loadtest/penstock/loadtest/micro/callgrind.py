@@ -71,13 +71,18 @@ def count(work: Work) -> int:
     start, stop = words(_START), words(_STOP)
     start_address, stop_address = ctypes.addressof(start), ctypes.addressof(stop)
     calls = CALLS if work.renew is None else 1
+    collected = gc.isenabled()
     gc.disable()
-    for counted in (False, True):
-        if work.renew is not None:
-            work.renew()
-        if counted:
-            request(start_address)
-        for _ in range(calls):
-            work.run()
-    request(stop_address)
+    try:
+        for counted in (False, True):
+            if work.renew is not None:
+                work.renew()
+            if counted:
+                request(start_address)
+            for _ in range(calls):
+                work.run()
+        request(stop_address)
+    finally:
+        if collected:
+            gc.enable()
     return calls * work.operations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import subprocess
 import sys
@@ -60,6 +61,7 @@ def test_counting_on_a_bare_processor_changes_nothing() -> None:
     calls: list[str] = []
     assert callgrind.count(Work(lambda: calls.append("run"), operations=3)) == 3 * callgrind.CALLS
     assert len(calls) == 2 * callgrind.CALLS, "as many to warm up"
+    assert gc.isenabled()
     calls.clear()
     renewed = Work(lambda: calls.append("run"), operations=3, renew=lambda: calls.append("renew"))
     assert callgrind.count(renewed) == 3

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from penstock.loadtest.errors import LoadTestError
@@ -25,7 +26,7 @@ def loadtest(commands: Any, add_sections: AddSections, formatter: type[argparse.
         argument_default=argparse.SUPPRESS,
         formatter_class=formatter,
     )
-    parser.set_defaults(run=partial(_guarded, parser, _run))
+    parser.set_defaults(run=partial(_guarded, parser, "penstock.loadtest.main"))
     add_sections(parser, SECTIONS)
     others = parser.add_subparsers(metavar="COMMAND", title="instead of a run", parser_class=_MayPassOn)
     _mock(others, add_sections, formatter)
@@ -65,7 +66,7 @@ def _mock(commands: Any, add_sections: AddSections, formatter: type[argparse.Hel
         argument_default=argparse.SUPPRESS,
         formatter_class=formatter,
     )
-    parser.set_defaults(run=partial(_guarded, parser, _run_mock))
+    parser.set_defaults(run=partial(_guarded, parser, "penstock.loadtest.mock.main"))
     add_sections(parser, {"mock": MockOptions})
 
 
@@ -81,7 +82,7 @@ def _peers(commands: Any, add_sections: AddSections, formatter: type[argparse.He
         argument_default=argparse.SUPPRESS,
         formatter_class=formatter,
     )
-    parser.set_defaults(run=partial(_guarded, parser, _run_peers))
+    parser.set_defaults(run=partial(_guarded, parser, "penstock.loadtest.peers.main"))
     add_sections(parser, {"peers": PeersSettings}, lists=LISTS)
 
 
@@ -96,7 +97,7 @@ def bench(commands: Any, add_sections: AddSections, formatter: type[argparse.Hel
         "a group or a pattern; without any, all are run.",
         formatter_class=formatter,
     )
-    micro.set_defaults(run=partial(_guarded, micro, _run_micro))
+    micro.set_defaults(run=partial(_guarded, micro, "penstock.loadtest.micro.main"))
     micro.add_argument("names", nargs="*", metavar="NAME", help="group or pattern, as in 'scheduler/*'")
     micro.add_argument("--list", action="store_true", help="only list the names")
     micro.add_argument("--json", metavar="FILE", help="write the results there, in pytest-benchmark's layout")
@@ -118,46 +119,15 @@ def tune(commands: Any, add_sections: AddSections, formatter: type[argparse.Help
         argument_default=argparse.SUPPRESS,
         formatter_class=formatter,
     )
-    parser.set_defaults(run=partial(_guarded, parser, _run_tune))
+    parser.set_defaults(run=partial(_guarded, parser, "penstock.loadtest.tune.main"))
     add_sections(parser, TUNE_SECTIONS)
     parser.add_argument("server", nargs="*", metavar="COMMAND", help="that starts the server, after --")
 
 
-def _guarded(
-    parser: argparse.ArgumentParser, command: Callable[[dict[str, Any]], int], settings: dict[str, Any]
-) -> int:
+def _guarded(parser: argparse.ArgumentParser, module: str, settings: dict[str, Any]) -> int:
+    """Runs `main` of the module, which is imported only now."""
     try:
-        return command(settings)
+        return int(import_module(module).main(settings))
     except LoadTestError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
-
-
-def _run(settings: dict[str, Any]) -> int:
-    from penstock.loadtest.main import main
-
-    return main(settings)
-
-
-def _run_tune(settings: dict[str, Any]) -> int:
-    from penstock.loadtest.tune.main import main
-
-    return main(settings)
-
-
-def _run_mock(settings: dict[str, Any]) -> int:
-    from penstock.loadtest.mock.main import main
-
-    return main(settings)
-
-
-def _run_peers(settings: dict[str, Any]) -> int:
-    from penstock.loadtest.peers.main import main
-
-    return main(settings)
-
-
-def _run_micro(settings: dict[str, Any]) -> int:
-    from penstock.loadtest.micro.main import main
-
-    return main(settings)

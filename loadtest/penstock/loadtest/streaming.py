@@ -12,21 +12,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import statistics
 from time import perf_counter
 from typing import Any
 
+from penstock.loadtest.processes import usage
 from penstock.loadtest.sse_client import SSEStream, open_stream
-
-_TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def cpu_seconds(pid: int) -> float:
-    """User and system time of one process, all threads."""
-    with open(f"/proc/{pid}/stat") as file:
-        fields = file.read().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 async def run(url: str, model: str, streams: int, tokens: int) -> list[SSEStream]:
@@ -38,9 +29,9 @@ async def run(url: str, model: str, streams: int, tokens: int) -> list[SSEStream
 
 def measure(url: str, model: str, pid: int, streams: int, tokens: int) -> dict[str, Any]:
     """One run: tokens per CPU-second, per second, and per frame. Raises RuntimeError when a stream broke off."""
-    cpu, started = cpu_seconds(pid), perf_counter()
+    cpu, started = usage([pid])[pid].cpu_seconds, perf_counter()
     opened = asyncio.run(run(url, model, streams, tokens))
-    elapsed, cpu = perf_counter() - started, cpu_seconds(pid) - cpu
+    elapsed, cpu = perf_counter() - started, usage([pid])[pid].cpu_seconds - cpu
     broken = sum(b"data: [DONE]" not in stream.body for stream in opened)
     if broken:
         raise RuntimeError(f"{broken} of {streams} streams broke off: {opened[0].body[:300]!r}")

@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given[:1] == ["serve"]:
         given = _without_triton_forms(parser, given)
     args = vars(parser.parse_args(given))
-    run: Callable[[dict[str, Any]], int] = args.pop("run")
+    run: Callable[[dict[str, Any]], int] = args.pop("run_command")
     return run(args)
 
 
@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
         formatter_class=formatter,
     )
-    serve.set_defaults(run=partial(_configured, serve))
+    serve.set_defaults(run_command=partial(_configured, serve))
     serve.add_argument("--config", type=Path, metavar="FILE", help="read settings from this TOML or YAML file")
     add_sections(serve, SECTIONS, positional="model", lists=LISTS, other_names=TRITON_NAMES)
     for command in entry_points(group="penstock.commands"):

@@ -26,7 +26,7 @@ def loadtest(commands: Any, add_sections: AddSections, formatter: type[argparse.
         argument_default=argparse.SUPPRESS,
         formatter_class=formatter,
     )
-    parser.set_defaults(run=partial(_guarded, parser, "penstock.loadtest.main"))
+    parser.set_defaults(run_command=partial(_guarded, parser, "penstock.loadtest.main"))
     add_sections(parser, SECTIONS)
     others = parser.add_subparsers(metavar="COMMAND", title="instead of a run", parser_class=_MayPassOn)
     _mock(others, add_sections, formatter)
@@ -45,7 +45,7 @@ class _MayPassOn(argparse.ArgumentParser):
         if self.passed_to is None:
             return super().parse_known_args(args, namespace)
         command, rest = self.passed_to, list(args or ())
-        return argparse.Namespace(run=lambda _: command(rest)), []
+        return argparse.Namespace(run_command=lambda _: command(rest)), []
 
 
 def _compare(argv: Sequence[str]) -> int:
@@ -66,7 +66,7 @@ def _mock(commands: Any, add_sections: AddSections, formatter: type[argparse.Hel
         argument_default=argparse.SUPPRESS,
         formatter_class=formatter,
     )
-    parser.set_defaults(run=partial(_guarded, parser, "penstock.loadtest.mock.main"))
+    parser.set_defaults(run_command=partial(_guarded, parser, "penstock.loadtest.mock.main"))
     add_sections(parser, {"mock": MockOptions})
 
 
@@ -82,7 +82,7 @@ def _peers(commands: Any, add_sections: AddSections, formatter: type[argparse.He
         argument_default=argparse.SUPPRESS,
         formatter_class=formatter,
     )
-    parser.set_defaults(run=partial(_guarded, parser, "penstock.loadtest.peers.main"))
+    parser.set_defaults(run_command=partial(_guarded, parser, "penstock.loadtest.peers.main"))
     add_sections(parser, {"peers": PeersSettings}, lists=LISTS)
 
 
@@ -97,7 +97,7 @@ def bench(commands: Any, add_sections: AddSections, formatter: type[argparse.Hel
         "a group or a pattern; without any, all are run.",
         formatter_class=formatter,
     )
-    micro.set_defaults(run=partial(_guarded, micro, "penstock.loadtest.micro.main"))
+    micro.set_defaults(run_command=partial(_guarded, micro, "penstock.loadtest.micro.main"))
     micro.add_argument("names", nargs="*", metavar="NAME", help="group or pattern, as in 'scheduler/*'")
     micro.add_argument("--list", action="store_true", help="only list the names")
     micro.add_argument("--json", metavar="FILE", help="write the results there, in pytest-benchmark's layout")
@@ -119,7 +119,7 @@ def tune(commands: Any, add_sections: AddSections, formatter: type[argparse.Help
         argument_default=argparse.SUPPRESS,
         formatter_class=formatter,
     )
-    parser.set_defaults(run=partial(_guarded, parser, "penstock.loadtest.tune.main"))
+    parser.set_defaults(run_command=partial(_guarded, parser, "penstock.loadtest.tune.main"))
     add_sections(parser, TUNE_SECTIONS)
     parser.add_argument("server", nargs="*", metavar="COMMAND", help="that starts the server, after --")
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.gateway.cli import main
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.peers.contenders import CONTENDERS
 from penstock.loadtest.peers.plan import plan
@@ -57,3 +59,9 @@ def test_everything_is_measured_and_everybody_is_known() -> None:
     assert [table for table, *_ in found] == ["streaming", *["tensors"] * 4, *["generation"] * 8]
     assert {name for _, _, names, _ in found for name in names} == set(CONTENDERS)
     assert groups(tables=["streaming"], only=["triton"]) == [], "the streaming table is of no peer that has a name"
+
+
+def test_the_command_takes_each_of_its_settings_as_a_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`run` among them, which is no name for the command's own function."""
+    assert main(["loadtest", "peers", "--dir", str(tmp_path), "--no-run", "--only", "litserve"]) == 1
+    assert "litserve: it is not set up (--setup)" in capsys.readouterr().err

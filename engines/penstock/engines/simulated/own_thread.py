@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.engines.autonomous.messages import BatcherOutput, StartRequest
+from penstock.engines.autonomous.outbox import Outbox
 from penstock.engines.messages import ModelInfo
 from penstock.engines.simulated.batcher import SimulatedBatcher
 
@@ -21,16 +21,11 @@ class OwnThread:
         self.info: ModelInfo = batcher.info
         self.num_free_blocks = batcher.num_free_blocks
         self._changed = threading.Condition()
-        """Guards all that follows."""
+        """Guards the orders and `_closed`."""
         self._orders: list[StartRequest | list[int]] = []
-        self._made = BatcherOutput()
-        self._failure: Exception | None = None
         self._closed = False
-        self.wakeup: int | None
-        self.wakeup, self._bell = os.pipe()
-        self._reader = self.wakeup
-        os.set_blocking(self._reader, False)
-        self._rung = False
+        self._outbox = Outbox()
+        self.wakeup: int | None = self._outbox.wakeup
         self._thread = threading.Thread(target=self._run, name="simulated-engine", daemon=True)
         self._thread.start()
 
@@ -46,23 +41,17 @@ class OwnThread:
             self._changed.notify()
 
     def step(self) -> BatcherOutput:
-        with self._changed:
-            if self._rung:
-                os.read(self._reader, 1)
-                self._rung = False
-            if self._failure is not None:
-                raise RuntimeError("the engine's thread has ended") from self._failure
-            made, self._made = self._made, BatcherOutput()
-        return made
+        return self._outbox.fetch()
 
     def _run(self) -> None:
         try:
             while self._carry_out(self._next_orders()):
-                self._add(self._batcher.step())
+                made = self._batcher.step()
+                # first the blocks: whoever is woken looks how many there are
+                self.num_free_blocks = self._batcher.num_free_blocks
+                self._outbox.put(made)
         except Exception as error:
-            with self._changed:
-                self._failure = error
-                self._ring()
+            self._outbox.fail(error)
 
     def _next_orders(self) -> list[StartRequest | list[int]] | None:
         with self._changed:
@@ -80,21 +69,6 @@ class OwnThread:
                 self._batcher.abort(order)
         return orders is not None
 
-    def _add(self, new: BatcherOutput) -> None:
-        with self._changed:
-            self.num_free_blocks = self._batcher.num_free_blocks
-            self._made.tokens += new.tokens
-            self._made.released += new.released
-            self._made.num_scheduled_tokens += new.num_scheduled_tokens
-            self._made.num_preemptions += new.num_preemptions
-            if new.tokens or new.released:
-                self._ring()
-
-    def _ring(self) -> None:
-        if not self._rung:
-            os.write(self._bell, b"!")
-            self._rung = True
-
     def load_adapter(self, key: str, folder: Path) -> None:
         self._batcher.load_adapter(key, folder)
 
@@ -109,5 +83,4 @@ class OwnThread:
             self._changed.notify()
         self._thread.join()
         self._batcher.close()
-        os.close(self._reader)
-        os.close(self._bell)
+        self._outbox.close()

@@ -11,12 +11,12 @@ from typing import Any
 from tensorrt_llm import SamplingParams
 
 from penstock.engines.autonomous.messages import BatcherOutput, StartRequest
+from penstock.engines.autonomous.outbox import Outbox
 from penstock.engines.messages import ModelInfo
 from penstock.engines.tensorrt_llm.adapters import Adapters
 from penstock.engines.tensorrt_llm.checkpoint import Checkpoint
 from penstock.engines.tensorrt_llm.config import TensorRTLLMConfig
 from penstock.engines.tensorrt_llm.loop_thread import LoopThread
-from penstock.engines.tensorrt_llm.outbox import Outbox
 from penstock.engines.tensorrt_llm.output import Reader
 from penstock.engines.tensorrt_llm.sampling import TRTLLM_SAMPLER, bias, sampling_arguments, stop_tokens
 from penstock.engines.tensorrt_llm.stats import Sample

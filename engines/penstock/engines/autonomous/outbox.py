@@ -21,10 +21,14 @@ class Outbox:
         self.wakeup, self._bell = os.pipe()
 
     def put(self, new: BatcherOutput) -> None:
+        """Tokens and releases ring; the counts of a step without either wait for them."""
         with self._lock:
             self._made.tokens += new.tokens
             self._made.released += new.released
-            self._ring()
+            self._made.num_scheduled_tokens += new.num_scheduled_tokens
+            self._made.num_preemptions += new.num_preemptions
+            if new.tokens or new.released:
+                self._ring()
 
     def ring(self) -> None:
         """There is reason to look, though nothing to fetch."""

@@ -28,6 +28,7 @@ from penstock.loadtest.peers.settings import PeersSettings, settings
 from penstock.loadtest.peers.shell import SetupError
 from penstock.loadtest.peers.tables import markdown
 from penstock.loadtest.peers.turns import Turns
+from penstock.loadtest.peers.update import check, update
 from penstock.loadtest.report.write import put
 
 _OWN = ("penstock", "openvino", "onnxruntime", "uvicorn", "uvloop", "grpcio")
@@ -41,6 +42,8 @@ def main(given: Mapping[str, Any], argv: Sequence[str] = ()) -> int:
     if not sys.platform.startswith("linux"):
         raise LoadTestError("peers: they are started, pinned and watched with what only Linux has")
     chosen = settings(given)
+    for document in chosen.update:
+        check(document)
     place = Place(Path(chosen.dir).expanduser())
     with _terminated_like_interrupted():
         report = PeersReport(
@@ -120,10 +123,11 @@ def _versions(place: Place, groups: Sequence[Group]) -> dict[str, dict[str, str]
 
 
 def _write(report: PeersReport) -> None:
-    """Raises LoadTestError for a file that cannot be written, after the other one."""
+    """Raises LoadTestError for a file that cannot be written, after the others."""
     chosen = report.settings
     problems = [put(chosen.json, to_json(report).decode())] if chosen.json else []
-    if chosen.markdown or chosen.json != "-":
+    problems += [update(document, report) for document in chosen.update]
+    if chosen.markdown or not (chosen.json == "-" or chosen.update):
         problems.append(put(chosen.markdown or "-", markdown(report)))
     if any(problems):
         raise LoadTestError("; ".join(filter(None, problems)))

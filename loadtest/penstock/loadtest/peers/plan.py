@@ -14,6 +14,8 @@ TENSORS = {
 }
 """Models of the tensor tables, and what is sent to them."""
 _HTTP, _BINARY, _GRPC = "kserve-http", "kserve-http-binary", "kserve-grpc"
+PROTOCOLS = {_HTTP: "JSON", _BINARY: "binary", _GRPC: "gRPC"}
+"""Of the tensor tables, by the name that readers know."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):

@@ -47,9 +47,16 @@ class PeersSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     timeout: Annotated[_Seconds, Meta(description="seconds that a server gets to start, and each request")] = 300.0
     json: Annotated[str | None, Meta(description="write everything as JSON here; - for standard output")] = None
     markdown: Annotated[str | None, Meta(description="write the tables here; default: standard output")] = None
+    update: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="documents in which what stands between <!-- peers: tables -->, or <!-- peers: short -->, and "
+            "<!-- /peers --> is written anew"
+        ),
+    ] = ()
 
 
-LISTS = ("only", "tables", "models", "concurrency", "in_flight", "streams")
+LISTS = ("only", "tables", "models", "concurrency", "in_flight", "streams", "update")
 """Settings that take several values, with commas between."""
 
 

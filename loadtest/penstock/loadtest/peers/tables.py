@@ -6,8 +6,11 @@ from collections.abc import Iterator
 
 from penstock.loadtest.metrics import Figures
 from penstock.loadtest.peers.catalog import PEERS
+from penstock.loadtest.peers.notes import first_line, notes
+from penstock.loadtest.peers.plan import PROTOCOLS
 from penstock.loadtest.peers.results import CaseResult, Cell, GroupResult, PeersReport
 from penstock.loadtest.peers.shapes import SHAPES
+from penstock.loadtest.peers.short import short
 from penstock.loadtest.report.markdown import code, escape, table
 from penstock.loadtest.report.words import number
 from penstock.loadtest.search.model import Difference
@@ -17,9 +20,6 @@ _HEADINGS = {
     "tensors": "Tensors over KServe v2",
     "generation": "Generation on a CPU",
 }
-_PROTOCOLS = {"kserve-http": "JSON", "kserve-http-binary": "binary", "kserve-grpc": "gRPC"}
-_NOTEWORTHY_CORES = 0.1
-"""CPU of others, from which on a line says so."""
 _ABOUT = {
     "streaming": "Output tokens/s, and in brackets thousands of tokens per second of CPU of the process that writes "
     "them. The two without a product have their chunks ready and their engine in the same process; Penstock gets "
@@ -43,20 +43,31 @@ _CAVEATS = (
 
 
 def markdown(report: PeersReport) -> str:
-    parts = ["# Penstock beside its peers", _machine(report), "Made with:", code(report.command)]
+    head = ["# Penstock beside its peers", _machine(report), "Made with:", code(report.command)]
+    return "\n\n".join([*head, *_tables(report)]) + "\n"
+
+
+def section(report: PeersReport) -> str:
+    """The same within a longer document: without the title, headings one level lower."""
+    parts = [_machine(report), "Made with:", code(report.command), *_tables(report)]
+    return "\n\n".join(f"#{part}" if part.startswith("##") else part for part in parts)
+
+
+def _tables(report: PeersReport) -> Iterator[str]:
     if report.interrupted:
-        parts.append("**Ended early by the user**: these are the figures until then.")
+        yield "**Ended early by the user**: these are the figures until then."
+    yield from ("## In short", "Ratios to the peer, above 1 for the higher rate; of the cases below.", short(report))
     heading = ""
     for group in report.groups:
         if group.table != heading:
             heading = group.table
-            parts += [f"## {_HEADINGS[heading]}", _ABOUT[heading] + f" {_load(report, group)}"]
-        parts += _group(group)
+            yield from (f"## {_HEADINGS[heading]}", _ABOUT[heading] + f" {_load(report, group)}")
+        yield from _group(group)
     if report.skipped:
-        parts += ["## Left out", *(f"- {escape(name)}: {_first_line(why)}" for name, why in report.skipped.items())]
-    parts += ["## Versions", table(("", ""), _versions(report))]
-    parts += ["## What these figures do not say", "\n".join(f"- {line}" for line in _CAVEATS)]
-    return "\n\n".join(parts) + "\n"
+        yield "## Left out"
+        yield "\n".join(f"- {escape(name)}: {first_line(why)}" for name, why in report.skipped.items())
+    yield from ("## Versions", table(("", ""), _versions(report)))
+    yield from ("## What these figures do not say", "\n".join(f"- {line}" for line in _CAVEATS))
 
 
 def _machine(report: PeersReport) -> str:
@@ -92,8 +103,8 @@ def _group(group: GroupResult) -> Iterator[str]:
         )
         yield table(head, [_row(case, taking_part, others) for case in group.cases])
         yield _upkeep(group)
-    if notes := list(_notes(group)):
-        yield "\n".join(f"- {note}" for note in notes)
+    if found := list(notes(group)):
+        yield "\n".join(f"- {note}" for note in found)
 
 
 def _upkeep(group: GroupResult) -> str:
@@ -116,7 +127,7 @@ _CASE_HEAD = {
 
 def _row(result: CaseResult, names: list[str], others: list[str]) -> tuple[str, ...]:
     case = result.case
-    first = (case.model, _PROTOCOLS.get(case.protocol, case.protocol)) if case.table == "tensors" else ()
+    first = (case.model, PROTOCOLS[case.protocol]) if case.table == "tensors" else ()
     ratios = result.ratios()
     return (
         *first,
@@ -151,35 +162,6 @@ def _ratio(found: Difference | None) -> str:
     if found.low is None or found.high is None:
         return f"{found.ratio:.2f}"
     return f"{found.ratio:.2f} [{found.low:.2f}, {found.high:.2f}]"
-
-
-def _notes(group: GroupResult) -> Iterator[str]:
-    """What a reader of the table must know: failures, doubts, a machine that was not alone."""
-    for name, why in group.failures.items():
-        yield f"{escape(group.titles[name])} did not take part: {_first_line(why)}"
-    for result in group.cases:
-        for name, cell in result.cells.items():
-            where = f"{escape(group.titles[name])}, {escape(_case_name(result))}"
-            if cell.failure:
-                yield f"{where}: {_first_line(cell.failure)}"
-            doubts = [run for run in cell.runs if run.validity.verdict != "valid"]
-            if doubts:
-                worst = max(doubts, key=lambda run: run.validity.verdict == "invalid").validity
-                runs = f"{len(doubts)} of {len(cell.runs)} runs"
-                yield f"{where}: {runs} **{worst.verdict}**: {escape('; '.join(worst.reasons))}"
-            elif cell.runs and (foreign := cell.middle("foreign_cores")) > _NOTEWORTHY_CORES:
-                yield f"{where}: {number(foreign)} cores were used by others meanwhile"
-
-
-def _first_line(reason: str) -> str:
-    """What follows is of a log on this machine."""
-    return escape(reason.partition("\n")[0])
-
-
-def _case_name(result: CaseResult) -> str:
-    case = result.case
-    kind = f"{case.model} {_PROTOCOLS[case.protocol]} " if case.table == "tensors" else ""
-    return f"{kind}{case.concurrency} at a time"
 
 
 def _versions(report: PeersReport) -> Iterator[tuple[str, str]]:

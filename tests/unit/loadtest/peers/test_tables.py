@@ -17,11 +17,11 @@ from penstock.loadtest.peers.tables import markdown
 from penstock.loadtest.report.model import Validity
 
 
-def run_of(seconds: float, *, verdict: str = "valid", foreign: float = 0.0) -> Run:
+def run_of(seconds: float, *, verdict: str = "valid", tired: int = 3, foreign: float = 0.0) -> Run:
     """A request of 10 tokens in so many seconds."""
     arrivals = [seconds * (token + 1) / 10 for token in range(10)]
     sample = Sample(index=0, intended=0, sent=0, ended=seconds, arrivals=arrivals, wanted_output_tokens=10)
-    reasons = [] if verdict == "valid" else ["the client was | tired"]
+    reasons = [] if verdict == "valid" else [f"the client was | tired for {tired} s"]
     return Run(
         figures=summarize([sample], open_loop=False),
         validity=Validity(verdict=verdict, reasons=reasons),
@@ -61,11 +61,16 @@ def rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
 
 
+def cases(text: str) -> list[list[str]]:
+    """The rows of the first group's table."""
+    return rows(text.split("\n### ", 1)[1])[2:]
+
+
 def test_generation() -> None:
     ours = Cell(runs=[run_of(1.0), run_of(2.0), run_of(1.0)])
     theirs = Cell(runs=[run_of(2.0), run_of(4.0), run_of(2.0)], memory_mb=12.0)
     text = markdown(report_of("generation", "vllm", vllm=theirs, penstock_vllm=ours))
-    assert rows(text)[2] == [
+    assert cases(text)[0] == [
         "4",
         "5.00 (200 / 200)",
         "10.0 (100 / 100)",
@@ -77,20 +82,23 @@ def test_generation() -> None:
     assert "Llama, 4 layers of 256" in text
     assert "/somewhere" not in text
     assert text.count("## What these figures do not say") == 1
+    in_short = rows(text)[2]
+    assert in_short[1:] == ["vllm", "output tokens/s, tiny", "2.00", "2.00 (4 at a time)", "2.00 (4 at a time)"]
 
 
 def test_doubts_failures_and_company_are_told() -> None:
-    theirs = Cell(runs=[run_of(2.0, verdict="doubtful"), run_of(2.0, verdict="invalid")])
+    theirs = Cell(runs=[run_of(2.0, verdict="doubtful", tired=7), run_of(2.0, verdict="invalid")])
     ours = Cell(failure="3 output tokens instead of 4")
     third = Cell(runs=[run_of(2.0, foreign=0.5)])
     report = report_of("generation", "vllm", vllm=theirs, penstock_vllm=ours, penstock=third)
     report.skipped, report.interrupted = {"llamacpp": "it is not set up"}, True
     text = markdown(report)
-    assert "4 at a time: 2 of 2 runs **invalid**: the client was \\| tired" in text
+    assert "**invalid** runs are among those of vLLM (\\`vllm serve\\`), 4 at a time" in text
+    assert "**doubts**: the client was \\| tired for 7 s (vLLM (\\`vllm serve\\`), 4 at a time)" in text
     assert "Penstock, vllm, 4 at a time: 3 output tokens instead of 4" in text
-    assert "Penstock, openvino, 4 at a time: 0.500 cores were used by others meanwhile" in text
-    assert rows(text)[2][2] == "failed"
-    assert rows(text)[2][4] == "–", "nothing to compare"
+    assert "others used up to 0.500 cores meanwhile (Penstock, openvino, 4 at a time)" in text
+    assert cases(text)[0][2] == "failed"
+    assert cases(text)[0][4] == "–", "nothing to compare"
     assert "- llamacpp: it is not set up" in text
     assert "**Ended early by the user**" in text
 
@@ -104,7 +112,7 @@ def test_doubts_failures_and_company_are_told() -> None:
 )
 def test_other_tables(table: str, peer: str, other: str, first: list[str], shown: str) -> None:
     report = report_of(table, peer, **{peer: Cell(runs=[run_of(2.0)]), other: Cell(runs=[run_of(1.0)])})
-    row = rows(markdown(report))[2]
+    row = cases(markdown(report))[0]
     assert row[: len(first) + 1] == [*first, shown]
     assert row[len(first) + 2] == "2.00"
 

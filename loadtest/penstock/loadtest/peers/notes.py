@@ -1,0 +1,66 @@
+"""What a reader of a group's table must know: failures, doubts, a machine that was not alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from penstock.loadtest.peers.plan import PROTOCOLS, Case
+from penstock.loadtest.peers.results import GroupResult
+from penstock.loadtest.report.markdown import escape
+from penstock.loadtest.report.words import number
+
+_NOTEWORTHY_CORES = 0.1
+"""CPU of others, from which on a line says so."""
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_NAMED = 4
+"""Cases that a line names; of more it says how many."""
+
+
+def notes(group: GroupResult) -> Iterator[str]:
+    """A line for each thing, with the cases in which it was seen. Reasons that differ in their figures only are one,
+    told with the largest."""
+    for name, why in group.failures.items():
+        yield f"{escape(group.titles[name])} did not take part: {first_line(why)}"
+    invalid: list[str] = []
+    doubts: dict[str, dict[str, str]] = {}
+    company: dict[str, float] = {}
+    for result in group.cases:
+        for name, cell in result.cells.items():
+            where = f"{group.titles[name]}, {case_name(result.case)}"
+            if cell.failure:
+                yield f"{escape(where)}: {first_line(cell.failure)}"
+            for run in cell.runs:
+                for reason in run.validity.reasons:
+                    seen = doubts.setdefault(_NUMBER.sub("#", reason), {})
+                    seen[where] = max(seen.get(where, ""), reason, key=_first_number)
+            if any(run.validity.verdict == "invalid" for run in cell.runs):
+                invalid.append(where)
+            if cell.runs and (foreign := cell.middle("foreign_cores")) > _NOTEWORTHY_CORES:
+                company[where] = foreign
+    if invalid:
+        yield f"**invalid** runs are among those of {_places(invalid)}"
+    for seen in doubts.values():
+        yield f"**doubts**: {escape(max(seen.values(), key=_first_number))} ({_places(list(seen))})"
+    if company:
+        yield f"others used up to {number(max(company.values()))} cores meanwhile ({_places(list(company))})"
+
+
+def _first_number(reason: str) -> float:
+    found = _NUMBER.search(reason)
+    return float(found[0]) if found else 0.0
+
+
+def _places(cases: Sequence[str]) -> str:
+    more = f"; and {len(cases) - _NAMED} more" if len(cases) > _NAMED else ""
+    return escape("; ".join(cases[:_NAMED]) + more)
+
+
+def first_line(reason: str) -> str:
+    """What follows is of a log on this machine."""
+    return escape(reason.partition("\n")[0])
+
+
+def case_name(case: Case) -> str:
+    kind = f"{case.model} {PROTOCOLS[case.protocol]} " if case.table == "tensors" else ""
+    return f"{kind}{case.concurrency} at a time"

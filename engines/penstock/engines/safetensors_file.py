@@ -8,18 +8,23 @@ from __future__ import annotations
 import json
 import math
 import mmap
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.engines.errors import EngineError, UnsupportedError
 
+Shape = tuple[int, ...]
+_Made = TypeVar("_Made")
+
 _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 _HEADER_LIMIT = 100_000_000
 """The format's own bound on the header, in bytes."""
+_MISFIT = "tensor {} does not fit its bytes"
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class StoredTensor:
 
     dtype: str
     """F32, F16 or BF16."""
-    shape: tuple[int, ...]
+    shape: Shape
     data: npt.NDArray[np.uint8]
 
     def rows_f32(self, start: int, stop: int) -> npt.NDArray[np.float32]:
@@ -51,17 +56,30 @@ def read_safetensors(path: Path) -> tuple[dict[str, StoredTensor], mmap.mmap]:
     Raises EngineError for what is no such file, UnsupportedError for a tensor of another type than those of
     `StoredTensor.dtype`. Neither says where the file lies.
     """
+    mapping = _map(path)
+    return _read(path.name, mapping, _tensor), mapping
+
+
+def read_shapes(path: Path) -> dict[str, tuple[str, Shape]]:
+    """(dtype, shape) by name, of tensors of any type; only the header is read. Raises EngineError as
+    `read_safetensors`."""
+    return _read(path.name, _map(path), lambda name, entry, data: _described(name, entry, data)[:2])
+
+
+def _map(path: Path) -> mmap.mmap:
     try:
         with path.open("rb") as file:
-            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as e:
         raise EngineError(f"{path.name} cannot be read: {e.strerror}") from e
     except ValueError as e:
         raise EngineError(f"{path.name} cannot be read: {e}") from e
-    return _read(path.name, mapping), mapping
 
 
-def _read(name: str, mapping: mmap.mmap) -> dict[str, StoredTensor]:
+def _read(
+    name: str, mapping: mmap.mmap, made_of: Callable[[str, dict[str, Any], npt.NDArray[np.uint8]], _Made]
+) -> dict[str, _Made]:
+    """`made_of`: (tensor's name, its entry in the header, the file's data)."""
     try:
         buffer = np.frombuffer(mapping, np.uint8)
         length = int.from_bytes(buffer[:8].tobytes(), "little")
@@ -70,16 +88,26 @@ def _read(name: str, mapping: mmap.mmap) -> dict[str, StoredTensor]:
         header: dict[str, Any] = json.loads(buffer[8 : 8 + length].tobytes())
         header.pop("__metadata__", None)
         data = buffer[8 + length :]
-        return {key: _tensor(key, entry, data) for key, entry in header.items()}
+        return {key: made_of(key, entry, data) for key, entry in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise EngineError(f"{name} cannot be read as safetensors: {e!r}") from e
 
 
 def _tensor(name: str, entry: dict[str, Any], data: npt.NDArray[np.uint8]) -> StoredTensor:
-    dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    dtype, shape, stored = _described(name, entry, data)
     if dtype not in _ITEM_BYTES:
         raise UnsupportedError(f"tensor {name} has dtype {dtype}; supported are {', '.join(_ITEM_BYTES)}")
+    if len(stored) != _ITEM_BYTES[dtype] * math.prod(shape):
+        raise ValueError(_MISFIT.format(name))
+    return StoredTensor(dtype, shape, stored)
+
+
+def _described(
+    name: str, entry: dict[str, Any], data: npt.NDArray[np.uint8]
+) -> tuple[str, Shape, npt.NDArray[np.uint8]]:
+    """(dtype, shape, the tensor's bytes)."""
+    dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
     sizes = all(isinstance(size, int) and size >= 0 for size in shape)
-    if not sizes or not 0 <= start <= stop <= len(data) or stop - start != _ITEM_BYTES[dtype] * math.prod(shape):
-        raise ValueError(f"tensor {name} does not fit its bytes")
-    return StoredTensor(dtype, shape, data[start:stop])
+    if not isinstance(dtype, str) or not sizes or not 0 <= start <= stop <= len(data):
+        raise ValueError(_MISFIT.format(name))
+    return dtype, shape, data[start:stop]

@@ -6,12 +6,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-
 from penstock.engines.adapter_files import WEIGHTS_FILE, read_settings
-from penstock.engines.errors import InvalidRequestError
-
-Shape = tuple[int, ...]
+from penstock.engines.errors import EngineError, InvalidRequestError
+from penstock.engines.safetensors_file import Shape, read_shapes
 
 _PART = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
 
@@ -27,8 +24,8 @@ def check_adapter(folder: Path, model_dir: Path, max_rank: int) -> None:
         raise InvalidRequestError(f"the adapter has no {WEIGHTS_FILE}")
     try:
         parts = [(name, shape, match) for name, shape in _matrices(path) if (match := _PART.fullmatch(name))]
-    except (OSError, SafetensorError) as e:
-        raise InvalidRequestError(f"{WEIGHTS_FILE} cannot be read: {e}") from e
+    except EngineError as e:
+        raise InvalidRequestError(e.message) from e
     if not parts:
         raise InvalidRequestError(f"there is no matrix of an adapter in {WEIGHTS_FILE}")
     base = {name: shape for file in sorted(model_dir.glob("*.safetensors")) for name, shape in _matrices(file)}
@@ -43,10 +40,7 @@ def check_adapter(folder: Path, model_dir: Path, max_rank: int) -> None:
 
 
 def _matrices(path: Path) -> Iterator[tuple[str, Shape]]:
-    """Names and shapes in a safetensors file, of which only the header is read; packed weights have no true shape."""
-    with safe_open(path, framework="np") as tensors:
-        for name in tensors.keys():  # noqa: SIM118 (it is not a mapping)
-            matrix = tensors.get_slice(name)
-            shape = tuple(matrix.get_shape())
-            if len(shape) == 2 and "F" in matrix.get_dtype():
-                yield name, shape
+    """Names and shapes of the matrices in a safetensors file; packed weights have no true shape."""
+    for name, (dtype, shape) in read_shapes(path).items():
+        if len(shape) == 2 and "F" in dtype:
+            yield name, shape

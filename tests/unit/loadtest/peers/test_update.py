@@ -18,9 +18,8 @@ def report(date: str) -> PeersReport:
 
 def test_only_what_stands_between_the_marks_changes(tmp_path: Path) -> None:
     file = tmp_path / "page.md"
-    file.write_text(
-        "# Ours\n<!-- peers: tables -->\nold\n<!-- /peers -->\nours\n<!-- peers: short --><!-- /peers -->\n"
-    )
+    last = "<!-- peers: short --><!-- /peers -->\n"
+    file.write_text(f"# Ours\n<!-- peers: tables -->\nold\n<!-- /peers -->\nours\n{last}")
     check(str(file))
     assert update(str(file), report("2026-01-01")) == ""
     once = file.read_text()

@@ -118,6 +118,11 @@ def flag(request: InferRequest, name: str) -> bool | None:
     return None if value is None else bool(value)
 
 
+def wanted(request: InferRequest, returns: Sequence[str]) -> frozenset[str]:
+    """Those of `returns` for which `return_<name>` is true, or that the client names as outputs."""
+    return frozenset(name for name in returns if flag(request, f"return_{name}") or name in request.outputs)
+
+
 def decoded(value: object, name: str) -> str:
     """An element of BYTES as text. Raises InvalidRequestError."""
     try:

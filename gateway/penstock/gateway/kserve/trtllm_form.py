@@ -13,12 +13,12 @@ import numpy as np
 from penstock.engines.classic.messages import InferRequest
 from penstock.engines.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.gateway.generation import ChoiceDelta, GenerateRequest
-from penstock.gateway.kserve.llm_form import Form, TextRequest, decoded, flag, scalar, strings, text
-from penstock.gateway.kserve.llm_request import sampling_fields
+from penstock.gateway.generation import ChoiceDelta
+from penstock.gateway.kserve.llm_form import Form, TextRequest, decoded, flag, scalar, strings, text, wanted
+from penstock.gateway.kserve.llm_sampling import generate_request, sampling_fields
 from penstock.gateway.kserve.vllm_form import add_logprobs
 from penstock.gateway.models import ServedModel
-from penstock.gateway.sampling import SamplingFields, bounded, priority_level, sampling_params, stop_strings
+from penstock.gateway.sampling import SamplingFields, priority_level
 
 _SAMPLING = {
     "best_of": "INT32",
@@ -65,10 +65,8 @@ _UNSERVED = {
         _NO_METRICS,
     ),
 }
-_MAX_TOKENS = 2**31 - 1
 _DEFAULT_MAX_TOKENS = 32
 """Of TensorRT-LLM's SamplingParams."""
-_MAX_N = 128
 
 
 class Sampling(SamplingFields, kw_only=True, forbid_unknown_fields=True):
@@ -87,28 +85,20 @@ def read_request(request: InferRequest, model: ServedModel, policy: str, timeout
         raise InvalidRequestError("text_input is missing from the request")
     stream = flag(request, "streaming") or False
     given = _sampling(request)
-    wanted = frozenset(name for name in _RETURNS if flag(request, f"return_{name}") or name in request.outputs)
-    max_tokens = _DEFAULT_MAX_TOKENS if given.max_tokens is None else given.max_tokens
-    generate = GenerateRequest(
-        model=model.name,
-        prompts=[prompt],
-        params=sampling_params(
-            given,
-            model.info,
-            {},
-            max_tokens=bounded(max_tokens, "max_tokens", 1, _MAX_TOKENS),
-            logprobs=0 if "cumulative_logprob" in wanted else None,
-        ),
-        n=1 if given.n is None else bounded(given.n, "n", 1, _MAX_N),
-        stop=stop_strings(given.stop),
-        include_stop_str_in_output=bool(given.include_stop_str_in_output),
-        skip_special_tokens=given.skip_special_tokens is not False,
+    returns = wanted(request, _RETURNS)
+    generate = generate_request(
+        request,
+        model,
+        given,
+        prompt,
+        model_defaults={},
+        default_max_tokens=_DEFAULT_MAX_TOKENS,
+        logprobs=0 if "cumulative_logprob" in returns else None,
         priority=priority_level(request.priority, policy),
-        tenant=request.tenant,
         timeout=timeout,
     )
     prefix = "" if stream or given.exclude_input_from_output else prompt
-    return TextRequest(generate, stream, prefix, wanted, False, text(request, "lora_name"))
+    return TextRequest(generate, stream, prefix, returns, False, text(request, "lora_name"))
 
 
 def _sampling(request: InferRequest) -> Sampling:

@@ -53,7 +53,9 @@ def _add_flag(group: Any, field: inspect.Field, others: Sequence[str], *, positi
     elif isinstance(kind, inspect.LiteralType):
         group.add_argument(*flags, choices=kind.values, **options)
     elif commas:
-        group.add_argument(*flags, action="extend", type=lambda text: text.split(","), metavar="NAME[,NAME]", **options)
+        each = _metavar(_bare(kind.item_type)) if isinstance(kind, inspect.VarTupleType) else "NAME"
+        metavar = f"{each}[,{each}]"
+        group.add_argument(*flags, action="extend", type=lambda text: text.split(","), metavar=metavar, **options)
     elif isinstance(kind, inspect.VarTupleType):
         group.add_argument(*flags, action="append", metavar="TEXT", **options)
     else:
@@ -79,7 +81,10 @@ def _help(field: inspect.Field) -> str:
         (field.type.extra_json_schema or {}).get("description", "") if isinstance(field.type, inspect.Metadata) else ""
     )
     silent = field.default in (None, (), "", NODEFAULT)
-    return text if silent or isinstance(field.default, bool) else f"{text} (default: {field.default})"
+    if silent or isinstance(field.default, bool):
+        return text
+    default = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
+    return f"{text} (default: {default})"
 
 
 def _metavar(kind: inspect.Type) -> str:

@@ -26,6 +26,11 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def machine_cores() -> int:
+    """All of them, whichever this process may use: what `busy_cpu_seconds` is a sum over."""
+    return os.cpu_count() or 1
+
+
 def busy_cpu_seconds(root: Path = Path("/")) -> float | None:
     """CPU time that the whole machine has used since it was started; None where it does not say."""
     try:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from penstock.loadtest.calibrate import Calibration
-from penstock.loadtest.environment import usable_cores
+from penstock.loadtest.environment import machine_cores
 from penstock.loadtest.errors import INTERRUPTED
 from penstock.loadtest.job import Done
 from penstock.loadtest.messages import Sample
@@ -103,7 +103,7 @@ def _send_lag(samples: Sequence[Sample]) -> Distribution | None:
 
 
 def _check_machine(other_cores: float | None, clock_ms: float, seconds: float, doubts: list[str]) -> None:
-    cores = usable_cores()
+    cores = machine_cores()
     if other_cores is not None and other_cores > _FOREIGN_SHARE * cores:
         doubts.append(f"something else used {other_cores:.1f} of this machine's {cores} cores")
     if abs(clock_ms) > max(_CLOCK_MS, 1e3 * _CLOCK_SHARE * seconds):

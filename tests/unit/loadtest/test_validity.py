@@ -5,7 +5,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.loadtest import validity
 from penstock.loadtest.calibrate import Calibration
 from penstock.loadtest.job import Done
 from penstock.loadtest.messages import Sample
@@ -108,7 +107,9 @@ def test_a_floor_that_is_a_good_part_of_the_figure(floor: dict[str, float]) -> N
 
 
 def test_others_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validity, "usable_cores", lambda: 4)
+    """Of the machine, also for a client that has been confined to one of its cores."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0}, raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
     assert judged(other_cores=0.9).verdict == "valid"
     found = judged(other_cores=1.5)
     assert (found.verdict, found.reasons) == ("doubtful", ["something else used 1.5 of this machine's 4 cores"])

@@ -42,11 +42,16 @@ def measure(work: Work, seconds: float) -> Rounds:
 
 
 def _calibrate(work: Work, shortest: float) -> int:
-    """Calls that take at least `shortest` seconds. What has to be renewed is called once in a round."""
+    """Calls that take at least `shortest` seconds, also the second time: the first one may have had to wait for a
+    processor, or to import something. What has to be renewed is called once in a round."""
     calls = 1
     while True:
         elapsed = _round(work, calls)
-        if work.renew is not None or elapsed >= shortest:
+        if work.renew is not None:
+            return calls
+        if elapsed >= shortest:
+            elapsed = _round(work, calls)
+        if elapsed >= shortest:
             return calls
         calls = max(2 * calls, int(calls * shortest / elapsed * 1.1)) if elapsed else 10 * calls
 

@@ -14,12 +14,19 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     title: str
     requirements: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    """Distributions that a program is built from."""
     packages: tuple[str, ...] = ()
     """Whose versions stand in reports."""
     on_request: bool = False
     """Set up only when it is asked for by name."""
     with_penstock: bool = False
     """Penstock is installed beside it, and runs the same engine."""
+
+    @property
+    def pins(self) -> list[str]:
+        """What it is made of: with other ones it is set up anew."""
+        return [*self.requirements, *self.sources]
 
 
 _ALL = (
@@ -54,6 +61,7 @@ _ALL = (
         name="llamacpp",
         title="llama.cpp (`llama-server`)",
         requirements=(TORCH, "transformers==5.23.0", "safetensors", "sentencepiece", "protobuf"),
+        sources=(LLAMA_CPP,),
         packages=("llama-cpp-python",),
         on_request=True,
     ),

@@ -23,12 +23,12 @@ TORCH_HINT = (
 
 
 def is_installed(place: Place, peer: Peer) -> bool:
-    """With the requirements that the catalog has today."""
+    """As the catalog has it today."""
     try:
         found = json.loads(place.record(peer.name).read_text())
     except (OSError, ValueError):
         return False
-    return bool(found == list(peer.requirements))
+    return bool(found == peer.pins)
 
 
 def install(place: Place, peer: Peer) -> None:
@@ -44,7 +44,7 @@ def install(place: Place, peer: Peer) -> None:
         run([sys.executable, "-m", "venv", *(["--without-pip"] if _uv() else []), environment], log)
     packages = Installer(place, peer)
     recipes.RECIPES.get(peer.name, recipes.plain)(place, peer, packages)
-    place.record(peer.name).write_text(json.dumps(list(peer.requirements)))
+    place.record(peer.name).write_text(json.dumps(peer.pins))
 
 
 class Installer:

@@ -45,7 +45,7 @@ def main(given: Mapping[str, Any], argv: Sequence[str] = ()) -> int:
     for document in chosen.update:
         check(document)
     place = Place(Path(chosen.dir).expanduser())
-    with _terminated_like_interrupted():
+    with place.claimed(), _terminated_like_interrupted():
         report = PeersReport(
             date=datetime.now(UTC).isoformat(timespec="seconds"),
             command=shlex.join(["penstock", *(argv or sys.argv[1:])]),

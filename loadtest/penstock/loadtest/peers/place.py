@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import distributions
 from pathlib import Path
+
+from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.peers.catalog import LLAMA_CPP
 
 FOREIGN = Path(__file__).parent / "foreign"
 """Programs that the peers' own interpreters run; nothing of it is imported here."""
@@ -13,6 +19,22 @@ FOREIGN = Path(__file__).parent / "foreign"
 class Place:
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """For one command at a time: two would write the same files, and measure each other. Raises LoadTestError."""
+        path = self.root / "lock"
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            file = path.open("wb")
+        except OSError as error:
+            raise LoadTestError(f"dir: {path} cannot be written: {error.strerror}") from None
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise LoadTestError(f"dir: another command is at work in {self.root}") from None
+            yield
 
     def environment(self, peer: str) -> Path:
         return self.root / "venvs" / peer
@@ -60,4 +82,5 @@ class Place:
 
     @property
     def llama_server(self) -> Path:
-        return self.root / "llamacpp" / "bin" / "llama-server"
+        """In its build, which is of one version."""
+        return self.root / LLAMA_CPP.replace("==", "-") / "bin" / "llama-server"

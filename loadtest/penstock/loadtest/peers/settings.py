@@ -43,7 +43,7 @@ class PeersSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         ),
     ] = 120.0
     seconds: Annotated[_Seconds, Meta(description="tensors and streaming: length of a run")] = 2.0
-    repeat: Annotated[Positive, Meta(description="runs of each server, in turns; 3 or more give intervals")] = 3
+    repeat: Annotated[Positive, Meta(description="runs of each server, in turns; from 2 on ratios have intervals")] = 3
     timeout: Annotated[_Seconds, Meta(description="seconds that a server gets to start, and each request")] = 300.0
     json: Annotated[str | None, Meta(description="write everything as JSON here; - for standard output")] = None
     markdown: Annotated[str | None, Meta(description="write the tables here; default: standard output")] = None

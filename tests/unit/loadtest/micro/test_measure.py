@@ -43,7 +43,18 @@ def test_long_work_is_called_once_in_each_of_the_fewest_rounds(clock: Clock) -> 
     rounds = measure(Work(clock.taking(3.0)), 1.0)
     assert rounds.seconds == pytest.approx([3.0] * LEAST_ROUNDS)
     assert rounds.operations == 1
-    assert clock.calls == LEAST_ROUNDS + 1, "one to warm up"
+    assert clock.calls == LEAST_ROUNDS + 2, "two to warm up"
+
+
+def test_a_first_call_that_had_to_wait_does_not_decide(clock: Clock) -> None:
+    quick = clock.taking(1e-5)
+
+    def run() -> None:
+        quick()
+        if clock.calls == 1:
+            clock.now += 0.5
+
+    assert measure(Work(run), 1.0).operations >= 1000, "rounds of a hundredth of the time"
 
 
 def test_renewing_is_not_timed_and_precedes_every_call(clock: Clock) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.peers import install, recipes
-from penstock.loadtest.peers.catalog import PEERS, TORCH, Peer
+from penstock.loadtest.peers.catalog import LLAMA_CPP, PEERS, TORCH, Peer
 from penstock.loadtest.peers.place import Place
 from penstock.loadtest.peers.shell import SetupError, run
 
@@ -56,6 +57,35 @@ def test_an_environment_is_made_once_and_again_for_other_versions(place: Place, 
     assert not install.is_installed(place, PEER)
     install.install(place, PEER)
     assert len(commands) == 4
+
+
+def test_another_source_is_built_anew(place: Place, commands: list[list[str]]) -> None:
+    built = Peer(name="some", title="Some", requirements=("some==1",), sources=("source==1",))
+    place.record("some").parent.mkdir()
+    install.install(place, built)
+    assert install.is_installed(place, built)
+    assert not install.is_installed(
+        place, Peer(name="some", title="Some", requirements=("some==1",), sources=("s==2",))
+    )
+    assert LLAMA_CPP in PEERS["llamacpp"].pins
+    assert LLAMA_CPP.rpartition("=")[2] in str(place.llama_server), "so that none of another version is taken for it"
+
+
+def test_one_command_at_a_time(place: Place) -> None:
+    other = Place(place.root).claimed()
+    with place.claimed(), pytest.raises(LoadTestError, match="another command is at work in"), other:
+        pass
+    with place.claimed():
+        pass
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(LoadTestError, match="lock cannot be written: File exists"),
+        Place(tmp_path / "file").claimed(),
+    ):
+        pass
 
 
 def test_half_an_environment_is_none(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

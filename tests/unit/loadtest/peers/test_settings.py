@@ -65,3 +65,12 @@ def test_the_command_takes_each_of_its_settings_as_a_flag(tmp_path: Path, capsys
     """`run` among them, which is no name for the command's own function."""
     assert main(["loadtest", "peers", "--dir", str(tmp_path), "--no-run", "--only", "litserve"]) == 1
     assert "litserve: it is not set up (--setup)" in capsys.readouterr().err
+
+
+def test_help_says_defaults_as_they_are_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["loadtest", "peers", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "(default: 1,4,16,64)" in said
+    assert "--concurrency N[,N]" in said
+    assert "(default: (" not in said

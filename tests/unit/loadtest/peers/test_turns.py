@@ -30,7 +30,7 @@ class Told(Served):
         self._seconds, self._tokens = seconds, tokens
         self.error = ""
         self.trial_tokens = tokens
-        self.trials = 0
+        self.trials = self.tokens_tried = 0
 
     @property
     def pid(self) -> int:
@@ -38,6 +38,7 @@ class Told(Served):
 
     def try_out(self, case: Case, settings: PeersSettings, requests: int) -> Figures:  # type: ignore[override]
         self.trials += 1
+        self.tokens_tried = settings.output_tokens
         return figures_of(1.0, self.trial_tokens * requests)
 
     def measure(self, case: Case, settings: PeersSettings, seed: int) -> Run:
@@ -57,9 +58,10 @@ def calls() -> list[tuple[str, int, int]]:
     return []
 
 
-def turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *servers: Told) -> Turns:
+def turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *servers: Told, tokens: int = 4) -> Turns:
     chosen = settings(
-        {"dir": "d", "only": ["vllm"], "models": ["tiny"], "concurrency": [1, 2], "output_tokens": 4, "longest": 10}
+        {"dir": "d", "only": ["vllm"], "models": ["tiny"], "concurrency": [1, 2], "output_tokens": tokens}
+        | {"longest": 10}
     )
     [group] = plan(chosen)
     made = Turns(group, Place(tmp_path), chosen, lambda text: None)
@@ -84,7 +86,17 @@ def test_all_take_turns_and_who_begins_changes(
     assert "".join(name for name, concurrency, _ in calls if concurrency == 1) == "abcbcacab"
     assert [seed for *_, seed in calls][:9] == [0, 0, 0, 1, 1, 1, 2, 2, 2], "the same requests in a round"
     assert [server.trials for server in servers] == [1, 1, 1], "the second case asks the same question"
+    assert {server.tokens_tried for server in servers} == {4}
     assert [len(cell.runs) for case in made.result.cases for cell in case.cells.values()] == [3] * 6
+
+
+def test_trials_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[tuple[str, int, int]]) -> None:
+    server = Told("a", calls, tokens=128)
+    server.trial_tokens = 16
+    made = turns(tmp_path, monkeypatch, server, tokens=128)
+    made.run()
+    assert server.tokens_tried == 16
+    assert [len(case.cells["vllm"].runs) for case in made.result.cases] == [3, 3]
 
 
 def test_a_slow_server_is_measured_once(

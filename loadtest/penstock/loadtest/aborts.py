@@ -10,56 +10,106 @@ import asyncio
 import json
 import random
 import sys
-import urllib.request
-from typing import Any
+from collections import Counter
+from collections.abc import Sequence
 
-from penstock.loadtest.sse_client import open_stream
+import msgspec
+
+from penstock.loadtest.clients.base import ClientOptions
+from penstock.loadtest.clients.discover import ask
+from penstock.loadtest.clients.openai import CompletionsClient
+from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.messages import Call
+
+_MEAN_SECONDS = 0.1
+"""Until a client leaves."""
+_SETTLE_SECONDS = 30.0
 
 
-async def one(url: str, model: str, rng: random.Random) -> None:
-    """A request that is cut off after a random time; some end by themselves before that."""
-    body = {
-        "model": model,
-        "prompt": [[rng.randrange(300, 400) for _ in range(rng.choice((3, 40, 200)))]],
-        "max_tokens": rng.randrange(1, 200),
-        "n": rng.choice((1, 1, 1, 2, 4)),
-        "stream": rng.random() < 0.7,
-    }
-    stream = await open_stream(url, "/v1/completions", body)
+class State(msgspec.Struct):
+    """What counts of a model's entry in /debug/scheduler."""
+
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_free_blocks: int
+    admitted: int
+    finished: dict[str, int]
+
+    @property
+    def leaked_blocks(self) -> int:
+        return self.num_blocks - self.num_free_blocks
+
+
+class Storm:
+    """Requests that are cut off after a random time; some end by themselves before that."""
+
+    def __init__(self, url: str, model: str, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self._clients = {
+            (stream, n): CompletionsClient(
+                ClientOptions(url=url, model=model, stream=stream, ignore_eos=False, extra={"n": n}), chat=False
+            )
+            for stream in (False, True)
+            for n in (1, 2, 4)
+        }
+        self.outcomes: Counter[str] = Counter()
+        """By `complete`, `left` and the kinds of errors."""
+
+    async def run(self, requests: int, concurrency: int) -> None:
+        left = iter(range(requests))
+
+        async def client() -> None:
+            for index in left:
+                self.outcomes[await self._one(index)] += 1
+
+        await asyncio.gather(*(client() for _ in range(concurrency)))
+        for each in self._clients.values():
+            await each.close()
+
+    async def _one(self, index: int) -> str:
+        rng = self._rng
+        prompt = [rng.randrange(300, 400) for _ in range(rng.choice((3, 40, 200)))]
+        call = Call(index=index, prompt=prompt, output_tokens=rng.randrange(1, 200))
+        client = self._clients[rng.random() < 0.7, rng.choice((1, 1, 1, 2, 4))]
+        try:
+            async with asyncio.timeout(rng.expovariate(1 / _MEAN_SECONDS)):
+                answer = await client.send(call)
+        except TimeoutError:
+            return "left"
+        return answer.error or "complete"
+
+
+async def settle(operator: str, model: str) -> State:
+    """The scheduler's state once nothing runs or waits. Raises LoadTestError when that does not come."""
     try:
-        async with asyncio.timeout(rng.expovariate(1 / 0.1)):
-            await asyncio.shield(stream.done)
+        async with asyncio.timeout(_SETTLE_SECONDS):
+            while True:
+                found = await _state(operator, model)
+                if found.num_running == found.num_waiting == 0:
+                    return found
+                await asyncio.sleep(0.1)
     except TimeoutError:
-        stream.abort()
+        raise LoadTestError(f"requests still run or wait after {_SETTLE_SECONDS:.0f} s") from None
 
 
-async def storm(url: str, model: str, requests: int, concurrency: int, seed: int) -> None:
-    rng = random.Random(seed)
-    left = iter(range(requests))
-
-    async def worker() -> None:
-        for _ in left:
-            await one(url, model, rng)
-
-    await asyncio.gather(*(worker() for _ in range(concurrency)))
+async def _state(operator: str, model: str) -> State:
+    answer = await ask(ClientOptions(url=operator), "/debug/scheduler")
+    try:
+        return msgspec.json.decode(answer.body, type=dict[str, State])[model]
+    except (msgspec.MsgspecError, KeyError):
+        raise LoadTestError(f"{operator}/debug/scheduler knows no model {model!r} (status {answer.status})") from None
 
 
-def state(operator: str, model: str) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{operator}/debug/scheduler") as answer:
-        return dict(json.load(answer)[model])
+async def _storm_and_settle(args: argparse.Namespace) -> tuple[Counter[str], State]:
+    await _state(args.operator, args.model)
+    storm = Storm(args.url, args.model, args.seed)
+    await storm.run(args.requests, args.concurrency)
+    return storm.outcomes, await settle(args.operator, args.model)
 
 
-async def settle(operator: str, model: str, seconds: float = 30) -> dict[str, Any]:
-    """The scheduler's state once nothing runs or waits."""
-    async with asyncio.timeout(seconds):
-        while True:
-            found = await asyncio.to_thread(state, operator, model)
-            if found["num_running"] == found["num_waiting"] == 0:
-                return found
-            await asyncio.sleep(0.1)
-
-
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 where everything that was admitted has ended, no block is missing and no request failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--operator", default="http://127.0.0.1:8002")
@@ -67,14 +117,16 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-
-    asyncio.run(storm(args.url, args.model, args.requests, args.concurrency, args.seed))
-    found = asyncio.run(settle(args.operator, args.model))
-    ended = sum(found["finished"].values())
-    leaked = found["num_blocks"] - found["num_free_blocks"]
-    print(json.dumps({"admitted": found["admitted"], "finished": found["finished"], "leaked_blocks": leaked}))
-    return 0 if found["admitted"] == ended and not leaked else 1
+    args = parser.parse_args(argv)
+    try:
+        outcomes, state = asyncio.run(_storm_and_settle(args))
+    except LoadTestError as error:
+        print(f"aborts: {error}", file=sys.stderr)
+        return 1
+    told = {"clients": dict(outcomes), "admitted": state.admitted, "finished": state.finished}
+    print(json.dumps(told | {"leaked_blocks": state.leaked_blocks}))
+    ended = state.admitted == sum(state.finished.values())
+    return 0 if ended and not state.leaked_blocks and outcomes.keys() <= {"complete", "left"} else 1
 
 
 if __name__ == "__main__":

@@ -20,26 +20,30 @@ class Contender(msgspec.Struct, frozen=True, kw_only=True):
     """None: OpenVINO GenAI, which is no server."""
     modules: tuple[str, ...] = ()
     """That must be here."""
+    engine: str = ""
+    """Of the generation tables: what it computes in, and with how many threads, which are filled in."""
 
     @property
     def lacking(self) -> list[str]:
         return [module for module in self.modules if find_spec(module) is None]
 
 
-def _peer(name: str, start: Start | None) -> Contender:
-    return Contender(name=name, title=PEERS[name].title, environment=name, start=start)
+def _peer(name: str, start: Start | None, engine: str = "") -> Contender:
+    return Contender(name=name, title=PEERS[name].title, environment=name, start=start, engine=engine)
 
 
+_BF16 = "bf16, keys and values too"
+_NATIVE = f"{_BF16} (f32 on a CPU without bf16)"
 _LANGUAGE = (
     *("{model}", "--served-model-name", "m", "--no-prefix-caching", "--max-model-len", str(2 * launch.SEQUENCE)),
     *("--max-num-seqs", "{places}"),
 )
 _SIMULATED = ("--engine", "simulated", "--served-model-name", "m", "--max-num-seqs", "{places}")
 _ALL = (
-    _peer("openvino", None),
-    _peer("vllm", launch.vllm),
-    _peer("transformers", launch.transformers),
-    _peer("llamacpp", launch.llamacpp),
+    _peer("openvino", None, f"{_NATIVE}, weights from fp16; {{threads}}"),
+    _peer("vllm", launch.vllm, f"{_BF16}; {{engine_threads}}"),
+    _peer("transformers", launch.transformers, f"{_BF16}; {{threads}}"),
+    _peer("llamacpp", launch.llamacpp, "bf16, keys and values in f16; {threads}"),
     _peer("triton", launch.triton),
     _peer("mlserver", launch.mlserver),
     _peer("kserve", launch.kserve),
@@ -50,6 +54,7 @@ _ALL = (
         name="penstock",
         title="Penstock, openvino",
         start=penstock("", *_LANGUAGE, "--engine", "openvino", "--threads", "{threads}", "--kv-cache-memory", "{kv}"),
+        engine=f"{_NATIVE}; {{threads}}",
     ),
     Contender(
         name="penstock-vllm",
@@ -58,6 +63,7 @@ _ALL = (
         start=penstock(
             "vllm", *_LANGUAGE, "--engine", "vllm", "--threads", "{engine_threads}", "--kv-cache-memory", "{kv}"
         ),
+        engine=f"{_BF16}; {{engine_threads}}",
     ),
     Contender(
         name="penstock-torch",
@@ -66,6 +72,7 @@ _ALL = (
         start=penstock(
             "transformers", *_LANGUAGE, "--engine", "torch", "--threads", "{threads}", "--kv-cache-memory", "{kv}"
         ),
+        engine=f"{_BF16}; {{threads}}",
     ),
     Contender(
         name="penstock-python",

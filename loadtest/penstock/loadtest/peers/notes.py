@@ -34,7 +34,7 @@ def notes(group: GroupResult) -> Iterator[str]:
                 for reason in run.validity.reasons:
                     seen = doubts.setdefault(_NUMBER.sub("#", reason), {})
                     seen[where] = max(seen.get(where, ""), reason, key=_first_number)
-            if any(run.validity.verdict == "invalid" for run in cell.runs):
+            if cell.invalid:
                 invalid.append(where)
             if cell.runs and (foreign := cell.middle("foreign_cores")) > _NOTEWORTHY_CORES:
                 company[where] = foreign

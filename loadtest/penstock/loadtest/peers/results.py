@@ -48,6 +48,11 @@ class Cell(msgspec.Struct, kw_only=True):
         """Medians."""
         return msgspec.convert(medians([run.figures for run in self.runs]), Figures) if self.runs else None
 
+    @property
+    def invalid(self) -> bool:
+        """Some run has measured the client, or next to nothing."""
+        return any(run.validity.verdict == "invalid" for run in self.runs)
+
     def middle(self, field: str) -> float:
         """The median of a number of the runs."""
         return float(statistics.median(getattr(run, field) for run in self.runs))
@@ -82,6 +87,8 @@ class GroupResult(msgspec.Struct, kw_only=True):
     """From start to ready."""
     failures: dict[str, str] = {}
     """Servers that did not take part, and why."""
+    engines: dict[str, str] = {}
+    """What those that generate compute in, and with how many threads."""
     cases: list[CaseResult] = []
 
 

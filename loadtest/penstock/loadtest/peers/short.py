@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from penstock.loadtest.peers.notes import case_name
-from penstock.loadtest.peers.plan import Case
-from penstock.loadtest.peers.results import MAIN, GroupResult, PeersReport
+from penstock.loadtest.peers.results import MAIN, CaseResult, GroupResult, PeersReport
 from penstock.loadtest.report.markdown import table
 from penstock.loadtest.search.model import Difference
 
+INVALID = "†"
+"""Stands behind figures that an invalid run is among."""
 _HEAD = ("Beside", "Penstock's engine", "Measured", "Ratio: median", "Lowest", "Highest")
 
 
@@ -26,13 +27,15 @@ def _rows(group: GroupResult) -> Iterator[tuple[str, ...]]:
     for name in others:
         if not name.startswith("penstock"):
             continue
-        found = [(ratio, result.case) for result in group.cases if (ratio := result.ratios().get(name))]
+        found = [(ratio, result) for result in group.cases if (ratio := result.ratios().get(name))]
         if found:
             middle = statistics.median(ratio.ratio for ratio, _ in found)
             found.sort(key=lambda pair: pair[0].ratio)
             engine = group.titles[name].removeprefix("Penstock, ")
-            yield group.titles[peer], engine, figure + model, f"{middle:.2f}", _shown(*found[0]), _shown(*found[-1])
+            lowest, highest = (_shown(ratio, result, (peer, name)) for ratio, result in (found[0], found[-1]))
+            yield group.titles[peer], engine, figure + model, f"{middle:.2f}", lowest, highest
 
 
-def _shown(ratio: Difference, case: Case) -> str:
-    return f"{ratio.ratio:.2f} ({case_name(case)})"
+def _shown(ratio: Difference, result: CaseResult, names: Sequence[str]) -> str:
+    mark = f" {INVALID}" if any(result.cells[name].invalid for name in names) else ""
+    return f"{ratio.ratio:.2f} ({case_name(result.case)}){mark}"

@@ -10,7 +10,7 @@ from penstock.loadtest.peers.notes import first_line, notes
 from penstock.loadtest.peers.plan import PROTOCOLS
 from penstock.loadtest.peers.results import CaseResult, Cell, GroupResult, PeersReport
 from penstock.loadtest.peers.shapes import SHAPES
-from penstock.loadtest.peers.short import short
+from penstock.loadtest.peers.short import INVALID, short
 from penstock.loadtest.report.markdown import code, escape, table
 from penstock.loadtest.report.words import number
 from penstock.loadtest.search.model import Difference
@@ -56,7 +56,10 @@ def section(report: PeersReport) -> str:
 def _tables(report: PeersReport) -> Iterator[str]:
     if report.interrupted:
         yield "**Ended early by the user**: these are the figures until then."
-    yield from ("## In short", "Ratios to the peer, above 1 for the higher rate; of the cases below.", short(report))
+    about = (
+        f"Ratios to the peer, above 1 for the higher rate; of the cases below. {INVALID}: of runs that are not valid."
+    )
+    yield from ("## In short", about, short(report))
     heading = ""
     for group in report.groups:
         if group.table != heading:
@@ -82,7 +85,8 @@ def _load(report: PeersReport, group: GroupResult) -> str:
     chosen = report.settings
     where = "Servers on the first core, clients on the others." if group.pinned else "All share all cores."
     if group.table == "generation":
-        return f"Prompts of {chosen.prompt_tokens} tokens, {chosen.output_tokens} out. {where}"
+        requests = f"{chosen.waves} requests for each place"
+        return f"Prompts of {chosen.prompt_tokens} tokens, {chosen.output_tokens} out, {requests}. {where}"
     if group.table == "streaming":
         return f"Answers of {chosen.output_tokens} tokens, runs of {chosen.seconds:g} s. {where}"
     return f"Runs of {chosen.seconds:g} s. {where}"
@@ -99,10 +103,12 @@ def _group(group: GroupResult) -> Iterator[str]:
             *_CASE_HEAD[group.table],
             *(group.titles[name] for name in taking_part),
             *(f"{group.titles[name]}, ratio" for name in others),
-            "server CPU, us each",
+            f"server CPU for each {'request' if group.table == 'tensors' else 'token'}, us",
         )
         yield table(head, [_row(case, taking_part, others) for case in group.cases])
         yield _upkeep(group)
+    if engines := [f"{group.titles[name]}: {text}" for name, text in group.engines.items() if name in taking_part]:
+        yield escape(f"Computed in: {'. '.join(engines)}.")
     if found := list(notes(group)):
         yield "\n".join(f"- {note}" for note in found)
 
@@ -139,6 +145,10 @@ def _row(result: CaseResult, names: list[str], others: list[str]) -> tuple[str, 
 
 
 def _cell(table_: str, cell: Cell) -> str:
+    return _figures(table_, cell) + (f" {INVALID}" if cell.invalid else "")
+
+
+def _figures(table_: str, cell: Cell) -> str:
     figures = cell.figures
     if figures is None:
         return "failed"

@@ -23,7 +23,7 @@ from penstock.loadtest.peers.served import Served
 from penstock.loadtest.peers.settings import PeersSettings
 from penstock.loadtest.peers.usage import memory_bytes
 from penstock.loadtest.report.figures import value
-from penstock.loadtest.report.words import number
+from penstock.loadtest.report.words import number, plural
 
 Say = Callable[[str], None]
 _TRIALS, _TRIAL_TOKENS = 4, 16
@@ -87,6 +87,10 @@ class Turns:
             places=max(case.concurrency for case in self._group.cases),
             timeout=self._settings.timeout,
         )
+        if contender.engine:
+            self.result.engines[contender.name] = contender.engine.format(
+                threads=plural(len(at.cores), "thread"), engine_threads=plural(len(at.engine_cores), "thread")
+            )
         log = self._place.log("-".join(filter(None, (self._group.table, self._group.model, contender.name))))
         tokenizer = str(at.folder) if self._group.model else ""
         if contender.start is None:

@@ -67,6 +67,14 @@ def test_the_command_takes_each_of_its_settings_as_a_flag(tmp_path: Path, capsys
     assert "litserve: it is not set up (--setup)" in capsys.readouterr().err
 
 
+def test_what_generates_says_how_it_computes() -> None:
+    for group in plan(settings({"dir": "d", "tables": ["generation"]})):
+        for name in group.contenders:
+            told = CONTENDERS[name].engine.format(threads="2 threads", engine_threads="1 thread")
+            assert told.startswith("bf16"), name
+            assert told.endswith("1 thread" if "vllm" in name else "2 threads"), name
+
+
 def test_help_says_defaults_as_they_are_typed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["loadtest", "peers", "--help"])

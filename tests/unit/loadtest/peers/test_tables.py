@@ -49,6 +49,7 @@ def report_of(table: str, peer: str, **cells: Cell) -> PeersReport:
                 model=group.model,
                 titles={name: CONTENDERS[name].title for name in group.contenders},
                 pinned=False,
+                engines={group.peer: "bf16; 1 thread", "penstock": "f32"},
                 ready_seconds=dict.fromkeys(named, 1.5),
                 failures={name: "no such engine\n  log: /somewhere" for name in group.contenders if name not in named},
                 cases=[CaseResult(case=case, cells=named)],
@@ -79,7 +80,9 @@ def test_generation() -> None:
     ]
     assert "Penstock, openvino did not take part: no such engine" in text
     assert "vLLM (\\`vllm serve\\`) 1.50 s, 12.0 MB; Penstock, vllm 1.50 s" in text
+    assert "Computed in: vLLM (\\`vllm serve\\`): bf16; 1 thread." in text, "of those that took part"
     assert "Llama, 4 layers of 256" in text
+    assert "†" not in "".join(map("".join, rows(text)))
     assert "/somewhere" not in text
     assert text.count("## What these figures do not say") == 1
     in_short = rows(text)[2]
@@ -95,6 +98,8 @@ def test_doubts_failures_and_company_are_told() -> None:
     text = markdown(report)
     assert "**invalid** runs are among those of vLLM (\\`vllm serve\\`), 4 at a time" in text
     assert "**doubts**: the client was \\| tired for 7 s (vLLM (\\`vllm serve\\`), 4 at a time)" in text
+    assert cases(text)[0][1].endswith(" †")
+    assert rows(text)[2][4].endswith(" (4 at a time) †"), "a ratio to an invalid run"
     assert "Penstock, vllm, 4 at a time: 3 output tokens instead of 4" in text
     assert "others used up to 0.500 cores meanwhile (Penstock, openvino, 4 at a time)" in text
     assert cases(text)[0][2] == "failed"

@@ -11,7 +11,7 @@ from penstock.loadtest.clients.framing import MalformedError, ParsedAnswer
 from penstock.loadtest.clients.http1 import ConnectionLostError, ConnectionPool
 from penstock.loadtest.clients.request_head import head
 from penstock.loadtest.clients.settings import client_options
-from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.errors import UNREADABLE, LoadTestError
 from penstock.loadtest.options import Target
 
 _TIMEOUT = 30.0
@@ -62,7 +62,7 @@ async def only_model(target: Target) -> str:
     if answer.status == 200:
         try:
             names = _models(answer.body) if openai else _ready(answer.body)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             names = []
     if len(names) != 1:
         told = f"names {', '.join(names)}" if names else f"names no model (status {answer.status})"

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable
 from itertools import accumulate
 
-_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,15})[ \t]*\r\n", re.IGNORECASE)
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([^\r\n]*)", re.IGNORECASE)
+_NUMBER = re.compile(rb"\d{1,15}[ \t]*\Z")
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding:[^\r\n]*\bchunked[ \t]*\r\n", re.IGNORECASE)
 _CLOSE = re.compile(rb"\r\nconnection:[^\r\n]*\bclose\b", re.IGNORECASE)
 _STATUS = re.compile(rb"HTTP/1\.([01]) (\d{3})(?: |\r\n)")
@@ -20,7 +21,7 @@ class MalformedError(ValueError):
 
 
 class Head:
-    """Status line and headers. `start` is where the body begins."""
+    """Status line and headers. `start` is where the body begins. Raises MalformedError for a length that is none."""
 
     __slots__ = ("chunked", "closes", "length", "raw", "start", "status")
 
@@ -29,7 +30,9 @@ class Head:
         self.start = start
         self.status = status
         self.chunked = _CHUNKED.search(raw) is not None
-        length = _LENGTH.search(raw)
+        length = None if self.chunked else _LENGTH.search(raw)
+        if length and not _NUMBER.match(length[1]):
+            raise MalformedError(f"the length of the answer is {length[1][:40]!r}")
         self.length = int(length[1]) if length else 0 if status in (204, 304) else None
         """Of the body; None: as the chunks or the end of the connection say."""
         self.closes = closes or _CLOSE.search(raw) is not None

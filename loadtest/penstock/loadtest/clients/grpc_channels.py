@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
@@ -16,6 +17,9 @@ CALLS_PER_CHANNEL = 32
 """A connection has at most so many calls at a time, then there is another one: servers bound the calls of one, and what
 is beyond that would wait within the library, unseen."""
 _SERVICE = "/inference.GRPCInferenceService/"
+_OURS = frozenset({"connection", "content-length", "content-type", "te", "transfer-encoding", "upgrade", "user-agent"})
+_KEY = re.compile(r"[0-9a-z_.-]+(?<!-bin)")
+"""Of metadata as text (gRPC's PROTOCOL-HTTP2.md, "Custom-Metadata")."""
 _PREFIXES = ("http", "grpc", "https", "grpcs")
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
@@ -64,12 +68,12 @@ class Channels:
         """Raises LoadTestError for what is no address, and for options that gRPC has no place for."""
         self.target, self._tls = _target(options.url)
         if not options.verify_tls:
-            raise LoadTestError("verify-tls: gRPC always checks certificates")
+            raise LoadTestError(
+                "verify-tls: gRPC always checks them; GRPC_DEFAULT_SSL_ROOTS_FILE_PATH names others to trust"
+            )
         if not options.keep_alive:
             raise LoadTestError("keep-alive: gRPC keeps its connections")
-        self.metadata = [(name.lower(), value) for name, value in options.headers.items()]
-        if options.api_key is not None:
-            self.metadata.append(("authorization", f"Bearer {options.api_key}"))
+        self.metadata = _metadata(options)
         self._connections: list[Connection] = []
 
     @contextmanager
@@ -102,6 +106,22 @@ def method(name: str) -> str:
     return _SERVICE + name
 
 
+def _metadata(options: ClientOptions) -> list[tuple[str, str]]:
+    """Of each call. Raises LoadTestError for headers that the library drops, or that make it fail."""
+    given = {} if options.api_key is None else {"authorization": f"Bearer {options.api_key}"}
+    for name, value in options.headers.items():
+        key = name.lower()
+        if key in _OURS or key.startswith("grpc-"):
+            raise LoadTestError(f"header: {name} is set by gRPC itself")
+        if not _KEY.fullmatch(key) or not value.isascii():
+            raise LoadTestError(
+                f"header: {name} cannot be metadata of gRPC, whose names are of a-z, 0-9, _, . and -, "
+                "do not end with -bin, and have values of ASCII"
+            )
+        given[key] = value
+    return list(given.items())
+
+
 def _target(url: str) -> tuple[str, bool]:
     """("host:port", whether it speaks TLS)."""
     try:
@@ -109,6 +129,8 @@ def _target(url: str) -> tuple[str, bool]:
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise LoadTestError(f"url: {url!r} is not an address: {error}") from None
-    if parts.scheme not in _PREFIXES or not host or port is None or parts.path.strip("/") or parts.query:
+    if parts.username is not None:
+        raise LoadTestError("url: it may have a host and a port, nothing else (--api-key, --header)")
+    if parts.scheme not in _PREFIXES or not host or not port or parts.path.strip("/") or parts.query or parts.fragment:
         raise LoadTestError(f"url: {url!r} is not the HOST:PORT of a gRPC server")
     return (f"[{host}]:{port}" if ":" in host else f"{host}:{port}"), parts.scheme in ("https", "grpcs")

@@ -140,6 +140,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.usable = False
+        if self._answer is not None:
+            self._guarded(self._scan, self._answer)  # its last chunk may have come together with what nobody asked for
         answer = self._answer
         if answer is None:
             return
@@ -227,10 +229,10 @@ class Address:
             (host or "").encode("idna")
         except ValueError as error:
             raise LoadTestError(f"url: {url!r} is not an address: {error}") from None
-        if parts.scheme not in ("http", "https") or not host:
+        if parts.scheme not in ("http", "https") or not host or port == 0:
             raise LoadTestError(f"url: {url!r} is not an http or https address")
         if parts.username is not None or parts.query or parts.fragment:
-            raise LoadTestError(f"url: {url!r} may have a host, a port and a path, nothing else (--api-key, --header)")
+            raise LoadTestError("url: it may have a host, a port and a path, nothing else (--api-key, --header)")
         if not parts.path.isascii() or " " in parts.path or not parts.path.isprintable():
             raise LoadTestError(f"url: the path of {url!r} is not percent-encoded")
         self.tls = parts.scheme == "https"

@@ -14,7 +14,7 @@ from penstock.loadtest.clients.base import ClientOptions
 from penstock.loadtest.clients.framing import MalformedError, ParsedAnswer, RawAnswer
 from penstock.loadtest.clients.http1 import ConnectionLostError, ConnectionPool
 from penstock.loadtest.clients.request_head import head
-from penstock.loadtest.errors import CONNECT, MALFORMED, TIMEOUT, TRUNCATED, http_error
+from penstock.loadtest.errors import CONNECT, MALFORMED, TIMEOUT, TRUNCATED, UNREADABLE, http_error
 from penstock.loadtest.messages import Answer, Call
 
 _DETAIL_CHARS = 300
@@ -37,8 +37,7 @@ class HttpClient(ABC):
 
     @abstractmethod
     def read(self, response: ParsedAnswer, answer: Answer) -> None:
-        """Fills in what a response with status 200 says. Raises ValueError (msgspec's errors are) for what is not the
-        protocol's."""
+        """Fills in what a response with status 200 says. Raises one of UNREADABLE for what is not the protocol's."""
 
     async def send(self, call: Call) -> Answer:
         request = self.request(call)
@@ -70,11 +69,12 @@ class HttpClient(ABC):
             answer.error = TRUNCATED
         elif response.status != 200:
             answer.error = http_error(response.status)
-            answer.detail = shortened(response.body)
+            answer.detail = _where_to(response) or shortened(response.body)
         else:
             try:
+                _check_coding(response)
                 self.read(response, answer)
-            except ValueError as error:
+            except UNREADABLE as error:
                 answer.error, answer.detail = MALFORMED, str(error)[:_DETAIL_CHARS]
 
     def head(
@@ -89,6 +89,19 @@ class HttpClient(ABC):
 
     async def close(self) -> None:
         self.pool.close()
+
+
+def _check_coding(response: ParsedAnswer) -> None:
+    """Raises ValueError for an answer in a coding that was not asked for: none was."""
+    coding = response.head.field("Content-Encoding") or "identity"
+    if coding.lower() != "identity":
+        raise ValueError(f"the answer is in the coding {coding}, which was not asked for")
+
+
+def _where_to(response: ParsedAnswer) -> str:
+    """What a redirect says, which is not followed: the detour would be measured as the server's."""
+    place = response.head.field("Location")
+    return f"to {place}"[:_DETAIL_CHARS] if place else ""
 
 
 def merged(body: dict[str, Any], extra: dict[str, object]) -> dict[str, Any]:

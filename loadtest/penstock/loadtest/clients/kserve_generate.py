@@ -12,7 +12,7 @@ from penstock.loadtest.clients.framing import ParsedAnswer
 from penstock.loadtest.clients.http_client import HttpClient, encode, shortened
 from penstock.loadtest.clients.kserve_model import model_metadata
 from penstock.loadtest.clients.language import LanguageForm
-from penstock.loadtest.clients.sse import check_stream, events
+from penstock.loadtest.clients.sse import breaks_off, check_stream, events
 from penstock.loadtest.errors import STREAM_ERROR, TRUNCATED, LoadTestError
 from penstock.loadtest.messages import Answer, Call
 
@@ -66,13 +66,14 @@ class GenerateClient(HttpClient):
     def _read_stream(self, response: ParsedAnswer, answer: Answer) -> None:
         check_stream(response)
         texts: list[str] = []
-        begun = False
+        others = begun = False
         for time, data in events(response):
             event = _decode(data)
             if event.error is not None:
                 answer.error, answer.detail = STREAM_ERROR, shortened(data)
                 return
-            begun = True
+            others = others or event.text_output is None
+            begun = begun or event.text_output is not None
             note(answer, time, _joined(event.text_output), _total(event.num_output_tokens))
             if event.num_input_tokens is not None:
                 answer.prompt_tokens = _total(event.num_input_tokens)
@@ -80,8 +81,11 @@ class GenerateClient(HttpClient):
                 texts.append(_joined(event.text_output))
         if self.options.keep_text:
             answer.text = "".join(texts)
-        if not begun:
-            answer.error, answer.detail = TRUNCATED, "the stream has no events"
+        if others and not begun:
+            raise ValueError("no event of the stream has text_output")
+        if not begun or breaks_off(response):
+            answer.error = TRUNCATED
+            answer.detail = "the stream ended within an event" if begun else "the stream has no events"
 
 
 def note(answer: Answer, time: float, text: str, tokens: int | None) -> None:

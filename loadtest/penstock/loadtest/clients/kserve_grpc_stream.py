@@ -81,7 +81,9 @@ class GrpcStreamClient(GrpcClient):
     @staticmethod
     def _note(response: Message, time: float, answer: Answer, texts: list[str]) -> None:
         text, tokens = "", None
-        for output, data in zip(response.outputs, response.raw_output_contents, strict=False):
+        if len(response.outputs) != len(response.raw_output_contents):
+            raise ValueError(f"{len(response.outputs)} outputs with {len(response.raw_output_contents)} contents")
+        for output, data in zip(response.outputs, response.raw_output_contents, strict=True):
             if output.name == TEXT:
                 text = _strings(data)
             elif output.name == TOKENS:

@@ -92,7 +92,7 @@ def _binary_size(output: _Output) -> int:
     item = SIZES.get(output.datatype)
     binary = output.parameters.binary_data_size if output.parameters is not None else None
     if binary is not None:
-        found: float = binary / item if item else elements
+        found = elements if item is None or binary == item * elements else -1
     elif item is None:
         found = elements if bytes(output.data).startswith(b"[") else -1
     else:  # however arrays are nested, there is a comma between two elements

@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.loadtest.clients.base import ClientOptions
 from penstock.loadtest.clients.discover import ask
-from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.errors import UNREADABLE, LoadTestError
 
 
 class TensorMetadata(msgspec.Struct):
@@ -32,5 +32,5 @@ async def model_metadata(options: ClientOptions) -> ModelMetadata:
         raise LoadTestError(f"{options.url} has no metadata of the model {options.model!r} (status {answer.status})")
     try:
         return msgspec.json.decode(answer.body, type=ModelMetadata, strict=False)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise LoadTestError(f"the metadata of the model {options.model!r} are none: {error}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -13,10 +13,15 @@ from penstock.loadtest.clients.sse import check_stream, events
 from penstock.loadtest.errors import STREAM_ERROR, TRUNCATED, LoadTestError
 from penstock.loadtest.messages import Answer, Call, Prompt
 
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
+"""Of tokens: what is none would be in every figure."""
+_GIVEN_UP = frozenset({"abort", "cancelled", "error"})
+"""Finish reasons of answers that are not whole."""
+
 
 class Usage(msgspec.Struct, gc=False):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
 
 
 class _Message(msgspec.Struct, gc=False):
@@ -41,7 +46,7 @@ class _Choice(msgspec.Struct, gc=False):
 class _Body(msgspec.Struct, gc=False):
     """A chunk of a stream, or a whole answer."""
 
-    choices: list[_Choice] = []
+    choices: list[_Choice] | None = None
     usage: Usage | None = None
     error: Any = None
     object: str | None = None
@@ -94,6 +99,7 @@ class CompletionsClient(HttpClient):
                 answer.pieces = [answer.output_tokens]
         if self.options.keep_text:
             answer.text = "".join(texts)
+        _check_end(answer)
 
     def _read_stream(self, response: ParsedAnswer, answer: Answer) -> None:
         check_stream(response)
@@ -115,21 +121,27 @@ class CompletionsClient(HttpClient):
             answer.error = TRUNCATED
             missing = "ended without [DONE]" if answer.finish_reason else "has no finish reason"
             answer.detail = f"the stream {missing}"
+        _check_end(answer)
 
     def _take(self, body: _Body, answer: Answer, texts: list[str]) -> bool:
         """Notes what a chunk says; True if it holds output."""
         found = False
-        for choice in body.choices:
+        for choice in body.choices or ():
             message = choice.delta or choice.message
             text = choice.text or (message and message.text)
             found = found or bool(text) or bool(message and message.tool_calls)
-            if choice.finish_reason is not None:
+            if choice.finish_reason:  # some have an empty one in all chunks but the last
                 answer.finish_reason = choice.finish_reason
             if text and self.options.keep_text:
                 texts.append(text)
         if body.usage is not None:
             answer.prompt_tokens, answer.output_tokens = body.usage.prompt_tokens, body.usage.completion_tokens
         return found
+
+
+def _check_end(answer: Answer) -> None:
+    if answer.finish_reason in _GIVEN_UP:
+        answer.error, answer.detail = TRUNCATED, f"the server ended the answer with {answer.finish_reason!r}"
 
 
 def text_or_ids(prompt: Prompt) -> Prompt:

@@ -9,15 +9,15 @@ import msgspec
 from penstock.loadtest.clients.base import ClientOptions
 from penstock.loadtest.clients.framing import ParsedAnswer
 from penstock.loadtest.clients.http_client import HttpClient, encode, merged, shortened
-from penstock.loadtest.clients.openai import messages_of
+from penstock.loadtest.clients.openai import Count, messages_of
 from penstock.loadtest.clients.sse import check_stream, events
 from penstock.loadtest.errors import MALFORMED, STREAM_ERROR, TRUNCATED
 from penstock.loadtest.messages import Answer, Call
 
 
 class _Usage(msgspec.Struct, gc=False):
-    input_tokens: int | None = None
-    output_tokens: int | None = None
+    input_tokens: Count | None = None
+    output_tokens: Count | None = None
 
 
 class _Content(msgspec.Struct):
@@ -114,7 +114,7 @@ class ResponsesClient(HttpClient):
             if event.delta and event.type.endswith(".delta"):
                 answer.arrivals.append(time)
                 if self.options.keep_text and event.type == _TEXT:
-                    texts.append(event.delta)
+                    texts.append(msgspec.convert(event.delta, str))
             elif event.type in _ENDS:
                 self._end(_decode_last(data).response, answer)
             elif event.type in _FAILURES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import msgspec
@@ -10,6 +11,9 @@ import msgspec
 from penstock.loadtest.clients.base import ClientOptions
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.options import Target
+
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""Of a header: a token (RFC 9110, section 5.6.2)."""
 
 
 def client_options(target: Target, *, keep_text: bool = False, seed: int = 0, defer: bool = False) -> ClientOptions:
@@ -57,7 +61,7 @@ def _headers(texts: tuple[str, ...]) -> dict[str, str]:
     for text in texts:
         name, colon, value = text.partition(":")
         name = name.strip()
-        if not colon or not name or not name.isascii() or " " in name or not text.isprintable():
+        if not colon or not _NAME.fullmatch(name) or not text.isprintable():
             raise LoadTestError(f"header: {text!r} is not 'Name: value'")
         if name.lower() in (known.lower() for known in headers):
             raise LoadTestError(f"header: {name} is given twice")

@@ -16,7 +16,7 @@ _BOM = b"\xef\xbb\xbf"
 def check_stream(answer: ParsedAnswer) -> None:
     """Raises ValueError for an answer that is something else."""
     kind = answer.head.field("Content-Type") or ""
-    if not kind.startswith("text/event-stream"):
+    if not kind.lower().startswith("text/event-stream"):
         raise ValueError(f"a stream was asked for, not {kind or 'this'}: {answer.body[:200]!r}")
 
 
@@ -36,6 +36,11 @@ def events(answer: ParsedAnswer) -> Iterator[tuple[float, bytes]]:
             yield time, block[6:]
         elif data := _data(block):
             yield time, data
+
+
+def breaks_off(answer: ParsedAnswer) -> bool:
+    """Whether the last event lacks the empty line that ends it."""
+    return not answer.body.endswith((b"\n\n", b"\n\r\n", b"\r\r")) and bool(answer.body)
 
 
 def _data(block: bytes) -> bytes:

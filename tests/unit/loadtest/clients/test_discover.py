@@ -42,6 +42,8 @@ async def test_the_only_model_of_a_repository() -> None:
         (models(), "no model"),
         (models("one", "two"), "one, two"),
         (whole(b"{}"), "no model"),
+        (whole(b'{"data":[{"id":"\xff"}]}'), "no model"),
+        (whole(b'{"new":' + b"[" * 100_000), "no model"),
         (whole(b"not found", status="404 Not Found"), "status 404"),
         (b"SSH-2.0\r\n", "no answer"),
     ],

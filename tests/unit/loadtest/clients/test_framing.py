@@ -115,9 +115,17 @@ async def test_what_is_no_http_says_so_at_once(raw: bytes) -> None:
         await read(raw)
 
 
-async def test_a_length_beyond_reason_is_no_number() -> None:
-    raw = b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\nxyz"
-    assert body(await read(raw, lost=True)) == b"xyz"
+@pytest.mark.parametrize("length", [b"9" * 5000, b"-5", b"abc", b"", b"3, 3"])
+async def test_a_length_that_is_none_is_no_reason_to_wait(length: bytes) -> None:
+    with pytest.raises(MalformedError, match="length"):
+        await read(b"HTTP/1.1 200 OK\r\nContent-Length: " + length + b"\r\n\r\nxyz")
+
+
+async def test_the_last_chunk_counts_whatever_comes_with_it() -> None:
+    """It is noticed at the latest when the connection ends."""
+    [head, rest] = [CHUNKED_HEAD, chunked(*EVENTS).removeprefix(CHUNKED_HEAD)]
+    by_hand = ByHand([head, rest + b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\n"], lost=True)
+    assert body(await by_hand.exchange(b"")) == b"".join(EVENTS)
 
 
 def test_fields_of_a_head() -> None:

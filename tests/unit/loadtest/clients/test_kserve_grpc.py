@@ -180,6 +180,10 @@ async def test_streams_that_fail() -> None:
     broken.infer_response.raw_output_contents[0] = b"\x09\0\0\0abc"
     answer, _ = await streamed(broken)
     assert answer.error == MALFORMED
+    typed = part("abc", final=True)
+    typed.infer_response.ClearField("raw_output_contents")
+    answer, _ = await streamed(typed)
+    assert (answer.error, answer.detail) == (MALFORMED, "1 outputs with 0 contents")
 
 
 def outputs(*sizes: int, shape: tuple[int, ...] = (1, 2), datatype: str = "FP32") -> Any:
@@ -200,6 +204,12 @@ async def test_an_inference() -> None:
     assert request.parameters["a"].int64_param == 1
     assert request.parameters["b"].string_param == "x"
     assert request.parameters["c"].bool_param
+
+
+async def test_a_header_goes_before_the_key() -> None:
+    _, service = await inferred(outputs(8), api_key="k", headers={"Authorization": "Basic abc", "X_y.z": " 1"})
+    [metadata] = service.metadata
+    assert (metadata["authorization"], metadata["x_y.z"]) == ("Basic abc", " 1")
 
 
 @pytest.mark.parametrize("found", [outputs(), outputs(7), outputs(8, 4), b"\xff"])
@@ -270,6 +280,14 @@ async def test_nobody_there() -> None:
         ({"url": "ftp://h:1"}, "url"),
         ({"url": "h:1/path"}, "url"),
         ({"url": "h:port"}, "url"),
+        ({"url": "h:0"}, "url"),
+        ({"url": "h:1#x"}, "url"),
+        ({"url": "grpc://user:secret@h:1"}, "url"),
+        ({"headers": {"X": "ü"}}, "header"),
+        ({"headers": {"X!y": "z"}}, "header"),
+        ({"headers": {"x-bin": "z"}}, "header"),
+        ({"headers": {"Content-Type": "z"}}, "header"),
+        ({"headers": {"grpc-timeout": "1S"}}, "header"),
         ({"verify_tls": False}, "verify-tls"),
         ({"keep_alive": False}, "keep-alive"),
         ({"model": ""}, "model"),

@@ -121,6 +121,10 @@ async def test_binary_answers() -> None:
         binary_answer(8, short=1),
         binary_answer(8, short=-1),
         binary_answer(4),
+        whole(encoded(outputs=[FP32 | {"parameters": {"binary_data_size": -8}}])),
+        whole(
+            encoded(outputs=[FP32 | {"parameters": {"binary_data_size": 0}}]).replace(b":0}", b":" + b"9" * 400 + b"}")
+        ),
         whole(b"{}", fields="Inference-Header-Content-Length: x\r\n"),
     ],
 )
@@ -218,10 +222,24 @@ async def test_streams_that_fail() -> None:
     assert "died" in answer.detail
     assert (await generated()).error == TRUNCATED
     assert (await generated(b"data: x\n\n")).error == MALFORMED
+    assert (await generated(event(choices=[]), event(num_output_tokens=3))).error == MALFORMED
+    assert (await generated(event(id="x"), event(text_output="a"))).error == ""
     client = await generate_client(*VLLM)
     raw = chunked(event(text_output="a"), event(text_output="b"))
     for at in range(1, len(raw)):
         assert (await answered(client, [raw[:at]], lost=True)).error == TRUNCATED
+
+
+@pytest.mark.parametrize("line", [b"\n", b"\r\n", b"\r"])
+async def test_a_stream_that_only_its_connection_ends(line: bytes) -> None:
+    """Nothing but the end of the last event tells that it is whole."""
+    head = CHUNKED_HEAD.replace(b"Transfer-Encoding: chunked", b"Connection: close")
+    events = [event(text_output=text).replace(b"\n", line) for text in "ab"]
+    client = await generate_client(*VLLM)
+    assert (await answered(client, [head + b"".join(events)], lost=True)).error == ""
+    for at in range(1, len(events[1])):
+        answer = await answered(client, [head + events[0] + events[1][:at]], lost=True)
+        assert (answer.error, answer.detail) == (TRUNCATED, "the stream ended within an event")
 
 
 async def test_a_whole_answer_of_generate() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from typing import Any
 
 import msgspec
@@ -130,6 +131,29 @@ async def test_a_stream_without_its_end(dropped: bytes, detail: str) -> None:
     assert detail in answer.detail
 
 
+@pytest.mark.parametrize("reason", ["abort", "error", "cancelled"])
+async def test_an_answer_that_the_server_gave_up(reason: str) -> None:
+    choice = {"delta": {}, "message": {"content": "a"}, "finish_reason": reason}
+    for answer in (
+        await streamed(*STREAM[:3], event(choices=[choice]), DONE),
+        await answered(client_of(stream=False), [whole(msgspec.json.encode({"choices": [choice]}))]),
+    ):
+        assert answer.error == TRUNCATED
+        assert reason in answer.detail
+
+
+async def test_an_empty_finish_reason_is_none() -> None:
+    chunks = [event(choices=[{"delta": {"content": "a"}, "finish_reason": ""}]) for _ in range(3)]
+    answer = await streamed(*chunks, DONE)
+    assert (answer.error, answer.detail) == (TRUNCATED, "the stream has no finish reason")
+    assert (await streamed(*chunks, *STREAM)).error == ""
+
+
+async def test_choices_that_are_null_are_none() -> None:
+    answer = await streamed(*STREAM[:4], event(choices=None, usage=USAGE), DONE)
+    assert (answer.error, answer.output_tokens) == ("", 3)
+
+
 async def test_servers_that_send_no_end_mark() -> None:
     answer = await streamed(*STREAM[:-1], end_mark=False)
     assert (answer.error, answer.output_tokens) == ("", 3)
@@ -158,7 +182,17 @@ async def test_an_error_that_is_null_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [b"data: {\n\n", b"data: []\n\n", b"data: null\n\n", b'data: {"choices":[1]}\n\n', b"data: \xff\n\n"]
+    "bad",
+    [
+        b"data: {\n\n",
+        b"data: []\n\n",
+        b"data: null\n\n",
+        b'data: {"choices":[1]}\n\n',
+        b"data: \xff\n\n",
+        event(usage=USAGE | {"completion_tokens": -3}),
+        event(usage=USAGE | {"prompt_tokens": 10**30}),
+        b'data: {"new":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n\n",
+    ],
 )
 async def test_events_that_are_not_the_protocols(bad: bytes) -> None:
     assert (await streamed(*STREAM[:2], bad, *STREAM[2:])).error == MALFORMED
@@ -171,7 +205,24 @@ async def test_no_stream_where_one_was_asked_for() -> None:
     assert (await answered(client_of(), [chunked()])).error == TRUNCATED
     kind = b"text/event-stream"
     assert (await answered(client_of(), [chunked(*STREAM).replace(kind, kind + b"; charset=utf-8")])).error == ""
+    assert (await answered(client_of(), [chunked(*STREAM).replace(kind, b"Text/Event-Stream")])).error == ""
     assert (await answered(client_of(), [chunked(*STREAM).replace(kind, b"text/html")])).error == MALFORMED
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_coding_that_nobody_asked_for_is_named(stream: bool) -> None:
+    packed = chunked(gzip.compress(b"".join(STREAM)))
+    for coding, named in ((b"gzip", True), (b"identity", False)):
+        raw = packed.replace(b"\r\n\r\n", b"\r\nContent-Encoding: " + coding + b"\r\n\r\n", 1)
+        answer = await answered(client_of(stream=stream), [raw])
+        assert answer.error
+        assert ("gzip" in answer.detail) is named
+
+
+async def test_a_redirect_is_an_error_that_says_where_to() -> None:
+    raw = whole(b"<html>", status="307 Temporary Redirect", fields="Location: https://h/v1\r\n")
+    answer = await answered(client_of(), [raw])
+    assert (answer.error, answer.detail) == ("http_307", "to https://h/v1")
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ def test_options_without_a_place(protocol: str) -> None:
         ({"header": [": x"]}, "header"),
         ({"header": ["X Y: z"]}, "header"),
         ({"header": ["X: a\r\nY: b"]}, "header"),
+        ({"header": ["X(y): z"]}, "header"),
         ({"header": ["X: a", "x: b"]}, "twice"),
         ({"api_key": "a\nb"}, "api-key"),
     ],

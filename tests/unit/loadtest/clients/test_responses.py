@@ -100,6 +100,13 @@ async def test_events_that_are_not_the_protocols(bad: bytes) -> None:
     assert (await streamed(*STREAM[:3], bad)).error == MALFORMED
 
 
+async def test_text_that_is_none() -> None:
+    bad = event("response.output_text.delta", delta={"a": 1})
+    assert (await streamed(*STREAM[:3], bad, *STREAM[3:], keep_text=True)).error == MALFORMED
+    negative = event("response.completed", response={"usage": USAGE | {"output_tokens": -1}})
+    assert (await streamed(*STREAM[:-1], negative)).error == MALFORMED
+
+
 async def test_a_whole_response() -> None:
     output = [{"type": "reasoning"}, {"type": "message", "content": [{"type": "output_text", "text": "one two"}]}]
     client = client_of(stream=False, keep_text=True)

@@ -70,6 +70,14 @@ def test_rooms_import_only_what_they_may(room: str) -> None:
         assert ours <= MAY_IMPORT[room], f"{name_of(path)} imports {ours - MAY_IMPORT[room]}"
 
 
+def test_load_tests_know_servers_only_by_their_protocols() -> None:
+    """The micro benchmarks alone import what they time."""
+    timed = ROOT / "loadtest" / "penstock" / "loadtest" / "micro"
+    for path in sources("loadtest"):
+        ours = {name.split(".")[1] for name in imported(path) if name.startswith("penstock.")}
+        assert ours <= {"loadtest"} or path.is_relative_to(timed), f"{name_of(path)} imports {ours - {'loadtest'}}"
+
+
 def test_books_are_kept_without_concurrency() -> None:
     forbidden = {"threading", "asyncio", "multiprocessing", "concurrent", "queue", "_thread", "time", "socket", "zmq"}
     for path in sources("kvcache", "engines/penstock/engines/scheduler"):

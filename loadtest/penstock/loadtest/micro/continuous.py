@@ -1,6 +1,6 @@
 """What continuous batching is worth: the same runner and requests, once with it and once in static batches.
 
-`python -m penstock.loadtest.batching [MODEL_FOLDER] --lengths log`
+`python -m penstock.loadtest.micro.continuous [MODEL_FOLDER] --lengths log`
 
 64 requests want between 8 and 256 tokens, spread evenly or, as answers in the field are, by their logarithm: many short
 ones, few long ones. A static batch of 16 is computed until its longest member is complete, rows

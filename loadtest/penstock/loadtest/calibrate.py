@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import msgspec
 
 from penstock.loadtest.errors import LoadTestError
-from penstock.loadtest.fleet import Fleet, RunResult
+from penstock.loadtest.fleet import Fleet, RunResult, kill
 from penstock.loadtest.metrics import summarize
 from penstock.loadtest.mock.options import MockOptions
 from penstock.loadtest.options import LoadOptions, Options, Target, WorkloadOptions
@@ -84,6 +84,5 @@ async def _mock() -> AsyncIterator[str]:
             raise LoadTestError("the built-in server for calibration did not start: --no-calibrate does without")
         yield line.split()[2].rstrip(b",").decode()
     finally:
-        if process.returncode is None:
-            process.kill()
+        kill(process)
         await process.wait()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -101,8 +103,7 @@ class Fleet:
         """At once, with what has been told until now."""
         self._given_up.set()
         for process in self._processes:
-            if process.returncode is None:
-                process.kill()
+            kill(process)
 
     async def _prepare(self) -> None:
         await asyncio.gather(*(self._spawn(part) for part in range(self._num)))
@@ -141,6 +142,15 @@ class Fleet:
                 raise LoadTestError(message.message)
         self.in_flight[part] = 0
         result.lost += 1
+
+
+def kill(process: asyncio.subprocess.Process) -> None:
+    """At once; nothing, if it has ended. Process.kill of Python before 3.13 asks first how the process is, which takes
+    its exit status away from the watcher that waits for it: 'Unknown child process' is what that then logs
+    (github.com/python/cpython/issues/87744)."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
 
 
 def _tell(process: asyncio.subprocess.Process, frame: Job | Start | Stop) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from penstock.loadtest.errors import LoadTestError
@@ -66,12 +69,27 @@ def _run(chosen: Options) -> int:
             if test.interrupted:
                 raise KeyboardInterrupt from None
             raise
-    report = write(report, test.samples, chosen.output)
-    if not _takes_stdout(chosen.output):
-        print(summary(report))
+    with _ignoring_ctrl_c():
+        report = write(report, test.samples, chosen.output)
+        if not _takes_stdout(chosen.output):
+            print(summary(report))
     if report.interrupted_by_user:
         return STOPPED
     return status([report], chosen) or (0 if report.completed else CANNOT)
+
+
+@contextmanager
+def _ignoring_ctrl_c() -> Iterator[None]:
+    """Who presses it once more when the run has just ended would lose the report. Has no effect but in the main
+    thread, which alone gets signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _run_row(row: str, chosen: Options) -> int:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import resource
 import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import chain, islice
 
 from penstock.loadtest import workload
@@ -25,6 +27,8 @@ from penstock.loadtest.messages import Sample, Session
 _PROGRESS_SECONDS = 0.25
 _LOOK_SECONDS = 0.02
 _WARMUP_SEED = 0x5EED
+_OWN_FILES = 64
+"""Beside the connections."""
 _AHEAD_SECONDS, _AHEAD = 1.0, 20_000
 """Sessions are made before the run, for so long and so many of them; the others when their turn comes."""
 
@@ -59,7 +63,9 @@ class Worker:
             raise error
 
     async def _work(self, job: Job) -> None:
-        options = job.options
+        options, load = job.options, _load(job)
+        open_loop = options.load.rate is not None or options.workload.trace is not None
+        _allow_connections(0 if open_loop or options.target.protocol.startswith("kserve-grpc") else load.concurrency)
         client = make_client(options.target, keep_text=workload.keeps_text(options.workload), defer=True)
         await client.open()
         try:
@@ -70,7 +76,7 @@ class Worker:
             gc.freeze()
             send(self._writer, Ready())
             start = await self._start
-            driver = self._driver = Driver(client, _load(job), start.at, self._samples.append)
+            driver = self._driver = Driver(client, load, start.at, self._samples.append)
             if self._stopped is not None:
                 driver.stop(now=self._stopped.now)
             await asyncio.sleep(max(0.0, start.at - time.perf_counter()))
@@ -160,6 +166,20 @@ async def _main() -> int:
         transport.set_write_buffer_limits(0)
         await _flushed(writer)
     return 0
+
+
+def _allow_connections(number: int) -> None:
+    """Each is a file; shells allow a process 1024, the system mostly more to who asks. Raises LoadTestError where that
+    does not do."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        now = most
+    if now != resource.RLIM_INFINITY and number + _OWN_FILES > now:
+        raise LoadTestError(
+            f"concurrency: {number} connections need more than the {now} files that a process may open "
+            "(ulimit -n); --processes shares them out"
+        )
 
 
 async def _flushed(writer: asyncio.StreamWriter) -> None:

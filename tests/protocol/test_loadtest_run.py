@@ -223,6 +223,8 @@ async def test_what_cannot_be_is_an_error() -> None:
             await LoadTest(chosen(server, token_ids=True), Onlooker()).run()
         with pytest.raises(LoadTestError, match="goodput"):
             await LoadTest(chosen(server, goodput=("speed:1",)), Onlooker()).run()
+        with pytest.raises(LoadTestError, match="concurrency: an open loop"):
+            await LoadTest(chosen(server, rate=1, concurrency=3), Onlooker()).run()
         assert not server.truth.records
     with pytest.raises(LoadTestError, match="no answer from"):
         await LoadTest(gone, Onlooker()).run()

@@ -18,8 +18,12 @@ import msgspec
 from penstock.loadtest.alarm import Alarm
 from penstock.loadtest.aside import Aside
 from penstock.loadtest.clients.base import Client
-from penstock.loadtest.errors import INTERRUPTED
+from penstock.loadtest.errors import CONNECT, INTERRUPTED
 from penstock.loadtest.messages import Answer, Call, Sample, Session
+
+_AGAIN_SECONDS = 0.1
+"""A place of a closed loop that found no connection waits for so long: a server that is gone is not asked ten thousand
+times a second, each time with a sample."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +129,8 @@ class Driver:
         for session in source:
             if self._stop.is_set():
                 return
-            await self._session(session, perf_counter())
+            if await self._session(session, perf_counter()) == CONNECT:
+                await self._nap(perf_counter() + _AGAIN_SECONDS)
 
     async def _open_loop(self, source: Iterator[Session], group: asyncio.TaskGroup) -> None:
         places = asyncio.Semaphore(self._load.max_in_flight)
@@ -140,24 +145,26 @@ class Driver:
                 return
             group.create_task(self._session(session, due)).add_done_callback(lambda _: places.release())
 
-    async def _session(self, session: Session, due: float) -> None:
-        """Sends its calls in order; one that fails ends it, since what follows needs the answer."""
+    async def _session(self, session: Session, due: float) -> str:
+        """Sends its calls in order; one that fails ends it, since what follows needs the answer. Returns the failure's
+        kind, or nothing."""
         history: list[dict[str, Any]] = []
         for number, call in enumerate(session.calls, 1):
             if number > 1:
                 if not await self._nap(due):
-                    return
+                    break
                 history += _messages(call)
                 # with answers in it, nobody has counted this prompt but the server
-                call = msgspec.structs.replace(call, prompt=history, prompt_tokens=None)
+                call = msgspec.structs.replace(call, prompt=history, prompt_tokens=None, asked_prompt_tokens=None)
             elif len(session.calls) > 1:
                 history = _messages(call)
             last = number == len(session.calls)
             answer = await self._call(call, due, last=last)
             if answer.error or last:
-                return
+                return answer.error
             history.append({"role": "assistant", "content": answer.text or ""})
             due = answer.ended + session.calls[number].delay
+        return ""
 
     async def _call(self, call: Call, due: float, *, last: bool) -> Answer:
         """The session's last answer may be incomplete yet: its place is free when it has come."""
@@ -186,6 +193,7 @@ class Driver:
             pieces=answer.pieces,
             reads=answer.reads,
             wanted_prompt_tokens=call.prompt_tokens,
+            asked_prompt_tokens=call.asked_prompt_tokens,
             wanted_output_tokens=call.output_tokens,
             prompt_tokens=answer.prompt_tokens,
             output_tokens=answer.output_tokens,

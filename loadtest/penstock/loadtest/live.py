@@ -14,6 +14,7 @@ from penstock.loadtest.messages import Sample
 from penstock.loadtest.options import Options
 from penstock.loadtest.report.histogram import Tally
 from penstock.loadtest.report.words import clean, duration, number
+from penstock.loadtest.workload import asked_requests
 
 _LINE_SECONDS = 5.0
 _RATE_SECONDS = 5.0
@@ -134,8 +135,9 @@ class LiveView:
     def __init__(
         self, options: Options, *, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        target, work, load = options.target, options.workload, options.load
-        requests = work.requests and work.requests * load.repeat
+        target, load = options.target, options.load
+        requests = asked_requests(options)
+        requests = requests and requests * load.repeat
         seconds = load.duration and load.duration * load.repeat
         self._progress = Progress(requests, seconds)
         self._title = clean(f"{options.output.label or target.model or target.protocol} at {target.url}")
@@ -145,6 +147,7 @@ class LiveView:
         self._screen: Screen = Silence(self._stream)
         self._started: float | None = None
         self._shown = clock()
+        self._news = False
 
     def __enter__(self) -> Self:
         self._screen = _screen(self._stream, self._title) if self._enabled else Silence(self._stream)
@@ -153,7 +156,7 @@ class LiveView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._started is not None:
+        if self._news:
             self._screen.show(self._progress)
         self._screen.close()
 
@@ -163,8 +166,9 @@ class LiveView:
         if self._started is None:  # the run's start, not that of the warm-up before it
             self._started = now - max((sample.ended for sample in samples), default=0.0)
         self._progress.add(samples, in_flight, now - self._started)
+        self._news = True
         if now - self._shown >= self._screen.seconds:
-            self._shown = now
+            self._shown, self._news = now, False
             self._screen.show(self._progress)
 
     def note(self, text: str) -> None:

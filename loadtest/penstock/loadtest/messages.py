@@ -21,6 +21,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Most tokens to generate; with `ignore_eos` exactly so many."""
     prompt_tokens: int | None = None
     """What the prompt is by the workload's tokenizer; None: not known."""
+    asked_prompt_tokens: int | None = None
+    """What the settings, or a trace, want it to be; None: nothing, as with prompts from a file."""
     delay: float = 0.0
     """Seconds between the end of the session's last answer and this call."""
     tag: str = ""
@@ -84,6 +86,7 @@ class Sample(msgspec.Struct, kw_only=True, omit_defaults=True):
     pieces: list[int] = []
     reads: int = 0
     wanted_prompt_tokens: int | None = None
+    asked_prompt_tokens: int | None = None
     wanted_output_tokens: int = 0
     prompt_tokens: int | None = None
     output_tokens: int | None = None

@@ -110,7 +110,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     concurrency: Annotated[Positive, Meta(description="closed loop: requests at a time")] = 8
     rate: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
+        Annotated[float, Meta(gt=0, le=1e6)] | None,
         Meta(description="open loop: requests per second, whatever the server does; with turns, sessions"),
     ] = None
     arrival: Annotated[

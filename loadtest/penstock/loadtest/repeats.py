@@ -14,8 +14,8 @@ from penstock.loadtest.report.model import Interval
 
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 """Student's t, two-sided 95 %, for 1, 2, ... degrees of freedom."""
-_T95_MANY = 2.09
-"""For 16 to 20; for more it errs on the wide side."""
+_T95_MANY = 2.12
+"""For 16; for more it errs on the wide side."""
 _FEWEST = 3
 """Runs below which an interval says nothing."""
 

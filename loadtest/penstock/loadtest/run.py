@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.loadtest.calibrate import NOT_STREAMED, Calibration, calibrate
+from penstock.loadtest.calibrate import Calibration, calibrate
 from penstock.loadtest.clients.discover import only_model
 from penstock.loadtest.environment import environment, usable_cores
 from penstock.loadtest.errors import LoadTestError
@@ -26,7 +26,9 @@ from penstock.loadtest.options import Options
 from penstock.loadtest.processes import is_local
 from penstock.loadtest.repeats import intervals, medians
 from penstock.loadtest.report.model import Report, ServerWatch
+from penstock.loadtest.streamed import check_latencies
 from penstock.loadtest.timeline import timeline
+from penstock.loadtest.tokens import cached_own, token_counts
 from penstock.loadtest.validity import judge
 from penstock.loadtest.watch import Watch
 
@@ -107,10 +109,7 @@ class LoadTest:
 
     async def _run(self) -> Report:
         objectives = parse_objectives(self._options.load.goodput)
-        protocol = self._options.target.protocol
-        for objective in objectives:
-            if objective.name != "e2e" and protocol in NOT_STREAMED:
-                raise LoadTestError(f"goodput: {protocol} has no {objective.name}, only e2e")
+        check_latencies(self._options.target, [objective.name for objective in objectives], "goodput")
         options = self._options = await self._complete(self._options)
         date = datetime.now(UTC)
         if self.calibration is None and options.load.calibrate:
@@ -137,6 +136,7 @@ class LoadTest:
         last = runs[-1]
         self.samples = last.result.samples
         figures = medians([run.figures for run in runs])
+        tokens = token_counts([sample for run in runs for sample in run.result.samples], options, last.server)
         others = [run.other_cores for run in runs if run.other_cores is not None]
         return Report(
             **figures,
@@ -154,9 +154,11 @@ class LoadTest:
                 lost=sum(run.result.lost for run in runs),
                 other_cores=_foreign(options, runs),
                 clock_ms=max((run.clock_ms for run in runs), key=abs),
+                cached=cached_own(tokens, options),
             ),
             runs=[run.figures for run in runs],
             intervals=intervals([run.figures for run in runs]),
+            tokens=tokens,
             timeline=timeline(self.samples),
             server=last.server,
             environment=environment() | ({"other_cores": median(others)} if others else {}),

@@ -27,6 +27,8 @@ _CLOCK_MS, _CLOCK_SHARE = 20.0, 0.001
 """More than that is not the steady correction by a time server, which is 0.05 % at most."""
 _NEAR = 0.7
 """Of the ceiling: from here on the client is short of time."""
+_KNOWN = 0.3
+"""Of the prompt tokens: when so many come from a cache, prompts have been sent before."""
 _FLOOR_SHARE = 0.2
 """Of a measured median: above this, what the client costs by itself is a good part of it."""
 
@@ -42,9 +44,11 @@ def judge(
     lost: int = 0,
     other_cores: float | None = None,
     clock_ms: float = 0.0,
+    cached: float = 0.0,
 ) -> Validity:
     """Of all runs together. `lost`: client processes that ended before their time. `other_cores`: CPU that neither
-    clients nor server used; None: not known. `clock_ms`: by how much the time of day moved against the clock."""
+    clients nor server used; None: not known. `clock_ms`: by how much the time of day moved against the clock.
+    `cached`: share of the prompts that the server knew already, though it should not."""
     doubts: list[str] = []
     flaws: list[str] = []
     busiest = max((done.cpu_seconds / done.wall_seconds for done in clients if done.wall_seconds), default=0.0)
@@ -69,6 +73,11 @@ def judge(
     floor = calibration.floor_ms if calibration is not None else {}
     _check_floor(figures, floor, doubts)
     _check_tokens(samples, options, doubts)
+    if cached >= _KNOWN:
+        doubts.append(
+            f"at least {cached:.0%} of the prompt tokens came from the server's prefix cache, as from a run before; "
+            "another --seed makes others"
+        )
     if not figures.completed:
         flaws.append("no request was completed")
     elif figures.failed:

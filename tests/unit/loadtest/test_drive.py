@@ -6,7 +6,7 @@ from time import perf_counter
 
 import pytest
 
-from penstock.loadtest.errors import INTERRUPTED, LoadTestError
+from penstock.loadtest.errors import CONNECT, INTERRUPTED, LoadTestError
 from penstock.loadtest.messages import Answer, Call, Session
 from unit.loadtest.fakes import FakeClient, Run, answered, call, singles
 
@@ -140,6 +140,21 @@ async def test_a_session_goes_on_from_its_answers() -> None:
     assert second.intended == pytest.approx(first.ended + 0.02)
     assert third.intended == pytest.approx(second.ended)
     assert [sample.wanted_prompt_tokens for sample in samples] == [1, None, None], "nobody has counted the answers"
+
+
+async def test_a_server_that_is_gone_is_not_asked_without_end() -> None:
+    """Each place waits before it tries again; other failures are the server's own pace."""
+
+    def gone(asked: Call) -> Answer:
+        answer = answered(asked)
+        answer.error = CONNECT if asked.index < 6 else "http_503"
+        return answer
+
+    client = FakeClient(gone)
+    samples = await Run(client, singles(200), concurrency=2).end()
+    assert len(samples) == 200
+    assert all(client.times[place + 2] - client.times[place] >= 0.09 for place in range(6))
+    assert client.times[199] - client.times[8] < 191 * 0.09
 
 
 async def test_a_failure_ends_its_session() -> None:

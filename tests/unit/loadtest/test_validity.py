@@ -106,6 +106,13 @@ def test_a_floor_that_is_a_good_part_of_the_figure(floor: dict[str, float]) -> N
     assert "this client's own" in found.reasons[0]
 
 
+def test_prompts_that_the_server_knew() -> None:
+    assert judged(cached=0.29).verdict == "valid"
+    found = judged(cached=0.6)
+    assert found.verdict == "doubtful"
+    assert found.reasons[0].startswith("at least 60% of the prompt tokens came from the server's prefix cache")
+
+
 def test_others_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the machine, also for a client that has been confined to one of its cores."""
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0}, raising=False)

@@ -30,7 +30,7 @@ def what_was_run(report: Report) -> list[tuple[str, str]]:
         ("Server", target.url),
         ("Model", target.model or "the server's only one"),
         ("Protocol", target.protocol + (", streamed" if target.stream else ", not streamed")),
-        ("Requests", _workload(options)),
+        ("Requests", _workload(report)),
         ("Load", f"open loop, {load_name(load)}" if load.rate is not None else f"closed loop, {load_name(load)}"),
         ("Latencies from", _start(report.latency_from)),
         ("Date", report.date),
@@ -55,17 +55,17 @@ def _start(latency_from: str) -> str:
     return "the moment at which a request was sent"
 
 
-def _workload(options: Options) -> str:
-    work = options.workload
+def _workload(report: Report) -> str:
+    work = report.options.workload
+    counted = f" ({number(mean)} as counted, mean)" if (mean := report.tokens.get("prompt_counted")) else ""
     if work.trace is not None:
         return f"as recorded in {work.trace}"
     if work.dataset is not None:
         return f"from {work.dataset}"
     if work.mix:
         return f"a mix of {plural(len(work.mix), 'part')}"
-    text = f"{work.prompt_tokens} prompt tokens, {work.output_tokens} output tokens"
-    if work.shared_prefix_tokens:
-        text += f", after {work.shared_prefix_tokens} shared tokens"
+    shared = f" after {work.shared_prefix_tokens} shared ones" if work.shared_prefix_tokens else ""
+    text = f"{work.prompt_tokens} prompt tokens{shared}{counted}, {work.output_tokens} output tokens"
     return text + (f", {work.turns} turns" if work.turns > 1 else "")
 
 

@@ -14,13 +14,16 @@ _STATISTICS = ("p50", "p90", "p99", "max", "mean")
 def summary(report: Report) -> str:
     rates = [(figure.title, number(value(report, figure.path))) for figure in RATES if value(report, figure.path)]
     if report.goodput is not None:
-        rates.append((GOODPUT[1].title, percent(report.goodput.share)))
+        good = f"{number(report.goodput.requests_per_s)} ({percent(report.goodput.share)} of all)"
+        rates.append((GOODPUT[0].title, good))
     latencies = [
         (f"{name}, ms", *(number(value(report, f"{field}.{statistic}")) for statistic in _STATISTICS))
         for field, (name, _) in LATENCIES.items()
         if value(report, f"{field}.p50") is not None
     ]
     parts = [f"{clean(title(report))}, {load_name(report.options.load)}: {outcome(report)}."]
+    if note := report.tokens.get("note"):
+        parts.append(f"Note: {clean(note)}.")
     parts += [f"{name}: {figure}" for name, figure in rates]
     if latencies:
         parts += ["", table(("", *_STATISTICS), latencies)]

@@ -24,6 +24,7 @@ def run_sweep(options: Options, run: Runner) -> SweepReport:
     LoadTestError or KeyboardInterrupt when none has."""
     sweep = parse_sweep(options.search.sweep or "")
     check_load(options, sweep.name, "sweep")
+    _check_places(sweep, options.workload.requests)
     shared = one_of_a_row(options)
     found: dict[float, list[Report]] = {value: [] for value in sweep.values}
     ended = ""
@@ -57,7 +58,17 @@ def _run_all(options: Options, sweep: Sweep, run: Runner, found: dict[float, lis
     for number in range(repeats):
         for place, value in enumerate(sweep.values):
             text = f"run {number * len(sweep.values) + place + 1} of {total}: {sweep.name} {value:g}"
-            found[value].append(run(of_round(at(options, sweep.name, value), number), text).report)
+            # prompts of its own for each run: those of the value before would come from the server's prefix cache
+            alone = of_round(at(options, sweep.name, value), number * len(sweep.values) + place)
+            found[value].append(run(alone, text).report)
+
+
+def _check_places(sweep: Sweep, requests: int | None) -> None:
+    """Raises LoadTestError for places that would never all be taken: the run would be one of fewer."""
+    if sweep.name == "concurrency" and requests is not None and requests < max(sweep.values):
+        raise LoadTestError(
+            f"sweep: {requests} requests are never {max(sweep.values):g} at a time; --duration, or more --requests"
+        )
 
 
 def _named(report: Report, name: str, value: float) -> Report:

@@ -62,13 +62,19 @@ def _source(share: Share, contents: Contents) -> Part:
     return kind(share.options, contents, share.name)
 
 
+def asked_requests(options: Options) -> int | None:
+    """That end the run; None: its duration does, or a file. Raises LoadTestError."""
+    workload = options.workload
+    if workload.requests is not None or options.load.duration is not None or workload.trace is not None:
+        return workload.requests
+    return _DEFAULT_REQUESTS if all(share.options.dataset is None for share in shares(workload)) else None
+
+
 def _limit(options: Options, sources: list[Part]) -> int | None:
     """Most calls of the run; None: no limit."""
-    requests, total = options.workload.requests, sources[0].total if len(sources) == 1 else None
+    requests, total = asked_requests(options), sources[0].total if len(sources) == 1 else None
     if requests is not None and total is not None and requests > total:
         raise LoadTestError(f"requests: the dataset has {total}, and prompts are not sent twice")
-    if requests is None and options.load.duration is None and all(source.total is None for source in sources):
-        return _DEFAULT_REQUESTS
     return requests
 
 

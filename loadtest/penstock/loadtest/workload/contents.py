@@ -56,6 +56,10 @@ class Contents:
         """What the server should count for a prompt with so many tokens of its own."""
         return None if self.vocabulary is None or self._chat else (own + self._added) * self._inputs
 
+    def asked_tokens(self, tokens: int) -> int | None:
+        """Of a request whose prompts are to have so many each."""
+        return None if self.protocol in TENSORS else tokens * self._inputs
+
     def count(self, prompt: Prompt) -> int | None:
         """The same for a prompt that was not made here."""
         if self._chat:

@@ -67,5 +67,6 @@ class Trace:
             index=index,
             prompt=contents.source.prompt(lead, whole * size, tokens - whole * size, rng, number),
             prompt_tokens=contents.known_tokens(tokens),
+            asked_prompt_tokens=contents.asked_tokens(row.prompt_tokens),
             output_tokens=contents.output_tokens(row.output_tokens),
         )

@@ -67,6 +67,22 @@ def test_the_end_is_known_by_requests_or_by_time() -> None:
     assert Progress(None, None).share is None
 
 
+def test_the_end_of_a_plain_run_is_known() -> None:
+    stream = io.StringIO()
+    with LiveView(options(), stream=stream) as view:
+        view.update([sample(0)], 1)
+    assert "done 1 of 64" in stream.getvalue()
+    assert len(stream.getvalue().splitlines()) == 1
+
+
+def test_what_was_shown_is_not_shown_again_at_the_end() -> None:
+    clock, stream = Clock(), io.StringIO()
+    with LiveView(options(requests=100), stream=stream, clock=clock) as view:
+        clock.now += 6
+        view.update([sample(0)], 1)
+    assert len(stream.getvalue().splitlines()) == 1
+
+
 def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
     clock, stream = Clock(), io.StringIO()
     with LiveView(options(requests=100), stream=stream, clock=clock) as view:

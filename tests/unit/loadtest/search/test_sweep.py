@@ -42,7 +42,9 @@ def test_repeats_are_interleaved() -> None:
     server = ComputedServer()
     study = sweep("rate=1,2", server, repeat=3)
     assert [settings.load.rate for settings in server.ran] == [1, 2, 1, 2, 1, 2]
-    assert [settings.workload.seed for settings in server.ran] == [0, 0, 1, 1, 2, 2]
+    assert [settings.workload.seed for settings in server.ran] == [0, 1, 2, 3, 4, 5], (
+        "with prompts of the run before, a server would answer from its prefix cache"
+    )
     assert [len(point.report.runs) for point in study.points] == [3, 3]
     assert server.told[3] == "run 4 of 6: rate 2"
 

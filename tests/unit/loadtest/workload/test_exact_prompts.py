@@ -21,6 +21,7 @@ from helpers_workload import (
     rarely_joining,
     saved,
     word_pieces,
+    write,
 )
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.workload.sources import FittedWords
@@ -104,6 +105,18 @@ def test_without_a_tokenizer_a_token_is_a_word_and_nothing_is_known() -> None:
     assert isinstance(call.prompt, str)
     assert len(call.prompt.split(" ")) == 12
     assert call.prompt_tokens is None
+
+
+def test_what_was_asked_for_is_known_without_a_tokenizer(tmp_path: Path) -> None:
+    (call,) = calls(requests=1, prompt_tokens=12, shared_prefix_tokens=5)
+    assert call.asked_prompt_tokens == 17
+    (inputs,) = calls("openai-embeddings", requests=1, prompt_tokens=12, batch_size=3)
+    assert inputs.asked_prompt_tokens == 36
+    (tensors,) = calls("kserve-http", requests=1)
+    assert tensors.asked_prompt_tokens is None
+    trace = write(tmp_path, "trace.csv", "Timestamp,Request tokens,Response tokens", "0,30,2")
+    (recorded,) = calls(trace=trace)
+    assert recorded.asked_prompt_tokens == 30
 
 
 def test_a_tokenizer_that_joins_words_is_noticed() -> None:

@@ -1,0 +1,25 @@
+"""Which answers come piece by piece, and what only those have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.loadtest.calibrate import NOT_STREAMED
+from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.options import Target
+
+_OF_STREAMS = ("ttft", "itl", "tpot")
+
+
+def check_latencies(target: Target, names: Iterable[str], what: str) -> None:
+    """`names`: latencies that the setting `what` bounds. Raises LoadTestError for those that a whole answer does not
+    have: all of it comes at its end, which is e2e."""
+    if target.protocol in NOT_STREAMED:
+        whose = f"{target.protocol} has"
+    elif not target.stream:
+        whose = "answers that are not streamed have"
+    else:
+        return
+    for name in names:
+        if name in _OF_STREAMS:
+            raise LoadTestError(f"{what}: {whose} no {name}, only e2e")

@@ -67,24 +67,38 @@ class GrpcClient(ABC):
         answer.ended = answer.ended or perf_counter()
         return answer
 
+    async def unary(self, channel: Channel, name: str, request: bytes) -> bytes:
+        """The answer of an RPC that has one. Raises ValueError for a status of OK without it."""
+        found: bytes | None = await channel.unary_unary(method(name))(request, metadata=self.channels.metadata)
+        if found is None:
+            raise ValueError("a status of OK without an answer")
+        return found
+
     async def metadata(self) -> ModelMetadata:
         """Raises LoadTestError when the server has none of this model."""
         import grpc
+        from google.protobuf.message import DecodeError
         from tritonclient.grpc import service_pb2
 
         request = service_pb2.ModelMetadataRequest(name=self.options.model).SerializeToString()
+        seconds = min(self.options.timeout, _TIMEOUT)
         try:
-            with self.channels.connection() as connection:
-                await connection.opened()
-                call = connection.channel.unary_unary(method("ModelMetadata"))
-                found = await call(request, metadata=self.channels.metadata, timeout=_TIMEOUT)
+            async with asyncio.timeout(seconds):
+                with self.channels.connection() as connection:
+                    await connection.opened()
+                    found = await self.unary(connection.channel, "ModelMetadata", request)
+            message = service_pb2.ModelMetadataResponse.FromString(found)
         except grpc.aio.AioRpcError as error:
             reason = f"{error.code().name}: {error.details()}"
-            raise LoadTestError(
-                f"{self.channels.target} has no metadata of the model {self.options.model!r} ({reason})"
-            ) from None
-        message = service_pb2.ModelMetadataResponse.FromString(found)
-        return ModelMetadata([TensorMetadata(each.name, each.datatype, list(each.shape)) for each in message.inputs])
+        except TimeoutError:
+            reason = f"nothing came within {seconds:g} s"
+        except (ValueError, DecodeError) as error:
+            reason = f"{MALFORMED}: {error}"
+        else:
+            return ModelMetadata(
+                [TensorMetadata(each.name, each.datatype, list(each.shape)) for each in message.inputs]
+            )
+        raise LoadTestError(f"{self.channels.target} has no metadata of the model {self.options.model!r} ({reason})")
 
     async def close(self) -> None:
         await self.channels.close()

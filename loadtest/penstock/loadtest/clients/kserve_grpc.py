@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from time import perf_counter
-from typing import cast
 
-from penstock.loadtest.clients.grpc_channels import Channel, method
+from penstock.loadtest.clients.grpc_channels import Channel
 from penstock.loadtest.clients.grpc_client import GrpcClient, Message, parameters_of, set_parameters
 from penstock.loadtest.clients.tensors import SIZES, random_tensors
 from penstock.loadtest.messages import Answer, Call
@@ -32,8 +31,8 @@ class GrpcInferClient(GrpcClient):
         return self._request
 
     async def exchange(self, channel: Channel, request: bytes) -> list[tuple[float, bytes]]:
-        found = await channel.unary_unary(method("ModelInfer"))(request, metadata=self.channels.metadata)
-        return [(perf_counter(), cast(bytes, found))]
+        found = await self.unary(channel, "ModelInfer", request)
+        return [(perf_counter(), found)]
 
     def read(self, messages: list[tuple[float, bytes]], answer: Answer) -> None:
         from tritonclient.grpc import service_pb2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -204,6 +204,44 @@ async def test_an_inference() -> None:
     assert request.parameters["a"].int64_param == 1
     assert request.parameters["b"].string_param == "x"
     assert request.parameters["c"].bool_param
+
+
+async def test_a_status_of_ok_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library gives None for it."""
+
+    class Channel:
+        def unary_unary(self, name: str) -> Callable[..., Awaitable[None]]:
+            async def call(request: bytes, metadata: object) -> None:
+                return None
+
+            return call
+
+        def get_state(self, try_to_connect: bool) -> grpc.ChannelConnectivity:
+            return grpc.ChannelConnectivity.READY
+
+        async def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(Channels, "_open", lambda self: Channel())
+    async with opened(GrpcInferClient, "h:1", input_tensor=("X:FP32:1",)) as client:
+        answer = await client.send(CALL)
+    assert (answer.error, answer.detail) == (MALFORMED, "a status of OK without an answer")
+    with pytest.raises(LoadTestError, match="without an answer"):
+        async with opened(GrpcInferClient, "h:1"):
+            pass
+
+
+@pytest.mark.parametrize("kind", [GrpcInferClient, GrpcStreamClient])
+async def test_a_server_that_takes_connections_and_says_nothing(kind: type[GrpcClient]) -> None:
+    async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(silence, "127.0.0.1", 0) as server:
+        url = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(LoadTestError, match="nothing came"):
+            async with opened(kind, url, timeout=0.05):
+                pass
 
 
 async def test_a_header_goes_before_the_key() -> None:

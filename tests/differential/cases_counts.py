@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -38,20 +39,42 @@ def minus(after: Any, before: Any) -> Any:
         grown = {key: minus(value, (before or {}).get(key)) for key, value in after.items()}
         return {key: value for key, value in grown.items() if value not in (0, {})}
     if isinstance(after, list):
-        return after if before is None else [f"{len(after)} sizes"]
+        return _grown_sizes(after, before or [])
     return int(after) - int(before or 0) if str(after).isdigit() else after
+
+
+def _grown_sizes(after: list[Any], before: list[Any]) -> list[Any]:
+    """Of `batch_stats`: by size, whichever sizes a server has seen before (one that was started anew has seen none)."""
+    known = {item["batch_size"]: item for item in before}
+    grown = [minus(item, {**known.get(item["batch_size"], {}), "batch_size": 0}) for item in after]
+    return [counts for counts in grown if counts.keys() != {"batch_size"}]
 
 
 def counted(name: str, *steps: Callable[[Peer], Any]) -> Callable[[Peer], Any]:
     """How much the model's statistics and metrics grow."""
 
     def run(peer: Peer) -> Any:
-        before = statistics(peer, name), metrics_of(peer, name)
+        def read() -> tuple[Any, Any]:
+            return statistics(peer, name), metrics_of(peer, name)
+
+        before = read()
         for step in steps:
             step(peer)
-        return minus(statistics(peer, name), before[0]), minus(metrics_of(peer, name), before[1])
+        after = _settled(read, before)
+        return minus(after[0], before[0]), minus(after[1], before[1])
 
     return run
+
+
+def _settled(read: Callable[[], Any], before: Any) -> Any:
+    """What is read once it has grown and does so no more: Triton counts a stream after its last response is sent."""
+    last, deadline = before, time.monotonic() + 2
+    while time.monotonic() < deadline:
+        now = read()
+        if now == last != before:
+            break
+        last = now
+    return last
 
 
 _SAMPLE = re.compile(r"^(nv_inference\w+){(.*)} (\S+)$", re.MULTILINE)

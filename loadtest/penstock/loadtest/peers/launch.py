@@ -84,11 +84,13 @@ def vllm(at: Surroundings, ports: Ports) -> Launch:
 
 
 def llamacpp(at: Surroundings, ports: Ports) -> Launch:
+    """Each slot has a cache of its own. Prompts and idle slots are not kept; log lines for each request are off."""
     threads = str(len(at.cores))
     weights: Argv = ["--model", at.place.converted(at.model, "gguf"), "--host", _ADDRESS, "--port", str(ports.http)]
     slots = ["--parallel", str(at.places), "--ctx-size", str(at.places * SEQUENCE)]
     work = ["--threads", threads, "--threads-batch", threads, "--batch-size", "2048", "--ubatch-size", "512"]
-    return Launch(argv=[at.place.llama_server, *weights, *slots, *work, "--no-warmup", "--no-cache-prompt"])
+    without = ["--no-cache-prompt", "--cache-ram", "0", "--log-verbosity", "2"]
+    return Launch(argv=[at.place.llama_server, *weights, *slots, *work, *without])
 
 
 def transformers(at: Surroundings, ports: Ports) -> Launch:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
+from time import monotonic
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -73,7 +74,9 @@ def _measure(report: PeersReport, place: Place) -> None:
     report.versions = _versions(place, ready)
     if not chosen.run:
         return
-    for group in ready:
+    began = monotonic()
+    for number, group in enumerate(ready, 1):
+        _say(f"group {number} of {len(ready)}, after {(monotonic() - began) / 60:.0f} min")
         turns = Turns(group, place, chosen, _say)
         report.groups.append(turns.result)
         turns.run()

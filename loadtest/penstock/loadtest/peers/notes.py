@@ -36,7 +36,8 @@ def notes(group: GroupResult) -> Iterator[str]:
                     seen[where] = max(seen.get(where, ""), reason, key=_first_number)
             if cell.invalid:
                 invalid.append(where)
-            if cell.runs and (foreign := cell.middle("foreign_cores")) > _NOTEWORTHY_CORES:
+            known = any("something else used" in reason for run in cell.runs for reason in run.validity.reasons)
+            if cell.runs and not known and (foreign := cell.middle("foreign_cores")) > _NOTEWORTHY_CORES:
                 company[where] = foreign
     if invalid:
         yield f"**invalid** runs are among those of {_places(invalid)}"

@@ -34,6 +34,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     foreign_cores: float
     """CPU that was neither the server's nor the client's: other servers of the group, and whatever else ran."""
 
+    @property
+    def tokens_per_piece(self) -> float:
+        """In one event of a stream, on average; 0 without gaps between them."""
+        gaps = self.figures.itl_ms.count if self.figures.itl_ms else 0
+        return self.figures.output_tokens / (gaps + self.figures.completed) if gaps else 0.0
+
 
 class Cell(msgspec.Struct, kw_only=True):
     """One server in one case."""

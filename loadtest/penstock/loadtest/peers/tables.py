@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from penstock.loadtest.metrics import Figures
 from penstock.loadtest.peers.catalog import PEERS
@@ -23,7 +23,8 @@ _HEADINGS = {
 _ABOUT = {
     "streaming": "Output tokens/s, and in brackets thousands of tokens per second of CPU of the process that writes "
     "them. The two without a product have their chunks ready and their engine in the same process; Penstock gets "
-    "tokens from another process and makes text of them.",
+    "tokens from another process, makes text of them, and sends those of a stream that have come meanwhile together: "
+    "the last column is tokens in an event.",
     "tensors": "Requests/s (p50 / p99 of a request in ms). `add_sub` has two inputs and two outputs of 16 floats, "
     "`identity` one of 3 x 224 x 224 (602 kB). Every server has one instance of a model; Penstock and Triton wait up "
     "to 100 us for a batch.",
@@ -104,6 +105,7 @@ def _group(group: GroupResult) -> Iterator[str]:
             *(group.titles[name] for name in taking_part),
             *(f"{group.titles[name]}, ratio" for name in others),
             f"server CPU for each {'request' if group.table == 'tensors' else 'token'}, us",
+            *(["tokens in an event"] if group.table == "streaming" else []),
         )
         yield table(head, [_row(case, taking_part, others) for case in group.cases])
         yield _upkeep(group)
@@ -140,8 +142,14 @@ def _row(result: CaseResult, names: list[str], others: list[str]) -> tuple[str, 
         str(case.concurrency),
         *(_cell(case.table, result.cells[name]) for name in names),
         *(_ratio(ratios.get(name)) for name in others),
-        " / ".join(number(cell.middle("server_cpu_us")) if cell.runs else "–" for cell in result.cells.values()),
+        _each(result, lambda cell: cell.middle("server_cpu_us")),
+        *([_each(result, lambda cell: cell.middle("tokens_per_piece"))] if case.table == "streaming" else []),
     )
+
+
+def _each(result: CaseResult, figure: Callable[[Cell], float]) -> str:
+    """In the order of the columns."""
+    return " / ".join(number(figure(cell)) if cell.runs else "–" for cell in result.cells.values())
 
 
 def _cell(table_: str, cell: Cell) -> str:

@@ -79,7 +79,7 @@ class Turns:
 
     def _start(self, contender: Contender, cores: tuple[int, ...], stack: ExitStack) -> None:
         if contender.lacking:
-            raise LoadTestError(f"these packages are not installed: {', '.join(contender.lacking)}")
+            raise LoadTestError(f"these packages are not installed: {', '.join(contender.lacking)} (penstock[onnx])")
         at = Surroundings(
             place=self._place,
             model=self._group.model,

@@ -93,6 +93,9 @@ def test_doubts_failures_and_company_are_told() -> None:
     theirs = Cell(runs=[run_of(2.0, verdict="doubtful", tired=7), run_of(2.0, verdict="invalid")])
     ours = Cell(failure="3 output tokens instead of 4")
     third = Cell(runs=[run_of(2.0, foreign=0.5)])
+    busy = Validity(verdict="doubtful", reasons=["something else used 1.5 of this machine's 2 cores"])
+    theirs.runs.append(msgspec.structs.replace(run_of(2.0), validity=busy, foreign_cores=1.5))
+    theirs.runs.append(theirs.runs[-1])
     report = report_of("generation", "vllm", vllm=theirs, penstock_vllm=ours, penstock=third)
     report.skipped, report.interrupted = {"llamacpp": "it is not set up"}, True
     text = markdown(report)
@@ -102,6 +105,7 @@ def test_doubts_failures_and_company_are_told() -> None:
     assert rows(text)[2][4].endswith(" (4 at a time) †"), "a ratio to an invalid run"
     assert "Penstock, vllm, 4 at a time: 3 output tokens instead of 4" in text
     assert "others used up to 0.500 cores meanwhile (Penstock, openvino, 4 at a time)" in text
+    assert text.count("1.5 of this machine's 2 cores") == 1, "told once"
     assert cases(text)[0][2] == "failed"
     assert cases(text)[0][4] == "–", "nothing to compare"
     assert "- llamacpp: it is not set up" in text
@@ -120,6 +124,7 @@ def test_other_tables(table: str, peer: str, other: str, first: list[str], shown
     row = cases(markdown(report))[0]
     assert row[: len(first) + 1] == [*first, shown]
     assert row[len(first) + 2] == "2.00"
+    assert (row[-1] == "1.00 / 1.00") == (table == "streaming"), "tokens in an event"
 
 
 def test_pairs_are_of_one_round() -> None:

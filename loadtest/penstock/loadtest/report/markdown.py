@@ -64,7 +64,7 @@ def code(text: str) -> str:
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Cells are escaped; columns after the first are aligned right when they hold numbers only."""
     rows = list(rows)
-    right = [index > 0 and all(_is_number(row[index]) for row in rows) for index in range(len(head))]
+    right = numeric(head, rows)
     lines = [[escape(cell) for cell in row] for row in (head, *rows)]
     widths = [min(_WIDEST, max(3, *(len(line[index]) for line in lines))) for index in range(len(head))]
     lines.insert(
@@ -78,6 +78,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         for line in lines
     ]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in filled)
+
+
+def numeric(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:
+    """Of each column but the first, whether it holds numbers only."""
+    return [index > 0 and all(_is_number(row[index]) for row in rows) for index in range(len(head))]
 
 
 def _is_number(text: str) -> bool:

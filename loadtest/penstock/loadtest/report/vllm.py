@@ -1,7 +1,8 @@
 """The figures under the names of `vllm bench serve --save-result`, with the meanings that they have there.
 
-Its TPOT is (E2E - TTFT) / (tokens - 1), its ITL are all gaps together, its latencies count from the send, and its peak
-of "tokens" per second counts pieces of output. Its `failed` requests are in no latency.
+Its TPOT is (E2E - TTFT) / (tokens - 1), its ITL are all gaps together, its latencies count from the send, its peak of
+"tokens" per second counts pieces of output, and its peak of concurrent requests all that touch one second. Its `failed`
+requests are in no latency.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def vllm_result(report: Report, samples: Sequence[Sample]) -> dict[str, Any]:
         "output_throughput": run.per_second(run.output_tokens),
         "total_token_throughput": run.per_second(run.prompt_tokens + run.output_tokens),
         "max_output_tokens_per_s": _most_pieces_in_a_second(run.complete),
-        "max_concurrent_requests": _most_at_once(run.complete),
+        "max_concurrent_requests": _most_touching_a_second(run.complete),
         **_statistics("ttft", there([request.ttft for request in run.complete])),
         **_statistics("tpot", there([request.per_token for request in run.complete])),
         **_statistics("itl", [gap for request in run.complete for gap in request.gaps]),
@@ -78,11 +79,10 @@ def _most_pieces_in_a_second(requests: Sequence[Request]) -> float:
     return float(max(seconds.values(), default=0))
 
 
-def _most_at_once(requests: Sequence[Request]) -> int:
-    """A request that ends when another starts is not there with it."""
-    changes = sorted([(request.start, 1) for request in requests] + [(request.end, -1) for request in requests])
-    most = there_now = 0
-    for _, change in changes:
-        there_now += change
-        most = max(most, there_now)
-    return most
+def _most_touching_a_second(requests: Sequence[Request]) -> int:
+    """What vLLM calls concurrent: all that were there at any time of the busiest second, seldom all at once."""
+    start = min((request.start for request in requests), default=0.0)
+    seconds = Counter(
+        second for request in requests for second in range(int(request.start - start), int(request.end - start) + 1)
+    )
+    return max(seconds.values(), default=0)

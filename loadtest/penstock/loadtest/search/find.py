@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from penstock.loadtest.errors import LoadTestError
-from penstock.loadtest.goodput import parse_objectives
 from penstock.loadtest.options import Options
 from penstock.loadtest.report.model import Report
 from penstock.loadtest.report.words import number, percent
 from penstock.loadtest.search.edge import Edge, EdgeSearch, Trial
 from penstock.loadtest.search.model import FindReport, Probe
 from penstock.loadtest.search.runs import BY_USER, Run, Runner, merge, of_round
-from penstock.loadtest.search.slo import margins, miss, parse_bounds
+from penstock.loadtest.search.slo import bounds_of, margins, miss
 from penstock.loadtest.search.values import DEFAULT_SECONDS, at, check_load, one_of_a_row
 
 KEEPS_UP = 0.95
@@ -52,12 +51,13 @@ class _Finder:
         settings = options.search
         self._what = settings.find or ""
         self._run = run
-        self._bounds = parse_bounds(settings.slo, goodput=bool(parse_objectives(options.load.goodput)))
+        self._bounds = bounds_of(settings.slo, options)
         self._options = one_of_a_row(replace(options, load=replace(options.load, rate=None)))
         self._seconds = options.load.duration or DEFAULT_SECONDS
         self._may_grow = options.load.duration is None
         self._max_runs = settings.max_runs
         self._notes: list[str] = []
+        self._begun = 0
         self.tried: list[tuple[float, Probe, Report]] = []
         whole = self._what == "concurrency"
         self.search = EdgeSearch(
@@ -84,7 +84,8 @@ class _Finder:
         load = replace(self._options.load, duration=self._seconds)
         options = at(replace(self._options, load=load), self._what, value)
         text = f"run {len(self.tried) + 1} of at most {self._max_runs}: {self._what} {value:g}"
-        return self._run(of_round(options, len(self.tried)), text)
+        self._begun += 1  # the first may be run again, longer: not with prompts that the server knows by then
+        return self._run(of_round(options, self._begun - 1), text)
 
     def _grown(self, first: Report) -> bool:
         """Whether runs have to be longer than thought."""

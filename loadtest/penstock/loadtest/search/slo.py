@@ -8,9 +8,12 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.goodput import parse_objectives
+from penstock.loadtest.options import Options
 from penstock.loadtest.report.figures import LATENCIES, value
 from penstock.loadtest.report.model import Report
 from penstock.loadtest.report.words import number, percent
+from penstock.loadtest.streamed import check_latencies
 
 _STATISTICS = ("p50", "p90", "p95", "p99", "max", "mean")
 _ERRORS = 0.01
@@ -49,6 +52,16 @@ def parse_bounds(texts: Sequence[str], *, goodput: bool) -> list[Bound]:
     if "goodput" in names and not goodput:
         raise LoadTestError("slo: what is a good request? (--goodput 'ttft:200 tpot:20')")
     return found if "errors" in names else [*found, Bound("errors", _ERRORS)]
+
+
+def bounds_of(slo: Sequence[str], options: Options) -> list[Bound]:
+    """Of runs with these settings. Raises LoadTestError also for bounds, `--goodput` among them, on what such runs
+    never have: nothing need be sent to find that out."""
+    objectives = parse_objectives(options.load.goodput)
+    bounds = parse_bounds(slo, goodput=bool(objectives))
+    check_latencies(options.target, [bound.name.partition("_")[0] for bound in bounds], "slo")
+    check_latencies(options.target, [objective.name for objective in objectives], "goodput")
+    return bounds
 
 
 def _bound(text: str) -> Bound:

@@ -15,7 +15,7 @@ from penstock.loadtest.report.file import rounded
 from penstock.loadtest.report.html import page
 from penstock.loadtest.report.html.markup import Markup, element
 from penstock.loadtest.report.html.markup import table as html_table
-from penstock.loadtest.report.markdown import code, escape, table
+from penstock.loadtest.report.markdown import code, escape, numeric, table
 from penstock.loadtest.report.model import Report
 from penstock.loadtest.report.redact import redacted_tree
 from penstock.loadtest.report.words import clean
@@ -99,7 +99,10 @@ def markdown(told: Told, study: Study) -> str:
 
 def lead(told: Told, study: Study) -> list[Markup]:
     """The answer, above the plots of a page."""
-    return [*(element("p", line) for line in _sentences(told, study)), html_table(*told.table, numbers=False)]
+    return [
+        *(element("p", line) for line in _sentences(told, study)),
+        html_table(*told.table, right=numeric(*told.table)),
+    ]
 
 
 def to_csv(told: Told) -> str:

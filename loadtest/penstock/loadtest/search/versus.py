@@ -15,6 +15,7 @@ from penstock.loadtest.options import Options, SearchOptions
 from penstock.loadtest.repeats import student95
 from penstock.loadtest.report.figures import COMPARED, Figure, value
 from penstock.loadtest.report.model import Report
+from penstock.loadtest.report.words import number
 from penstock.loadtest.search.model import Difference, VersusReport
 from penstock.loadtest.search.runs import BY_USER, Runner, merge, of_round
 
@@ -24,18 +25,20 @@ SAME = "no difference seen"
 
 def run_versus(options: Options, run: Runner) -> VersusReport:
     """A and B, then B and A, and so on: what drifts over time touches both alike. In each pair both get the same
-    requests. Ended early, there is a report of the complete pairs; without any, raises LoadTestError or
-    KeyboardInterrupt."""
+    requests; where it is one server under two models or settings, others, which its prefix cache does not know. Ended
+    early, there is a report of the complete pairs; without any, raises LoadTestError or KeyboardInterrupt."""
     both = _both(options)
+    repeats = options.load.repeat
+    apart = repeats if both[0].target.url == both[1].target.url else 0
     pairs: list[tuple[Report, Report]] = []
     order, ended = "", ""
     try:
-        for number in range(options.load.repeat):
-            places = (0, 1) if number % 2 == 0 else (1, 0)
+        for nth in range(repeats):
+            places = (0, 1) if nth % 2 == 0 else (1, 0)
             found: dict[int, Report] = {}
             for place in places:
-                text = f"run {len(order) + 1} of {2 * options.load.repeat}: {both[place].output.label}"
-                found[place] = run(of_round(both[place], number), text).report
+                text = f"run {len(order) + 1} of {2 * repeats}: {both[place].output.label}"
+                found[place] = run(of_round(both[place], nth + place * apart), text).report
                 order += "AB"[place]
             pairs.append((found[0], found[1]))
     except (KeyboardInterrupt, LoadTestError) as error:
@@ -50,7 +53,7 @@ def run_versus(options: Options, run: Runner) -> VersusReport:
         b=b,
         order=order,
         differences=differences(pairs),
-        notes=warnings([a, b]),
+        notes=[*warnings([a, b]), *_without_ratio(pairs)],
         ended_early=ended,
     )
 
@@ -84,6 +87,18 @@ def differences(pairs: Sequence[tuple[Report, Report]]) -> list[Difference]:
         if len(there) == len(pairs):
             found.append(difference(figure, there))
     return found
+
+
+def _without_ratio(pairs: Sequence[tuple[Report, Report]]) -> list[str]:
+    """The figures that are 0 in some run, and so in no table."""
+    notes = []
+    for figure in COMPARED:
+        sides = [[value(pair[place], figure.path) for pair in pairs] for place in (0, 1)]
+        runs = [found for side in sides for found in side]
+        if any(runs) and 0.0 in runs:
+            a, b = (number(statistics.fmean(found or 0.0 for found in side)) for side in sides)
+            notes.append(f"{figure.title}: 0 in some run, which makes no ratio; on average A {a}, B {b}")
+    return notes
 
 
 def difference(figure: Figure, pairs: Sequence[tuple[float, float]]) -> Difference:

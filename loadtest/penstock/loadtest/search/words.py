@@ -6,7 +6,7 @@ from penstock.loadtest.report.describe import title
 from penstock.loadtest.report.markdown import table
 from penstock.loadtest.report.model import Report
 from penstock.loadtest.report.words import number
-from penstock.loadtest.search.model import Difference, FindReport, SweepReport, VersusReport
+from penstock.loadtest.search.model import Difference, FindReport, Probe, SweepReport, VersusReport
 from penstock.loadtest.search.tables import NUMBERS, TITLES, figures, numbers
 from penstock.loadtest.search.told import Rows, Told
 from penstock.loadtest.search.versus import SAME
@@ -34,7 +34,7 @@ def tell_sweep(study: SweepReport) -> Told:
         heading=f"Sweep: {title(study.points[0].report)}",
         answer=said,
         table=figures((study.swept, ""), firsts, study.reports),
-        csv=([study.swept, *NUMBERS], [[point.value, *numbers(point.report)] for point in study.points]),
+        csv=([study.swept, *NUMBERS], [[f"{point.value:g}", *numbers(point.report)] for point in study.points]),
         below=[_MILLISECONDS],
     )
 
@@ -46,11 +46,8 @@ def tell_find(study: FindReport) -> Told:
         answer=_found(study),
         table=_probes(study),
         csv=(
-            [study.searched, "held", "margin", "kept_up", "why"],
-            [
-                [probe.value, probe.held and not probe.invalid, probe.margin, probe.kept_up, _why(probe.misses)]
-                for probe in study.probes
-            ],
+            [study.searched, "outcome", "margin", "kept_up", "why"],
+            [[f"{probe.value:g}", _became(probe), probe.margin, probe.kept_up, _why(probe)] for probe in study.probes],
         ),
         below=[table(*figures((study.searched, "runs"), loads, study.reports)), _MILLISECONDS],
     )
@@ -79,18 +76,22 @@ def _probes(study: FindReport) -> Rows:
     rows = [
         (
             f"{probe.value:g}",
-            "client-bound" if probe.invalid else "held" if probe.held else "failed",
+            _became(probe),
             number(probe.margin),
             *([number(probe.kept_up)] if open_loop else []),
-            probe.invalid or _why(probe.misses),
+            _why(probe),
         )
         for probe in study.probes
     ]
     return (study.searched, "", "measured / allowed", *(["completed / offered"] if open_loop else []), "why"), rows
 
 
-def _why(misses: list[str]) -> str:
-    return "; ".join(misses)
+def _became(probe: Probe) -> str:
+    return "client-bound" if probe.invalid else "held" if probe.held else "failed"
+
+
+def _why(probe: Probe) -> str:
+    return probe.invalid or "; ".join(probe.misses)
 
 
 def _load(study: FindReport, report: Report) -> float:

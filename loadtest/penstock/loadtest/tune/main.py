@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.loadtest.clients.registry import make_client
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.main import STOPPED, ended
 from penstock.loadtest.options import options
@@ -21,6 +22,7 @@ from penstock.loadtest.tune.params import parse_params
 from penstock.loadtest.tune.server import free_ports
 from penstock.loadtest.tune.tune import Base, Tuner
 from penstock.loadtest.tune.words import tell
+from penstock.loadtest.workload import build
 
 _OURS = (sys.executable, "-m", "penstock.gateway.cli")
 _GRPC = ("kserve-grpc", "kserve-grpc-stream")
@@ -35,10 +37,13 @@ def main(settings: Mapping[str, Any]) -> int:
     base, url = plan(words, load.get("url"), str(load.get("protocol", "")), tune)
     chosen = one_of_a_row(options(load | {"url": url}))
     check_output(chosen.output)
+    tuner = Tuner(tune, chosen, base, RealRunner())
+    make_client(chosen.target)  # what cannot be sent is refused before a server takes its time to start
+    build(chosen)
     for name in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, _end)
     try:
-        study = write_study(Tuner(tune, chosen, base, RealRunner()).run(), tell, chosen.output)
+        study = write_study(tuner.run(), tell, chosen.output)
     except KeyboardInterrupt:
         print("penstock tune: ended before anything was measured", file=sys.stderr)
         return STOPPED

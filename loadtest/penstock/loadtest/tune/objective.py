@@ -7,12 +7,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.goodput import parse_objectives
+from penstock.loadtest.options import Options
 from penstock.loadtest.report.figures import COMPARED, value
 from penstock.loadtest.report.model import Report
 from penstock.loadtest.search.slo import Bound, margins, miss, parse_bounds
+from penstock.loadtest.streamed import check_latencies
 from penstock.loadtest.tune.strategies import Score
+from penstock.loadtest.workload.contents import TENSORS
 
 _RATES = ("output_tokens_per_s", "total_tokens_per_s", "requests_per_s")
+_WITHOUT_TOKENS = dict.fromkeys(TENSORS, _RATES[:2]) | {"openai-embeddings": _RATES[:1]}
 NOTHING: Score = (-1.0,)
 """Of a server that did not start, or did not answer."""
 
@@ -27,13 +32,19 @@ class Objective(NamedTuple):
         return value(report, self.path)
 
 
-def parse_objective(text: str, *, goodput: bool) -> Objective:
-    """`goodput`: whether the runs say what a good request is. Raises LoadTestError."""
+def parse_objective(text: str, options: Options) -> Objective:
+    """Of runs with these settings; without a text, the throughput that they have. Raises LoadTestError, also for what
+    such runs never have."""
+    protocol = options.target.protocol
+    without = _WITHOUT_TOKENS.get(protocol, ())
+    text = text or next(rate for rate in _RATES if rate not in without)
     titles = {figure.path: figure.title for figure in COMPARED}
+    if text in without:
+        raise LoadTestError(f"objective: {protocol} has no {titles[text].partition('/')[0].lower()}; requests_per_s")
     if text in _RATES:
         return Objective(text, titles[text], True)
     if text == "goodput":
-        if not goodput:
+        if not parse_objectives(options.load.goodput):
             raise LoadTestError("objective: what is a good request? (--goodput 'ttft:200 tpot:20')")
         return Objective("goodput.requests_per_s", titles["goodput.requests_per_s"], True)
     try:
@@ -42,6 +53,7 @@ def parse_objective(text: str, *, goodput: bool) -> Objective:
         bound = Bound("errors", 0.0)
     if bound.name == "errors":
         raise LoadTestError(f"objective: {text!r} is none of {', '.join(_RATES)}, goodput, ttft_p99 and the like")
+    check_latencies(options.target, [bound.name.partition("_")[0]], "objective")
     return Objective(bound.path, f"{str(bound).partition(' ≤')[0]} ms", False)
 
 

@@ -25,9 +25,10 @@ class TuneOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         str,
         Meta(
             description="what shall be highest (output_tokens_per_s, total_tokens_per_s, requests_per_s, goodput) or "
-            "lowest (ttft_p99 and the like)"
+            "lowest (ttft_p99 and the like); default: output_tokens_per_s; of embeddings "
+            "total_tokens_per_s, of tensors requests_per_s"
         ),
-    ] = "output_tokens_per_s"
+    ] = ""
     slo: Annotated[
         tuple[str, ...],
         Meta(

@@ -10,11 +10,10 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from penstock.loadtest.errors import LoadTestError
-from penstock.loadtest.goodput import parse_objectives
 from penstock.loadtest.options import Options
 from penstock.loadtest.report.model import Interval, Report
 from penstock.loadtest.search.runs import BY_USER, Runner
-from penstock.loadtest.search.slo import parse_bounds
+from penstock.loadtest.search.slo import bounds_of
 from penstock.loadtest.tune.ask import configure_model
 from penstock.loadtest.tune.model import Tried, TuneReport
 from penstock.loadtest.tune.objective import NOTHING, Judgement, judge, parse_objective
@@ -39,10 +38,9 @@ class Tuner:
     """`run` tries all that the strategy wants to know."""
 
     def __init__(self, tune: TuneOptions, options: Options, base: Base, run: Runner) -> None:
-        goodput = bool(parse_objectives(options.load.goodput))
         self._params = parse_params(tune.param)
-        self._objective = parse_objective(tune.objective, goodput=goodput)
-        self._bounds = parse_bounds(tune.slo, goodput=goodput)
+        self._objective = parse_objective(tune.objective, options)
+        self._bounds = bounds_of(tune.slo, options)
         self._tune = tune
         self._options = options
         self._base = base

@@ -12,13 +12,18 @@ from penstock.loadtest.tune.model import Tried, TuneReport
 def tell(study: TuneReport) -> Told:
     measured = [tried for tried in study.tried if tried.report is not None]
     names = list(study.tried[0].settings)
-    rows = [[*tried.settings.values(), *numbers(tried.report)] for tried in measured if tried.report is not None]
+    nothing: list[object] = [None] * len(NUMBERS)
+    rows = [
+        [*tried.settings.values(), tried.objective, _mark(study, index), _why(tried)]
+        + (nothing if tried.report is None else numbers(tried.report))
+        for index, tried in enumerate(study.tried)
+    ]
     runs = figures(names, [list(tried.settings.values()) for tried in measured], study.reports)
     return Told(
         heading=f"Tuning for {study.objective}",
         answer=_answer(study),
         table=_table(study, names),
-        csv=([*names, *NUMBERS], rows),
+        csv=([*names, study.objective, "mark", "why", *NUMBERS], rows),
         below=[*_how(study), table(*runs), "Latencies in milliseconds."],
     )
 
@@ -49,11 +54,18 @@ def _name(tried: Tried) -> str:
 def _table(study: TuneReport, names: list[str]) -> Rows:
     rows = []
     for index, tried in enumerate(study.tried):
-        mark = "best" if index == study.best else "like it" if index in study.like_best else ""
         verdict = "" if tried.report is None else tried.report.validity.verdict
-        why = tried.problem or "; ".join(tried.misses)
-        rows.append([*tried.settings.values(), number(tried.objective), mark, verdict, why])
+        mark = _mark(study, index)
+        rows.append([*tried.settings.values(), number(tried.objective), mark, verdict, _why(tried)])
     return [*names, study.objective, "", "verdict", "broken bounds"], rows
+
+
+def _mark(study: TuneReport, index: int) -> str:
+    return "best" if index == study.best else "like it" if index in study.like_best else ""
+
+
+def _why(tried: Tried) -> str:
+    return tried.problem or "; ".join(tried.misses)
 
 
 def _how(study: TuneReport) -> list[str]:

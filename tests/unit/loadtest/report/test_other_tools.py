@@ -52,6 +52,17 @@ def test_vllm_peaks(make_report: MakeReport, samples: list[Sample]) -> None:
     assert found["max_concurrent_requests"] == 2
 
 
+def test_vllm_takes_all_that_touch_a_second_for_concurrent(make_report: MakeReport) -> None:
+    """Two one after the other, within a second, and one that reaches from that second to the next."""
+    times = [(0.0, 0.4), (0.5, 0.9), (0.95, 1.5)]
+    samples = [
+        Sample(index=index, intended=sent, sent=sent, arrivals=[ended], ended=ended, output_tokens=1)
+        for index, (sent, ended) in enumerate(times)
+    ]
+    assert vllm_result(make_report(), samples)["max_concurrent_requests"] == 3
+    assert vllm_result(make_report(), samples[2:])["max_concurrent_requests"] == 1
+
+
 def test_vllm_settings(make_report: MakeReport, samples: list[Sample]) -> None:
     opened, closed = vllm_result(make_report(), samples), vllm_result(make_report(open_loop=False), samples)
     assert (opened["request_rate"], opened["burstiness"], opened["model_id"]) == (4.0, 1.0, "tiny")

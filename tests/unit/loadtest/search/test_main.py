@@ -29,6 +29,13 @@ from unit.loadtest.search.computed import URL, answered, chosen, report_of
         ({"json": "-", "markdown": "-"}, "only one form"),
         ({"csv": "/tmp"}, "is a folder"),
         ({"protocol": "kserve-http", "model": "m", "goodput": ("ttft:20",)}, "kserve-http has no ttft"),
+        ({"model": "m", "stream": False, "goodput": ("ttft:20",)}, "not streamed have no ttft"),
+        ({"find": "rate", "slo": ("ttft_p99:20",), "protocol": "kserve-grpc"}, "slo: kserve-grpc has no ttft"),
+        ({"find": "rate", "slo": ("ttft_p99:20",), "protocol": "openai-embeddings"}, "openai-embeddings has no ttft"),
+        ({"find": "rate", "slo": ("itl_max:20",), "stream": False}, "slo: answers that are not streamed have no itl"),
+        ({"find": "rate", "slo": ("goodput:1",), "goodput": ("tpot:1",), "stream": False}, "not streamed have no tpot"),
+        ({"sweep": "rate=1,2", "model": "m", "stream": False, "goodput": ("tpot:1",)}, "not streamed have no tpot"),
+        ({"sweep": "concurrency=1,64", "requests": 63}, "63 requests are never 64 at a time"),
     ],
 )
 def test_what_does_not_go_together(settings: Mapping[str, object], said: str) -> None:

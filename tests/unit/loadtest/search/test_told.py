@@ -38,11 +38,12 @@ def test_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert tree["schema"] == "penstock-loadtest-sweep/1"
     assert [point["value"] for point in tree["points"]] == [2, 4, 8]
     assert tree["points"][1]["report"]["requests_per_s"] == pytest.approx(20, rel=0.02)
-    assert [row["concurrency"] for row in rows(tmp_path)] == ["2.0", "4.0", "8.0"]
+    assert [row["concurrency"] for row in rows(tmp_path)] == ["2", "4", "8"]
     assert float(rows(tmp_path)[0]["e2e_ms.p50"]) == 200
     page, text = (tmp_path / "html").read_text(), (tmp_path / "markdown").read_text()
     assert "<b>x" not in page
     assert "<title>Sweep: " in page
+    assert page.count('<td class="number">') > 20, "figures stand below one another"
     assert "The knee is at concurrency 4" in page
     assert "The knee is at concurrency 4" in text
     assert "knee" in capsys.readouterr().out
@@ -54,7 +55,7 @@ def test_a_search(tmp_path: Path) -> None:
     tree = json.loads((tmp_path / "json").read_text())
     assert tree["held"] < tree["failed"]
     assert len(rows(tmp_path)) == len(tree["probes"]) == len(study.probes)
-    assert {row["held"] for row in rows(tmp_path)} == {"True", "False"}
+    assert {row["outcome"] for row in rows(tmp_path)} == {"held", "failed"}
     text = (tmp_path / "markdown").read_text()
     assert "E2E p99 ≤ 250 ms" in text
     assert f"between {study.held:g} and {study.failed:g}" in text

@@ -144,14 +144,30 @@ def test_quick_ends_where_no_single_change_helps(scores: list[int]) -> None:
 
 
 def test_objectives_are_read() -> None:
-    assert parse_objective("requests_per_s", goodput=False)[:2] == ("requests_per_s", "Requests/s")
-    assert parse_objective("ttft_p99", goodput=False) == ("ttft_ms.p99", "TTFT p99 ms", False)
-    assert parse_objective("goodput", goodput=True).path == "goodput.requests_per_s"
-    for text in ("speed", "ttft", "errors", "", "completed"):
+    assert parse_objective("requests_per_s", chosen())[:2] == ("requests_per_s", "Requests/s")
+    assert parse_objective("ttft_p99", chosen()) == ("ttft_ms.p99", "TTFT p99 ms", False)
+    assert parse_objective("goodput", chosen(goodput=("e2e:1",))).path == "goodput.requests_per_s"
+    for text in ("speed", "ttft", "errors", "completed"):
         with pytest.raises(LoadTestError, match="is none of"):
-            parse_objective(text, goodput=True)
+            parse_objective(text, chosen())
     with pytest.raises(LoadTestError, match="good request"):
-        parse_objective("goodput", goodput=False)
+        parse_objective("goodput", chosen())
+
+
+@pytest.mark.parametrize(
+    ("protocol", "rate", "without"),
+    [
+        ("openai-chat", "output_tokens_per_s", ()),
+        ("openai-embeddings", "total_tokens_per_s", ("output_tokens_per_s", "ttft_p99")),
+        ("kserve-grpc", "requests_per_s", ("output_tokens_per_s", "total_tokens_per_s", "tpot_p50")),
+    ],
+)
+def test_the_objective_is_something_that_the_protocol_has(protocol: str, rate: str, without: tuple[str, ...]) -> None:
+    settings = chosen(protocol=protocol)
+    assert parse_objective("", settings).path == rate
+    for text in without:
+        with pytest.raises(LoadTestError, match=f"objective: {protocol} has no"):
+            parse_objective(text, settings)
 
 
 def test_what_is_best() -> None:
@@ -161,7 +177,7 @@ def test_what_is_best() -> None:
         samples = [answered(index, index / 10, index / 10, index / 10 + seconds) for index in range(20)]
         return judge(report_of(chosen(), samples, verdict), objective, bounds).score
 
-    objective, bounds = parse_objective("e2e_p50", goodput=False), parse_bounds(["e2e_p99:500"], goodput=False)
+    objective, bounds = parse_objective("e2e_p50", chosen()), parse_bounds(["e2e_p99:500"], goodput=False)
     order = [NOTHING, of(0.1, "invalid"), of(0.9), of(0.6), of(0.4), of(0.2)]
     assert order == sorted(order)
     assert len(set(order)) == len(order)
@@ -169,7 +185,7 @@ def test_what_is_best() -> None:
 
 def test_runs_without_answers_and_without_the_figure() -> None:
     failed = report_of(chosen(), [Sample(index=0, intended=0.0, sent=0.0, ended=1.0, error="timeout")])
-    objective = parse_objective("ttft_p50", goodput=False)
+    objective = parse_objective("ttft_p50", chosen())
     judged = judge(replace(failed, validity=Validity(verdict="invalid")), objective, parse_bounds([], goodput=False))
     assert judged.misses == ["failed requests ≤ 1 %: nothing was completed"]
     assert judged.score > NOTHING

@@ -82,8 +82,18 @@ def test_the_other_server_has_settings_of_its_own() -> None:
 
 
 def test_the_same_address_twice_is_told_apart() -> None:
-    study = run_versus(chosen(vs=URL, repeat=1, duration=5), Two())
+    two = Two()
+    study = run_versus(chosen(vs=URL, repeat=2, duration=5), two)
     assert study.a.label != study.b.label
+    seeds = [settings.workload.seed for settings in two.ran]
+    assert sorted(seeds) == [0, 1, 2, 3], "what A has sent is in the prefix cache when B comes"
+
+
+def test_what_is_0_on_one_side_is_told() -> None:
+    study = versus(Two(b=ComputedServer(seconds=0.3)), repeat=2, goodput=("e2e:250",), concurrency=4)
+    assert "goodput.share" not in verdicts(study)
+    assert "Share of good requests: 0 in some run, which makes no ratio; on average A 1.00, B 0" in study.notes
+    assert not any("ITL" in note for note in study.notes)
 
 
 def test_only_whole_pairs_count_when_it_ends_early() -> None:

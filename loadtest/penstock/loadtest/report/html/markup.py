@@ -49,12 +49,27 @@ def _attribute(value: str | float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
-def table(head: Sequence[Content], rows: Sequence[Sequence[Content]], *, numbers: bool = True) -> Markup:
-    """`numbers`: columns after the first are aligned right."""
-    cells = [element("tr", [element("th", cell, scope="col") for cell in head])] if any(head) else []
+def table(
+    head: Sequence[Content],
+    rows: Sequence[Sequence[Content]],
+    *,
+    numbers: bool = True,
+    right: Sequence[bool] | None = None,
+) -> Markup:
+    """`numbers`: columns after the first are aligned right; or `right` says of each column whether it is."""
+    columns = len(head or rows[0]) if head or rows else 0
+    classes = ["number" if is_right else None for is_right in right or [False] * columns]
+    cells = [element("th", cell, scope="col", class_=kind) for cell, kind in zip(head, classes, strict=False)]
+    cells = [element("tr", cells)] if any(head) else []
     body = [
-        element("tr", element("th", row[0], scope="row"), [element("td", cell) for cell in row[1:]]) for row in rows
+        element(
+            "tr",
+            element("th", row[0], scope="row"),
+            [element("td", cell, class_=kind) for cell, kind in zip(row[1:], classes[1:], strict=True)],
+        )
+        for row in rows
     ]
     inner = [element("thead", cells)] if cells else []
-    whole = element("table", [*inner, element("tbody", body)], class_="numbers" if numbers else "texts")
+    kind = "mixed" if right is not None else "numbers" if numbers else "texts"
+    whole = element("table", [*inner, element("tbody", body)], class_=kind)
     return element("div", whole, class_="scroll", tabindex="0")

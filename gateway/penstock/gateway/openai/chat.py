@@ -7,13 +7,11 @@ from dataclasses import replace
 from functools import partial
 
 import msgspec
-from starlette.types import Receive, Scope, Send
 
-from penstock.gateway.dataplane import DataPlane, GenerateRequest, Generation
-from penstock.gateway.http.call import Call
-from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
-from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.dataplane import GenerateRequest, Generation
+from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.openai.collect import Collected, collect
+from penstock.gateway.openai.endpoint import GeneratingEndpoint
 from penstock.gateway.openai.logprobs import chat_logprobs
 from penstock.gateway.openai.messages import generation_prompt, template_kwargs, template_messages
 from penstock.gateway.openai.objects import (
@@ -30,25 +28,9 @@ from penstock.gateway.openai.unsupported import CHAT
 from penstock.gateway.openai.validation import chat_generate_request, parse
 
 
-class ChatCompletions:
-    def __init__(self, dataplane: DataPlane, settings: AppSettings) -> None:
-        self._dataplane = dataplane
-        self._settings = settings
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
-        async with Call(exchange) as call:
-            request = parse(await exchange.body(self._settings.max_body_bytes), ChatRequest, CHAT)
-            call.watch()
-            wanted = await self._wanted(request, exchange.tenant)
-            generation = await self._dataplane.generate(replace(wanted, timeout=exchange.timeout()))
-            try:
-                if request.stream:
-                    await self._stream(exchange, request, generation)
-                else:
-                    await self._answer(exchange, request, generation)
-            finally:
-                generation.close()
+class ChatCompletions(GeneratingEndpoint[ChatRequest]):
+    def _parse(self, body: bytes) -> ChatRequest:
+        return parse(body, ChatRequest, CHAT)
 
     async def _wanted(self, request: ChatRequest, tenant: str) -> GenerateRequest:
         model = self._dataplane.model(request.model)
@@ -63,6 +45,12 @@ class ChatCompletions:
             template_kwargs=template_kwargs(request),
         )
         return replace(wanted, prompts=[prompt])
+
+    def _respond(
+        self, exchange: Exchange, request: ChatRequest, wanted: GenerateRequest, generation: Generation
+    ) -> Awaitable[None]:
+        respond = self._stream if request.stream else self._answer
+        return respond(exchange, request, generation)
 
     def _stream(self, exchange: Exchange, request: ChatRequest, generation: Generation) -> Awaitable[None]:
         options = request.stream_options or StreamOptions()

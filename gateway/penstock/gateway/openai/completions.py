@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from dataclasses import replace
 from functools import partial
 
-from starlette.types import Receive, Scope, Send
-
-from penstock.gateway.dataplane import DataPlane
-from penstock.gateway.http.call import Call
-from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
-from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.dataplane import GenerateRequest, Generation
+from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.openai.collect import collect
 from penstock.gateway.openai.completion_result import CompletionResult
+from penstock.gateway.openai.endpoint import GeneratingEndpoint
 from penstock.gateway.openai.logprobs import CompletionLogprobsFormat
 from penstock.gateway.openai.objects import new_head, running_usage, spliced, usage_object
 from penstock.gateway.openai.schemas import CompletionRequest, StreamOptions
@@ -22,27 +18,19 @@ from penstock.gateway.openai.unsupported import COMPLETION
 from penstock.gateway.openai.validation import completion_generate_request, parse
 
 
-class Completions:
-    def __init__(self, dataplane: DataPlane, settings: AppSettings) -> None:
-        self._dataplane = dataplane
-        self._settings = settings
+class Completions(GeneratingEndpoint[CompletionRequest]):
+    def _parse(self, body: bytes) -> CompletionRequest:
+        return parse(body, CompletionRequest, COMPLETION)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
-        async with Call(exchange) as call:
-            request = parse(await exchange.body(self._settings.max_body_bytes), CompletionRequest, COMPLETION)
-            call.watch()
-            model = self._dataplane.model(request.model)
-            wanted = completion_generate_request(request, model, self._settings, exchange.tenant)
-            generation = await self._dataplane.generate(replace(wanted, timeout=exchange.timeout()))
-            try:
-                result = CompletionResult(request, wanted, generation)
-                if request.stream:
-                    await self._stream(exchange, request, result)
-                else:
-                    await self._answer(exchange, request, result)
-            finally:
-                generation.close()
+    async def _wanted(self, request: CompletionRequest, tenant: str) -> GenerateRequest:
+        model = self._dataplane.model(request.model)
+        return completion_generate_request(request, model, self._settings, tenant)
+
+    def _respond(
+        self, exchange: Exchange, request: CompletionRequest, wanted: GenerateRequest, generation: Generation
+    ) -> Awaitable[None]:
+        respond = self._stream if request.stream else self._answer
+        return respond(exchange, request, CompletionResult(request, wanted, generation))
 
     def _stream(self, exchange: Exchange, request: CompletionRequest, result: CompletionResult) -> Awaitable[None]:
         options = request.stream_options or StreamOptions()

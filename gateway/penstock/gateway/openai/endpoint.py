@@ -1,0 +1,53 @@
+"""The way of a call that generates: body, request, generation, response."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable
+from dataclasses import replace
+from typing import Generic, TypeVar
+
+from starlette.types import Receive, Scope, Send
+
+from penstock.gateway.dataplane import DataPlane, GenerateRequest, Generation
+from penstock.gateway.http.call import Call
+from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.openai.schemas import CommonRequest
+
+_R = TypeVar("_R", bound=CommonRequest)
+
+
+class GeneratingEndpoint(ABC, Generic[_R]):
+    """An ASGI application. Every step of the engine resumes all that awaits a stream, so there is no more between the
+    stream and the server than `__call__`."""
+
+    def __init__(self, dataplane: DataPlane, settings: AppSettings) -> None:
+        self._dataplane = dataplane
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope[SCOPE_KEY]
+        async with Call(exchange) as call:
+            request = self._parse(await exchange.body(self._settings.max_body_bytes))
+            call.watch()
+            wanted = await self._wanted(request, exchange.tenant)
+            generation = await self._dataplane.generate(replace(wanted, timeout=exchange.timeout()))
+            try:
+                await self._respond(exchange, request, wanted, generation)
+            finally:
+                generation.close()
+
+    @abstractmethod
+    def _parse(self, body: bytes) -> _R:
+        """Raises InvalidRequestError, UnsupportedError."""
+
+    @abstractmethod
+    async def _wanted(self, request: _R, tenant: str) -> GenerateRequest:
+        """What the engine is asked for, but the time that is left. Raises PenstockError."""
+
+    @abstractmethod
+    def _respond(
+        self, exchange: Exchange, request: _R, wanted: GenerateRequest, generation: Generation
+    ) -> Awaitable[None]:
+        """The whole response, streamed or not."""

@@ -20,7 +20,9 @@ from penstock.loadtest.micro.catalogue import benchmarks, select
 from penstock.loadtest.micro.compare import BUSY
 from penstock.loadtest.micro.results import ExtraInfo, Result, read, result, write
 from penstock.loadtest.micro.table import comparison, table
+from penstock.loadtest.options import OutputOptions
 from penstock.loadtest.report.words import percent, plural
+from penstock.loadtest.report.write import check_files
 
 _LONGEST = 300
 """Seconds of `--min-time`: what is renewed before each round takes several times as long."""
@@ -37,6 +39,7 @@ def main(settings: Mapping[str, Any]) -> int:
         raise LoadTestError(f"--min-time must be between 0 and {_LONGEST} seconds")
     if settings["callgrind"]:
         valgrind()
+    check_files(OutputOptions(json=settings["json"]))
     earlier = None if settings["compare"] is None else read(Path(settings["compare"]))
     started = datetime.now(UTC)
     results, failed = _measured(chosen, settings["min_time"], callgrind=settings["callgrind"])

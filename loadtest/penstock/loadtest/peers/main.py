@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from typing import Any, NoReturn
 
 from penstock.loadtest.environment import environment
 from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.options import OutputOptions
 from penstock.loadtest.peers.catalog import LLAMA_CPP, PEERS, Peer
 from penstock.loadtest.peers.contenders import CONTENDERS
 from penstock.loadtest.peers.install import install, is_installed
@@ -30,7 +32,7 @@ from penstock.loadtest.peers.shell import SetupError
 from penstock.loadtest.peers.tables import markdown
 from penstock.loadtest.peers.turns import Turns
 from penstock.loadtest.peers.update import check, update
-from penstock.loadtest.report.write import put
+from penstock.loadtest.report.write import check_files, put
 
 _OWN = ("penstock", "openvino", "onnxruntime", "uvicorn", "uvloop", "grpcio")
 """What Penstock's own figures depend on."""
@@ -39,10 +41,12 @@ INTERRUPTED = 130
 
 
 def main(given: Mapping[str, Any], argv: Sequence[str] = ()) -> int:
-    """Returns the exit status. Raises LoadTestError when nothing can be measured."""
+    """Returns the exit status: 1 when a group was left in the middle. Raises LoadTestError when nothing can be
+    measured."""
     if not sys.platform.startswith("linux"):
         raise LoadTestError("peers: they are started, pinned and watched with what only Linux has")
     chosen = settings(given)
+    check_files(OutputOptions(json=chosen.json, markdown=chosen.markdown))
     for document in chosen.update:
         check(document)
     place = Place(Path(chosen.dir).expanduser())
@@ -61,7 +65,7 @@ def main(given: Mapping[str, Any], argv: Sequence[str] = ()) -> int:
             _say("ended early: all servers have ended, what was measured is written")
     if chosen.run:
         _write(report)
-    return INTERRUPTED if report.interrupted else 0
+    return INTERRUPTED if report.interrupted else int(any(group.fault for group in report.groups))
 
 
 def _measure(report: PeersReport, place: Place) -> None:
@@ -79,7 +83,11 @@ def _measure(report: PeersReport, place: Place) -> None:
         _say(f"group {number} of {len(ready)}, after {(monotonic() - began) / 60:.0f} min")
         turns = Turns(group, place, chosen, _say)
         report.groups.append(turns.result)
-        turns.run()
+        try:
+            turns.run()
+        except Exception as error:  # what went wrong in one group does not cost the figures of the others
+            traceback.print_exc()
+            turns.result.fault = f"{type(error).__name__}: {error}"
 
 
 def _set_up(place: Place, chosen: PeersSettings, groups: Sequence[Group]) -> dict[str, str]:

@@ -22,6 +22,8 @@ def notes(group: GroupResult) -> Iterator[str]:
     told with the largest."""
     for name, why in group.failures.items():
         yield f"{escape(group.titles[name])} did not take part: {first_line(why)}"
+    if group.fault:
+        yield f"**ended early by a fault of this command**: {first_line(group.fault)}"
     invalid: list[str] = []
     doubts: dict[str, dict[str, str]] = {}
     company: dict[str, float] = {}

@@ -96,6 +96,8 @@ class GroupResult(msgspec.Struct, kw_only=True):
     engines: dict[str, str] = {}
     """What those that generate compute in, and with how many threads."""
     cases: list[CaseResult] = []
+    fault: str = ""
+    """Why this command itself did not come to the end of it."""
 
 
 class PeersReport(msgspec.Struct, kw_only=True):

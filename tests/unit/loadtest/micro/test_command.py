@@ -106,3 +106,12 @@ def test_what_cannot_be_done_is_said_before_anything_runs(
 ) -> None:
     assert bench(*arguments) == 1
     assert message in capsys.readouterr().err
+
+
+def test_the_file_is_checked_before_anything_is_timed(
+    child: dict[str, Answer | BaseException], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench("stop", "--json", str(tmp_path / "none" / "out.json")) == 1
+    said = capsys.readouterr().err
+    assert "out.json: cannot be written" in said
+    assert "[1/" not in said

@@ -21,6 +21,7 @@ from penstock.loadtest.messages import Sample
 from penstock.loadtest.mock.options import MockOptions, Schedule
 from penstock.loadtest.mock.server import Mock
 from penstock.loadtest.options import Options, options
+from penstock.loadtest.report.describe import what_was_run
 from penstock.loadtest.run import LoadTest, processes
 
 COMMAND = (sys.executable, "-m", "penstock.gateway.cli", "loadtest")
@@ -214,6 +215,17 @@ async def test_ctrl_c_leaves_a_report(name: signal.Signals, tmp_path: Path) -> N
     assert report["interrupted_by_user"] is True
     assert (report["completed"], report["errors"]) == (answered - 2, {})  # two were for warming up
     assert report["environment"]["cores"] >= 1
+
+
+async def test_whole_answers_have_no_first_token() -> None:
+    async with mock() as server:
+        report = await LoadTest(chosen(server, stream=False, requests=4, output_tokens=5), Onlooker()).run()
+    assert (report.completed, report.output_tokens) == (4, 20)
+    assert (report.ttft_ms, report.itl_ms, report.tpot_ms) == (None, None, None)
+    assert report.e2e_ms is not None
+    assert report.timeline is not None
+    assert sum(report.timeline.output_tokens_per_s) * report.timeline.seconds == pytest.approx(20)
+    assert dict(what_was_run(report))["Protocol"] == "openai-chat, not streamed"
 
 
 async def test_what_cannot_be_is_an_error() -> None:

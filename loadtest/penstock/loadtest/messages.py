@@ -48,7 +48,7 @@ class Answer(msgspec.Struct, kw_only=True):
     connect: float = 0.0
     """Seconds spent on a new connection before `sent`; 0 on one that was open."""
     arrivals: list[float] = []
-    """When each piece of output had come; an answer that is not streamed has one."""
+    """When each piece of output had come; none of an answer that is not streamed, which comes at its end."""
     pieces: list[int] = []
     """Tokens of each piece, where the protocol tells; else empty, and a piece counts as one token."""
     reads: int = 0

@@ -11,15 +11,16 @@ from penstock.loadtest.options import Target
 _OF_STREAMS = ("ttft", "itl", "tpot")
 
 
+def is_streamed(target: Target) -> bool:
+    return target.stream and target.protocol not in NOT_STREAMED
+
+
 def check_latencies(target: Target, names: Iterable[str], what: str) -> None:
     """`names`: latencies that the setting `what` bounds. Raises LoadTestError for those that a whole answer does not
     have: all of it comes at its end, which is e2e."""
-    if target.protocol in NOT_STREAMED:
-        whose = f"{target.protocol} has"
-    elif not target.stream:
-        whose = "answers that are not streamed have"
-    else:
+    if is_streamed(target):
         return
+    whose = f"{target.protocol} has" if target.protocol in NOT_STREAMED else "answers that are not streamed have"
     for name in names:
         if name in _OF_STREAMS:
             raise LoadTestError(f"{what}: {whose} no {name}, only e2e")

@@ -33,9 +33,9 @@ def timeline(samples: Sequence[Sample]) -> Timeline | None:
         if sample.error:
             errors[slot(sample.ended)] += sample.error != INTERRUPTED
             continue
-        each = sample.tokens / len(sample.arrivals) if sample.arrivals else 0.0
-        for arrival in sample.arrivals:
-            tokens[slot(arrival)] += each
+        arrivals = sample.arrivals or [sample.ended]
+        for arrival in arrivals:
+            tokens[slot(arrival)] += sample.tokens / len(arrivals)
         done[slot(sample.ended)] += 1
         if sample.arrivals:
             ttfts[slot(sample.sent)].append(sample.arrivals[0] - sample.sent)

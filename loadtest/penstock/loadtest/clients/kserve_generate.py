@@ -57,9 +57,7 @@ class GenerateClient(HttpClient):
         event = _decode(response.body)
         if event.error is not None or event.text_output is None:
             raise ValueError(f"an answer without text_output: {shortened(response.body)}")
-        answer.arrivals = [answer.ended]
         answer.output_tokens, answer.prompt_tokens = _total(event.num_output_tokens), _total(event.num_input_tokens)
-        answer.pieces = [answer.output_tokens] if answer.output_tokens is not None else []
         if self.options.keep_text:
             answer.text = _joined(event.text_output)
 

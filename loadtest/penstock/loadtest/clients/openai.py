@@ -93,10 +93,7 @@ class CompletionsClient(HttpClient):
         if not body.choices:
             raise ValueError(f"an answer without choices: {shortened(response.body)}")
         texts: list[str] = []
-        if self._take(body, answer, texts):
-            answer.arrivals = [answer.ended]
-            if answer.output_tokens is not None:
-                answer.pieces = [answer.output_tokens]
+        self._take(body, answer, texts)
         if self.options.keep_text:
             answer.text = "".join(texts)
         _check_end(answer)

@@ -98,9 +98,6 @@ class ResponsesClient(HttpClient):
         if not found.output:
             raise ValueError(f"an answer without output: {shortened(response.body)}")
         self._end(found, answer)
-        answer.arrivals = [answer.ended]
-        if answer.output_tokens is not None:
-            answer.pieces = [answer.output_tokens]
         if self.options.keep_text:
             answer.text = found.text
 

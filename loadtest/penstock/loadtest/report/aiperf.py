@@ -44,9 +44,8 @@ def aiperf_result(report: Report, samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def _latencies(requests: Sequence[Request]) -> dict[str, Any]:
-    streamed = any(request.gaps for request in requests)
-    ttft = there([request.ttft for request in requests]) if streamed else []
-    per_token = there([request.per_token for request in requests]) if streamed else []
+    ttft = there([request.ttft for request in requests])
+    per_token = there([request.per_token for request in requests])
     return {
         **_record("time_to_first_token", "ms", ttft, 1e3),
         **_record("inter_token_latency", "ms", per_token, 1e3),

@@ -241,7 +241,7 @@ async def test_a_whole_answer() -> None:
     raw = whole(body)
     answer = await answered(client_of(stream=False, keep_text=True), [raw[:30], raw[30:]])
     assert answer.error == ""
-    assert (answer.arrivals, answer.pieces, answer.ended) == ([2.0], [3], 2.0)
+    assert (answer.arrivals, answer.pieces, answer.ended) == ([], [], 2.0)
     assert (answer.text, answer.finish_reason, answer.prompt_tokens) == ("one two", "stop", 5)
 
 

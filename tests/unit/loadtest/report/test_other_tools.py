@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.loadtest.messages import Sample
 from penstock.loadtest.report.aiperf import aiperf_result
@@ -102,11 +103,12 @@ def test_aiperf_calls_our_gaps_inter_chunk_and_our_tpot_inter_token(
 
 
 def test_aiperf_leaves_out_what_there_is_not(make_report: MakeReport, samples: list[Sample]) -> None:
-    whole = aiperf_result(make_report(), [samples[2]])  # not streamed: one piece
+    whole = aiperf_result(make_report(), [replace(samples[2], arrivals=[])])  # not streamed
     assert "time_to_first_token" not in whole
     assert "inter_token_latency" not in whole
     assert whole["request_latency"]["p99"] == pytest.approx(200)
     assert "error_request_count" not in whole
+    assert aiperf_result(make_report(), [samples[2]])["time_to_first_token"]["p50"] == pytest.approx(200)
 
 
 def test_empty_runs(make_report: MakeReport) -> None:

@@ -47,10 +47,10 @@ class GrpcStreamClient(GrpcClient):
     async def exchange(self, channel: Channel, request: bytes) -> list[tuple[float, bytes]]:
         import grpc
 
-        call = channel.stream_stream(method("ModelStreamInfer"))(metadata=self.channels.metadata)
+        # With its only request at once, which is the same on the wire: where a stream is refused while a request is
+        # written to it, the library gives a status of its own for the server's.
+        call = channel.unary_stream(method("ModelStreamInfer"))(request, metadata=self.channels.metadata)
         try:
-            await call.write(request)
-            await call.done_writing()
             found: list[tuple[float, bytes]] = []
             while (message := await call.read()) is not grpc.aio.EOF:
                 found.append((perf_counter(), message))

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,6 +19,8 @@ from penstock.loadtest.clients.grpc_channels import CALLS_PER_CHANNEL, Channels
 from penstock.loadtest.clients.grpc_client import GrpcClient
 from penstock.loadtest.clients.kserve_grpc import GrpcInferClient
 from penstock.loadtest.clients.kserve_grpc_stream import GrpcStreamClient
+from penstock.loadtest.clients.kserve_model import ModelMetadata, TensorMetadata
+from penstock.loadtest.clients.language import LanguageForm
 from penstock.loadtest.errors import MALFORMED, STREAM_ERROR, TIMEOUT, TRUNCATED, LoadTestError
 from penstock.loadtest.messages import Answer
 from unit.loadtest.clients.wires import CALL, OPTIONS
@@ -184,6 +187,29 @@ async def test_streams_that_fail() -> None:
     typed.infer_response.ClearField("raw_output_contents")
     answer, _ = await streamed(typed)
     assert (answer.error, answer.detail) == (MALFORMED, "1 outputs with 0 contents")
+
+
+async def test_streams_that_are_refused_before_their_request_was_read() -> None:
+    """By a server in threads: on this event loop the request would always be written first."""
+
+    def refuse(requests: object, context: Any) -> None:
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "as it was told")
+
+    handlers = {"ModelStreamInfer": grpc.stream_stream_rpc_method_handler(refuse)}
+    server = grpc.server(ThreadPoolExecutor(4))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers),))
+    options = msgspec.structs.replace(OPTIONS, url=f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+    server.start()
+    client = GrpcStreamClient(options)
+    inputs = [TensorMetadata(name, datatype, [1]) for name, datatype in LANGUAGE.items()]
+    client._form = LanguageForm(options, ModelMetadata(inputs))
+    try:
+        call = msgspec.structs.replace(CALL, prompt="x" * 1_000_000)
+        answers = [each for _ in range(4) for each in await asyncio.gather(*(client.send(call) for _ in range(25)))]
+    finally:
+        await client.close()
+        server.stop(None).wait()
+    assert {(answer.error, answer.detail) for answer in answers} == {("grpc_RESOURCE_EXHAUSTED", "as it was told")}
 
 
 def outputs(*sizes: int, shape: tuple[int, ...] = (1, 2), datatype: str = "FP32") -> Any:

@@ -27,6 +27,16 @@ _HEADER_LIMIT = 100_000_000
 _MISFIT = "tensor {} does not fit its bytes"
 
 
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What the header says of one tensor."""
+
+    dtype: str
+    """As the format names it, "F8_E4M3" for one."""
+    shape: Shape
+    num_bytes: int
+
+
 @dataclass(frozen=True)
 class StoredTensor:
     """One tensor; `data` are its bytes, in row-major order, mapped from the file."""
@@ -60,10 +70,9 @@ def read_safetensors(path: Path) -> tuple[dict[str, StoredTensor], mmap.mmap]:
     return _read(path.name, mapping, _tensor), mapping
 
 
-def read_shapes(path: Path) -> dict[str, tuple[str, Shape]]:
-    """(dtype, shape) by name, of tensors of any type; only the header is read. Raises EngineError as
-    `read_safetensors`."""
-    return _read(path.name, _map(path), lambda name, entry, data: _described(name, entry, data)[:2])
+def read_header(path: Path) -> dict[str, Described]:
+    """By name, of tensors of any type; of the data nothing is read. Raises EngineError as `read_safetensors`."""
+    return _read(path.name, _map(path), lambda name, entry, data: _described(name, entry, data)[0])
 
 
 def _map(path: Path) -> mmap.mmap:
@@ -94,20 +103,19 @@ def _read(
 
 
 def _tensor(name: str, entry: dict[str, Any], data: npt.NDArray[np.uint8]) -> StoredTensor:
-    dtype, shape, stored = _described(name, entry, data)
-    if dtype not in _ITEM_BYTES:
-        raise UnsupportedError(f"tensor {name} has dtype {dtype}; supported are {', '.join(_ITEM_BYTES)}")
-    if len(stored) != _ITEM_BYTES[dtype] * math.prod(shape):
+    found, stored = _described(name, entry, data)
+    if found.dtype not in _ITEM_BYTES:
+        raise UnsupportedError(f"tensor {name} has dtype {found.dtype}; supported are {', '.join(_ITEM_BYTES)}")
+    if found.num_bytes != _ITEM_BYTES[found.dtype] * math.prod(found.shape):
         raise ValueError(_MISFIT.format(name))
-    return StoredTensor(dtype, shape, stored)
+    return StoredTensor(found.dtype, found.shape, stored)
 
 
 def _described(
     name: str, entry: dict[str, Any], data: npt.NDArray[np.uint8]
-) -> tuple[str, Shape, npt.NDArray[np.uint8]]:
-    """(dtype, shape, the tensor's bytes)."""
+) -> tuple[Described, npt.NDArray[np.uint8]]:
     dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
     sizes = all(isinstance(size, int) and size >= 0 for size in shape)
     if not isinstance(dtype, str) or not sizes or not 0 <= start <= stop <= len(data):
         raise ValueError(_MISFIT.format(name))
-    return dtype, shape, data[start:stop]
+    return Described(dtype, shape, stop - start), data[start:stop]

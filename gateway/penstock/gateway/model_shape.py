@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.engines.errors import EngineError
+from penstock.engines.safetensors_file import read_header
+
 FLOAT_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
-_HEADER_LIMIT = 100_000_000
-"""The format's own bound on the header, in bytes."""
 _OTHER_CACHES = ("kv_lora_rank", "layer_block_type", "hybrid_override_pattern", "attn_layer_indices", "ssm_cfg")
 """Keys of models that keep something else than keys and values of each head in each layer."""
 
@@ -76,7 +77,7 @@ def stored_sizes(folder: Path) -> list[StoredSize]:
     """Every tensor of the weights; none for files that cannot be read."""
     try:
         return [size for path in _weight_files(folder) for size in _sizes(path)]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (EngineError, OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return []
 
 
@@ -92,13 +93,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _sizes(path: Path) -> list[StoredSize]:
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(min(length, _HEADER_LIMIT)))
-    header.pop("__metadata__", None)
-    return [_size(entry) for entry in header.values()]
-
-
-def _size(entry: dict[str, Any]) -> StoredSize:
-    start, stop = entry["data_offsets"]
-    return StoredSize(entry["dtype"], math.prod(entry["shape"]), stop - start, len(entry["shape"]) == 2)
+    return [
+        StoredSize(found.dtype, math.prod(found.shape), found.num_bytes, len(found.shape) == 2)
+        for found in read_header(path).values()
+    ]

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from penstock.engines.errors import EngineError
-from penstock.engines.safetensors_file import read_shapes
+from penstock.engines.safetensors_file import Described, read_header
 
 
 def test_shapes_of_types_that_are_not_loaded(tmp_path: Path) -> None:
@@ -20,8 +20,12 @@ def test_shapes_of_types_that_are_not_loaded(tmp_path: Path) -> None:
         "half": torch.zeros(7, dtype=torch.bfloat16),
     }
     save_file(tensors, tmp_path / "x.safetensors", metadata={"format": "pt"})
-    expected = {"packed": ("I32", (4, 2)), "small": ("F8_E4M3", (3, 5)), "half": ("BF16", (7,))}
-    assert read_shapes(tmp_path / "x.safetensors") == expected
+    expected = {
+        "packed": Described("I32", (4, 2), 32),
+        "small": Described("F8_E4M3", (3, 5), 15),
+        "half": Described("BF16", (7,), 14),
+    }
+    assert read_header(tmp_path / "x.safetensors") == expected
 
 
 @pytest.mark.parametrize(
@@ -37,4 +41,4 @@ def test_headers_that_do_not_describe_the_file(entry: object, tmp_path: Path) ->
     text = json.dumps({"a": entry}).encode()
     (tmp_path / "x.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
     with pytest.raises(EngineError, match=r"x\.safetensors cannot be read as safetensors"):
-        read_shapes(tmp_path / "x.safetensors")
+        read_header(tmp_path / "x.safetensors")

@@ -30,14 +30,16 @@ PARAMETERS = 8_030_261_248
 
 
 def save_header(path: Path, tensors: dict[str, tuple[str, list[int], int]]) -> None:
-    """A safetensors file without data; tensors are (dtype, shape, bytes of an element)."""
+    """A safetensors file with a hole for data; tensors are (dtype, shape, bytes of an element)."""
     entries, start = {}, 0
     for name, (dtype, shape, item) in tensors.items():
         size = math.prod(shape) * item
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, start + size]}
         start += size
     header = json.dumps(entries | {"__metadata__": {"format": "pt"}}).encode()
-    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(file.tell() + start)
 
 
 def llama(dtype: str = "BF16", item: int = 2) -> dict[str, tuple[str, list[int], int]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from penstock.engines.adapter_files import WEIGHTS_FILE, read_settings
 from penstock.engines.errors import EngineError, InvalidRequestError
-from penstock.engines.safetensors_file import Shape, read_shapes
+from penstock.engines.safetensors_file import Shape, read_header
 
 _PART = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
 
@@ -41,6 +41,6 @@ def check_adapter(folder: Path, model_dir: Path, max_rank: int) -> None:
 
 def _matrices(path: Path) -> Iterator[tuple[str, Shape]]:
     """Names and shapes of the matrices in a safetensors file; packed weights have no true shape."""
-    for name, (dtype, shape) in read_shapes(path).items():
-        if len(shape) == 2 and "F" in dtype:
-            yield name, shape
+    for name, found in read_header(path).items():
+        if len(found.shape) == 2 and "F" in found.dtype:
+            yield name, found.shape

@@ -25,7 +25,7 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
     lag_ms: Distribution | None = None
     """By how much the clients' event loops were late."""
     send_lag_ms: Distribution | None = None
-    """Open loop: by how much requests were sent later than intended."""
+    """Open loop: by how much requests were sent later than intended, but for the time that a new connection took."""
     pieces_per_read: float = 0.0
     """Above 1: pieces of output came together, by the server's doing or by the client's lateness."""
     floor_ms: dict[str, float] = {}
@@ -120,3 +120,8 @@ class Report(Figures, frozen=True, kw_only=True):
     environment: dict[str, Any] = msgspec.field(default_factory=dict)
     """Machine, versions, and what else used the CPUs."""
     interrupted_by_user: bool = False
+
+    @property
+    def ended(self) -> int:
+        """Requests of all runs that were completed or failed: `errors` are those of all runs, `completed` a median."""
+        return sum(run.completed + run.failed for run in self.runs)

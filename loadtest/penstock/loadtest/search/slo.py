@@ -90,8 +90,7 @@ def margin(report: Report, bound: Bound) -> float:
     if not report.completed:
         return math.inf
     if bound.name == "errors":
-        share = report.failed / (report.completed + report.failed)
-        return _ratio(share, bound.limit)
+        return _ratio(report.failed / report.ended, bound.limit)
     measured = value(report, bound.path)
     if measured is None:
         raise LoadTestError(f"slo: these runs have no {bound.name.replace('_', ' ')}")
@@ -113,6 +112,6 @@ def miss(report: Report, bound: Bound) -> str:
     if not report.completed:
         return f"{bound}: nothing was completed"
     if bound.name == "errors":
-        return f"{bound}: {percent(report.failed / (report.completed + report.failed))}"
+        return f"{bound}: {percent(report.failed / report.ended)}"
     measured = value(report, bound.path) or 0.0
     return f"{bound}: {percent(measured) if bound.name == 'goodput' else f'{number(measured)} ms'}"

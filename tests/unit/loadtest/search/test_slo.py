@@ -9,6 +9,7 @@ import pytest
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.messages import Sample
 from penstock.loadtest.report.model import Report
+from penstock.loadtest.search.runs import merge
 from penstock.loadtest.search.slo import Bound, margin, miss, parse_bounds
 from unit.loadtest.search.computed import answered, chosen, report_of
 
@@ -62,6 +63,14 @@ def test_margins_are_measured_by_allowed() -> None:
     assert margin(report(), Bound("errors", 0.0)) == 0
     assert margin(report(failed=1, goodput="e2e:2000"), Bound("goodput", 0.495)) == pytest.approx(0.5)
     assert margin(report(goodput="e2e:10"), Bound("goodput", 0.5)) == math.inf
+
+
+def test_failures_are_a_share_of_all_runs_together() -> None:
+    one = report(failed=1)
+    twice = merge([one, one, one], one.options)
+    assert (twice.completed, twice.failed) == (99, 3)
+    assert margin(twice, Bound("errors", 0.01)) == pytest.approx(1.0)
+    assert miss(twice, Bound("errors", 0.0)) == "failed requests ≤ 0 %: 1 %"
 
 
 def test_a_run_in_which_nothing_was_completed_breaks_every_bound() -> None:

@@ -56,8 +56,8 @@ def key_figures(report: Report) -> Markup:
         bounds = ", ".join(f"{o.name} ≤ {number(o.milliseconds)} ms" for o in report.goodput.objectives)
         good = f"{report.goodput.good:,}, {number(report.goodput.requests_per_s)}/s: {bounds}"
         tiles.append(_tile("Good requests", percent(report.goodput.share), good))
-    counted = report.completed + report.failed
-    share = f"{percent(report.failed / counted)} of {counted:,}" if report.failed else f"of {counted:,} requests"
+    of = f"of {report.ended:,} requests" + (f" of {len(report.runs)} runs" if len(report.runs) > 1 else "")
+    share = f"{percent(report.failed / report.ended)} {of}" if report.failed else of
     tiles.append(_tile("Failed", f"{report.failed:,}", share, bad=report.failed > 0))
     return element("dl", tiles, class_="tiles")
 

@@ -1,4 +1,4 @@
-"""The JSON files beside a model's weights."""
+"""The files of a model: its weights, and the JSON beside them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.engines.errors import EngineError
+from penstock.engines.errors import EngineError, UnsupportedError
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -32,3 +32,26 @@ def eos_token_ids(model_dir: Path, model_settings: Mapping[str, Any]) -> tuple[i
     if eos is None:
         return ()
     return tuple(int(i) for i in eos) if isinstance(eos, list) else (int(eos),)
+
+
+def weight_files(model_dir: Path) -> list[Path]:
+    """One file, or the shards that an index names; whether those are there is not looked at.
+
+    Only safetensors of the folder itself: other formats of the field are pickles, which run code when they are loaded.
+    Raises UnsupportedError where there are none, EngineError for an index that is damaged or names anything else.
+    """
+    single, index = model_dir / "model.safetensors", model_dir / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        pickles = [p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in model_dir.glob(pattern)]
+        found = f"; {pickles[0]} is a pickle, which is never loaded" if pickles else ""
+        raise UnsupportedError(f"no model.safetensors in {model_dir}: weights are read from safetensors only{found}")
+    try:
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        strange = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise EngineError(f"{index.name} is damaged: {e!r}") from e
+    if strange:
+        raise EngineError(f"{index.name} names a file that is no safetensors file of its folder: {strange[0]}")
+    return [model_dir / name for name in names]

@@ -6,13 +6,12 @@ transformers is told not to trust remote code; what could ask it to run some is 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.engines.errors import EngineError, UnsupportedError
-from penstock.engines.model_files import read_json
+from penstock.engines.errors import UnsupportedError
+from penstock.engines.model_files import read_json, weight_files
 
 _REFUSED = {
     "auto_map": "a model's own code is never run; without this key transformers' own class of that model is used",
@@ -37,7 +36,7 @@ def read_config(model_dir: Path) -> dict[str, Any]:
         raise UnsupportedError(
             f"{model_dir} has adapter_config.json: adapters are loaded beside a model (--lora NAME=FOLDER), not as one"
         )
-    _check_weight_files(model_dir)
+    weight_files(model_dir)  # transformers would unpickle a shard of another kind, and follow a path out of the folder
     return settings
 
 
@@ -50,21 +49,3 @@ def _entries(settings: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(settings, list):
         for value in settings:
             yield from _entries(value)
-
-
-def _check_weight_files(model_dir: Path) -> None:
-    """transformers would unpickle a shard that is not called .safetensors, and follow a path out of the folder."""
-    if (model_dir / "model.safetensors").is_file():
-        return
-    index = model_dir / "model.safetensors.index.json"
-    if not index.is_file():
-        pickles = [p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in model_dir.glob(pattern)]
-        found = f"; {pickles[0]} is a pickle, which is never loaded" if pickles else ""
-        raise UnsupportedError(f"no model.safetensors in {model_dir}: weights are read from safetensors only{found}")
-    try:
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-        strange = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise EngineError(f"{index.name} is damaged: {e!r}") from e
-    if strange:
-        raise EngineError(f"{index.name} names a file that is no safetensors file of its folder: {strange[0]}")

@@ -134,7 +134,7 @@ def _shown(content: object) -> str:
 def names(reports: Sequence[Report]) -> list[str]:
     """Titles; where they are the same, with what tells them apart: the load, then the date."""
     found = [title(report) for report in reports]
-    for more in (lambda report: load_name(report.options.load), lambda report: report.date):
+    for more in (lambda report: load_name(report.options), lambda report: report.date):
         found = [
             f"{name}, {more(report)}" if found.count(name) > 1 else name
             for name, report in zip(found, reports, strict=True)

@@ -12,7 +12,7 @@ from penstock.loadtest.errors import LoadTestError
 
 Positive = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(ge=0)]
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 
 PROTOCOLS = (
     "openai-chat",
@@ -87,7 +87,7 @@ class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     trace_format: Annotated[
         Literal["auto", "mooncake", "burstgpt", "azure"], Meta(description="the trace's format; auto: by its fields")
     ] = "auto"
-    trace_speed: Annotated[Annotated[float, Meta(gt=0)], Meta(description="2: twice as fast as recorded")] = 1.0
+    trace_speed: Annotated[Annotated[float, Meta(gt=0, le=1e9)], Meta(description="2: twice as fast as recorded")] = 1.0
     trace_block: Annotated[Positive, Meta(description="Mooncake: tokens of the block that a hash id stands for")] = 512
     mix: Annotated[
         tuple[str, ...],
@@ -117,7 +117,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Literal["constant", "poisson", "gamma"], Meta(description="open loop: how the times between requests spread")
     ] = "poisson"
     burstiness: Annotated[
-        Annotated[float, Meta(gt=0)], Meta(description="gamma: its shape; 1 is Poisson, less is burstier")
+        Annotated[float, Meta(gt=0, le=1e9)], Meta(description="gamma: its shape; 1 is Poisson, less is burstier")
     ] = 1.0
     ramp: Annotated[Seconds, Meta(description="seconds over which concurrency or rate rise to their value")] = 0.0
     duration: Annotated[Seconds | None, Meta(description="seconds after which nothing is begun; default: no limit")] = (
@@ -202,6 +202,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     load: LoadOptions = LoadOptions()
     search: SearchOptions = SearchOptions()
     output: OutputOptions = OutputOptions()
+
+    @property
+    def open_loop(self) -> bool:
+        """Whether requests are sent at given times, not when there is a free place."""
+        return self.load.rate is not None or self.workload.trace is not None
 
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import socket
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -24,11 +25,23 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 def is_local(url: str) -> bool:
-    """Whether it is the loopback address."""
+    """Whether it is this machine: the loopback address, another one of its own, or its name."""
     host = urlsplit(url if "//" in url else f"//{url}").hostname or ""
     with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
+        address = ipaddress.ip_address(host)
+        return address.is_loopback or (not address.is_unspecified and _is_own(address))
+    return host in ("localhost", socket.gethostname().lower())
+
+
+def _is_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """A socket can be bound to no other."""
+    kind = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+            probe.bind((str(address), 0))
+    except OSError:
+        return False
+    return True
 
 
 def listeners(port: int, root: Path = Path("/proc")) -> set[int]:

@@ -155,6 +155,7 @@ class LoadTest:
                 other_cores=_foreign(options, runs),
                 clock_ms=max((run.clock_ms for run in runs), key=abs),
                 cached=cached_own(tokens, options),
+                ended_early=self.interrupted,
             ),
             runs=[run.figures for run in runs],
             intervals=intervals([run.figures for run in runs]),
@@ -179,10 +180,9 @@ class LoadTest:
             fleet.stop()
         async with fleet, Watch(options, fleet.pids) as watch:
             result = await fleet.run(lambda samples: self._view.update(samples, sum(fleet.in_flight)))
-        open_loop = options.load.rate is not None or options.workload.trace is not None
         return Run(
             result=result,
-            figures=summarize(result.samples, open_loop=open_loop, objectives=objectives),
+            figures=summarize(result.samples, open_loop=options.open_loop, objectives=objectives),
             server=watch.result,
             other_cores=watch.other_cores(sum(client.cpu_seconds for client in result.clients)),
             clock_ms=watch.clock_ms,
@@ -215,8 +215,7 @@ def processes(options: Options, calibration: Calibration | None) -> int:
     """How many client processes a load gets: those asked for, or as many as its tokens need, as long as there are
     cores for them; a server on the same machine needs some, too."""
     load = options.load
-    open_loop = load.rate is not None or options.workload.trace is not None
-    most = load.max_in_flight if open_loop else load.concurrency
+    most = load.max_in_flight if options.open_loop else load.concurrency
     if load.processes:
         return min(load.processes, most)
     ceiling = _USED * (calibration.tokens_per_s if calibration is not None and calibration.tokens_per_s else _CEILING)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
-
-import numpy as np
 
 from penstock.loadtest.calibrate import Calibration
 from penstock.loadtest.environment import machine_cores
@@ -27,6 +26,8 @@ _CLOCK_MS, _CLOCK_SHARE = 20.0, 0.001
 """More than that is not the steady correction by a time server, which is 0.05 % at most."""
 _NEAR = 0.7
 """Of the ceiling: from here on the client is short of time."""
+_CUT = 0.01
+"""Of the requests: the figures look better than the server is when more than that had not ended by the end."""
 _KNOWN = 0.3
 """Of the prompt tokens: when so many come from a cache, prompts have been sent before."""
 _FLOOR_SHARE = 0.2
@@ -45,12 +46,14 @@ def judge(
     other_cores: float | None = None,
     clock_ms: float = 0.0,
     cached: float = 0.0,
+    ended_early: bool = False,
 ) -> Validity:
     """Of all runs together. `lost`: client processes that ended before their time. `other_cores`: CPU that neither
     clients nor server used; None: not known. `clock_ms`: by how much the time of day moved against the clock.
-    `cached`: share of the prompts that the server knew already, though it should not."""
+    `cached`: share of the prompts that the server knew already, though it should not. `ended_early`: by the user."""
     doubts: list[str] = []
     flaws: list[str] = []
+    _check_requests(samples, figures, ended_early, doubts, flaws)
     busiest = max((done.cpu_seconds / done.wall_seconds for done in clients if done.wall_seconds), default=0.0)
     more = f" (--processes {2 * processes} shares the load out)"
     _grade(busiest, _BUSY, _SATURATED, "a client process used {:.0%} of a core" + more, doubts, flaws)
@@ -63,7 +66,7 @@ def judge(
         _grade(lag.p99, _LAG_MS, _LAG_HOPELESS_MS, "clients' event loops were {:.0f} ms late (p99)", doubts, flaws)
     send_lag = _send_lag(samples) if figures.latency_from == "intended" else None
     if send_lag is not None:
-        late = float(np.mean([sample.sent - sample.intended > _LATE_MS / 1e3 for sample in samples]))
+        late = statistics.fmean(_late(sample) > _LATE_MS / 1e3 for sample in samples)
         _grade(late, _LATE_SHARE, _LATE_HOPELESS, "{:.1%} of the requests were sent late", doubts, flaws)
     if any(done.held_up for done in clients):
         flaws.append(f"requests that were due waited for one of {options.load.max_in_flight} places (--max-in-flight)")
@@ -72,16 +75,7 @@ def judge(
         flaws.append(f"{lost} of the client processes died during the run")
     floor = calibration.floor_ms if calibration is not None else {}
     _check_floor(figures, floor, doubts)
-    _check_tokens(samples, options, doubts)
-    if cached >= _KNOWN:
-        doubts.append(
-            f"at least {cached:.0%} of the prompt tokens came from the server's prefix cache, as from a run before; "
-            "another --seed makes others"
-        )
-    if not figures.completed:
-        flaws.append("no request was completed")
-    elif figures.failed:
-        doubts.append(f"{figures.failed} requests failed")
+    _check_tokens(samples, options, cached, doubts)
     reads = sum(sample.reads for sample in samples if sample.arrivals)
     wall = sum(done.wall_seconds for done in clients)
     return Validity(
@@ -108,7 +102,12 @@ def _grade(value: float, doubt: float, flaw: float, text: str, doubts: list[str]
 
 
 def _send_lag(samples: Sequence[Sample]) -> Distribution | None:
-    return Distribution.of([max(0.0, s.sent - s.intended) for s in samples if s.error != INTERRUPTED])
+    return Distribution.of([_late(sample) for sample in samples if sample.error != INTERRUPTED])
+
+
+def _late(sample: Sample) -> float:
+    """Seconds. The time that a new connection takes is the server's and the network's, not the client's."""
+    return max(0.0, sample.sent - sample.connect - sample.intended)
 
 
 def _check_machine(other_cores: float | None, clock_ms: float, seconds: float, doubts: list[str]) -> None:
@@ -126,7 +125,19 @@ def _check_floor(figures: Figures, floor: Mapping[str, float], doubts: list[str]
             doubts.append(f"{own:.2f} ms of the {name.upper()} are this client's own ({measured.p50:.2f} ms measured)")
 
 
-def _check_tokens(samples: Sequence[Sample], options: Options, doubts: list[str]) -> None:
+def _check_requests(
+    samples: Sequence[Sample], figures: Figures, ended_early: bool, doubts: list[str], flaws: list[str]
+) -> None:
+    if not figures.completed:
+        flaws.append("no request was completed")
+    elif figures.failed:
+        doubts.append(f"{figures.failed} requests failed")
+    cut = sum(sample.error == INTERRUPTED for sample in samples)
+    if cut > _CUT * len(samples) and not ended_early:
+        doubts.append(f"{cut} of {len(samples)} requests were cut off after --grace: the slowest are in no figure")
+
+
+def _check_tokens(samples: Sequence[Sample], options: Options, cached: float, doubts: list[str]) -> None:
     """Counts that do not agree: what was asked for, what the server counts, what the workload's tokenizer counts."""
     good = [sample for sample in samples if not sample.error]
     if options.target.ignore_eos:
@@ -138,3 +149,8 @@ def _check_tokens(samples: Sequence[Sample], options: Options, doubts: list[str]
     )
     if unequal:
         doubts.append(f"the server counts other prompt tokens than the workload in {unequal} of {len(good)} requests")
+    if cached >= _KNOWN:
+        doubts.append(
+            f"at least {cached:.0%} of the prompt tokens came from the server's prefix cache, as from a run before; "
+            "another --seed makes others"
+        )

@@ -64,8 +64,8 @@ class Worker:
 
     async def _work(self, job: Job) -> None:
         options, load = job.options, _load(job)
-        open_loop = options.load.rate is not None or options.workload.trace is not None
-        _allow_connections(0 if open_loop or options.target.protocol.startswith("kserve-grpc") else load.concurrency)
+        few = options.open_loop or options.target.protocol.startswith("kserve-grpc")
+        _allow_connections(0 if few else load.concurrency)
         client = make_client(options.target, keep_text=workload.keeps_text(options.workload), defer=True)
         await client.open()
         try:

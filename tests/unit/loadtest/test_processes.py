@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.loadtest import processes
 from penstock.loadtest.processes import family, is_local, listeners, usage
 
 
@@ -25,6 +27,15 @@ from penstock.loadtest.processes import family, is_local, listeners, usage
 )
 def test_what_is_on_this_machine(url: str, local: bool) -> None:
     assert is_local(url) is local
+
+
+def test_other_addresses_and_the_name_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "Here")
+    assert is_local("http://here:8000")
+    assert not is_local("http://there:8000")
+    assert processes._is_own(ipaddress.ip_address("127.0.0.1"))
+    monkeypatch.setattr(processes, "_is_own", lambda address: str(address) == "192.0.2.8")
+    assert is_local("http://192.0.2.8:8000")
 
 
 def process(root: Path, pid: int, parent: int, *, ticks: tuple[int, int] = (0, 0), pages: int = 0) -> Path:

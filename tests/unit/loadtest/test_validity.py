@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from penstock.loadtest.calibrate import Calibration
+from penstock.loadtest.errors import INTERRUPTED
 from penstock.loadtest.job import Done
 from penstock.loadtest.messages import Sample
 from penstock.loadtest.metrics import summarize
@@ -104,6 +105,21 @@ def test_a_floor_that_is_a_good_part_of_the_figure(floor: dict[str, float]) -> N
     found = judged(calibration=msgspec.structs.replace(FLOOR, floor_ms=floor))
     assert found.verdict == "doubtful"
     assert "this client's own" in found.reasons[0]
+
+
+def test_a_new_connection_is_not_the_clients_lateness() -> None:
+    samples = [sample(n, late=0.1, connect=0.099) for n in range(100)]
+    assert judged(samples, settings={"rate": 1}).verdict == "valid"
+
+
+def test_requests_that_outlasted_the_run() -> None:
+    ended = [sample(n) for n in range(100)]
+    cut = [sample(n, error=INTERRUPTED) for n in range(2)]
+    assert judged([*ended, *cut[:1]]).verdict == "valid"
+    found = judged([*ended, *cut])
+    assert found.verdict == "doubtful"
+    assert "2 of 102 requests were cut off" in found.reasons[0]
+    assert judged([*ended, *cut], ended_early=True).verdict == "valid", "the user knows"
 
 
 def test_prompts_that_the_server_knew() -> None:

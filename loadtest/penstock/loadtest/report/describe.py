@@ -10,6 +10,7 @@ from penstock.loadtest.options import Options
 from penstock.loadtest.report.figures import load_name
 from penstock.loadtest.report.model import Report, ServerWatch
 from penstock.loadtest.report.words import number, percent, plural
+from penstock.loadtest.streamed import is_streamed
 
 VERDICTS = {
     "valid": "The figures are the server's: nothing was seen that would have blurred them.",
@@ -25,13 +26,13 @@ def title(report: Report) -> str:
 def what_was_run(report: Report) -> list[tuple[str, str]]:
     """Pairs of a name and a value, the most telling first."""
     options = report.options
-    target, load = options.target, options.load
+    target = options.target
     pairs = [
         ("Server", target.url),
         ("Model", target.model or "the server's only one"),
-        ("Protocol", target.protocol + (", streamed" if target.stream else ", not streamed")),
+        ("Protocol", target.protocol + (", streamed" if is_streamed(target) else ", not streamed")),
         ("Requests", _workload(report)),
-        ("Load", f"open loop, {load_name(load)}" if load.rate is not None else f"closed loop, {load_name(load)}"),
+        ("Load", f"{'open' if options.open_loop else 'closed'} loop, {load_name(options)}"),
         ("Latencies from", _start(report.latency_from)),
         ("Date", report.date),
         ("Duration", f"{number(report.duration_s)} s" + (f", {len(report.runs)} runs" if len(report.runs) > 1 else "")),
@@ -43,7 +44,11 @@ def what_was_run(report: Report) -> list[tuple[str, str]]:
 
 def outcome(report: Report) -> str:
     """What became of the requests."""
-    parts = [f"{report.completed:,} completed", f"{report.failed:,} failed"]
+    several = len(report.runs) > 1
+    parts = [
+        f"{report.completed:,} completed" + (" (median of the runs)" if several else ""),
+        f"{report.failed:,} failed" + (" (in all runs)" if several else ""),
+    ]
     if report.interrupted:
         parts.append(f"{report.interrupted:,} cut off at the end and left out")
     return f"{', '.join(parts)}; {report.prompt_tokens:,} prompt tokens, {report.output_tokens:,} output tokens"

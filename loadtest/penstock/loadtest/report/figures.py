@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from penstock.loadtest.metrics import Figures
-from penstock.loadtest.options import LoadOptions
+from penstock.loadtest.options import Options
 
 
 class Figure(NamedTuple):
@@ -54,8 +54,11 @@ def value(figures: Figures, path: str) -> float | None:
     return float(found) if isinstance(found, int | float) else None
 
 
-def load_name(load: LoadOptions) -> str:
+def load_name(options: Options) -> str:
     """In two words: `8 at a time`, `4/s poisson`."""
+    load = options.load
+    if options.workload.trace is not None:
+        return "as recorded" if options.workload.trace_speed == 1 else f"{options.workload.trace_speed:g} x as recorded"
     if load.rate is not None:
         return f"{load.rate:g}/s {load.arrival}"
     return f"{load.concurrency} at a time"

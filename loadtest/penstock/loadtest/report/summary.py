@@ -21,7 +21,7 @@ def summary(report: Report) -> str:
         for field, (name, _) in LATENCIES.items()
         if value(report, f"{field}.p50") is not None
     ]
-    parts = [f"{clean(title(report))}, {load_name(report.options.load)}: {outcome(report)}."]
+    parts = [f"{clean(title(report))}, {load_name(report.options)}: {outcome(report)}."]
     if note := report.tokens.get("note"):
         parts.append(f"Note: {clean(note)}.")
     parts += [f"{name}: {figure}" for name, figure in rates]

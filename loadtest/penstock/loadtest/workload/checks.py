@@ -22,7 +22,7 @@ def check(options: Options, parts: list[Share]) -> None:
             raise LoadTestError("rate and ramp: a trace has its own times; --trace-speed changes them")
     if load.rate is None and load.arrival != _LOAD_DEFAULTS.arrival:
         raise LoadTestError("arrival: needs --rate; a closed loop sends when there is a free place")
-    if load.rate is not None or workload.trace is not None:
+    if options.open_loop:
         if load.concurrency != _LOAD_DEFAULTS.concurrency:
             raise LoadTestError(
                 "concurrency: an open loop (--rate, --trace) sends at given times; --max-in-flight bounds it"

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+from penstock.loadtest.messages import Sample
+from penstock.loadtest.options import LoadOptions, Options, Target, WorkloadOptions
+from penstock.loadtest.report.figures import load_name
 from penstock.loadtest.report.markdown import markdown
 from penstock.loadtest.report.model import Report
 from penstock.loadtest.report.summary import summary
@@ -16,6 +20,25 @@ def test_goodput_is_a_rate_and_a_share(make_report: MakeReport) -> None:
     assert report.goodput is not None
     lines = summary(report).splitlines()
     assert f"Good requests/s: {report.goodput.requests_per_s:.3f} (50 % of all)" in lines
+
+
+def test_loads_by_their_names(make_report: MakeReport) -> None:
+    def load(**options: Any) -> str:
+        chosen = Options(target=Target(url="http://server"), **options)
+        report = make_report(options=chosen)
+        (line,) = (line for line in markdown(report).splitlines() if line.startswith("| Load "))
+        assert load_name(chosen) in summary(report)
+        return line.split("|")[2].strip()
+
+    assert load(load=LoadOptions(concurrency=3)) == "closed loop, 3 at a time"
+    assert load(load=LoadOptions(rate=3.0)) == "open loop, 3/s poisson"
+    assert load(workload=WorkloadOptions(trace="t")) == "open loop, as recorded"
+    assert load(workload=WorkloadOptions(trace="t", trace_speed=2.0)) == "open loop, 2 x as recorded"
+
+
+def test_repeats_do_not_mix_medians_with_sums(make_report: MakeReport, samples: list[Sample]) -> None:
+    text = summary(make_report([samples] * 3))
+    assert "3 completed (median of the runs), 3 failed (in all runs)" in text
 
 
 def test_prompts_of_another_length_than_asked_for_are_told(make_report: MakeReport) -> None:

@@ -61,7 +61,7 @@ def _curve(reports: Sequence[Report], field: str, statistic: str, throughput: st
         places = [(across(value(report, throughput) or 0.0), up(value(report, path) or 0.0)) for report in group]
         marks.append(line(places, colour))
         for (x, y), report in zip(places, group, strict=True):
-            told = element("title", f"{label}, {load_name(report.options.load)}")
+            told = element("title", f"{label}, {load_name(report.options)}")
             points.append(element("circle", told, cx=x, cy=y, r=3.5, class_=f"point {colour}{_hollow(report)}"))
             labels.add(x, y - 8, _short(report), colour)
     marks += points + labels.marks

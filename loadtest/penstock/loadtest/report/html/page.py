@@ -89,7 +89,7 @@ def _overview(reports: Sequence[Report]) -> Markup:
     head += [*(["Good"] if goodput else []), "Failed"]
     rows = []
     for index, report in enumerate(reports, 1):
-        row: list[Content] = [element("a", title(report), href=f"#run{index}"), load_name(report.options.load)]
+        row: list[Content] = [element("a", title(report), href=f"#run{index}"), load_name(report.options)]
         row += [sections.badge(report), *(number(value(report, figure.path)) for figure in rates)]
         row += [number(value(report, f"{field}.{statistic}")) for field in shown for statistic in ("p50", "p99")]
         if goodput:
@@ -102,7 +102,7 @@ def _overview(reports: Sequence[Report]) -> Markup:
 def _each(reports: Sequence[Report]) -> list[Markup]:
     found = []
     for index, report in enumerate(reports, 1):
-        name = element("h2", f"{title(report)}, {load_name(report.options.load)}")
+        name = element("h2", f"{title(report)}, {load_name(report.options)}")
         summary = element("summary", name, sections.badge(report))
         article = element("article", _parts(report))
         found.append(element("details", summary, article, id=f"run{index}", class_="run"))

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.engines.errors import UnsupportedError
+from penstock.engines.setting_checks import check_choice, check_positive
 
 Precision = Literal["auto", "bf16", "f16", "f32"]
 WeightsType = Literal["auto", "bf16", "f16", "f32", "int8"]
@@ -50,23 +51,9 @@ class OpenVINOConfig:
             raise UnsupportedError(
                 "the openvino engine has no LoRA adapters; the torch and vllm engines have", param="lora"
             )
-        _check_choice("dtype", self.dtype, get_args(Precision))
-        _check_choice("weights", self.weights, get_args(WeightsType))
-        _check_choice("kv_cache_dtype", self.kv_cache_dtype, get_args(KVCacheType))
-        _check_choice("device", self.device, get_args(Device))
-        for name in ("threads", "max_model_len", "num_blocks", "kv_cache_memory"):
-            value = getattr(self, name)
-            if value is not None:
-                _check_positive(name, value)
-        _check_positive("max_num_seqs", self.max_num_seqs)
-        _check_positive("max_num_batched_tokens", self.max_num_batched_tokens)
-
-
-def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise InvalidRequestError(f"{name}={value!r} is not one of {', '.join(allowed)}", param=name)
-
-
-def _check_positive(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidRequestError(f"{name}={value!r} is not a positive integer", param=name)
+        check_choice("dtype", self.dtype, get_args(Precision))
+        check_choice("weights", self.weights, get_args(WeightsType))
+        check_choice("kv_cache_dtype", self.kv_cache_dtype, get_args(KVCacheType))
+        check_choice("device", self.device, get_args(Device))
+        check_positive(self, "threads", "max_model_len", "num_blocks", "kv_cache_memory", optional=True)
+        check_positive(self, "max_num_seqs", "max_num_batched_tokens")

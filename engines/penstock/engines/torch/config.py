@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.memory import parse_memory
+from penstock.engines.setting_checks import check_choice, check_positive
 
 Precision = Literal["auto", "bf16", "f16", "f32"]
 
@@ -47,26 +48,13 @@ class TorchConfig:
     max_lora_rank: int = 16
 
     def __post_init__(self) -> None:
-        for name in ("dtype", "kv_cache_dtype"):
-            value = getattr(self, name)
-            if value not in get_args(Precision):
-                raise InvalidRequestError(
-                    f"{name}={value!r} is not one of {', '.join(get_args(Precision))}", param=name
-                )
+        check_choice("dtype", self.dtype, get_args(Precision))
+        check_choice("kv_cache_dtype", self.kv_cache_dtype, get_args(Precision))
         if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", str(self.device)) is None:
             raise InvalidRequestError(f"device={self.device!r} is not one of auto, cpu, cuda, cuda:N", param="device")
-        for name in ("threads", "max_model_len", "block_size", "num_blocks"):
-            if getattr(self, name) is not None:
-                self._check_positive(name)
-        self._check_positive("max_num_seqs")
-        self._check_positive("max_num_batched_tokens")
-        self._check_positive("max_lora_rank")
+        check_positive(self, "threads", "max_model_len", "block_size", "num_blocks", optional=True)
+        check_positive(self, "max_num_seqs", "max_num_batched_tokens", "max_lora_rank")
         if self.max_loras != 0:
-            self._check_positive("max_loras")
+            check_positive(self, "max_loras")
         if self.kv_cache_memory is not None:
             parse_memory(self.kv_cache_memory)
-
-    def _check_positive(self, name: str) -> None:
-        value = getattr(self, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InvalidRequestError(f"{name}={value!r} is not a positive integer", param=name)

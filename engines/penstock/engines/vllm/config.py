@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from penstock.engines.errors import InvalidRequestError
+from penstock.engines.setting_checks import check_choice, check_positive
 
 Precision = Literal["auto", "bf16", "f16", "f32"]
 KVCacheType = Literal["auto", "bf16", "f16", "fp8"]
@@ -50,23 +51,15 @@ class VLLMConfig:
     max_lora_rank: int = 16
 
     def __post_init__(self) -> None:
-        _check_choice("dtype", self.dtype, get_args(Precision))
-        _check_choice("kv_cache_dtype", self.kv_cache_dtype, get_args(KVCacheType))
-        for name in ("max_model_len", "num_blocks", "kv_cache_memory", "threads"):
-            if getattr(self, name) is not None:
-                _check_positive(name, getattr(self, name))
-        for name in (
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "tensor_parallel_size",
-            "pipeline_parallel_size",
-            "max_lora_rank",
-        ):
-            _check_positive(name, getattr(self, name))
+        check_choice("dtype", self.dtype, get_args(Precision))
+        check_choice("kv_cache_dtype", self.kv_cache_dtype, get_args(KVCacheType))
+        check_positive(self, "max_model_len", "num_blocks", "kv_cache_memory", "threads", optional=True)
+        check_positive(self, "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "pipeline_parallel_size")
+        check_positive(self, "max_lora_rank")
         if self.max_lora_rank > HIGHEST_RANK:
             raise InvalidRequestError(f"max_lora_rank={self.max_lora_rank} is above vLLM's {HIGHEST_RANK}")
         if self.max_loras:
-            _check_positive("max_loras", self.max_loras)
+            check_positive(self, "max_loras")
         if not 0 < self.memory_share <= 1:
             raise InvalidRequestError(f"memory_share={self.memory_share} is not within (0, 1]", param="memory_share")
         if not isinstance(self.engine_args, dict):
@@ -80,13 +73,3 @@ class VLLMConfig:
     def adapter_slots(self) -> int:
         """How many LoRA adapters there can be at the same time."""
         return max(self.max_loras, len(self.adapters))
-
-
-def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise InvalidRequestError(f"{name}={value!r} is not one of {', '.join(allowed)}", param=name)
-
-
-def _check_positive(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidRequestError(f"{name}={value!r} is not a positive integer", param=name)

@@ -28,7 +28,9 @@ def loadtest(commands: Any, add_sections: AddSections, formatter: type[argparse.
     )
     parser.set_defaults(run_command=partial(_guarded, parser, "penstock.loadtest.main"))
     add_sections(parser, SECTIONS)
-    others = parser.add_subparsers(metavar="COMMAND", title="instead of a run", parser_class=_MayPassOn)
+    others = parser.add_subparsers(
+        metavar="COMMAND", title="instead of a run", parser_class=_MayPassOn, prog=parser.prog
+    )
     _mock(others, add_sections, formatter)
     _peers(others, add_sections, formatter)
     others.add_parser("compare", help="what differs between reports, and whether it is chance").passed_to = _compare
@@ -131,3 +133,6 @@ def _guarded(parser: argparse.ArgumentParser, module: str, settings: dict[str, A
     except LoadTestError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # while it is imported: what runs has its own way to end
+        print(f"{parser.prog}: stopped", file=sys.stderr)
+        return 130

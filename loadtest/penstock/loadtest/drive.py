@@ -18,12 +18,12 @@ import msgspec
 from penstock.loadtest.alarm import Alarm
 from penstock.loadtest.aside import Aside
 from penstock.loadtest.clients.base import Client
-from penstock.loadtest.errors import CONNECT, INTERRUPTED
+from penstock.loadtest.errors import INTERRUPTED
 from penstock.loadtest.messages import Answer, Call, Sample, Session
 
 _AGAIN_SECONDS = 0.1
-"""A place of a closed loop that found no connection waits for so long: a server that is gone is not asked ten thousand
-times a second, each time with a sample."""
+"""A place of a closed loop whose request failed is taken again so long after it was sent, not before: a server that is
+gone, or refuses, would be asked ten thousand times a second, which nobody's clients do, each time with a sample."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,8 +129,9 @@ class Driver:
         for session in source:
             if self._stop.is_set():
                 return
-            if await self._session(session, perf_counter()) == CONNECT:
-                await self._nap(perf_counter() + _AGAIN_SECONDS)
+            began = perf_counter()
+            if await self._session(session, began):
+                await self._nap(began + _AGAIN_SECONDS)
 
     async def _open_loop(self, source: Iterator[Session], group: asyncio.TaskGroup) -> None:
         places = asyncio.Semaphore(self._load.max_in_flight)
@@ -147,7 +148,7 @@ class Driver:
 
     async def _session(self, session: Session, due: float) -> str:
         """Sends its calls in order; one that fails ends it, since what follows needs the answer. Returns the failure's
-        kind, or nothing."""
+        kind, or an empty text."""
         history: list[dict[str, Any]] = []
         for number, call in enumerate(session.calls, 1):
             if number > 1:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from penstock.gateway import cli
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.mock.main import main
 from penstock.loadtest.mock.options import MockOptions, Schedule
@@ -109,10 +110,19 @@ async def test_the_generate_extension(said: dict[str, Any]) -> None:
         assert (await whole(reader))[1]["text_output"] == " a a"
 
 
+async def test_requests_of_unknown_length_are_refused() -> None:
+    async with served() as (_, reader, writer):
+        writer.write(f"POST {CHAT} HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{{}}\r\n0\r\n\r\n".encode())
+        assert (await whole(reader))[0] == 411
+        assert await reader.read() == b""
+
+
 async def test_other_questions() -> None:
     async with served(model="big") as (_, reader, writer):
         writer.write(request("/v1/models", method="GET"))
         assert [model["id"] for model in (await whole(reader))[1]["data"]] == ["big"]
+        writer.write(request("/v2/repository/index", {}))
+        assert (await whole(reader))[1] == [{"name": "big", "version": "1", "state": "READY"}]
         for method, path, body, status in (
             ("GET", "/health", None, 200),
             ("GET", "/metrics", None, 404),
@@ -200,3 +210,8 @@ async def test_those_who_leave_are_forgotten() -> None:
 def test_what_cannot_be_is_said(settings: dict[str, str], message: str) -> None:
     with pytest.raises(LoadTestError, match=message):
         main(settings)
+
+
+def test_the_command_says_its_own_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["loadtest", "mock", "--ttft-ms", "-1"]) == 1
+    assert capsys.readouterr().err.startswith("penstock loadtest mock: ttft-ms: ")

@@ -34,7 +34,8 @@ async def serve(options: MockOptions, stop: asyncio.Event) -> None:
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, stop.set)
     async with Mock(options) as mock:
-        print(f"listening on http://{options.host}:{mock.port}, the truth is at /truth", flush=True)
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        print(f"listening on http://{host}:{mock.port}, the truth is at /truth", flush=True)
         gc.collect()
         gc.freeze()
         await stop.wait()

@@ -18,6 +18,7 @@ from penstock.loadtest.mock.truth import Record, Truth
 from penstock.loadtest.mock.wire import STREAM_HEAD, Request, Wire, json, metadata
 
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,12})", re.IGNORECASE)
+_CHUNKED = re.compile(rb"\r\ntransfer-encoding:", re.IGNORECASE)
 _CLOSE = re.compile(rb"\r\nconnection:[^\r\n]*\bclose\b", re.IGNORECASE)
 _CONTINUE = re.compile(rb"\r\nexpect:[ \t]*100-continue", re.IGNORECASE)
 _EARLY = 20e-6
@@ -73,6 +74,8 @@ class Mock:
                 return json({"object": "list", "data": [model]})
             case "GET", "/health" | "/v2/health/ready" | "/v2/health/live":
                 return json({})
+            case "POST", "/v2/repository/index":
+                return json([{"name": self.options.model, "version": "1", "state": "READY"}])
             case "GET", path if path == f"/v2/models/{self.options.model}":
                 return json(metadata(self.options))
             case "GET", "/truth":
@@ -125,6 +128,10 @@ class Connection(asyncio.Protocol):
         if end < 0:
             return
         head = bytes(self._buffer[: end + 2])
+        if _CHUNKED.search(head):
+            self.transport.write(json({"error": {"message": "a request needs a Content-Length here"}}, 411))
+            self.transport.close()  # where the next request begins, only its chunks tell
+            return
         length = _LENGTH.search(head)
         size = end + 4 + (int(length[1]) if length else 0)
         if len(self._buffer) < size:

@@ -13,7 +13,7 @@ STREAM_HEAD = (
     b"Transfer-Encoding: chunked\r\n\r\n"
 )
 LAST_CHUNK = b"0\r\n\r\n"
-_PHRASES = {200: b"OK", 400: b"Bad Request", 404: b"Not Found", 405: b"Method Not Allowed", 411: b"Length Required"}
+_PHRASES = {200: b"OK", 400: b"Bad Request", 404: b"Not Found", 411: b"Length Required"}
 _DEFAULT_TOKENS = 16
 _encode = msgspec.json.encode
 

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ from penstock.loadtest.search.find import run_find
 from penstock.loadtest.search.model import FindReport
 from penstock.loadtest.search.runs import BY_USER, RealRunner
 from penstock.loadtest.search.sweep import run_sweep
-from penstock.loadtest.search.told import Study, check_output, write_study
+from penstock.loadtest.search.told import AnyStudy, Study, Told, check_output, write_study
 from penstock.loadtest.search.versus import DEFAULT_REPEATS, run_versus
 from penstock.loadtest.search.words import tell_find, tell_sweep, tell_versus
 
@@ -96,16 +96,21 @@ def _run_row(row: str, chosen: Options) -> int:
     check_output(chosen.output)
     runner = RealRunner()
     if row == "sweep":
-        study: Study = write_study(run_sweep(chosen, runner), tell_sweep, chosen.output)
+        study: Study = write_row(run_sweep(chosen, runner), tell_sweep, chosen.output)
     elif row == "find":
-        study = write_study(run_find(chosen, runner), tell_find, chosen.output)
+        study = write_row(run_find(chosen, runner), tell_find, chosen.output)
     else:
-        study = write_study(run_versus(chosen, runner), tell_versus, chosen.output)
+        study = write_row(run_versus(chosen, runner), tell_versus, chosen.output)
     if study.ended_early:
         return ended(study)
     # what a search was looking for lies between a load that holds and one that fails
     judged = [r for r in study.reports if not isinstance(study, FindReport) or _load(study, r) == study.held]
     return status(judged, chosen)
+
+
+def write_row(study: AnyStudy, tell: Callable[[AnyStudy], Told], output: OutputOptions) -> AnyStudy:
+    with _ignoring_ctrl_c():
+        return write_study(study, tell, output)
 
 
 def ended(study: Study) -> int:

@@ -12,10 +12,10 @@ import msgspec
 
 from penstock.loadtest.clients.registry import make_client
 from penstock.loadtest.errors import LoadTestError
-from penstock.loadtest.main import STOPPED, ended
+from penstock.loadtest.main import STOPPED, ended, write_row
 from penstock.loadtest.options import options
 from penstock.loadtest.search.runs import RealRunner
-from penstock.loadtest.search.told import check_output, write_study
+from penstock.loadtest.search.told import check_output
 from penstock.loadtest.search.values import one_of_a_row
 from penstock.loadtest.tune.options import TuneOptions
 from penstock.loadtest.tune.params import parse_params
@@ -43,7 +43,7 @@ def main(settings: Mapping[str, Any]) -> int:
     for name in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, _end)
     try:
-        study = write_study(tuner.run(), tell, chosen.output)
+        study = write_row(tuner.run(), tell, chosen.output)
     except KeyboardInterrupt:
         print("penstock tune: ended before anything was measured", file=sys.stderr)
         return STOPPED

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 
 import pytest
 
 from penstock.loadtest.errors import LoadTestError
-from penstock.loadtest.main import main, status
+from penstock.loadtest.main import main, status, write_row
 from penstock.loadtest.messages import Sample
-from unit.loadtest.search.computed import URL, answered, chosen, report_of
+from penstock.loadtest.options import OutputOptions
+from penstock.loadtest.search.model import SweepReport
+from penstock.loadtest.search.sweep import run_sweep
+from penstock.loadtest.search.told import Told
+from penstock.loadtest.search.words import tell_sweep
+from unit.loadtest.search.computed import URL, ComputedServer, answered, chosen, report_of
 
 
 @pytest.mark.parametrize(
@@ -58,3 +64,16 @@ def test_exit_statuses(verdicts: list[str], failed: int, strict: bool, expected:
     bad = [Sample(index=1, intended=0.0, sent=0.0, ended=1.0, error="timeout")] * failed
     reports = [report_of(chosen(), [answered(0, 0.0, 0.0, 1.0), *bad], verdict) for verdict in verdicts]
     assert status(reports, chosen(strict=strict)) == expected
+
+
+def test_a_row_that_is_being_written_is_not_lost_to_ctrl_c() -> None:
+    seen = []
+
+    def tell(study: SweepReport) -> Told:
+        seen.append(signal.getsignal(signal.SIGINT))
+        return tell_sweep(study)
+
+    before = signal.getsignal(signal.SIGINT)
+    write_row(run_sweep(chosen(sweep="rate=2"), ComputedServer()), tell, OutputOptions())
+    assert seen == [signal.SIG_IGN]
+    assert signal.getsignal(signal.SIGINT) is before

@@ -163,7 +163,8 @@ async def test_an_interrupted_repeat_does_not_count() -> None:
 async def test_interrupted_before_anything_was_measured(warmup: int, calibrate: bool) -> None:
     """A server that never answers does not keep anybody."""
     async with mock(ttft_ms=HOURS) as server:
-        test = LoadTest(chosen(server, warmup=warmup, model="", calibrate=calibrate), Onlooker())
+        onlooker = Onlooker()
+        test = LoadTest(chosen(server, warmup=warmup, model="", calibrate=calibrate), onlooker)
         run = asyncio.create_task(test.run())
         await until(lambda: test._task is not None)
         if warmup and not calibrate:
@@ -172,6 +173,7 @@ async def test_interrupted_before_anything_was_measured(warmup: int, calibrate: 
         test.interrupt()
         with pytest.raises(LoadTestError, match="before anything was measured"):
             await run
+        assert not any("waiting" in note for note in onlooker.notes)
         await until(lambda: not server.connections)
 
 

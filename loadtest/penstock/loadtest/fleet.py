@@ -43,11 +43,12 @@ class Fleet:
 
     def __init__(self, options: Options, processes: int, seed: int) -> None:
         self.in_flight = [0] * processes
+        self.begun = False
+        """All were ready, and have been told to start."""
         self._options = options
         self._seed = seed
         self._processes: list[asyncio.subprocess.Process] = []
         self._num = processes
-        self._begun = False
         self._given_up = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -81,7 +82,7 @@ class Fleet:
     async def run(self, on_samples: Callable[[Sequence[Sample]], None] = lambda samples: None) -> RunResult:
         """Raises LoadTestError when the run turns out not to be possible. A process that dies leaves what it had told
         by then."""
-        self._begun = True
+        self.begun = True
         result = RunResult(started=time.perf_counter() + _HEAD_START, unix_time=time.time() + _HEAD_START)
         for process in self._processes:
             _tell(process, Start(result.started))
@@ -95,7 +96,7 @@ class Fleet:
     def stop(self, *, now: bool = False) -> None:
         """Nothing is begun any more; `now`: what runs is cut off."""
         self._given_up.set()
-        if self._begun:
+        if self.begun:
             for process in self._processes:
                 _tell(process, Stop(now))
 

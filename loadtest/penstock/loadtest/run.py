@@ -91,7 +91,7 @@ class LoadTest:
             self._fleet.kill()
         else:
             self._fleet.stop(now=self._interrupts == 2)
-            if self._interrupts == 1:
+            if self._interrupts == 1 and self._fleet.begun:
                 self._view.note("waiting for what runs; once more cuts it off")
 
     async def run(self) -> Report:

@@ -26,6 +26,7 @@ class Terminal:
         self._console = Console(file=stream)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._live.start()
+        self._live.update(Text(f"{title}: getting ready", style="bold"), refresh=True)
 
     def show(self, progress: Progress) -> None:
         self._live.update(self._drawing(progress), refresh=True)

@@ -105,6 +105,13 @@ def test_a_terminal_is_drawn_at_most_four_times_a_second() -> None:
         assert 6 <= stream.getvalue().count("in flight") <= 8  # of two seconds
 
 
+def test_a_terminal_is_not_empty_while_the_server_warms_up() -> None:
+    pytest.importorskip("rich")
+    stream = Terminal()
+    with LiveView(options(), stream=stream):
+        assert "getting ready" in stream.getvalue()
+
+
 def test_texts_of_others_do_not_reach_the_terminal_as_orders() -> None:
     pytest.importorskip("rich")
     stream = Terminal()

@@ -12,7 +12,7 @@ from penstock.loadtest import workload
 from penstock.loadtest.messages import Sample
 from penstock.loadtest.metrics import summarize
 from penstock.loadtest.options import LoadOptions, Options, Target, WorkloadOptions
-from penstock.loadtest.peers.plan import Case
+from penstock.loadtest.peers.plan import Case, requests_of
 from penstock.loadtest.peers.process import Process
 from penstock.loadtest.peers.results import Run
 from penstock.loadtest.peers.settings import PeersSettings
@@ -44,7 +44,7 @@ class InProcess:
 
     def measure(self, case: Case, settings: PeersSettings, seed: int) -> Run:
         """Raises LoadTestError when the program has ended, or does not answer in time."""
-        total = settings.waves * case.concurrency
+        total = requests_of(case, settings)
         meter = Meter(self.pid)
         outcome = self._ask(case.concurrency, self._prompts(settings, total, seed), settings)
         usage = meter.read()

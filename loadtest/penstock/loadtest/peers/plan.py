@@ -61,6 +61,11 @@ _SERVED = {
 """Protocols that the peer offers."""
 
 
+def requests_of(case: Case, settings: PeersSettings) -> int:
+    """In a run of the generation tables."""
+    return max(settings.waves * case.concurrency, SHAPES[case.model].least_requests)
+
+
 def plan(settings: PeersSettings) -> list[Group]:
     """In the order of the catalog: quick tables first."""
     groups: list[Group] = []

@@ -11,7 +11,7 @@ from penstock.loadtest.calibrate import Calibration
 from penstock.loadtest.messages import Sample
 from penstock.loadtest.options import LoadOptions, Options, Target, WorkloadOptions
 from penstock.loadtest.peers.launch import Launch
-from penstock.loadtest.peers.plan import TENSORS, Case
+from penstock.loadtest.peers.plan import TENSORS, Case, requests_of
 from penstock.loadtest.peers.process import Ports, Process
 from penstock.loadtest.peers.results import Run
 from penstock.loadtest.peers.settings import PeersSettings
@@ -100,7 +100,7 @@ def options_of(
     """The load of one run: so many requests for each place (generation), or so many seconds."""
     timed = case.table != "generation" and requests is None
     if requests is None and not timed:
-        requests = settings.waves * case.concurrency
+        requests = requests_of(case, settings)
     workload = WorkloadOptions(requests=requests, seed=seed)
     if case.table != "tensors":
         workload = WorkloadOptions(

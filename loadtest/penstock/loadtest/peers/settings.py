@@ -34,7 +34,9 @@ class PeersSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     streams: Annotated[tuple[Positive, ...], Meta(description="streaming: streams at a time")] = (64, 256)
     prompt_tokens: Annotated[Positive, Meta(description="generation: tokens of a prompt")] = 128
     output_tokens: Annotated[Positive, Meta(description="generation and streaming: tokens of an answer")] = 128
-    waves: Annotated[Positive, Meta(description="generation: requests per place in a run")] = 2
+    waves: Annotated[
+        Positive, Meta(description="generation: requests per place in a run, more if it would be too short")
+    ] = 1
     longest: Annotated[
         _Seconds,
         Meta(

@@ -28,6 +28,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """The output layer is the embedding."""
     biases: bool
     """Of queries, keys and values."""
+    least_requests: int
+    """In a run, so that it lasts a second or more."""
 
     @property
     def head(self) -> int:
@@ -76,6 +78,7 @@ SHAPES = {
         spread=0.05,
         tied=False,
         biases=False,
+        least_requests=64,
     ),
     "qwen05b-shape": Shape(
         architecture="Qwen2ForCausalLM",
@@ -91,5 +94,6 @@ SHAPES = {
         spread=0.02,
         tied=True,
         biases=True,
+        least_requests=4,
     ),
 }

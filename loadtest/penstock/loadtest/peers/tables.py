@@ -12,7 +12,7 @@ from penstock.loadtest.peers.results import CaseResult, Cell, GroupResult, Peers
 from penstock.loadtest.peers.shapes import SHAPES
 from penstock.loadtest.peers.short import INVALID, short
 from penstock.loadtest.report.markdown import code, escape, table
-from penstock.loadtest.report.words import number
+from penstock.loadtest.report.words import number, plural
 from penstock.loadtest.search.model import Difference
 
 _HEADINGS = {
@@ -36,6 +36,7 @@ _CAVEATS = (
     "Servers, engines and clients share this machine, without a network between them; what the client takes is "
     "missing to the server. Few cores say little about many, and nothing about GPUs.",
     "Peers run as their documentation suggests, not tuned beyond the flags in this package. vLLM runs eagerly.",
+    "Everything is in bf16: llama.cpp, OpenVINO and others are mostly run with weights of 4 or 8 bits.",
     "OpenVINO GenAI runs inside of the program that measures it: no HTTP, no client, and times are those of its steps.",
     "CPU is that of a server's whole process tree. Peers differ in what they do for it: checks, logs, metrics.",
     "Ratios are means over pairs of runs of one round, with their interval at 95 %: of figures that are the same, one "
@@ -86,11 +87,16 @@ def _load(report: PeersReport, group: GroupResult) -> str:
     chosen = report.settings
     where = "Servers on the first core, clients on the others." if group.pinned else "All share all cores."
     if group.table == "generation":
-        requests = f"{chosen.waves} requests for each place"
+        requests = f"{plural(chosen.waves, 'request')} for each place and run ({_least(report)} at least)"
         return f"Prompts of {chosen.prompt_tokens} tokens, {chosen.output_tokens} out, {requests}. {where}"
     if group.table == "streaming":
         return f"Answers of {chosen.output_tokens} tokens, runs of {chosen.seconds:g} s. {where}"
     return f"Runs of {chosen.seconds:g} s. {where}"
+
+
+def _least(report: PeersReport) -> str:
+    shown = {group.model: SHAPES[group.model].least_requests for group in report.groups if group.model}
+    return ", ".join(f"{name} {least}" for name, least in shown.items())
 
 
 def _group(group: GroupResult) -> Iterator[str]:

@@ -23,7 +23,7 @@ for line in sys.stdin:
     requests = [{"sent": 0.0, "ended": 3.0, "arrivals": [[1.0, 1], [3.0, tokens - 1]]} for _ in job["prompts"]]
     print(json.dumps({"seconds": 4.0, "requests": requests}), flush=True)
 """
-CASE = Case(table="generation", model="tiny", protocol="openai-completions", concurrency=2)
+CASE = Case(table="generation", model="tiny", protocol="openai-completions", concurrency=32)
 SETTINGS = settings({"dir": "d", "prompt_tokens": 7, "output_tokens": 5, "waves": 3})
 
 
@@ -37,7 +37,7 @@ def test_its_figures_are_made_as_those_of_servers(tmp_path: Path) -> None:
         assert program.try_out(SETTINGS, 2) == 10
         run = program.measure(CASE, SETTINGS, 0)
     figures = run.figures
-    assert (figures.completed, figures.output_tokens, figures.output_tokens_per_s) == (6, 30, 10.0)
+    assert (figures.completed, figures.output_tokens, figures.output_tokens_per_s) == (96, 480, 160.0)
     assert figures.ttft_ms is not None
     assert figures.tpot_ms is not None
     assert (figures.ttft_ms.p50, figures.tpot_ms.p50) == (1000.0, 500.0), "the gap of 2 s is that of 4 tokens"

@@ -10,7 +10,7 @@ import pytest
 from penstock.gateway.cli import main
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.peers.contenders import CONTENDERS
-from penstock.loadtest.peers.plan import plan
+from penstock.loadtest.peers.plan import Case, plan, requests_of
 from penstock.loadtest.peers.settings import settings
 
 
@@ -73,6 +73,15 @@ def test_what_generates_says_how_it_computes() -> None:
             told = CONTENDERS[name].engine.format(threads="2 threads", engine_threads="1 thread")
             assert told.startswith("bf16"), name
             assert told.endswith("1 thread" if "vllm" in name else "2 threads"), name
+
+
+@pytest.mark.parametrize(
+    ("model", "places", "waves", "requests"),
+    [("tiny", 1, 1, 64), ("tiny", 64, 2, 128), ("qwen05b-shape", 1, 1, 4), ("qwen05b-shape", 16, 1, 16)],
+)
+def test_small_models_get_more_requests(model: str, places: int, waves: int, requests: int) -> None:
+    case = Case(table="generation", model=model, protocol="openai-completions", concurrency=places)
+    assert requests_of(case, settings({"dir": "d", "waves": waves})) == requests
 
 
 def test_help_says_defaults_as_they_are_typed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,7 +57,8 @@ async def only_model(target: Target) -> str:
         raise LoadTestError(f"model: which one? ({target.protocol} is not asked; --model)")
     openai = target.protocol.startswith("openai")
     path = "/v1/models" if openai else "/v2/repository/index"
-    answer = await ask(client_options(target), path, "GET" if openai else "POST")
+    options = client_options(target)
+    answer = await ask(options, path, "GET" if openai else "POST")
     names: list[str] = []
     if answer.status == 200:
         try:
@@ -66,7 +67,7 @@ async def only_model(target: Target) -> str:
             names = []
     if len(names) != 1:
         told = f"names {', '.join(names)}" if names else f"names no model (status {answer.status})"
-        raise LoadTestError(f"model: which one? {target.url}{path} {told}: choose one with --model")
+        raise LoadTestError(f"model: which one? {options.url}{path} {told}: choose one with --model")
     return names[0]
 
 

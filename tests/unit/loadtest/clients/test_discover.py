@@ -54,6 +54,12 @@ async def test_no_model_or_several(reply: bytes, told: str) -> None:
             await only_model(target_of(server))
 
 
+async def test_the_address_that_was_asked_is_told() -> None:
+    async with raw_server(models()) as server:
+        with pytest.raises(LoadTestError, match=rf"{server.url}/v1/models names no model"):
+            await only_model(msgspec.structs.replace(target_of(server), url=server.url + "/v1"))
+
+
 async def test_nobody_is_asked_over_grpc() -> None:
     with pytest.raises(LoadTestError, match="--model"):
         await only_model(Target(url="h:1", protocol="kserve-grpc"))

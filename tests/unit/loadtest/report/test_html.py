@@ -95,7 +95,16 @@ def test_plots_are_told_in_words_too(full_report: Report) -> None:
 def test_key_figures_and_verdict(make_report: MakeReport) -> None:
     found = Page(page([make_report(goodput="ttft:250")]))
     assert len(found.all("span", "valid")) == 1
-    for words in ("Output tokens/s", "2.67", "TTFT p50", "200 ms", "p99 788 ms", "50 %", "25 % of 4 requests", "queue is full"):
+    for words in (
+        "Output tokens/s",
+        "2.67",
+        "TTFT p50",
+        "200 ms",
+        "p99 788 ms",
+        "50 %",
+        "25 % of 4 requests",
+        "queue is full",
+    ):
         assert words in found.words, words
 
 

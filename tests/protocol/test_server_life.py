@@ -103,6 +103,14 @@ def test_a_hung_engine_is_noticed_and_replaced():
         assert server.post(COMPLETIONS, body()).status_code == 200
 
 
+def test_a_killed_server_leaves_no_files(tmp_path):
+    with serving(*SIMULATED, environ={"TMPDIR": str(tmp_path)}) as server:
+        assert list(tmp_path.iterdir()) == []
+        os.kill(server.engine_pid(), signal.SIGKILL)  # the next one has a socket of its own
+        wait_until(lambda: server.post(COMPLETIONS, body()).status_code == 200)
+        assert list(tmp_path.iterdir()) == []
+
+
 def test_an_engine_is_not_blamed_for_a_gateway_that_stood_still():
     with serving(*SIMULATED, "--watchdog-timeout", "2") as server:
         engine = server.engine_pid()

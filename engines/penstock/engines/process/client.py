@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -82,7 +81,6 @@ class ProcessEngine:
         self._keeper: asyncio.Task[None] | None = None
         self._last_sign = 0.0
         self._restarts: deque[float] = deque()
-        self._folder: Path | None = None
         self.num_restarts = 0
 
     @property
@@ -108,16 +106,28 @@ class ProcessEngine:
         return self._process.pid if self._process is not None else None
 
     async def start(self) -> None:
-        # mkdtemp makes the folder for this user alone (0700)
-        self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))
         await self._spawn()
         self._keeper = asyncio.create_task(self._keep())
 
     async def _spawn(self) -> None:
         """Starts a process and waits until its model is loaded. Raises EngineError when that fails."""
-        address = f"ipc://{self._folder}/{self.num_restarts}"
-        link = Link(address)
         adapters = dict(self._adapters.loaded)
+        try:
+            # For this user alone (0700). Once the two are connected nobody needs it, and whoever kills this process
+            # then leaves nothing behind.
+            with tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True) as folder:
+                link, self._info = await self._connected(f"ipc://{folder}/0", adapters)
+        except OSError as error:  # no memory, no process table entry, no folder, ...
+            raise EngineError(f"the engine process cannot be started: {error}") from error
+        num_blocks = self._info.num_blocks
+        self._stats = EngineStats(num_blocks=num_blocks, num_free_blocks=num_blocks)  # until it speaks for itself
+        self._last_sign = time.monotonic()
+        self._link = link
+        link.on_messages(self._receive)
+        self._adapters.forget(adapters)
+
+    async def _connected(self, address: str, adapters: dict[str, str]) -> tuple[Link, ModelInfo]:
+        link = Link(address)
         try:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -131,19 +141,11 @@ class ProcessEngine:
             )
             if self._process.stdin is not None:
                 self._process.stdin.write(msgspec.json.encode(self._spec_with(adapters)) + b"\n")
-            self._info = await self._loaded(link, self._process)
-        except BaseException as error:
+            return link, await self._loaded(link, self._process)
+        except BaseException:
             link.close()
             await self._kill()
-            if isinstance(error, OSError):  # no memory, no process table entry, ...
-                raise EngineError(f"the engine process cannot be started: {error}") from error
             raise
-        num_blocks = self._info.num_blocks
-        self._stats = EngineStats(num_blocks=num_blocks, num_free_blocks=num_blocks)  # until it speaks for itself
-        self._last_sign = time.monotonic()
-        self._link = link
-        link.on_messages(self._receive)
-        self._adapters.forget(adapters)
 
     def _spec_with(self, adapters: dict[str, str]) -> EngineSpec:
         """What a new process is told: the adapters are those of now. Engines without any have no such option."""
@@ -281,8 +283,6 @@ class ProcessEngine:
             self._link = None
         self._fail_all(EngineDeadError("The server was stopped."))
         await self._end_process()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _end_process(self, patience: float = 5.0) -> None:
         process = self._process

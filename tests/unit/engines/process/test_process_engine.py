@@ -15,6 +15,7 @@ import pytest
 from penstock.engines.errors import EngineError, NotReadyError
 from penstock.engines.messages import AddRequest, EngineStats, FinishReason, RequestOutput, SamplingParams, StepRecord
 from penstock.engines.process import ProcessEngine, WatchdogConfig
+from penstock.engines.process.link import Link
 from penstock.engines.registry import EngineSpec
 from penstock.engines.stream import RequestStream
 
@@ -187,10 +188,25 @@ async def test_every_step_is_seen_by_the_observer():
 
 
 async def test_the_socket_lies_in_a_folder_of_this_user_alone(start, monkeypatch, tmp_path):
+    modes: list[int] = []
+
+    def link(address: str) -> Link:
+        [folder] = tmp_path.iterdir()
+        assert address.startswith(f"ipc://{folder}/")
+        modes.append(stat.S_IMODE(folder.stat().st_mode))
+        return Link(address)
+
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("penstock.engines.process.client.Link", link)
     await start()
-    [folder] = tmp_path.iterdir()
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert modes == [0o700]
+    assert not list(tmp_path.iterdir()), "it is gone with the need for it, however this process ends"
+
+
+async def test_without_a_place_for_the_folder_there_is_an_engine_error(start, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    with pytest.raises(EngineError, match=r"cannot be started: .*No such file"):
+        await start()
 
 
 async def test_an_engine_process_listens_on_no_network_port(start):

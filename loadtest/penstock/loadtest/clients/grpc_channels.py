@@ -24,6 +24,7 @@ _PREFIXES = ("http", "grpc", "https", "grpcs")
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
+    ("grpc.enable_http_proxy", 0),  # else one that the environment names would be measured, too
     ("grpc.use_local_subchannel_pool", 1),  # else channels to one address would be one connection
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),

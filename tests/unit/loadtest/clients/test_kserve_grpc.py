@@ -276,6 +276,14 @@ async def test_a_header_goes_before_the_key() -> None:
     assert (metadata["authorization"], metadata["x_y.z"]) == ("Basic abc", " 1")
 
 
+async def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    answer, _ = await inferred(outputs(8))
+    assert answer.error == ""
+
+
 @pytest.mark.parametrize("found", [outputs(), outputs(7), outputs(8, 4), b"\xff"])
 async def test_inferences_that_lack_something(found: Any) -> None:
     answer, _ = await inferred(found)

@@ -86,7 +86,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     interrupted: int
     """Cut off at the end of the run: in no other figure."""
     duration_s: float
-    """From the start of the run to the last answer."""
+    """From the start of the run to the last answer, or, where requests were cut off, to the end of its time."""
     output_tokens: int
     prompt_tokens: int
     goodput: Goodput | None = None
@@ -96,12 +96,17 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.errors.values())
 
 
-def summarize(samples: Sequence[Sample], *, open_loop: bool, objectives: Sequence[Objective] = ()) -> Figures:
-    """The figures of one run."""
+def summarize(
+    samples: Sequence[Sample], *, open_loop: bool, objectives: Sequence[Objective] = (), lasts: float = 0.0
+) -> Figures:
+    """The figures of one run. `lasts`: seconds for which requests were to be begun. A run of which requests were cut
+    off has taken at least so long, or until the cut: else a server that answers for a second, then never again, would
+    have the throughput of that second."""
     counted = [sample for sample in samples if sample.error != INTERRUPTED]
     good = [sample for sample in counted if not sample.error]
     failed = [sample for sample in counted if sample.error]
-    seconds = max((sample.ended for sample in counted), default=0.0)
+    cut = max((sample.ended for sample in samples if sample.error == INTERRUPTED), default=0.0)
+    seconds = max((*(sample.ended for sample in counted), min(cut, lasts)))
     found = [latencies(sample, from_intended=open_loop) for sample in good]
     sent = [latencies(sample, from_intended=False) for sample in good]
     output = sum(sample.tokens for sample in good)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from math import inf
 from statistics import median
 from typing import Protocol
 
@@ -182,7 +183,12 @@ class LoadTest:
             result = await fleet.run(lambda samples: self._view.update(samples, sum(fleet.in_flight)))
         return Run(
             result=result,
-            figures=summarize(result.samples, open_loop=options.open_loop, objectives=objectives),
+            figures=summarize(
+                result.samples,
+                open_loop=options.open_loop,
+                objectives=objectives,
+                lasts=inf if options.load.duration is None else options.load.duration,
+            ),
             server=watch.result,
             other_cores=watch.other_cores(sum(client.cpu_seconds for client in result.clients)),
             clock_ms=watch.clock_ms,

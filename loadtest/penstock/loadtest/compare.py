@@ -21,7 +21,7 @@ from penstock.loadtest.report.html import page
 from penstock.loadtest.report.markdown import escape, table
 from penstock.loadtest.report.model import Interval, Report
 from penstock.loadtest.report.words import clean, number
-from penstock.loadtest.report.write import put
+from penstock.loadtest.report.write import check_places, put
 
 _FEWEST = 2
 """Runs on both sides that make an interval."""
@@ -176,7 +176,7 @@ def _cells(ratio: Ratio) -> tuple[str, str, str, str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """0: compared; 2: a file is no report."""
+    """0: compared; 2: a file is no report, or cannot be written."""
     parser = argparse.ArgumentParser(prog="penstock loadtest compare", description="Compare reports of load tests.")
     parser.add_argument("reports", nargs="+", metavar="REPORT.json", help="written by --json; the first is the measure")
     parser.add_argument(
@@ -187,6 +187,7 @@ def main(argv: Sequence[str]) -> int:
     if len(args.reports) < 2:
         parser.error("a comparison needs two reports or more")
     try:
+        check_places([args.markdown or "-", *([args.html] if args.html is not None else [])], read=args.reports)
         reports = [read(path) for path in args.reports]
     except LoadTestError as error:
         print(f"penstock loadtest compare: {error}", file=sys.stderr)

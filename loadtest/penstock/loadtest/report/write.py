@@ -50,20 +50,31 @@ def write(report: Report, samples: Sequence[Sample], output: OutputOptions) -> R
 
 
 def check_files(output: OutputOptions) -> None:
-    """Raises LoadTestError for files that could not be written after the run, and for two forms on standard output."""
-    paths = [
-        path
-        for path in (output.json, output.markdown, output.csv, output.html, output.vllm_json, output.aiperf_json)
-        if path is not None
-    ]
-    for path in paths:
-        if paths.count(path) > 1:
-            raise LoadTestError(f"{path}: only one form of the report can go there")
+    """Raises LoadTestError for files that could not be written after the run, and for two forms in one place."""
+    forms = (output.json, output.markdown, output.csv, output.html, output.vllm_json, output.aiperf_json)
+    check_places([path for path in forms if path is not None])
+
+
+def check_places(written: Sequence[str], read: Sequence[str] = ()) -> None:
+    """`written`: files, or - for standard output; `read`: files that are needed. Raises LoadTestError where something
+    could not be written, or would be written over."""
+    needed = {Path(path).resolve() for path in read}
+    taken: set[Path] = set()
+    for path in written:
         file = Path(path)
-        if path != "-" and not os.access(file if file.exists() else file.parent, os.W_OK):
+        if path != "-" and not (os.access(file, os.W_OK) if file.exists() else _is_writable_folder(file.parent)):
             raise LoadTestError(f"{path}: cannot be written")
         if file.is_dir():
             raise LoadTestError(f"{path}: is a folder")
+        if file.resolve() in needed:
+            raise LoadTestError(f"{path}: is read, and would be written over")
+        if file.resolve() in taken and not file.is_char_device():
+            raise LoadTestError(f"{path}: only one form of the report can go there")
+        taken.add(file.resolve())
+
+
+def _is_writable_folder(folder: Path) -> bool:
+    return folder.is_dir() and os.access(folder, os.W_OK)
 
 
 def put(path: str, text: str) -> str:

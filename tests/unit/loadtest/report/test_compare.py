@@ -144,6 +144,10 @@ def test_the_command(with_ttfts: MakeRuns, tmp_path: Path, capsys: pytest.Captur
     assert main([*files, "--markdown", str(tmp_path / "c.md")]) == 0
     assert (tmp_path / "c.md").read_text() == printed
     assert capsys.readouterr().out == ""
+    assert main([*files, "--markdown", files[0]]) == 2
+    assert "would be written over" in capsys.readouterr().err
+    assert (tmp_path / "a.json").read_text().startswith("{")
+    assert main([*files, "--markdown", str(tmp_path / "c"), "--html", str(tmp_path / "c")]) == 2
 
 
 def test_the_command_refuses_what_is_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

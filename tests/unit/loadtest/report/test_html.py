@@ -167,6 +167,13 @@ def test_several_reports_get_curves_a_table_and_their_own_parts(make_report: Mak
     assert {"a, 8 at a time", "a, 1 at a time", "b, 1 at a time"} <= set(found.words)
 
 
+def test_more_labels_than_colours_are_numbered(make_report: MakeReport) -> None:
+    reports = [make_report(label=f"run-{letter}") for letter in "abcde"]
+    few, many = Page(page(reports[:4])), Page(page(reports))
+    assert "run-a" in few.words
+    assert {"1: run-a", "5: run-e", "1"} <= set(many.words)
+
+
 def test_runs_that_are_not_valid_are_drawn_hollow(make_report: MakeReport) -> None:
     good, bad = make_report(), make_report(validity=Validity(verdict="invalid"))
     plots = 6

@@ -13,7 +13,7 @@ from penstock.loadtest.messages import Sample
 from penstock.loadtest.options import Options, OutputOptions, Target
 from penstock.loadtest.report.file import read
 from penstock.loadtest.report.model import Report
-from penstock.loadtest.report.write import write
+from penstock.loadtest.report.write import check_files, write
 
 MakeReport = Callable[..., Report]
 
@@ -58,3 +58,19 @@ def test_a_place_that_cannot_be_written_does_not_keep_the_others_from_it(
     with pytest.raises(LoadTestError, match=r"no/a\.json: No such file"):
         write(make_report(), samples, output)
     assert (tmp_path / "a.csv").exists()
+
+
+def test_places_are_checked_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    check_files(OutputOptions(json="a", markdown="-", csv="/dev/null", html="/dev/null"))
+    for output, said in (
+        (OutputOptions(json="a", html="./a"), "only one form"),
+        (OutputOptions(json="-", html="-"), "only one form"),
+        (OutputOptions(json="file/a"), "cannot be written"),
+        (OutputOptions(json="no/a"), "cannot be written"),
+        (OutputOptions(json=str(tmp_path)), "is a folder"),
+    ):
+        with pytest.raises(LoadTestError, match=said):
+            check_files(output)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]

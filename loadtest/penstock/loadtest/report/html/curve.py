@@ -57,13 +57,14 @@ def _curve(reports: Sequence[Report], field: str, statistic: str, throughput: st
     marks = [*y_axis(up), *x_axis(across, unit)]
     groups = series(reports)
     points, labels = [], _Labels()
-    for colour, (label, group) in zip(_colours(len(groups)), groups.items(), strict=True):
+    many = len(groups) > len(COLOURS)
+    for number, (colour, (label, group)) in enumerate(zip(_colours(len(groups)), groups.items(), strict=True), 1):
         places = [(across(value(report, throughput) or 0.0), up(value(report, path) or 0.0)) for report in group]
         marks.append(line(places, colour))
         for (x, y), report in zip(places, group, strict=True):
             told = element("title", f"{label}, {load_name(report.options)}")
             points.append(element("circle", told, cx=x, cy=y, r=3.5, class_=f"point {colour}{_hollow(report)}"))
-            labels.add(x, y - 8, _short(report), colour)
+            labels.add(x, y - 8, str(number) if many else _short(report), colour)
     marks += points + labels.marks
     described = f"{name} against throughput: {', '.join(clean(label) for label in groups)}; {len(reports)} runs."
     return figure(f"{name}, ms", described, marks, note=f"against {unit}")
@@ -87,12 +88,14 @@ def _colours(count: int) -> list[str]:
 
 
 def legend(reports: Sequence[Report]) -> Markup:
+    """Where there are more labels than colours they have numbers, which stand beside the points instead of the load."""
     groups = series(reports)
     if len(groups) < 2:
         return Markup("")
+    many = len(groups) > len(COLOURS)
     keys = [
-        element("li", element("i", class_=f"key {colour}"), label)
-        for colour, label in zip(_colours(len(groups)), groups, strict=True)
+        element("li", element("i", class_=f"key {colour}"), f"{number}: {label}" if many else label)
+        for number, (colour, label) in enumerate(zip(_colours(len(groups)), groups, strict=True), 1)
     ]
     return element("ul", keys, class_="legend")
 

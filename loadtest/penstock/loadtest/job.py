@@ -25,7 +25,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     """Everybody is ready."""
 
     at: float
-    """time.monotonic, which the processes of a machine share."""
+    """time.perf_counter, which the processes of a machine share."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):

@@ -1,4 +1,4 @@
-"""Everything that a load test can be told. `penstock.loadtest.cli` derives the flags from here."""
+"""Everything that a load test can be told. `penstock.loadtest.commands` derives the flags from here."""
 
 from __future__ import annotations
 

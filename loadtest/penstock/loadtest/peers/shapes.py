@@ -29,7 +29,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     biases: bool
     """Of queries, keys and values."""
     least_requests: int
-    """In a run, so that it lasts a second or more."""
+    """In a run: with fewer it would be over before it is known."""
 
     @property
     def head(self) -> int:
@@ -78,7 +78,7 @@ SHAPES = {
         spread=0.05,
         tied=False,
         biases=False,
-        least_requests=64,
+        least_requests=32,
     ),
     "qwen05b-shape": Shape(
         architecture="Qwen2ForCausalLM",
@@ -94,6 +94,6 @@ SHAPES = {
         spread=0.02,
         tied=True,
         biases=True,
-        least_requests=4,
+        least_requests=2,
     ),
 }

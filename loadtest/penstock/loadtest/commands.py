@@ -12,6 +12,8 @@ from typing import Any
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.options import SECTIONS
 
+_LONGEST = 4000
+"""Of what is told of an error: servers' words may be in it."""
 AddSections = Callable[..., None]
 """`penstock.gateway.flags.add_sections`: makes flags of sections of settings."""
 
@@ -131,7 +133,9 @@ def _guarded(parser: argparse.ArgumentParser, module: str, settings: dict[str, A
     try:
         return int(import_module(module).main(settings))
     except LoadTestError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
+        from penstock.loadtest.report.words import clean
+
+        print(f"{parser.prog}: {clean(str(error), longest=_LONGEST)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:  # while it is imported: what runs has its own way to end
         print(f"{parser.prog}: stopped", file=sys.stderr)

@@ -15,6 +15,7 @@ from penstock.loadtest.live import LiveView
 from penstock.loadtest.options import Options, OutputOptions, options
 from penstock.loadtest.report.model import Report
 from penstock.loadtest.report.summary import summary
+from penstock.loadtest.report.words import clean
 from penstock.loadtest.report.write import check_files, write
 from penstock.loadtest.run import LoadTest
 from penstock.loadtest.search.find import run_find
@@ -105,7 +106,8 @@ def _run_row(row: str, chosen: Options) -> int:
         return ended(study)
     # what a search was looking for lies between a load that holds and one that fails
     judged = [r for r in study.reports if not isinstance(study, FindReport) or _load(study, r) == study.held]
-    return status(judged, chosen)
+    some = all if row == "vs" else any
+    return status(judged, chosen) or (0 if some(report.completed for report in study.reports) else CANNOT)
 
 
 def write_row(study: AnyStudy, tell: Callable[[AnyStudy], Told], output: OutputOptions) -> AnyStudy:
@@ -115,7 +117,7 @@ def write_row(study: AnyStudy, tell: Callable[[AnyStudy], Told], output: OutputO
 
 def ended(study: Study) -> int:
     """The exit status of one that was ended early."""
-    print(f"ended early: {study.ended_early}", file=sys.stderr)
+    print(f"ended early: {clean(study.ended_early)}", file=sys.stderr)
     return STOPPED if study.ended_early == BY_USER else CANNOT
 
 

@@ -12,7 +12,11 @@ from penstock.loadtest.errors import LoadTestError
 
 @pytest.mark.parametrize(
     ("error", "status", "said"),
-    [(KeyboardInterrupt(), 130, "penstock x: stopped\n"), (LoadTestError("no"), 1, "penstock x: no\n")],
+    [
+        (KeyboardInterrupt(), 130, "penstock x: stopped\n"),
+        (LoadTestError("no"), 1, "penstock x: no\n"),
+        (LoadTestError("it said \x1b[2J\n"), 1, "penstock x: it said  [2J\n"),
+    ],
 )
 def test_endings(
     error: BaseException, status: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

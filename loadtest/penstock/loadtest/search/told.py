@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -116,4 +117,14 @@ def to_csv(told: Told) -> str:
 
 def _sentences(told: Told, study: Study) -> list[str]:
     ended = [f"Ended early: {study.ended_early}."] if study.ended_early else []
-    return [*told.answer, *ended, *(f"Note: {note}." for note in study.notes)]
+    return [*told.answer, *ended, *(f"Note: {note}." for note in study.notes), *_failures(study.reports)]
+
+
+def _failures(reports: Sequence[Report]) -> list[str]:
+    """How many requests of all runs failed in which way, and what the first of its kind said."""
+    counts: Counter[str] = Counter()
+    details: dict[str, str] = {}
+    for report in reports:
+        counts.update(report.errors)
+        details = report.error_details | details
+    return [f"Failed: {count:,} × {kind}: {clean(details.get(kind, ''))}" for kind, count in counts.most_common()]

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.options import Options
 from penstock.loadtest.report.model import Interval, Report
+from penstock.loadtest.report.words import clean
 from penstock.loadtest.search.runs import BY_USER, Runner
 from penstock.loadtest.search.slo import bounds_of
 from penstock.loadtest.tune.ask import configure_model
@@ -76,7 +77,7 @@ class Tuner:
                 raise
             problem = str(error)
         if problem:
-            print(f"{name}: {problem}", file=sys.stderr)
+            print(f"{name}: {clean(problem)}", file=sys.stderr)
         found = None if report is None else self._objective.of(report)
         self._judged.append(judged)
         self._tried.append(

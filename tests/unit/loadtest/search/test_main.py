@@ -6,12 +6,14 @@ import signal
 from collections.abc import Mapping
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.main import main, status, write_row
 from penstock.loadtest.messages import Sample
-from penstock.loadtest.options import OutputOptions
+from penstock.loadtest.options import Options, OutputOptions
 from penstock.loadtest.search.model import SweepReport
+from penstock.loadtest.search.runs import Run
 from penstock.loadtest.search.sweep import run_sweep
 from penstock.loadtest.search.told import Told
 from penstock.loadtest.search.words import tell_sweep
@@ -64,6 +66,31 @@ def test_exit_statuses(verdicts: list[str], failed: int, strict: bool, expected:
     bad = [Sample(index=1, intended=0.0, sent=0.0, ended=1.0, error="timeout")] * failed
     reports = [report_of(chosen(), [answered(0, 0.0, 0.0, 1.0), *bad], verdict) for verdict in verdicts]
     assert status(reports, chosen(strict=strict)) == expected
+
+
+@pytest.mark.parametrize(
+    ("row", "refused", "expected"),
+    [
+        ({"sweep": "rate=1,2"}, {1: 2}, 0),
+        ({"sweep": "rate=1,2"}, {1: 2, 2: 2}, 1),
+        ({"vs": "http://b", "rate": 1}, {1: 4}, 1),
+        ({"vs": "http://b", "rate": 1}, {}, 0),
+    ],
+)
+def test_a_row_in_which_nothing_was_completed_has_measured_nothing(
+    row: Mapping[str, object], refused: Mapping[int, int], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = dict(refused)
+
+    def run(settings: Options, text: str) -> Run:
+        rate = int(settings.load.rate or 0)
+        bad = left.get(rate, 0) > 0 and settings.target.url == URL
+        left[rate] = left.get(rate, 0) - bad
+        sample = answered(0, 0.0, 0.0, 1.0)
+        return Run(report_of(settings, [replace(sample, error="http_503") if bad else sample]), 1.0)
+
+    monkeypatch.setattr("penstock.loadtest.main.RealRunner", lambda: run)
+    assert main({"url": URL, "model": "m", **row}) == expected
 
 
 def test_a_row_that_is_being_written_is_not_lost_to_ctrl_c() -> None:

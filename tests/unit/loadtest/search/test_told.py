@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 
 from penstock.loadtest.errors import LoadTestError
-from penstock.loadtest.options import OutputOptions
+from penstock.loadtest.messages import Sample
+from penstock.loadtest.options import Options, OutputOptions
 from penstock.loadtest.search.find import run_find
+from penstock.loadtest.search.runs import Run
 from penstock.loadtest.search.sweep import run_sweep
 from penstock.loadtest.search.told import Study, check_output, write_study
 from penstock.loadtest.search.versus import run_versus
 from penstock.loadtest.search.words import tell_find, tell_sweep, tell_versus
-from unit.loadtest.search.computed import ComputedServer, chosen
+from unit.loadtest.search.computed import ComputedServer, answered, chosen, report_of
 
 SECRETS = {"api_key": "alpha-key", "vs_api_key": "beta-key"}
 
@@ -47,6 +49,16 @@ def test_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "The knee is at concurrency 4" in page
     assert "The knee is at concurrency 4" in text
     assert "knee" in capsys.readouterr().out
+
+
+def test_failures_are_told_with_what_they_said(tmp_path: Path) -> None:
+    def refuse(settings: Options, text: str) -> Run:
+        busy = Sample(index=0, intended=0.0, sent=0.0, ended=1.0, error="http_503", detail="queue is\x1bfull")
+        return Run(report_of(settings, [answered(1, 0.0, 0.0, 1.0), busy]), 1.0)
+
+    write(run_sweep(chosen(sweep="rate=1,2"), refuse), tell_sweep, tmp_path)
+    assert "Failed: 2 × http_503: queue is full" in (tmp_path / "markdown").read_text()
+    assert "Failed: 2 × http_503: queue is full" in (tmp_path / "html").read_text()
 
 
 def test_a_search(tmp_path: Path) -> None:

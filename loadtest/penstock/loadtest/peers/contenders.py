@@ -38,6 +38,7 @@ _LANGUAGE = (
     *("{model}", "--served-model-name", "m", "--no-prefix-caching", "--max-model-len", str(2 * launch.SEQUENCE)),
     *("--max-num-seqs", "{places}"),
 )
+_VLLM = (*_LANGUAGE, "--engine", "vllm", "--threads", "{engine_threads}", "--kv-cache-memory", "{kv}")
 _SIMULATED = ("--engine", "simulated", "--served-model-name", "m", "--max-num-seqs", "{places}")
 _ALL = (
     _peer("openvino", None, f"{_NATIVE}, weights from fp16; {{threads}}"),
@@ -60,9 +61,14 @@ _ALL = (
         name="penstock-vllm",
         title="Penstock, vllm",
         environment="vllm",
-        start=penstock(
-            "vllm", *_LANGUAGE, "--engine", "vllm", "--threads", "{engine_threads}", "--kv-cache-memory", "{kv}"
-        ),
+        start=penstock("vllm", *_VLLM),
+        engine=f"{_BF16}; {{engine_threads}}",
+    ),
+    Contender(
+        name="penstock-vllm-engine",
+        title="Penstock, vllm with its own scheduler",
+        environment="vllm",
+        start=penstock("vllm", *_VLLM, "--scheduler", "engine"),
         engine=f"{_BF16}; {{engine_threads}}",
     ),
     Contender(

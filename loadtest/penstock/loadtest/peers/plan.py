@@ -47,11 +47,12 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 _GENERATION = {
     "openvino": ("penstock",),
-    "vllm": ("penstock-vllm", "penstock"),
+    "vllm": ("penstock-vllm", "penstock-vllm-engine", "penstock"),
     "transformers": ("penstock-torch", "penstock"),
     "llamacpp": ("penstock",),
 }
-"""Penstock with the same engine and as many threads, where it has it, and with its own choice for CPUs."""
+"""Penstock with the same engine and as many threads, where it has it (vLLM's under either scheduler), and with its own
+choice for CPUs."""
 _SERVED = {
     "triton": ((_HTTP, _BINARY, _GRPC), ("penstock-python", "penstock-onnx")),
     "mlserver": ((_HTTP, _GRPC), ("penstock-python",)),

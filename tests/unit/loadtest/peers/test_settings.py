@@ -42,7 +42,7 @@ def test_settings_that_cannot_be(given: dict[str, Any], said: str) -> None:
 
 def test_each_peer_meets_penstock_with_the_same_engine_and_with_its_own_choice() -> None:
     assert groups(only=["vllm"], models=["tiny"], concurrency=["1", "4"]) == [
-        ("generation", "tiny", ("vllm", "penstock-vllm", "penstock"), 2)
+        ("generation", "tiny", ("vllm", "penstock-vllm", "penstock-vllm-engine", "penstock"), 2)
     ]
 
 

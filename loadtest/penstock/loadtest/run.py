@@ -6,11 +6,13 @@ import asyncio
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from math import inf
 from statistics import median
+from types import FrameType
 from typing import Protocol
 
 import msgspec
@@ -75,11 +77,13 @@ class LoadTest:
         self._argv = argv
         self._fleet: Fleet | None = None
         self._interrupts = 0
+        self._heard = False
+        """A signal has come; the loop will interrupt."""
         self._task: asyncio.Task[Report] | None = None
 
     @property
     def interrupted(self) -> bool:
-        return self._interrupts > 0
+        return self._heard or self._interrupts > 0
 
     def interrupt(self) -> None:
         """The first time nothing is begun any more, the second time what runs is cut off, the third time the client
@@ -196,18 +200,26 @@ class LoadTest:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM interrupt, where this thread gets signals at all."""
+        """Ctrl-C and SIGTERM interrupt, where this thread gets signals at all; handlers are then as they were.
+
+        A loop's own handlers (`add_signal_handler`) run with its next iteration. After the last one there is none, and
+        what came while the report was made would be lost: here it is known at once.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         loop = asyncio.get_running_loop()
-        names = (signal.SIGINT, signal.SIGTERM)
-        with suppress(NotImplementedError, RuntimeError, ValueError):
-            for name in names:
-                loop.add_signal_handler(name, self.interrupt)
+
+        def hear(number: int, frame: FrameType | None) -> None:
+            self._heard = True
+            loop.call_soon_threadsafe(self.interrupt)
+
+        before = [(name, signal.signal(name, hear)) for name in (signal.SIGINT, signal.SIGTERM)]
         try:
             yield
         finally:
-            with suppress(NotImplementedError, RuntimeError, ValueError):
-                for name in names:
-                    loop.remove_signal_handler(name)
+            for name, handler in before:
+                signal.signal(name, handler)
 
 
 def _foreign(options: Options, runs: Sequence[Run]) -> float | None:

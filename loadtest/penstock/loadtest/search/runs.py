@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -49,7 +48,6 @@ class RealRunner:
         """What the client can do is measured once for each server."""
 
     def __call__(self, options: Options, text: str) -> Run:
-        on_end = signal.getsignal(signal.SIGTERM)
         with LiveView(options) as view:
             view.note(text)
             test = LoadTest(options, view, calibration=self._calibrations.get(options.target))
@@ -59,10 +57,8 @@ class RealRunner:
                 if test.interrupted:
                     raise KeyboardInterrupt from None
                 raise
-            finally:
-                signal.signal(signal.SIGTERM, on_end)  # an event loop leaves the system's own
         self._calibrations[options.target] = test.calibration
-        if report.interrupted_by_user:
+        if test.interrupted:
             raise KeyboardInterrupt
         found = histograms(test.samples, open_loop=report.latency_from == "intended")
         return Run(replace(report, histograms=found), kept_up(test.samples))

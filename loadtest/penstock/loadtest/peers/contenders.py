@@ -36,7 +36,7 @@ _BF16 = "bf16, keys and values too"
 _NATIVE = f"{_BF16} (f32 on a CPU without bf16)"
 _LANGUAGE = (
     *("{model}", "--served-model-name", "m", "--no-prefix-caching", "--max-model-len", str(2 * launch.SEQUENCE)),
-    *("--max-num-seqs", "{places}"),
+    *("--max-num-seqs", "{places}", "--max-num-batched-tokens", str(launch.STEP_TOKENS)),
 )
 _VLLM = (*_LANGUAGE, "--engine", "vllm", "--threads", "{engine_threads}", "--kv-cache-memory", "{kv}")
 _SIMULATED = ("--engine", "simulated", "--served-model-name", "m", "--max-num-seqs", "{places}")

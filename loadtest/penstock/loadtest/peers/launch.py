@@ -15,6 +15,9 @@ from penstock.loadtest.peers.recipes import triton_environment
 
 SEQUENCE = 1024
 """Tokens that a server must have room for in each place of a batch."""
+STEP_TOKENS = 2048
+"""Of prompts and answers, at most in one step of an engine: what one more of them costs others is each server's choice,
+and throughput depends on it. OpenVINO GenAI's stands in its program."""
 KV_GIB = 2
 """Memory for keys and values, where a server takes a number."""
 _ADDRESS = "127.0.0.1"
@@ -62,6 +65,7 @@ Argv = list[str | Path]
 def vllm(at: Surroundings, ports: Ports) -> Launch:
     """Eager: without a compiler, as on a machine that has none. Log lines for each request are off."""
     limits = ["--max-model-len", str(2 * SEQUENCE), "--max-num-seqs", str(at.places), "--dtype", "bfloat16"]
+    limits += ["--max-num-batched-tokens", str(STEP_TOKENS)]
     switches = ["--enforce-eager", "--no-enable-prefix-caching", "--no-enable-log-requests"]
     name = ["--served-model-name", "m", "--disable-uvicorn-access-log"]
     program: Argv = [
@@ -88,7 +92,7 @@ def llamacpp(at: Surroundings, ports: Ports) -> Launch:
     threads = str(len(at.cores))
     weights: Argv = ["--model", at.place.converted(at.model, "gguf"), "--host", _ADDRESS, "--port", str(ports.http)]
     slots = ["--parallel", str(at.places), "--ctx-size", str(at.places * SEQUENCE)]
-    work = ["--threads", threads, "--threads-batch", threads, "--batch-size", "2048", "--ubatch-size", "512"]
+    work = ["--threads", threads, "--threads-batch", threads, "--batch-size", str(STEP_TOKENS), "--ubatch-size", "512"]
     without = ["--no-cache-prompt", "--cache-ram", "0", "--log-verbosity", "2"]
     return Launch(argv=[at.place.llama_server, *weights, *slots, *work, *without])
 
@@ -98,7 +102,7 @@ def transformers(at: Surroundings, ports: Ports) -> Launch:
     program: Argv = [at.place.program("transformers", "transformers"), "serve", at.folder, "--continuous-batching"]
     where = ["--host", _ADDRESS, "--port", str(ports.http), "--device", "cpu", "--dtype", "bfloat16"]
     blocks = ["--cb-block-size", "32", "--cb-num-blocks", str(at.places * SEQUENCE // 32)]
-    batch = ["--cb-max-batch-tokens", "2048", "--no-cb-use-cuda-graph", "--attn-implementation", "sdpa"]
+    batch = ["--cb-max-batch-tokens", str(STEP_TOKENS), "--no-cb-use-cuda-graph", "--attn-implementation", "sdpa"]
     return Launch(
         argv=[*program, *where, *blocks, *batch],
         env={"OMP_NUM_THREADS": str(len(at.cores))},

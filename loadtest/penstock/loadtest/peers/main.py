@@ -21,6 +21,7 @@ from penstock.loadtest.options import OutputOptions
 from penstock.loadtest.peers.catalog import LLAMA_CPP, PEERS, Peer
 from penstock.loadtest.peers.contenders import CONTENDERS
 from penstock.loadtest.peers.install import install, is_installed
+from penstock.loadtest.peers.kept import check_alike, keep, read
 from penstock.loadtest.peers.models import make_model
 from penstock.loadtest.peers.place import Place
 from penstock.loadtest.peers.plan import Group, plan
@@ -49,6 +50,7 @@ def main(given: Mapping[str, Any], argv: Sequence[str] = ()) -> int:
     check_files(OutputOptions(json=chosen.json, markdown=chosen.markdown))
     for document in chosen.update:
         check(document)
+    earlier = read(chosen.json) if chosen.keep and chosen.json else None
     place = Place(Path(chosen.dir).expanduser())
     with place.claimed(), _terminated_like_interrupted():
         report = PeersReport(
@@ -59,16 +61,18 @@ def main(given: Mapping[str, Any], argv: Sequence[str] = ()) -> int:
             versions={},
         )
         try:
-            _measure(report, place)
+            _measure(report, place, earlier)
         except KeyboardInterrupt:
             report.interrupted = True
             _say("ended early: all servers have ended, what was measured is written")
     if chosen.run:
+        if earlier is not None:
+            keep(report, earlier)
         _write(report)
     return INTERRUPTED if report.interrupted else int(any(group.fault for group in report.groups))
 
 
-def _measure(report: PeersReport, place: Place) -> None:
+def _measure(report: PeersReport, place: Place, earlier: PeersReport | None) -> None:
     chosen = report.settings
     groups = plan(chosen)
     report.skipped = _set_up(place, chosen, groups)
@@ -78,10 +82,12 @@ def _measure(report: PeersReport, place: Place) -> None:
     report.versions = _versions(place, ready)
     if not chosen.run:
         return
+    if earlier is not None:
+        check_alike(report, earlier)
     began = monotonic()
     for number, group in enumerate(ready, 1):
         _say(f"group {number} of {len(ready)}, after {(monotonic() - began) / 60:.0f} min")
-        turns = Turns(group, place, chosen, _say)
+        turns = Turns(group, place, report, _say)
         report.groups.append(turns.result)
         try:
             turns.run()

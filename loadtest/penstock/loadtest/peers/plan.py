@@ -64,7 +64,8 @@ _SERVED = {
 
 def requests_of(case: Case, settings: PeersSettings) -> int:
     """In a run of the generation tables."""
-    return max(settings.waves * case.concurrency, SHAPES[case.model].least_requests)
+    shape = SHAPES[case.model]
+    return max(settings.waves * shape.waves * case.concurrency, shape.least_requests)
 
 
 def plan(settings: PeersSettings) -> list[Group]:

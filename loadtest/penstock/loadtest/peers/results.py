@@ -98,6 +98,11 @@ class GroupResult(msgspec.Struct, kw_only=True):
     cases: list[CaseResult] = []
     fault: str = ""
     """Why this command itself did not come to the end of it."""
+    settings: PeersSettings
+    date: str
+    """ISO 8601, of the start."""
+    command: str
+    """All three as of the report that it was measured for."""
 
 
 class PeersReport(msgspec.Struct, kw_only=True):

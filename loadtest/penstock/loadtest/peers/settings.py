@@ -35,7 +35,7 @@ class PeersSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     prompt_tokens: Annotated[Positive, Meta(description="generation: tokens of a prompt")] = 128
     output_tokens: Annotated[Positive, Meta(description="generation and streaming: tokens of an answer")] = 128
     waves: Annotated[
-        Positive, Meta(description="generation: requests per place in a run, more if it would be too short")
+        Positive, Meta(description="generation: requests per place in a run; of the small model four times as many")
     ] = 1
     longest: Annotated[
         _Seconds,
@@ -49,6 +49,9 @@ class PeersSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     timeout: Annotated[_Seconds, Meta(description="seconds that a server gets to start, and each request")] = 300.0
     json: Annotated[str | None, Meta(description="write everything as JSON here; - for standard output")] = None
     markdown: Annotated[str | None, Meta(description="write the tables here; default: standard output")] = None
+    keep: Annotated[
+        bool, Meta(description="what the file of --json holds of other tables, models and peers stays in the report")
+    ] = False
     update: Annotated[
         tuple[str, ...],
         Meta(
@@ -71,6 +74,8 @@ def settings(given: Mapping[str, Any]) -> PeersSettings:
     except msgspec.ValidationError as error:
         problem, _, where = str(error).partition(" - at `$.")
         raise LoadTestError(f"{where.rstrip('`').replace('_', '-')}: {problem}") from None
+    if chosen.keep and chosen.json in (None, "-"):
+        raise LoadTestError("keep: of which report? (--json FILE)")
     for name, values, known in (
         ("only", chosen.only, PEERS),
         ("tables", chosen.tables, TABLES),

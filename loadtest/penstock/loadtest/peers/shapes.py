@@ -28,6 +28,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """The output layer is the embedding."""
     biases: bool
     """Of queries, keys and values."""
+    waves: int
+    """Of requests, in a run: with one, all begin and end at about the same time."""
     least_requests: int
     """In a run: with fewer it would be over before it is known."""
 
@@ -78,6 +80,7 @@ SHAPES = {
         spread=0.05,
         tied=False,
         biases=False,
+        waves=4,
         least_requests=32,
     ),
     "qwen05b-shape": Shape(
@@ -94,6 +97,7 @@ SHAPES = {
         spread=0.02,
         tied=True,
         biases=True,
+        waves=1,
         least_requests=2,
     ),
 }

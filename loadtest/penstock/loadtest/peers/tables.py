@@ -29,7 +29,7 @@ _ABOUT = {
     "`identity` one of 3 x 224 x 224 (602 kB). Every server has one instance of a model; Penstock and Triton wait up "
     "to 100 us for a batch.",
     "generation": "Output tokens/s (TTFT / ITL in ms, medians). Greedy, streamed, without EOS and prefix caching; "
-    "random weights in bf16.",
+    "random weights in bf16; at most 2,048 tokens in a step.",
 }
 _CAVEATS = (
     "Weights are random: lengths of real prompts and answers, EOS and stop strings play no role.",
@@ -45,13 +45,12 @@ _CAVEATS = (
 
 
 def markdown(report: PeersReport) -> str:
-    head = ["# Penstock beside its peers", _machine(report), "Made with:", code(report.command)]
-    return "\n\n".join([*head, *_tables(report)]) + "\n"
+    return "\n\n".join(["# Penstock beside its peers", *_head(report), *_tables(report)]) + "\n"
 
 
 def section(report: PeersReport) -> str:
     """The same within a longer document: without the title, headings one level lower."""
-    parts = [_machine(report), "Made with:", code(report.command), *_tables(report)]
+    parts = [*_head(report), *_tables(report)]
     return "\n\n".join(f"#{part}" if part.startswith("##") else part for part in parts)
 
 
@@ -64,9 +63,10 @@ def _tables(report: PeersReport) -> Iterator[str]:
     yield from ("## In short", about, short(report))
     heading = ""
     for group in report.groups:
-        if group.table != heading:
-            heading = group.table
-            yield from (f"## {_HEADINGS[heading]}", _ABOUT[heading] + f" {_load(report, group)}")
+        load = f"{_ABOUT[group.table]} {_load(group)}"
+        if load != heading:
+            heading = load
+            yield from (f"## {_HEADINGS[group.table]}", load)
         yield from _group(group)
     if report.skipped:
         yield "## Left out"
@@ -75,28 +75,29 @@ def _tables(report: PeersReport) -> Iterator[str]:
     yield from ("## What these figures do not say", "\n".join(f"- {line}" for line in _CAVEATS))
 
 
-def _machine(report: PeersReport) -> str:
+def _head(report: PeersReport) -> Iterator[str]:
+    """The machine, and each command with the time at which it began."""
     about = report.environment
-    return escape(
-        f"{report.date}; {about.get('cpu')}, {about.get('cores')} cores, {about.get('os')}, Python "
-        f"{about.get('python')}; medians of {report.settings.repeat} runs in turns."
-    )
+    yield escape(f"{about.get('cpu')}, {about.get('cores')} cores, {about.get('os')}, Python {about.get('python')}.")
+    for date, command in sorted({(group.date, group.command) for group in report.groups}):
+        yield f"{escape(date)}:"
+        yield code(command)
 
 
-def _load(report: PeersReport, group: GroupResult) -> str:
-    chosen = report.settings
-    where = "Servers on the first core, clients on the others." if group.pinned else "All share all cores."
+def _load(group: GroupResult) -> str:
+    chosen = group.settings
+    where = "Servers on the first core, clients on the others" if group.pinned else "All share all cores"
+    turns = f"{where}; medians of {plural(chosen.repeat, 'run')} in turns."
     if group.table == "generation":
-        requests = f"{plural(chosen.waves, 'request')} for each place and run ({_least(report)} at least)"
-        return f"Prompts of {chosen.prompt_tokens} tokens, {chosen.output_tokens} out, {requests}. {where}"
+        requests = ", ".join(
+            f"{name} {plural(chosen.waves * shape.waves, 'request')} (at least {shape.least_requests})"
+            for name, shape in SHAPES.items()
+        )
+        tokens = f"Prompts of {chosen.prompt_tokens} tokens, {chosen.output_tokens} out"
+        return f"{tokens}; for each place and run of {requests}. {turns}"
     if group.table == "streaming":
-        return f"Answers of {chosen.output_tokens} tokens, runs of {chosen.seconds:g} s. {where}"
-    return f"Runs of {chosen.seconds:g} s. {where}"
-
-
-def _least(report: PeersReport) -> str:
-    shown = {group.model: SHAPES[group.model].least_requests for group in report.groups if group.model}
-    return ", ".join(f"{name} {least}" for name, least in shown.items())
+        return f"Answers of {chosen.output_tokens} tokens, runs of {chosen.seconds:g} s. {turns}"
+    return f"Runs of {chosen.seconds:g} s. {turns}"
 
 
 def _group(group: GroupResult) -> Iterator[str]:

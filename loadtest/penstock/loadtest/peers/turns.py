@@ -17,7 +17,7 @@ from penstock.loadtest.peers.launch import Surroundings, all_cores, genai
 from penstock.loadtest.peers.place import Place
 from penstock.loadtest.peers.plan import Case, Group
 from penstock.loadtest.peers.process import Process, confined_to, free_ports
-from penstock.loadtest.peers.results import MAIN, Cell, GroupResult, Run
+from penstock.loadtest.peers.results import MAIN, Cell, GroupResult, PeersReport, Run
 from penstock.loadtest.peers.results import CaseResult as Result
 from penstock.loadtest.peers.served import Served
 from penstock.loadtest.peers.settings import PeersSettings
@@ -34,16 +34,20 @@ answers would take minutes of the slowest servers."""
 class Turns:
     """Measures one group; `result` has what there is, whenever it ends."""
 
-    def __init__(self, group: Group, place: Place, settings: PeersSettings, say: Say) -> None:
+    def __init__(self, group: Group, place: Place, report: PeersReport, say: Say) -> None:
+        """The report is only asked what it is of; who measures adds `result` to it."""
         self.result = GroupResult(
             table=group.table,
             model=group.model,
             titles={name: CONTENDERS[name].title for name in group.contenders},
             pinned=False,
+            settings=report.settings,
+            date=report.date,
+            command=report.command,
         )
         self._group = group
         self._place = place
-        self._settings = settings
+        self._settings = report.settings
         self._say = say
         self._up: dict[str, Served | InProcess] = {}
         self._tried: set[tuple[str, str, str]] = set()

@@ -11,15 +11,22 @@ from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.peers import main as module
 from penstock.loadtest.peers.main import main
 from penstock.loadtest.peers.plan import Group
-from penstock.loadtest.peers.results import GroupResult
+from penstock.loadtest.peers.results import GroupResult, PeersReport
 
 
 class Faulty:
     """Turns that break in the first group."""
 
-    def __init__(self, group: Group, *more: object) -> None:
-        titles = dict.fromkeys(group.contenders, "Title")
-        self.result = GroupResult(table=group.table, model=group.model, titles=titles, pinned=False)
+    def __init__(self, group: Group, place: object, report: PeersReport, say: object) -> None:
+        self.result = GroupResult(
+            table=group.table,
+            model=group.model,
+            titles=dict.fromkeys(group.contenders, "Title"),
+            pinned=False,
+            settings=report.settings,
+            date=report.date,
+            command=report.command,
+        )
 
     def run(self) -> None:
         if "triton" in self.result.titles:

@@ -77,7 +77,7 @@ def test_what_generates_says_how_it_computes() -> None:
 
 @pytest.mark.parametrize(
     ("model", "places", "waves", "requests"),
-    [("tiny", 1, 1, 32), ("tiny", 64, 2, 128), ("qwen05b-shape", 1, 1, 2), ("qwen05b-shape", 16, 1, 16)],
+    [("tiny", 1, 1, 32), ("tiny", 64, 2, 512), ("qwen05b-shape", 1, 1, 2), ("qwen05b-shape", 16, 1, 16)],
 )
 def test_small_models_get_more_requests(model: str, places: int, waves: int, requests: int) -> None:
     case = Case(table="generation", model=model, protocol="openai-completions", concurrency=places)

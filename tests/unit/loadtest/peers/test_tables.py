@@ -53,6 +53,9 @@ def report_of(table: str, peer: str, **cells: Cell) -> PeersReport:
                 ready_seconds=dict.fromkeys(named, 1.5),
                 failures={name: "no such engine\n  log: /somewhere" for name in group.contenders if name not in named},
                 cases=[CaseResult(case=case, cells=named)],
+                settings=settings({"dir": "d"}),
+                date="2026-01-01T00:00:00+00:00",
+                command="penstock loadtest peers --dir d",
             )
         ],
     )

@@ -11,7 +11,7 @@ from penstock.loadtest.messages import Sample
 from penstock.loadtest.metrics import Figures, summarize
 from penstock.loadtest.peers.place import Place
 from penstock.loadtest.peers.plan import Case, plan
-from penstock.loadtest.peers.results import Run
+from penstock.loadtest.peers.results import PeersReport, Run
 from penstock.loadtest.peers.served import Served
 from penstock.loadtest.peers.settings import PeersSettings, settings
 from penstock.loadtest.peers.turns import Turns
@@ -64,7 +64,8 @@ def turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *servers: Told, token
         | {"longest": 10}
     )
     [group] = plan(chosen)
-    made = Turns(group, Place(tmp_path), chosen, lambda text: None)
+    report = PeersReport(date="2026-01-01", command="c", settings=chosen, environment={}, versions={})
+    made = Turns(group, Place(tmp_path), report, lambda text: None)
     up = dict(zip(group.contenders, servers, strict=False))
 
     def start(contender: object, *more: object) -> None:

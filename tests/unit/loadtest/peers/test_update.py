@@ -13,7 +13,7 @@ from penstock.loadtest.peers.update import check, update
 
 
 def report(date: str) -> PeersReport:
-    return PeersReport(date=date, command="c", settings=settings({"dir": "d"}), environment={}, versions={})
+    return PeersReport(date=date, command="c", settings=settings({"dir": "d"}), environment={"cpu": date}, versions={})
 
 
 def test_only_what_stands_between_the_marks_changes(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_only_what_stands_between_the_marks_changes(tmp_path: Path) -> None:
     check(str(file))
     assert update(str(file), report("2026-01-01")) == ""
     once = file.read_text()
-    assert once.startswith("# Ours\n<!-- peers: tables -->\n\n2026-01-01; ")
+    assert once.startswith("# Ours\n<!-- peers: tables -->\n\n2026-01-01, ")
     assert "\n### In short\n" in once
     assert "old" not in once
     assert once.endswith(f"\n<!-- /peers -->\nours\n{last}"), "a mark has its own line"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from penstock.loadtest.peers.plan import PROTOCOLS, Case
 from penstock.loadtest.peers.results import GroupResult
 from penstock.loadtest.report.markdown import escape
-from penstock.loadtest.report.words import number
+from penstock.loadtest.report.words import number, plural
 
 _NOTEWORTHY_CORES = 0.1
 """CPU of others, from which on a line says so."""
@@ -32,6 +32,8 @@ def notes(group: GroupResult) -> Iterator[str]:
             where = f"{group.titles[name]}, {case_name(result.case)}"
             if cell.failure:
                 yield f"{escape(where)}: {first_line(cell.failure)}"
+            elif len(cell.runs) < group.settings.repeat:
+                yield f"{escape(where)}: {plural(len(cell.runs), 'run')} instead of {group.settings.repeat}"
             for run in cell.runs:
                 for reason in run.validity.reasons:
                     seen = doubts.setdefault(_NUMBER.sub("#", reason), {})

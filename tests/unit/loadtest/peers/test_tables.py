@@ -107,6 +107,7 @@ def test_doubts_failures_and_company_are_told() -> None:
     assert cases(text)[0][1].endswith(" †")
     assert rows(text)[2][4].endswith(" (4 at a time) †"), "a ratio to an invalid run"
     assert "Penstock, vllm, 4 at a time: 3 output tokens instead of 4" in text
+    assert "Penstock, openvino, 4 at a time: 1 run instead of 3" in text
     assert "others used up to 0.500 cores meanwhile (Penstock, openvino, 4 at a time)" in text
     assert text.count("1.5 of this machine's 2 cores") == 1, "told once"
     assert cases(text)[0][2] == "failed"

@@ -23,7 +23,7 @@ for line in sys.stdin:
     requests = [{"sent": 0.0, "ended": 3.0, "arrivals": [[1.0, 1], [3.0, tokens - 1]]} for _ in job["prompts"]]
     print(json.dumps({"seconds": 4.0, "requests": requests}), flush=True)
 """
-CASE = Case(table="generation", model="tiny", protocol="openai-completions", concurrency=32)
+CASE = Case(table="generation", model="qwen05b-shape", protocol="openai-completions", concurrency=32)
 SETTINGS = settings({"dir": "d", "prompt_tokens": 7, "output_tokens": 5, "waves": 3})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import sys
 import threading
@@ -64,12 +63,7 @@ def _run(chosen: Options) -> int:
     check_files(chosen.output)
     with LiveView(chosen) as view:
         test = LoadTest(chosen, view)
-        try:
-            report = asyncio.run(test.run())
-        except LoadTestError:
-            if test.interrupted:
-                raise KeyboardInterrupt from None
-            raise
+        report = test.run_here()
     with _ignoring_ctrl_c():
         report = write(report, test.samples, chosen.output)
         if not _takes_stdout(chosen.output):

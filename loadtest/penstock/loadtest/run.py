@@ -99,6 +99,16 @@ class LoadTest:
             if self._interrupts == 1 and self._fleet.begun:
                 self._view.note("waiting for what runs; once more cuts it off")
 
+    def run_here(self) -> Report:
+        """`run` in a loop of its own. Raises KeyboardInterrupt when the user has ended it before anything was
+        measured."""
+        try:
+            return asyncio.run(self.run())
+        except LoadTestError:
+            if self.interrupted:
+                raise KeyboardInterrupt from None
+            raise
+
     async def run(self) -> Report:
         """Raises LoadTestError when nothing can be measured, or nothing was until it was interrupted."""
         with self._signals():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 import msgspec
@@ -59,11 +58,9 @@ class Served:
     def _report(self, options: Options) -> Report:
         protocol = options.target.protocol
         test = LoadTest(options, Quiet(), calibration=self._calibrations.get(protocol))
-        try:
-            report = asyncio.run(test.run())
-        finally:
-            if test.interrupted:
-                raise KeyboardInterrupt
+        report = test.run_here()
+        if test.interrupted:
+            raise KeyboardInterrupt
         if test.calibration is not None:
             self._calibrations[protocol] = test.calibration
         return report

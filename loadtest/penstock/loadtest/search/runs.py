@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from penstock.loadtest.calibrate import Calibration
-from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.live import LiveView
 from penstock.loadtest.messages import Sample
 from penstock.loadtest.options import Options, Target
@@ -51,12 +49,7 @@ class RealRunner:
         with LiveView(options) as view:
             view.note(text)
             test = LoadTest(options, view, calibration=self._calibrations.get(options.target))
-            try:
-                report = asyncio.run(test.run())
-            except LoadTestError:
-                if test.interrupted:
-                    raise KeyboardInterrupt from None
-                raise
+            report = test.run_here()
         self._calibrations[options.target] = test.calibration
         if test.interrupted:
             raise KeyboardInterrupt

@@ -116,7 +116,8 @@ def test_an_interrupted_sweep_reports_what_was_run(server: Server, tmp_path: Pat
         if "run 2 of 2" in line:
             process.send_signal(signal.SIGINT)
             break
-    assert process.wait(60) == 130
+    said = process.stderr.read()
+    assert process.wait(60) == 130, said
     study = json.loads(path.read_text())
     assert [point["value"] for point in study["points"]] == [20]
     assert study["ended_early"] == "by the user"

@@ -104,6 +104,8 @@ class LoadTest:
         measured."""
         try:
             return asyncio.run(self.run())
+        except asyncio.CancelledError:  # Ctrl-C just before the loop's first step: Runner.run counts from there on only
+            raise KeyboardInterrupt from None
         except LoadTestError:
             if self.interrupted:
                 raise KeyboardInterrupt from None

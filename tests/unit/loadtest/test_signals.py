@@ -46,3 +46,19 @@ def test_handlers_are_as_they_were() -> None:
     """
     done = subprocess.run([sys.executable, "-c", whole(program), "SIGINT"], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("ours\nTrue\n", "")
+
+
+def test_cancelled_before_its_first_step_it_is_ended_by_the_user() -> None:
+    """What asyncio.run makes of Ctrl-C there."""
+    program = """
+        class Cancelled(LoadTest):
+            async def _run(self):
+                raise asyncio.CancelledError
+
+        try:
+            Cancelled(options({"url": "http://127.0.0.1:1"}), None).run_here()
+        except KeyboardInterrupt:
+            print("ended")
+    """
+    done = subprocess.run([sys.executable, "-c", whole(program)], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("ended\n", "")

@@ -14,10 +14,10 @@ from penstock.loadtest.fleet import Fleet, RunResult, kill
 from penstock.loadtest.metrics import summarize
 from penstock.loadtest.mock.options import MockOptions
 from penstock.loadtest.options import LoadOptions, Options, Target, WorkloadOptions
+from penstock.loadtest.streamed import is_streamed
 
 _AS_THEY_ARE = frozenset({"openai-chat", "openai-completions", "kserve-generate"})
 """Protocols that the reference server speaks. For others the chat stands in."""
-NOT_STREAMED = frozenset({"openai-embeddings", "kserve-http", "kserve-http-binary", "kserve-grpc"})
 _ALONE = WorkloadOptions(requests=40, prompt_tokens=128, output_tokens=64)
 """The floor: one request at a time."""
 _TOGETHER = WorkloadOptions(requests=96, prompt_tokens=128, output_tokens=256)
@@ -40,7 +40,7 @@ async def calibrate(options: Options) -> Calibration:
     """Takes about a second. Raises LoadTestError when this machine does not let a server listen."""
     wanted = options.target
     protocol = wanted.protocol if wanted.protocol in _AS_THEY_ARE else "openai-chat"
-    stream = wanted.stream and wanted.protocol not in NOT_STREAMED
+    stream = is_streamed(wanted)
     async with _mock() as url, AsyncExitStack() as stack:
         target = Target(url=url, model="mock", protocol=protocol, stream=stream, api_key="none")
 

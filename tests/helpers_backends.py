@@ -9,10 +9,10 @@ from typing import Any, cast
 import numpy as np
 from google.protobuf import text_format
 
-from penstock.engines.classic.base import Backend, BackendInstance, Host, InstanceContext, ModelContext
-from penstock.engines.classic.messages import InferRequest, InferResponse
-from penstock.engines.classic.model_config import ModelConfig
-from penstock.engines.classic.tensors import Array, Tensor, datatype_of
+from penstock.classic.base import Backend, BackendInstance, Host, InstanceContext, ModelContext
+from penstock.classic.messages import InferRequest, InferResponse
+from penstock.classic.model_config import ModelConfig
+from penstock.classic.tensors import Array, Tensor, datatype_of
 from penstock.engines.errors import PenstockError
 
 

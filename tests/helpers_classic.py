@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 from google.protobuf import text_format
 
-from penstock.engines.classic.base import (
+from penstock.classic.base import (
     AsyncInstance,
     Backend,
     BackendInstance,
@@ -22,10 +22,10 @@ from penstock.engines.classic.base import (
     InstanceContext,
     ModelContext,
 )
-from penstock.engines.classic.messages import InferRequest
-from penstock.engines.classic.model import ClassicModel, load_model
-from penstock.engines.classic.model_config import ModelConfig
-from penstock.engines.classic.tensors import Array, Tensor, datatype_of
+from penstock.classic.messages import InferRequest
+from penstock.classic.model import ClassicModel, load_model
+from penstock.classic.model_config import ModelConfig
+from penstock.classic.tensors import Array, Tensor, datatype_of
 from penstock.engines.errors import PenstockError
 
 Execute = Callable[[Batch], None]

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import helpers_tokenizers
-from penstock.engines.inline import InlineEngine
-from penstock.engines.messages import SamplingParams
+from penstock.engines.client.inline import InlineEngine
+from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
 from penstock.gateway.dataplane import ChoiceDelta, DataPlane, GenerateRequest

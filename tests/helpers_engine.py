@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.engines.autonomous.core import AutonomousCore
-from penstock.engines.base import Batcher, ModelRunner
+from penstock.engines.contract.batcher import Batcher
+from penstock.engines.contract.messages import AbortRequests, AddRequest, DownMessage, RequestOutput, SamplingParams
+from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.core import EngineCore
-from penstock.engines.messages import AbortRequests, AddRequest, DownMessage, RequestOutput, SamplingParams
 from penstock.engines.scheduler.config import SchedulerConfig
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from google.protobuf import text_format
 
-from penstock.engines.classic.messages import InferRequest, InferResponse
-from penstock.engines.classic.model_config import ModelConfig, datatype_name
-from penstock.engines.classic.signature import ModelSignature
-from penstock.engines.classic.statistics import ModelStatistics
-from penstock.engines.classic.tensors import NUMPY_TYPES, Tensor
+from penstock.classic.messages import InferRequest, InferResponse
+from penstock.classic.model_config import ModelConfig, datatype_name
+from penstock.classic.signature import ModelSignature
+from penstock.classic.statistics import ModelStatistics
+from penstock.classic.tensors import NUMPY_TYPES, Tensor
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, PenstockError, UnsupportedError
 from penstock.gateway.kserve.store import IndexEntry
 

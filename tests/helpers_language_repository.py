@@ -9,8 +9,8 @@ from typing import Any, cast
 import yaml
 from google.protobuf import text_format
 
-from penstock.engines.classic.base import Host, ModelContext
-from penstock.engines.classic.model_config import ModelConfig
+from penstock.classic.base import Host, ModelContext
+from penstock.classic.model_config import ModelConfig
 
 VLLM_CONFIG = """
 name: "vllm_model"

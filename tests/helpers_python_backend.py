@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from google.protobuf import text_format
 
-from penstock.engines.classic.base import InferModel, ModelContext
-from penstock.engines.classic.messages import InferRequest
-from penstock.engines.classic.model import ClassicModel, load_model
-from penstock.engines.classic.model_config import ModelConfig
-from penstock.engines.classic.python.backend import PythonBackend
-from penstock.engines.classic.tensors import Tensor, datatype_of
+from penstock.classic.base import InferModel, ModelContext
+from penstock.classic.messages import InferRequest
+from penstock.classic.model import ClassicModel, load_model
+from penstock.classic.model_config import ModelConfig
+from penstock.classic.python.backend import PythonBackend
+from penstock.classic.tensors import Tensor, datatype_of
 from penstock.engines.errors import ModelNotFoundError
 
 CPU = "instance_group [ { kind: KIND_CPU } ]"

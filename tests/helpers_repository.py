@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.engines.classic.base import InferModel, ModelContext
-from penstock.engines.classic.messages import InferRequest, InferResponse
-from penstock.engines.classic.model_config import ModelConfig
-from penstock.engines.classic.statistics import ModelStatistics
+from penstock.classic.base import InferModel, ModelContext
+from penstock.classic.messages import InferRequest, InferResponse
+from penstock.classic.model_config import ModelConfig
+from penstock.classic.statistics import ModelStatistics
 from penstock.engines.errors import EngineError, ModelNotFoundError, NotReadyError
 from penstock.gateway.repository.manager import ModelRepository
 from penstock.gateway.repository.settings import RepositorySettings

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from helpers_models import VOCAB_SIZE
-from penstock.engines.base import ModelRunner
-from penstock.engines.messages import SamplingParams
-from penstock.engines.scheduler.output import ModelRunnerOutput, NewRequest, SchedulerOutput
+from penstock.engines.contract.messages import SamplingParams
+from penstock.engines.contract.runner import ModelRunner
+from penstock.engines.contract.step import ModelRunnerOutput, NewRequest, SchedulerOutput
 
 GREEDY = SamplingParams(max_tokens=1000, temperature=0.0)
 

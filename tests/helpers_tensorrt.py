@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.engines.classic.tensors import Array
+from penstock.classic.tensors import Array
 
 Profile = Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
 """Smallest, best and largest shape of each input."""

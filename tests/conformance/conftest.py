@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 from helpers_adapters import save_adapter
 from helpers_engine import generate_alone
 from helpers_models import FAMILIES, load_reference, make_adapter, make_model, merge_adapter, reference_tokens
-from penstock.engines.base import Batcher, ModelRunner
+from penstock.engines.contract.batcher import Batcher
+from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.runner import OpenVINORunner
 from penstock.engines.registry import BATCHERS, EngineSpec, load_runner

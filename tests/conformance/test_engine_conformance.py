@@ -8,7 +8,7 @@ import random
 import pytest
 
 from helpers_engine import Driver
-from penstock.engines.messages import FinishReason
+from penstock.engines.contract.messages import FinishReason
 
 BLOCK = 32
 

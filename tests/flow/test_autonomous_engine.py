@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock.engines.client.stream import RequestStream
+from penstock.engines.contract.messages import AddRequest, FinishReason, RequestOutput, SamplingParams
 from penstock.engines.errors import EngineDeadError, InvalidRequestError, OverloadedError, UnsupportedError
-from penstock.engines.messages import AddRequest, FinishReason, RequestOutput, SamplingParams
 from penstock.engines.process import ProcessEngine, WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.engines.stream import RequestStream
 from unit.engines.scheduler.harness import VOCAB, alone
 
 MARKER = 901

@@ -25,9 +25,9 @@ from helpers_classic import (
     served,
     until,
 )
-from penstock.engines.classic.base import Batch
-from penstock.engines.classic.messages import InferRequest, InferResponse
-from penstock.engines.classic.tensors import Array, Tensor
+from penstock.classic.base import Batch
+from penstock.classic.messages import InferRequest, InferResponse
+from penstock.classic.tensors import Array, Tensor
 from penstock.engines.errors import (
     CancelledError,
     DeadlineExceededError,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from helpers_classic import echo_request, load, model_config, output, request
-from penstock.engines.classic.identity import IdentityBackend
+from penstock.classic.identity import IdentityBackend
 from penstock.engines.errors import EngineError
 
 TWO = """

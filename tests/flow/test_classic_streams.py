@@ -21,10 +21,10 @@ from helpers_classic import (
     served,
     until,
 )
-from penstock.engines.classic import streams
-from penstock.engines.classic.base import Batch, InferCall
-from penstock.engines.classic.messages import InferResponse
-from penstock.engines.classic.tensors import Tensor
+from penstock.classic import streams
+from penstock.classic.base import Batch, InferCall
+from penstock.classic.messages import InferResponse
+from penstock.classic.tensors import Tensor
 from penstock.engines.errors import DeadlineExceededError, EngineError, NotReadyError, OverloadedError
 
 DECOUPLED = "model_transaction_policy { decoupled: true }"

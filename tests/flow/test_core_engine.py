@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from penstock.engines.autonomous.core import AutonomousCore
+from penstock.engines.client.inline import CoreEngine
+from penstock.engines.client.stream import RequestStream
+from penstock.engines.contract.messages import AddRequest, FinishReason, RequestOutput, SamplingParams
 from penstock.engines.errors import EngineDeadError, InvalidRequestError, NotReadyError
-from penstock.engines.inline import CoreEngine
-from penstock.engines.messages import AddRequest, FinishReason, RequestOutput, SamplingParams
 from penstock.engines.registry import EngineSpec, load_core
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.engines.stream import RequestStream
 from unit.engines.scheduler.harness import RAISE, VOCAB, alone
 
 Make = Callable[..., CoreEngine[AutonomousCore]]

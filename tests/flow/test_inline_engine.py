@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from penstock.engines.base import Engine
+from penstock.engines.client.engine import Engine
+from penstock.engines.client.inline import InlineEngine
+from penstock.engines.client.stream import RequestStream
+from penstock.engines.contract.messages import AddRequest, FinishReason, RequestOutput, SamplingParams
+from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.errors import NotReadyError
-from penstock.engines.inline import InlineEngine
-from penstock.engines.messages import AddRequest, FinishReason, RequestOutput, SamplingParams
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.engines.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
-from penstock.engines.stream import RequestStream
 from unit.engines.scheduler.harness import NAN, RAISE, Clock, alone
 
 

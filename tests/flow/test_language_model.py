@@ -13,8 +13,8 @@ import pytest
 
 from helpers_adapters import save_adapter
 from helpers_dataplane import MARKER, Setup
-from penstock.engines.classic.messages import InferRequest, InferResponse
-from penstock.engines.classic.tensors import Tensor
+from penstock.classic.messages import InferRequest, InferResponse
+from penstock.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError, NotReadyError, NumericalError, UnsupportedError
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.adapters import AdapterSet, new_adapter

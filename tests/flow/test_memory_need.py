@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from helpers_classic import until
+from penstock.engines.contract.messages import AddRequest, SamplingParams
 from penstock.engines.errors import EngineError, MemoryBudgetError
-from penstock.engines.memory import taken_memory
-from penstock.engines.messages import AddRequest, SamplingParams
+from penstock.engines.host.memory import taken_memory
 from penstock.engines.process import WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from penstock.gateway.budgeted_engine import BudgetedEngine

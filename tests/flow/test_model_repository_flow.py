@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.engines.classic import identity
-from penstock.engines.classic.base import BackendInstance, Batch
-from penstock.engines.classic.messages import InferRequest
-from penstock.engines.classic.tensors import Tensor
+from penstock.classic import identity
+from penstock.classic.base import BackendInstance, Batch
+from penstock.classic.messages import InferRequest
+from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError
 from penstock.gateway.repository.classic_loader import classic_loaders
 from penstock.gateway.repository.manager import ModelRepository

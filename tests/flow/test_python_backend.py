@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from helpers_python_backend import ADD_SUB, ADD_SUB_CONFIG, CPU, instances, loaded, outputs, request
-from penstock.engines.classic.messages import InferRequest
-from penstock.engines.classic.tensors import Tensor
+from penstock.classic.messages import InferRequest
+from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError, NotFoundError, PenstockError
 
 ANY = f"""

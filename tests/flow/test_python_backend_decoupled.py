@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from helpers_python_backend import CPU, loaded, outputs, request
-from penstock.engines.classic.messages import InferResponse
-from penstock.engines.classic.model import ClassicModel
+from penstock.classic.messages import InferResponse
+from penstock.classic.model import ClassicModel
 from penstock.engines.errors import EngineError
 
 CONFIG = f"""

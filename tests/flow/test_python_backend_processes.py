@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from helpers_python_backend import ADD_SUB, ADD_SUB_CONFIG, CPU, instances, loaded, outputs, request
-from penstock.engines.classic.python import instance as instance_module
+from penstock.classic.python import instance as instance_module
 from penstock.engines.errors import EngineDeadError, EngineError, PenstockError
 
 CONFIG = f"""

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.engines.errors import EngineDeadError
-from penstock.engines.messages import (
+from penstock.engines.client.stream import RequestStream
+from penstock.engines.client.stream_table import StreamTable
+from penstock.engines.contract.messages import (
     AbortRequests,
     AddRequest,
     DownMessage,
@@ -19,8 +20,7 @@ from penstock.engines.messages import (
     SamplingParams,
     TokenLogprobs,
 )
-from penstock.engines.routing import StreamTable
-from penstock.engines.stream import RequestStream
+from penstock.engines.errors import EngineDeadError
 
 
 class Mailbox:

@@ -13,8 +13,8 @@ import pytest
 
 from helpers_dataplane import Setup
 from helpers_language_repository import context, write_trtllm
-from penstock.engines.classic.messages import InferRequest, InferResponse
-from penstock.engines.classic.tensors import Tensor
+from penstock.classic.messages import InferRequest, InferResponse
+from penstock.classic.tensors import Tensor
 from penstock.engines.errors import CancelledError, InvalidRequestError, PenstockError, UnsupportedError
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.kserve.llm import LanguageModel

@@ -50,7 +50,7 @@ def run(batcher: Any, core: Any, until: Callable[[], bool]) -> list[Any]:
 
 def test_tokens_aborts_and_what_is_left(batcher: Any) -> None:
     from penstock.engines.autonomous.core import AutonomousCore
-    from penstock.engines.messages import AbortRequests, AddRequest, SamplingParams
+    from penstock.engines.contract.messages import AbortRequests, AddRequest, SamplingParams
     from penstock.engines.scheduler.config import SchedulerConfig
 
     now = 0.0

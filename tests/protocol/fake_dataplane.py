@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError
-from penstock.engines.messages import ModelInfo
 from penstock.gateway.dataplane import (
     ChoiceDelta,
     DataPlane,

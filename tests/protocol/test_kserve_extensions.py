@@ -20,8 +20,8 @@ from tritonclient.utils import shared_memory as shm
 
 from helpers_kserve import FakeModel, FakeModelStore, add_sub, identity, repeat, tensor_config
 from helpers_kserve_http import KServeServer
-from penstock.engines.classic.messages import InferRequest, InferResponse
-from penstock.engines.classic.tensors import Tensor
+from penstock.classic.messages import InferRequest, InferResponse
+from penstock.classic.tensors import Tensor
 from penstock.gateway.kserve.headers import forward_pattern
 
 

@@ -25,8 +25,8 @@ from helpers_grpc import (
     serving,
 )
 from helpers_kserve import FakeModel, add_sub, repeat
-from penstock.engines.classic.messages import InferRequest, InferResponse
-from penstock.engines.classic.tensors import Tensor
+from penstock.classic.messages import InferRequest, InferResponse
+from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError
 
 FINAL = "triton_final_response"

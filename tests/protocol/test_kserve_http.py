@@ -15,7 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from helpers_kserve import FakeModelStore, add_sub, identity, repeat
 from helpers_kserve_http import KServeServer
-from penstock.engines.classic.tensors import NUMPY_TYPES
+from penstock.classic.tensors import NUMPY_TYPES
 from penstock.engines.errors import QueueFullError
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.engines.classic.base import Backend, BackendInstance, BackendModel, Batch, InstanceContext, ModelContext
-from penstock.engines.classic.model_config import ModelConfig, datatype_value
+from penstock.classic.base import Backend, BackendInstance, BackendModel, Batch, InstanceContext, ModelContext
+from penstock.classic.model_config import ModelConfig, datatype_value
 
 
 class ScaleBackend(Backend):

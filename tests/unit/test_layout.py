@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PACKAGES = {"engines": {"engines", "classic"}}
+"""Of rooms that hold more than one."""
 MAY_IMPORT = {
-    "gateway": {"gateway", "engines", "kvcache", "tokenizers"},
-    "engines": {"engines", "kvcache"},
+    "gateway": {"gateway", "engines", "classic", "kvcache", "tokenizers"},
+    "engines": {"engines", "classic", "kvcache"},
     "kvcache": {"kvcache"},
     "tokenizers": {"tokenizers"},
 }
@@ -60,7 +62,8 @@ def test_the_rooms_are_here() -> None:
 def test_penstock_is_one_namespace(room: str) -> None:
     assert not (ROOT / room / "__init__.py").exists(), "a top-level package would shadow others, tokenizers for one"
     assert not (ROOT / room / "penstock" / "__init__.py").exists(), "it would hide the other rooms"
-    assert [path.name for path in (ROOT / room / "penstock").iterdir() if path.is_dir()] == [room]
+    packages = {path.name for path in (ROOT / room / "penstock").iterdir() if path.is_dir()}
+    assert packages == PACKAGES.get(room, {room})
 
 
 @pytest.mark.parametrize("room", MAY_IMPORT)
@@ -68,6 +71,26 @@ def test_rooms_import_only_what_they_may(room: str) -> None:
     for path in sources(room):
         ours = {name.split(".")[1] for name in imported(path) if name.startswith("penstock.")}
         assert ours <= MAY_IMPORT[room], f"{name_of(path)} imports {ours - MAY_IMPORT[room]}"
+
+
+def test_the_contract_is_a_leaf() -> None:
+    """What scheduler, runners and gateway say to each other imports none of them."""
+    for path in sources("engines/penstock/engines/contract"):
+        ours = {name for name in imported(path) if name.startswith("penstock.")}
+        leaf = ("penstock.engines.contract", "penstock.engines.errors")
+        assert all(name.startswith(leaf) for name in ours), f"{name_of(path)} imports {ours}"
+        assert "asyncio" not in imported(path)
+
+
+def test_language_models_and_classic_models_know_little_of_each_other() -> None:
+    """Of the other package: errors, and what the machine has. The earlier name of the contract of backends remains."""
+    for path in sources("engines/penstock/classic"):
+        theirs = {name for name in imported(path) if name.startswith("penstock.engines")}
+        allowed = ("penstock.engines.errors", "penstock.engines.host")
+        assert all(name == "penstock.engines" or name.startswith(allowed) for name in theirs), name_of(path)
+    for path in sources("engines/penstock/engines"):
+        if "engines/classic/" not in name_of(path):
+            assert not [name for name in imported(path) if name.startswith("penstock.classic")], name_of(path)
 
 
 def test_load_tests_know_servers_only_by_their_protocols() -> None:

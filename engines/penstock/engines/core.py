@@ -6,23 +6,23 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from penstock.engines.adapter_host import carry_out
-from penstock.engines.base import ModelRunner
-from penstock.engines.errors import StepFailedError
-from penstock.engines.messages import (
+from penstock.engines.adapter_messages import carry_out
+from penstock.engines.contract.messages import (
     AbortRequests,
     AdapterReply,
     AddRequest,
     DownMessage,
     EngineStats,
-    ModelInfo,
     RequestOutput,
     StepOutputs,
     StepRecord,
 )
+from penstock.engines.contract.model_info import ModelInfo
+from penstock.engines.contract.runner import ModelRunner
+from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
+from penstock.engines.errors import StepFailedError
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.integrity import check_integrity
-from penstock.engines.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.scheduler.scheduler import Scheduler
 from penstock.kvcache import KVCacheManager
 

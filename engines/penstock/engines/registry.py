@@ -10,7 +10,8 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.engines.autonomous.core import AutonomousCore
-from penstock.engines.base import Batcher, ModelRunner
+from penstock.engines.contract.batcher import Batcher
+from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.core import Core, EngineCore
 from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.scheduler.config import SchedulerConfig
@@ -34,7 +35,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _openvino(options: dict[str, Any]) -> ModelRunner:
-    from penstock.engines.memory import parse_memory
+    from penstock.engines.host.memory import parse_memory
     from penstock.engines.openvino.config import OpenVINOConfig
     from penstock.engines.openvino.runner import OpenVINORunner
 

@@ -9,9 +9,9 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any
 
-from penstock.engines.classic.registry import backend_names
+from penstock.classic.registry import backend_names
 from penstock.engines.errors import InvalidRequestError, PenstockError
-from penstock.engines.gpus import visible_gpus
+from penstock.engines.host.gpus import visible_gpus
 from penstock.gateway.config import Config, ConfigError
 from penstock.gateway.config_sections import GrpcConfig, RepositoryConfig
 from penstock.gateway.custom_metrics import CustomMetrics

@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from penstock.engines.contract.messages import AddRequest, SamplingParams
+from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import (
     AlreadyExistsError,
     ContextLengthError,
@@ -21,7 +23,6 @@ from penstock.engines.errors import (
     NotReadyError,
     UnsupportedError,
 )
-from penstock.engines.messages import AddRequest, ModelInfo, SamplingParams
 from penstock.gateway.adapters import Adapter
 from penstock.gateway.generation import (
     Candidate,

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from penstock.engines.errors import PenstockError
-from penstock.engines.gpus import visible_gpus
+from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.openvino.families import parse_config
 from penstock.gateway.config import ConfigError
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from penstock.engines.client.stream import RequestStream
+from penstock.engines.contract.messages import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
 from penstock.engines.errors import EngineError, PenstockError, from_code
-from penstock.engines.messages import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
-from penstock.engines.stream import RequestStream
 from penstock.gateway.metrics import ModelMetrics
 from penstock.tokenizers import IncrementalDetokenizer, StopStrings, Tokenizer
 

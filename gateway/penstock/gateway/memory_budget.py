@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from penstock.engines.errors import MemoryBudgetError
-from penstock.engines.gpus import shown_gpus
-from penstock.engines.memory import available_memory, parse_memory, taken_memory
+from penstock.engines.host.gpus import shown_gpus
+from penstock.engines.host.memory import available_memory, parse_memory, taken_memory
 from penstock.gateway.gpu_metrics import GpuMemory
 from penstock.gateway.memory_demand import Demand, Part
 

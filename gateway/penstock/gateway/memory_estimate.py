@@ -13,8 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from penstock.engines.gpus import visible_gpus
-from penstock.engines.memory import parse_memory
+from penstock.engines.host.gpus import visible_gpus
+from penstock.engines.host.memory import parse_memory
 from penstock.engines.registry import EngineSpec
 from penstock.engines.vllm.versions import is_cpu_build
 from penstock.gateway.memory_demand import CacheWish, Demand, Part

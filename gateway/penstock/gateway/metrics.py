@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, GCCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from penstock.engines.messages import EngineStats, StepRecord
+from penstock.engines.contract.messages import EngineStats, StepRecord
 from penstock.gateway.adapters import AdapterSet
 from penstock.gateway.exposition import Family, render
 from penstock.gateway.histogram import Histogram

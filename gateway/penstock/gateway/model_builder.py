@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.engines.gpus import visible_gpus
+from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.process import WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from penstock.engines.scheduler.config import SchedulerConfig

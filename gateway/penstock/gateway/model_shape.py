@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engines.errors import EngineError
-from penstock.engines.safetensors_file import read_header
+from penstock.engines.formats.safetensors_file import read_header
 
 FLOAT_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 _OTHER_CACHES = ("kv_lora_rank", "layer_block_type", "hybrid_override_pattern", "attn_layer_indices", "ssm_cfg")

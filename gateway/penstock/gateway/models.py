@@ -9,8 +9,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from penstock.engines.base import Engine
-from penstock.engines.messages import ModelInfo
+from penstock.engines.client.engine import Engine
+from penstock.engines.contract.model_info import ModelInfo
 from penstock.gateway.adapters import Adapter, AdapterSet
 from penstock.gateway.config import ConfigError
 from penstock.gateway.in_flight import InFlight

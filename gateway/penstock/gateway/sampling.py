@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
+from penstock.engines.contract.messages import SamplingParams
+from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.engines.messages import ModelInfo, SamplingParams
 
 _INT32_MAX = 2**31 - 1
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engines.adapter_calls import AdapterCalls
+from penstock.engines.client.adapter_calls import AdapterCalls
+from penstock.engines.contract.messages import AdapterReply, DownMessage, LoadAdapter, RequestError, UnloadAdapter
 from penstock.engines.errors import EngineDeadError, OverloadedError
-from penstock.engines.messages import AdapterReply, DownMessage, LoadAdapter, RequestError, UnloadAdapter
 
 
 class Line:

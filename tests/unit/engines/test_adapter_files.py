@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from penstock.engines.adapter_files import CONFIG_FILE, WEIGHTS_FILE, read_adapter
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.engines.formats.adapter_files import CONFIG_FILE, WEIGHTS_FILE, read_adapter
 
 PATHS = ["model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj", "model.layers.11.self_attn.q_proj"]
 INPUTS, OUTPUTS, RANK = 6, 10, 4

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engines.adapter_host import carry_out
+from penstock.engines.adapter_messages import carry_out
 from penstock.engines.autonomous.core import AutonomousCore
+from penstock.engines.contract.messages import AdapterReply, LoadAdapter, UnloadAdapter
 from penstock.engines.core import Core, EngineCore
 from penstock.engines.errors import InvalidRequestError, OverloadedError, UnsupportedError
-from penstock.engines.messages import AdapterReply, LoadAdapter, UnloadAdapter
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.simulated import SimulatedBatcher, SimulatedBatcherConfig, SimulatedConfig, SimulatedRunner
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engines.gpus import shown_gpus, visible_gpus
+from penstock.engines.host.gpus import shown_gpus, visible_gpus
 
 
 @pytest.fixture

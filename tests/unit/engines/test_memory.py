@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.engines.memory import available_memory, parse_memory, taken_memory
+from penstock.engines.host.memory import available_memory, parse_memory, taken_memory
 
 MIB = 1 << 20
 

@@ -9,7 +9,7 @@ import pytest
 
 from helpers_models import reference_tokens
 from helpers_runner import Driver, prompt
-from penstock.engines.base import ModelRunner
+from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.runner import OpenVINORunner
 from penstock.engines.torch.config import TorchConfig

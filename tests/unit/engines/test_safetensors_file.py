@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from penstock.engines.errors import EngineError
-from penstock.engines.safetensors_file import Described, read_header
+from penstock.engines.formats.safetensors_file import Described, read_header
 
 
 def test_shapes_of_types_that_are_not_loaded(tmp_path: Path) -> None:

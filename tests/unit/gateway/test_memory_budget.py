@@ -98,7 +98,7 @@ def test_a_limit_does_not_make_memory() -> None:
 
 
 def test_a_limit_may_be_a_share_of_what_is_free_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.engines.memory.available_memory", lambda: 1000 * MIB)
+    monkeypatch.setattr("penstock.engines.host.memory.available_memory", lambda: 1000 * MIB)
     machine = Machine(2000 * MIB, limit="50%")
     with pytest.raises(MemoryBudgetError, match="500 MiB of memory_limit 500 MiB are left"):
         machine.reserve("large", fixed(501))

@@ -5,30 +5,29 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from penstock.engines.adapter_host import carry_out
-from penstock.engines.autonomous.messages import BatcherOutput, NewTokens, StartRequest
+from penstock.engines.adapter_messages import carry_out
 from penstock.engines.autonomous.seats import Seats
-from penstock.engines.base import Batcher
-from penstock.engines.errors import (
-    DeadlineExceededError,
-    EngineError,
-    InvalidRequestError,
-    PenstockError,
-    StepFailedError,
-)
-from penstock.engines.messages import (
+from penstock.engines.contract.batcher import Batcher, BatcherOutput, NewTokens, StartRequest
+from penstock.engines.contract.messages import (
     AbortRequests,
     AdapterReply,
     AddRequest,
     DownMessage,
     EngineStats,
     FinishReason,
-    ModelInfo,
     PromptInfo,
     RequestError,
     RequestOutput,
     StepOutputs,
     StepRecord,
+)
+from penstock.engines.contract.model_info import ModelInfo
+from penstock.engines.errors import (
+    DeadlineExceededError,
+    EngineError,
+    InvalidRequestError,
+    PenstockError,
+    StepFailedError,
 )
 from penstock.engines.scheduler.admission import Admission
 from penstock.engines.scheduler.config import SchedulerConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-from penstock.engines.autonomous.messages import BatcherOutput
+from penstock.engines.contract.batcher import BatcherOutput
 
 
 class Outbox:

@@ -1,1 +1,1 @@
-"""The classic side: models that answer whole tensors, batched dynamically, read from Triton model repositories."""
+"""Where the contract of backends was before 0.2: plugins written for it import it from here."""

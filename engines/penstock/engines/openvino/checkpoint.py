@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.engines.errors import EngineError
-from penstock.engines.model_files import weight_files
-from penstock.engines.safetensors_file import StoredTensor, read_safetensors
+from penstock.engines.formats.model_files import weight_files
+from penstock.engines.formats.safetensors_file import StoredTensor, read_safetensors
 
 
 class Checkpoint:

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
+from penstock.engines.kit.request_table import RequestTable
+from penstock.engines.kit.step_sampling import Ints, Part, Wanted
 from penstock.engines.openvino.decoder import STEP_INPUTS
-from penstock.engines.request_table import RequestTable
-from penstock.engines.step_sampling import Ints, Part, Wanted
 
 
 class StepInputs:

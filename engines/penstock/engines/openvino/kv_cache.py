@@ -9,7 +9,7 @@ from typing import Any
 import openvino as ov
 
 from penstock.engines.errors import EngineError, UnsupportedError
-from penstock.engines.memory import available_memory
+from penstock.engines.host.memory import available_memory
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.huge_pages import prefer_huge_pages
 

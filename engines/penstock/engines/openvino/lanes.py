@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.engines.kit.request_table import RequestTable
 from penstock.engines.openvino.device import all_threads, default_threads
 from penstock.engines.openvino.inputs import StepInputs
-from penstock.engines.request_table import RequestTable
 
 _WORK_PER_THREAD = 12 << 20
 """Bytes of weights times tokens that make one more thread worth waking (7 M and 5 M parameter models, two cores)."""

@@ -7,9 +7,13 @@ import time
 import numpy as np
 import openvino as ov
 
-from penstock.engines.cores import usable_cores
-from penstock.engines.messages import ModelInfo, SamplingParams
-from penstock.engines.model_files import eos_token_ids, read_json
+from penstock.engines.contract.messages import SamplingParams
+from penstock.engines.contract.model_info import ModelInfo
+from penstock.engines.contract.step import ModelRunnerOutput, NewRequest, SchedulerOutput
+from penstock.engines.formats.model_files import eos_token_ids, read_json
+from penstock.engines.host.cores import usable_cores
+from penstock.engines.kit.request_table import RequestTable
+from penstock.engines.kit.step_sampling import StepSampler
 from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.decoder import build_decoder
@@ -24,9 +28,6 @@ from penstock.engines.openvino.kv_cache import KVCache, block_layout, size_cache
 from penstock.engines.openvino.lanes import choose_lane, compile_lanes, plan_lanes
 from penstock.engines.openvino.settings import max_model_len
 from penstock.engines.openvino.weights import Weights
-from penstock.engines.request_table import RequestTable
-from penstock.engines.scheduler.output import ModelRunnerOutput, NewRequest, SchedulerOutput
-from penstock.engines.step_sampling import StepSampler
 
 _COLLAPSE_SECONDS = 3.0
 """May be spent on huge pages at any rate; a model that takes longer to load may take as long again."""

@@ -12,9 +12,9 @@ import openvino.opset15 as ops
 from openvino.op import Constant
 
 from penstock.engines.errors import UnsupportedError
+from penstock.engines.formats.safetensors_file import StoredTensor
 from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.config import WeightsType
-from penstock.engines.safetensors_file import StoredTensor
 
 Node = Any
 """An OpenVINO graph node; the package has no types of its own for mypy."""

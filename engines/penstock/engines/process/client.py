@@ -15,21 +15,21 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.engines.adapter_calls import AdapterCalls
-from penstock.engines.errors import EngineDeadError, EngineError, NotReadyError
-from penstock.engines.messages import (
+from penstock.engines.client.adapter_calls import AdapterCalls
+from penstock.engines.client.stream import RequestStream
+from penstock.engines.client.stream_table import StreamTable
+from penstock.engines.contract.messages import (
     AddRequest,
     DownMessage,
     EngineStats,
     LoadFailed,
-    ModelInfo,
     Ready,
     StepRecord,
 )
+from penstock.engines.contract.model_info import ModelInfo
+from penstock.engines.errors import EngineDeadError, EngineError, NotReadyError
 from penstock.engines.process.link import Link
 from penstock.engines.registry import EngineSpec
-from penstock.engines.routing import StreamTable
-from penstock.engines.stream import RequestStream
 
 logger = logging.getLogger(__name__)
 

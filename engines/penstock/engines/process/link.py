@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import zmq
 
+from penstock.engines.contract.messages import DownMessage, StepOutputs, UpMessage
 from penstock.engines.errors import EngineError
-from penstock.engines.messages import DownMessage, StepOutputs, UpMessage
 from penstock.engines.process.wire import decode_up, encode, pair_socket, receive_all
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.engines.messages import AdapterReply, EngineStats, RequestOutput, StepOutputs, StepRecord
+from penstock.engines.contract.messages import AdapterReply, EngineStats, RequestOutput, StepOutputs, StepRecord
 
 
 class Publisher:

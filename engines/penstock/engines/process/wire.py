@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 import zmq
 
-from penstock.engines.messages import DownMessage, UpMessage
+from penstock.engines.contract.messages import DownMessage, UpMessage
 
 encode = msgspec.msgpack.Encoder().encode
 decode_down = msgspec.msgpack.Decoder(DownMessage).decode

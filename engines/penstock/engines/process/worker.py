@@ -19,9 +19,9 @@ import time
 import msgspec
 import zmq
 
+from penstock.engines.contract.messages import LoadFailed, Ready
 from penstock.engines.core import Core
 from penstock.engines.errors import PenstockError
-from penstock.engines.messages import LoadFailed, Ready
 from penstock.engines.process.publisher import Publisher
 from penstock.engines.process.wire import Socket, context, decode_down, encode, pair_socket, receive_all
 from penstock.engines.registry import EngineSpec, load_core

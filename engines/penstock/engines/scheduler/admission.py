@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from penstock.engines.contract.messages import AddRequest
 from penstock.engines.errors import (
     ContextLengthError,
     InvalidRequestError,
     PenstockError,
     QueueFullError,
 )
-from penstock.engines.messages import AddRequest
 from penstock.engines.scheduler.config import SchedulerConfig
 
 

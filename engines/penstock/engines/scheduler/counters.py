@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from penstock.engines.contract.messages import EngineStats, FinishReason, RequestOutput
 from penstock.engines.errors import PenstockError
-from penstock.engines.messages import EngineStats, FinishReason, RequestOutput
 
 
 class Counters:

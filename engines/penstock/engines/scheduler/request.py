@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from penstock.engines.messages import AddRequest, TokenLogprobs
+from penstock.engines.contract.messages import AddRequest, TokenLogprobs
 from penstock.kvcache import BlockTable
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from penstock.engines.messages import AddRequest
+from penstock.engines.contract.messages import AddRequest
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.policy import order_key
 from penstock.engines.scheduler.request import Request

@@ -11,13 +11,13 @@ from bisect import insort
 from collections.abc import Iterable
 from operator import attrgetter
 
+from penstock.engines.contract.messages import AddRequest, EngineStats, FinishReason, RequestError, RequestOutput
+from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.errors import DeadlineExceededError, NumericalError, PenstockError
-from penstock.engines.messages import AddRequest, EngineStats, FinishReason, RequestError, RequestOutput
 from penstock.engines.scheduler.admission import Admission
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.counters import Counters
 from penstock.engines.scheduler.deadlines import Deadlines
-from penstock.engines.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.scheduler.policy import Policy, make_queue
 from penstock.engines.scheduler.request import Request, RequestStatus
 from penstock.engines.scheduler.samples import samples_of

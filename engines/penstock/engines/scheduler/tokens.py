@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from penstock.engines.messages import FinishReason, PromptInfo, RequestOutput
-from penstock.engines.scheduler.output import ModelRunnerOutput, NewRequest
+from penstock.engines.contract.messages import FinishReason, PromptInfo, RequestOutput
+from penstock.engines.contract.step import ModelRunnerOutput, NewRequest
 from penstock.engines.scheduler.request import Request
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.engines.autonomous.messages import BatcherOutput, NewTokens, StartRequest
+from penstock.engines.contract.batcher import BatcherOutput, NewTokens, StartRequest
+from penstock.engines.contract.messages import AddRequest, FinishReason, RequestOutput
+from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import from_code
-from penstock.engines.messages import AddRequest, FinishReason, ModelInfo, RequestOutput
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.scheduler import Scheduler
 from penstock.engines.simulated.runner import SimulatedConfig, SimulatedRunner

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.engines.autonomous.messages import BatcherOutput, StartRequest
 from penstock.engines.autonomous.outbox import Outbox
-from penstock.engines.messages import ModelInfo
+from penstock.engines.contract.batcher import BatcherOutput, StartRequest
+from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.simulated.batcher import SimulatedBatcher
 
 

@@ -16,8 +16,8 @@ from zlib import crc32
 
 import msgspec
 
-from penstock.engines.messages import ModelInfo
-from penstock.engines.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from penstock.engines.contract.model_info import ModelInfo
+from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.simulated.adapters import AdapterShelf
 from penstock.engines.simulated.faults import Faults
 

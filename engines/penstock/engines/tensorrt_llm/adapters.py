@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tensorrt_llm.executor.request import LoRARequest
 
-from penstock.engines.adapter_files import read_adapter
 from penstock.engines.errors import InvalidRequestError, OverloadedError, UnsupportedError
+from penstock.engines.formats.adapter_files import read_adapter
 from penstock.engines.tensorrt_llm.arguments import TARGET_MODULES
 from penstock.engines.tensorrt_llm.config import TensorRTLLMConfig
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from tensorrt_llm import SamplingParams
 
-from penstock.engines.autonomous.messages import BatcherOutput, StartRequest
 from penstock.engines.autonomous.outbox import Outbox
-from penstock.engines.messages import ModelInfo
+from penstock.engines.contract.batcher import BatcherOutput, StartRequest
+from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.tensorrt_llm.adapters import Adapters
 from penstock.engines.tensorrt_llm.checkpoint import Checkpoint
 from penstock.engines.tensorrt_llm.config import TensorRTLLMConfig

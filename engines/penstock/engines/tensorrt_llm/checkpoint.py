@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engines.errors import EngineError, InvalidRequestError, UnsupportedError
-from penstock.engines.model_files import eos_token_ids, read_json
+from penstock.engines.formats.model_files import eos_token_ids, read_json
 from penstock.engines.tensorrt_llm.config import TensorRTLLMConfig
 
 _PRECISIONS = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}

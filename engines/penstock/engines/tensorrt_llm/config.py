@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.engines.memory import parse_memory
+from penstock.engines.host.memory import parse_memory
 
 Positive = Annotated[int, Meta(ge=1)]
 

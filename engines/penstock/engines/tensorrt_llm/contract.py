@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.engines.contract import Contract
+from penstock.engines.kit.package_contract import Contract
 
 LLM_ARGS = "tensorrt_llm.llmapi.llm_args:TorchLlmArgs"
 KV_CACHE_CONFIG = "tensorrt_llm.llmapi.llm_args:KvCacheConfig"

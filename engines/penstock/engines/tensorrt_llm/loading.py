@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from penstock.engines.base import Batcher
-from penstock.engines.contract import field_names, resolve
+from penstock.engines.contract.batcher import Batcher
 from penstock.engines.errors import EngineError
+from penstock.engines.kit.package_contract import field_names, resolve
 from penstock.engines.tensorrt_llm.arguments import check_engine_args, llm_arguments
 from penstock.engines.tensorrt_llm.checkpoint import Checkpoint, check_settings, read_checkpoint
 from penstock.engines.tensorrt_llm.config import TensorRTLLMConfig, read_config

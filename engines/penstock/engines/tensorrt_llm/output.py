@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.engines.autonomous.messages import NewTokens, StartRequest
+from penstock.engines.contract.batcher import NewTokens, StartRequest
+from penstock.engines.contract.messages import FinishReason, TokenLogprobs
 from penstock.engines.errors import EngineError, NumericalError
-from penstock.engines.messages import FinishReason, TokenLogprobs
 
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 

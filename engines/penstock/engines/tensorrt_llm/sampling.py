@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.engines.autonomous.messages import StartRequest
+from penstock.engines.contract.batcher import StartRequest
+from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.engines.messages import SamplingParams
-from penstock.engines.sampling.state import GREEDY_BELOW
+from penstock.engines.kit.sampling.state import GREEDY_BELOW
 
 TRTLLM_SAMPLER = "TRTLLMSampler"
 

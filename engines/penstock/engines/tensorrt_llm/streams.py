@@ -10,10 +10,10 @@ from typing import Any
 
 from tensorrt_llm.executor.utils import RequestError
 
-from penstock.engines.autonomous.messages import BatcherOutput, NewTokens
 from penstock.engines.autonomous.outbox import Outbox
+from penstock.engines.contract.batcher import BatcherOutput, NewTokens
+from penstock.engines.contract.messages import FinishReason
 from penstock.engines.errors import EngineDeadError, EngineError, InvalidRequestError, PenstockError
-from penstock.engines.messages import FinishReason
 from penstock.engines.tensorrt_llm.output import Reader
 from penstock.engines.tensorrt_llm.stats import Sample, read_stats
 from penstock.engines.tensorrt_llm.watchdog import Watchdog

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.model_files import read_json, weight_files
+from penstock.engines.formats.model_files import read_json, weight_files
 
 _REFUSED = {
     "auto_map": "a model's own code is never run; without this key transformers' own class of that model is used",

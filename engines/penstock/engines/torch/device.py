@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from penstock.engines.cores import usable_cores
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.engines.memory import available_memory
+from penstock.engines.host.cores import usable_cores
+from penstock.engines.host.memory import available_memory
 from penstock.engines.torch.config import TorchConfig
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.memory import parse_memory
+from penstock.engines.host.memory import parse_memory
 from penstock.engines.torch.config import TorchConfig
 
 _SHARE_OF_FREE_MEMORY = {"cpu": 0.5, "cuda": 0.9}

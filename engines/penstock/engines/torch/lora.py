@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from penstock.engines.adapter_files import LowRank, read_adapter
+from penstock.engines.contract.step import SchedulerOutput
 from penstock.engines.errors import AlreadyExistsError, InvalidRequestError, OverloadedError, UnsupportedError
-from penstock.engines.scheduler.output import SchedulerOutput
+from penstock.engines.formats.adapter_files import LowRank, read_adapter
 from penstock.engines.torch.lora_targets import Target
 
 Ints = npt.NDArray[np.int64]

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from penstock.engines.contract.model_info import ModelInfo
+from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.errors import PenstockError
-from penstock.engines.messages import ModelInfo
-from penstock.engines.model_files import eos_token_ids
-from penstock.engines.request_table import RequestTable
-from penstock.engines.scheduler.output import ModelRunnerOutput, SchedulerOutput
-from penstock.engines.step_sampling import StepSampler
+from penstock.engines.formats.model_files import eos_token_ids
+from penstock.engines.kit.request_table import RequestTable
+from penstock.engines.kit.step_sampling import StepSampler
 from penstock.engines.torch.checkpoint import read_config
 from penstock.engines.torch.config import TorchConfig
 from penstock.engines.torch.device import NAMES, choose_device, choose_dtype, default_threads, free_memory

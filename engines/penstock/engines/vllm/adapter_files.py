@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.engines.adapter_files import WEIGHTS_FILE, read_settings
 from penstock.engines.errors import EngineError, InvalidRequestError
-from penstock.engines.safetensors_file import Shape, read_header
+from penstock.engines.formats.adapter_files import WEIGHTS_FILE, read_settings
+from penstock.engines.formats.safetensors_file import Shape, read_header
 
 _PART = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
 

@@ -12,9 +12,10 @@ from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine import FinishReason as VLLMFinishReason
 
-from penstock.engines.autonomous.messages import BatcherOutput, NewTokens, StartRequest
+from penstock.engines.contract.batcher import BatcherOutput, NewTokens, StartRequest
+from penstock.engines.contract.messages import FinishReason, SamplingParams
+from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import ContextLengthError, InvalidRequestError, NumericalError, StepFailedError
-from penstock.engines.messages import FinishReason, ModelInfo, SamplingParams
 from penstock.engines.vllm.adapters import Adapters
 from penstock.engines.vllm.config import VLLMConfig
 from penstock.engines.vllm.contract import check_core

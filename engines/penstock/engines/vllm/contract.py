@@ -6,7 +6,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Any
 
-from penstock.engines.contract import Contract, refuse
+from penstock.engines.kit.package_contract import Contract, refuse
 
 CALLS: dict[str, tuple[str, ...]] = {
     "vllm.engine.arg_utils:EngineArgs": (

@@ -6,7 +6,7 @@ import os
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from penstock.engines.cores import usable_cores
+from penstock.engines.host.cores import usable_cores
 from penstock.engines.vllm.config import VLLMConfig
 
 _SMALL_BYTES = 256 << 20

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from penstock.engines.base import Batcher, ModelRunner
+from penstock.engines.contract.batcher import Batcher
+from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.errors import InvalidRequestError
-from penstock.engines.memory import parse_memory
+from penstock.engines.host.memory import parse_memory
 from penstock.engines.vllm.config import VLLMConfig
 from penstock.engines.vllm.environment import prepare
 from penstock.engines.vllm.versions import installed_version, is_cpu_build

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from penstock.engines.contract.messages import TokenLogprobs
+from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.errors import EngineError
-from penstock.engines.messages import TokenLogprobs
-from penstock.engines.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.vllm.table import RequestTable
 
 NOT_FINITE = "the model's logits are not finite"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.engines.messages import SamplingParams
-from penstock.engines.sampling.state import GREEDY_BELOW
-from penstock.engines.sampling.uniform import stream_key, uniform
-from penstock.engines.scheduler.output import NewRequest
+from penstock.engines.contract.messages import SamplingParams
+from penstock.engines.contract.step import NewRequest
+from penstock.engines.kit.sampling.state import GREEDY_BELOW
+from penstock.engines.kit.sampling.uniform import stream_key, uniform
 
 NULL_BLOCK = 0
 """vLLM leaves it to padding and never writes it: our block b is its block b + 1."""

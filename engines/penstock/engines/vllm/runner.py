@@ -12,8 +12,8 @@ from vllm.sampling_params import SamplingParams as VLLMSamplingParams
 from vllm.v1.core.sched.output import GrammarOutput
 from vllm.v1.core.sched.output import SchedulerOutput as VLLMSchedulerOutput
 
-from penstock.engines.messages import ModelInfo
-from penstock.engines.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from penstock.engines.contract.model_info import ModelInfo
+from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.vllm.adapters import Adapters
 from penstock.engines.vllm.config import VLLMConfig
 from penstock.engines.vllm.model_info import description, eos_token_ids

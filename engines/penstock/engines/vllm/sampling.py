@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm.sampling_params import SamplingParams as VLLMSamplingParams
 
-from penstock.engines.messages import SamplingParams
+from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.vllm.requests import is_random
 
 _SEED_MASK = (1 << 63) - 1

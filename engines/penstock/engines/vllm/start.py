@@ -15,7 +15,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor import Executor
 
 from penstock.engines.errors import EngineError, InvalidRequestError, UnsupportedError
-from penstock.engines.memory import available_memory
+from penstock.engines.host.memory import available_memory
 from penstock.engines.vllm.config import VLLMConfig
 from penstock.engines.vllm.engine_args import checked
 from penstock.engines.vllm.requests import blocks_to_ask_for

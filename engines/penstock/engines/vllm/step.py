@@ -11,8 +11,8 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData
 from vllm.v1.core.sched.output import SchedulerOutput as VLLMSchedulerOutput
 
+from penstock.engines.contract.step import SchedulerOutput
 from penstock.engines.errors import InvalidRequestError
-from penstock.engines.scheduler.output import SchedulerOutput
 from penstock.engines.vllm.adapters import Adapters
 from penstock.engines.vllm.requests import NULL_BLOCK, LiveRequest, to_vllm_blocks
 from penstock.engines.vllm.table import RequestTable

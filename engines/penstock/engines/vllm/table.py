@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.engines.scheduler.output import NewRequest
+from penstock.engines.contract.step import NewRequest
 from penstock.engines.vllm.requests import LiveRequest
 
 

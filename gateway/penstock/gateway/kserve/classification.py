@@ -12,8 +12,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from penstock.engines.classic.base import InferModel
-from penstock.engines.classic.tensors import Array, Tensor
+from penstock.classic.base import InferModel
+from penstock.classic.tensors import Array, Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError
 
 _BYTES = np.dtype(np.object_)

@@ -11,9 +11,9 @@ import asyncio
 import logging
 import time
 
-from penstock.engines.classic.base import InferModel
-from penstock.engines.classic.messages import InferRequest, InferResponse
-from penstock.engines.classic.signature import ModelSignature
+from penstock.classic.base import InferModel
+from penstock.classic.messages import InferRequest, InferResponse
+from penstock.classic.signature import ModelSignature
 from penstock.engines.errors import InvalidRequestError, PenstockError
 from penstock.gateway.http.call import Call
 from penstock.gateway.http.exchange import Exchange

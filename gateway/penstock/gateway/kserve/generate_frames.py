@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from penstock.engines.classic.messages import InferRequest, InferResponse
-from penstock.engines.classic.tensors import Tensor
+from penstock.classic.messages import InferRequest, InferResponse
+from penstock.classic.tensors import Tensor
 from penstock.gateway.kserve.errors import kserve_error_body
 from penstock.gateway.kserve.infer_json import to_json
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 from msgspec import Raw
 
-from penstock.engines.classic.messages import InferRequest
-from penstock.engines.classic.signature import ModelSignature, TensorSignature
-from penstock.engines.classic.tensors import Tensor
+from penstock.classic.messages import InferRequest
+from penstock.classic.signature import ModelSignature, TensorSignature
+from penstock.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.http.json_body import check_json, decode_json
 from penstock.gateway.kserve.infer_json import from_json

@@ -6,8 +6,8 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 
-from penstock.engines.classic.base import InferModel
-from penstock.engines.classic.messages import InferResponse
+from penstock.classic.base import InferModel
+from penstock.classic.messages import InferResponse
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.http.call import Call
 from penstock.gateway.http.exchange import Exchange

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.engines.classic.model_config import config_json
+from penstock.classic.model_config import config_json
 from penstock.engines.errors import PenstockError
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.context import KServe

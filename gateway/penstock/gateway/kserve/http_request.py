@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from penstock.engines.classic.messages import InferRequest
+from penstock.classic.messages import InferRequest
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.headers import forwarded_http

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from penstock.engines.classic.tensors import NUMPY_TYPES, Array, Tensor, element_count
+from penstock.classic.tensors import NUMPY_TYPES, Array, Tensor, element_count
 from penstock.engines.errors import InvalidRequestError
 
 LONG = 1 << 16

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from penstock.engines.classic.base import InferModel
-from penstock.engines.classic.model_config import datatype_name
-from penstock.engines.classic.tensors import NUMPY_TYPES, Tensor, from_buffer
+from penstock.classic.base import InferModel
+from penstock.classic.model_config import datatype_name
+from penstock.classic.tensors import NUMPY_TYPES, Tensor, from_buffer
 from penstock.engines.errors import InvalidRequestError
 
 

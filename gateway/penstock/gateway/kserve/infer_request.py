@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from penstock.engines.classic.base import InferModel
-from penstock.engines.classic.messages import InferRequest
-from penstock.engines.classic.tensors import NUMPY_TYPES, Tensor, element_count
+from penstock.classic.base import InferModel
+from penstock.classic.messages import InferRequest
+from penstock.classic.tensors import NUMPY_TYPES, Tensor, element_count
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.http.json_body import check_json, decode_json
 from penstock.gateway.kserve.infer_json import from_json

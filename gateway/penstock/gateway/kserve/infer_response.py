@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from penstock.engines.classic.base import InferModel
-from penstock.engines.classic.messages import InferResponse
-from penstock.engines.classic.tensors import Tensor, to_buffer
+from penstock.classic.base import InferModel
+from penstock.classic.messages import InferResponse
+from penstock.classic.tensors import Tensor, to_buffer
 from penstock.gateway.kserve.classification import classified
 from penstock.gateway.kserve.infer_json import to_json
 from penstock.gateway.kserve.infer_request import Inference, OutputForm

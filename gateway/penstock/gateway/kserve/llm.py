@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from penstock.engines.classic.messages import InferRequest, InferResponse
-from penstock.engines.classic.model_config import ModelConfig
-from penstock.engines.classic.signature import ModelSignature
-from penstock.engines.classic.statistics import ModelStatistics
-from penstock.engines.classic.validation import check_request
+from penstock.classic.messages import InferRequest, InferResponse
+from penstock.classic.model_config import ModelConfig
+from penstock.classic.signature import ModelSignature
+from penstock.classic.statistics import ModelStatistics
+from penstock.classic.validation import check_request
 from penstock.engines.errors import (
     CancelledError,
     InvalidRequestError,

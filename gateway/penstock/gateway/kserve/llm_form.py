@@ -8,9 +8,9 @@ from typing import Protocol
 
 import numpy as np
 
-from penstock.engines.classic.messages import InferRequest
-from penstock.engines.classic.model_config import ModelConfig, datatype_value
-from penstock.engines.classic.tensors import Tensor
+from penstock.classic.messages import InferRequest
+from penstock.classic.model_config import ModelConfig, datatype_value
+from penstock.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.generation import ChoiceDelta, GenerateRequest
 from penstock.gateway.models import ServedModel

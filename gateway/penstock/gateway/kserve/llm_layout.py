@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import msgspec
 import yaml
 
-from penstock.engines.classic.base import ModelContext
-from penstock.engines.classic.model_config import ModelConfig, ModelInstanceGroup
+from penstock.classic.base import ModelContext
+from penstock.classic.model_config import ModelConfig, ModelInstanceGroup
 from penstock.gateway.config import Config, ConfigError
 from penstock.gateway.config_sections import AdapterConfig, EngineConfig
 from penstock.gateway.config_sections import ModelConfig as ModelSection

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from penstock.engines.classic.base import InferModel, ModelContext
-from penstock.engines.classic.model_config import ModelConfig
+from penstock.classic.base import InferModel, ModelContext
+from penstock.classic.model_config import ModelConfig
 from penstock.engines.errors import PenstockError
 from penstock.gateway.config import Config, ConfigError
 from penstock.gateway.dataplane import DataPlane

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.engines.classic.messages import InferRequest
+from penstock.classic.messages import InferRequest
 from penstock.engines.errors import InvalidRequestError, PenstockError
 from penstock.gateway.http.json_body import check_json, decode_json
 from penstock.gateway.kserve.llm_form import TextRequest, flag, text, wanted

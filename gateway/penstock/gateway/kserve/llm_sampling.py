@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from penstock.engines.classic.messages import InferRequest
+from penstock.classic.messages import InferRequest
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.generation import GenerateRequest
 from penstock.gateway.models import ServedModel

@@ -6,9 +6,9 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from penstock.engines.classic.messages import InferResponse
-from penstock.engines.classic.statistics import ModelStatistics
-from penstock.engines.classic.tensors import Tensor
+from penstock.classic.messages import InferResponse
+from penstock.classic.statistics import ModelStatistics
+from penstock.classic.tensors import Tensor
 from penstock.engines.errors import CancelledError, EngineError, OverloadedError, PenstockError
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.generation import ChoiceDelta, Generation

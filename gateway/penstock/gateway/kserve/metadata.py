@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from penstock.engines.classic.base import InferModel
-from penstock.engines.classic.model_config import ModelConfig, ModelInput, ModelOutput, datatype_name
+from penstock.classic.base import InferModel
+from penstock.classic.model_config import ModelConfig, ModelInput, ModelOutput, datatype_name
 from penstock.gateway.kserve.context import KServe
 
 _EXTENSIONS = (

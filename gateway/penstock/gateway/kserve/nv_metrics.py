@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from penstock.engines.classic.base import InferModel
-from penstock.engines.classic.statistics import ModelStatistics
+from penstock.classic.base import InferModel
+from penstock.classic.statistics import ModelStatistics
 from penstock.gateway.exposition import Family
 from penstock.gateway.kserve.machine import CpuMeter, memory_bytes
 

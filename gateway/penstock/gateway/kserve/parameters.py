@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Raw
 
-from penstock.engines.classic.messages import InferRequest
+from penstock.classic.messages import InferRequest
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.http.json_body import decode_json
 

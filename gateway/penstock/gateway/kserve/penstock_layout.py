@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.engines.classic.base import ModelContext
+from penstock.classic.base import ModelContext
 from penstock.gateway.config import Config, ConfigError, overlay
 from penstock.gateway.config_sections import (
     AdapterConfig,

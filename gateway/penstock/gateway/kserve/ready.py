@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.engines.classic.base import ResponseStream
-from penstock.engines.classic.messages import InferResponse
+from penstock.classic.base import ResponseStream
+from penstock.classic.messages import InferResponse
 
 MAX_TOGETHER = 64
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from penstock.engines.classic.base import InferModel
-from penstock.engines.classic.statistics import BatchStatistics, Duration, ResponseStatistics
+from penstock.classic.base import InferModel
+from penstock.classic.statistics import BatchStatistics, Duration, ResponseStatistics
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError
 from penstock.gateway.kserve.store import ModelStore
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from penstock.engines.classic.base import InferModel
+from penstock.classic.base import InferModel
 
 ModelState = Literal["READY", "UNAVAILABLE", "LOADING", "UNLOADING"]
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.engines.classic.tensors import Tensor
+from penstock.classic.tensors import Tensor
 from penstock.gateway.kserve.trace_file import TraceFile
 from penstock.gateway.kserve.trace_settings import DEFAULTS, TraceSettings, changes, shown
 
 if TYPE_CHECKING:
-    from penstock.engines.classic.messages import InferRequest
+    from penstock.classic.messages import InferRequest
 
 _encode = msgspec.json.Encoder().encode
 _MAX_ELEMENTS = 1 << 16

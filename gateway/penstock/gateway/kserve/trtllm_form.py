@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.engines.classic.messages import InferRequest
-from penstock.engines.classic.tensors import Tensor
+from penstock.classic.messages import InferRequest
+from penstock.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.generation import ChoiceDelta
 from penstock.gateway.kserve.llm_form import Form, TextRequest, decoded, flag, scalar, strings, text, wanted

@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from penstock.engines.classic.base import ModelContext
-from penstock.engines.classic.model_config import ModelInstanceGroup
+from penstock.classic.base import ModelContext
+from penstock.classic.model_config import ModelInstanceGroup
 from penstock.gateway.config import Config, ConfigError, overlay
 from penstock.gateway.kserve.llm_layout import (
     beside,

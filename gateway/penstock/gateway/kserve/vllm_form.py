@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from penstock.engines.classic.tensors import Tensor
+from penstock.classic.tensors import Tensor
 from penstock.gateway.generation import ChoiceDelta, TokenLogprob
 from penstock.gateway.kserve.llm_form import Form, TextRequest, strings
 from penstock.gateway.kserve.llm_request import INPUTS, OUTPUTS, RETURNS, UNSERVED, read_request

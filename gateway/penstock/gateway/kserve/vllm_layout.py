@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from penstock.engines.classic.base import ModelContext
-from penstock.engines.classic.model_config import ModelConfig, ModelInstanceGroup
-from penstock.engines.gpus import visible_gpus
+from penstock.classic.base import ModelContext
+from penstock.classic.model_config import ModelConfig, ModelInstanceGroup
+from penstock.engines.host.gpus import visible_gpus
 from penstock.gateway.config import Config, ConfigError, overlay
 from penstock.gateway.kserve.llm_layout import (
     beside,

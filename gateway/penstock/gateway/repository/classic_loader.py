@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from threading import Lock
 
-from penstock.engines.classic.base import Backend, InferModel, ModelContext
-from penstock.engines.classic.model import load_model
-from penstock.engines.classic.model_config import ModelConfig
-from penstock.engines.classic.registry import backend_names, find_backend
+from penstock.classic.base import Backend, InferModel, ModelContext
+from penstock.classic.model import load_model
+from penstock.classic.model_config import ModelConfig
+from penstock.classic.registry import backend_names, find_backend
 from penstock.gateway.repository.loading import Loader
 
 _PYTHON = "python"

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from penstock.engines.classic.model_config import (
+from penstock.classic.model_config import (
     DataType,
     ModelConfig,
     ModelDynamicBatching,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from google.protobuf import json_format, text_format
 
-from penstock.engines.classic.model_config import ModelConfig
+from penstock.classic.model_config import ModelConfig
 from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError
 from penstock.gateway.http.json_body import check_json
 

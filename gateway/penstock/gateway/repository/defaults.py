@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.engines.classic.model_config import ModelConfig, ModelInstanceGroup
+from penstock.classic.model_config import ModelConfig, ModelInstanceGroup
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.repository.config_fields import SELF_PLACED_BACKENDS
 from penstock.gateway.repository.layout import available_versions, backend_of_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from penstock.engines.classic.base import InferModel, Metric
+from penstock.classic.base import InferModel, Metric
 from penstock.engines.errors import NotReadyError, PenstockError
 from penstock.gateway.kserve.store import ModelStore
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from penstock.engines.classic.base import Host, InferModel, ModelContext
-from penstock.engines.classic.model_config import ModelConfig
+from penstock.classic.base import Host, InferModel, ModelContext
+from penstock.classic.model_config import ModelConfig
 from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError, from_code
 from penstock.gateway.errors import wire_shape
 from penstock.gateway.kserve.classification import read_labels

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from penstock.engines.classic.base import InferModel
+from penstock.classic.base import InferModel
 from penstock.engines.errors import (
     AlreadyExistsError,
     EngineError,

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from penstock.engines.classic.base import InferModel
+from penstock.classic.base import InferModel
 from penstock.gateway.kserve.store import IndexEntry, ModelState
 from penstock.gateway.repository.storage import LocalModel
 

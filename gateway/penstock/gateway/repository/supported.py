@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from google.protobuf.message import Message
 
-from penstock.engines.classic.model_config import ModelConfig
+from penstock.classic.model_config import ModelConfig
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.repository.config_checks import check_model, check_tensors, check_warmup
 from penstock.gateway.repository.config_fields import FIELDS, OWN_BACKENDS, Fate

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelWarmup
 
-from penstock.engines.classic.base import InferModel
-from penstock.engines.classic.messages import InferRequest
-from penstock.engines.classic.model_config import ModelConfig, datatype_name
-from penstock.engines.classic.statistics import ModelStatistics
-from penstock.engines.classic.tensors import NUMPY_TYPES, Array, Tensor, element_count, from_buffer
+from penstock.classic.base import InferModel
+from penstock.classic.messages import InferRequest
+from penstock.classic.model_config import ModelConfig, datatype_name
+from penstock.classic.statistics import ModelStatistics
+from penstock.classic.tensors import NUMPY_TYPES, Array, Tensor, element_count, from_buffer
 from penstock.engines.errors import InvalidRequestError, PenstockError
 
 FOLDER = "warmup"

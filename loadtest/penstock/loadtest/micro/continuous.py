@@ -20,8 +20,8 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.engines.contract.messages import AddRequest, SamplingParams
 from penstock.engines.core import EngineCore
-from penstock.engines.messages import AddRequest, SamplingParams
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.runner import OpenVINORunner
 from penstock.engines.scheduler.config import SchedulerConfig

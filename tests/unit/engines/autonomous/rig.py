@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from penstock.engines.autonomous.core import AutonomousCore
-from penstock.engines.autonomous.messages import StartRequest
-from penstock.engines.messages import DownMessage, StepOutputs
+from penstock.engines.contract.batcher import StartRequest
+from penstock.engines.contract.messages import DownMessage, StepOutputs
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.simulated import SimulatedBatcher, SimulatedBatcherConfig
 from unit.engines.scheduler.harness import NAN, RAISE, VOCAB, CoreRig

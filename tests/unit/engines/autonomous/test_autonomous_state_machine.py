@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from penstock.engines.messages import AddRequest, DownMessage, FinishReason, RequestOutput, SamplingParams
+from penstock.engines.contract.messages import AddRequest, DownMessage, FinishReason, RequestOutput, SamplingParams
 from penstock.engines.scheduler.policy import Policy
 from penstock.engines.scheduler.request import Request
 from unit.engines.autonomous.rig import AutonomousRig, make_rig

@@ -5,9 +5,16 @@ from __future__ import annotations
 import pytest
 
 from penstock.engines.autonomous.core import _PATIENCE, AutonomousCore
-from penstock.engines.autonomous.messages import BatcherOutput, NewTokens, StartRequest
+from penstock.engines.contract.batcher import BatcherOutput, NewTokens, StartRequest
+from penstock.engines.contract.messages import (
+    AbortRequests,
+    AddRequest,
+    FinishReason,
+    RequestOutput,
+    SamplingParams,
+)
+from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import InvalidRequestError, NumericalError
-from penstock.engines.messages import AbortRequests, AddRequest, FinishReason, ModelInfo, RequestOutput, SamplingParams
 from penstock.engines.scheduler.config import SchedulerConfig
 from unit.engines.autonomous.rig import AutonomousRig, make_rig
 from unit.engines.scheduler.harness import NAN, RAISE, Clock

@@ -6,8 +6,8 @@ import select
 
 import pytest
 
-from penstock.engines.autonomous.messages import BatcherOutput, NewTokens
 from penstock.engines.autonomous.outbox import Outbox
+from penstock.engines.contract.batcher import BatcherOutput, NewTokens
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engines.messages import FinishReason, SamplingParams
+from penstock.engines.contract.messages import FinishReason, SamplingParams
 from penstock.engines.scheduler.policy import Policy
 from unit.engines.autonomous.rig import AutonomousRig, make_rig
 from unit.engines.scheduler.harness import alone

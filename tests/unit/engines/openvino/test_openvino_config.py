@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from helpers_engine import Driver
-from penstock.engines.cores import usable_cores
 from penstock.engines.errors import ContextLengthError, InvalidRequestError, UnsupportedError
-from penstock.engines.model_files import eos_token_ids
+from penstock.engines.formats.model_files import eos_token_ids
+from penstock.engines.host.cores import usable_cores
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.device import default_threads
 from penstock.engines.registry import EngineSpec, load_runner

@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 
 from helpers_models import VOCAB_SIZE, load_reference, make_model, reference_logprobs
 from helpers_runner import Driver
+from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.messages import SamplingParams
 from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.weights import quantize_rows
 

@@ -10,8 +10,8 @@ import pytest
 
 from helpers_models import load_reference, make_model, reference_logprobs, reference_tokens
 from helpers_runner import GREEDY, Driver, prompt
+from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.errors import EngineError
-from penstock.engines.messages import SamplingParams
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 31, 32, 33, 100])

@@ -12,12 +12,19 @@ from pathlib import Path
 
 import pytest
 
+from penstock.engines.client.stream import RequestStream
+from penstock.engines.contract.messages import (
+    AddRequest,
+    EngineStats,
+    FinishReason,
+    RequestOutput,
+    SamplingParams,
+    StepRecord,
+)
 from penstock.engines.errors import EngineError, NotReadyError
-from penstock.engines.messages import AddRequest, EngineStats, FinishReason, RequestOutput, SamplingParams, StepRecord
 from penstock.engines.process import ProcessEngine, WatchdogConfig
 from penstock.engines.process.link import Link
 from penstock.engines.registry import EngineSpec
-from penstock.engines.stream import RequestStream
 
 SLOW = {"latency": {"per_step": 0.02}}
 MARKER = 7

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engines.messages import (
+from penstock.engines.contract.messages import (
     AdapterReply,
     EngineStats,
     FinishReason,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engines.messages import SamplingParams
+from penstock.engines.contract.messages import SamplingParams
 
 Doubles = npt.NDArray[np.float64]
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engines.messages import SamplingParams
-from penstock.engines.sampling import Sampler, SamplingState
-from penstock.engines.sampling.sampler import _inverse_cdf
+from penstock.engines.contract.messages import SamplingParams
+from penstock.engines.kit.sampling import Sampler, SamplingState
+from penstock.engines.kit.sampling.sampler import _inverse_cdf
 from unit.engines.sampling.oracle import adjusted, distribution
 
 EOS = (2,)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engines.sampling.uniform import stream_key, uniform
+from penstock.engines.kit.sampling.uniform import stream_key, uniform
 
 
 def numbers(seed: int, count: int) -> np.ndarray:

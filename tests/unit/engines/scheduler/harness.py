@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from zlib import crc32
 
 from penstock.engines.autonomous.core import AutonomousCore
-from penstock.engines.core import EngineCore
-from penstock.engines.messages import (
+from penstock.engines.contract.messages import (
     AbortRequests,
     AddRequest,
     DownMessage,
@@ -17,8 +16,9 @@ from penstock.engines.messages import (
     SamplingParams,
     StepOutputs,
 )
+from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
+from penstock.engines.core import EngineCore
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.engines.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.scheduler.request import Request, RequestStatus
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
 

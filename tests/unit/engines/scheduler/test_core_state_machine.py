@@ -13,8 +13,7 @@ from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from penstock.engines.errors import ContextLengthError, DeadlineExceededError, QueueFullError
-from penstock.engines.messages import (
+from penstock.engines.contract.messages import (
     AbortRequests,
     AddRequest,
     DownMessage,
@@ -22,7 +21,8 @@ from penstock.engines.messages import (
     RequestOutput,
     SamplingParams,
 )
-from penstock.engines.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
+from penstock.engines.errors import ContextLengthError, DeadlineExceededError, QueueFullError
 from penstock.engines.scheduler.policy import Policy
 from unit.engines.scheduler.harness import NAN, RAISE, Rig, alone, make_rig
 from unit.kvcache.profiles import MACHINE_TIMEOUT, machine_settings

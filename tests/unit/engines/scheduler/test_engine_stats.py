@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engines.messages import ModelInfo, PromptInfo, SamplingParams, TokenLogprobs
+from penstock.engines.contract.messages import PromptInfo, SamplingParams, TokenLogprobs
+from penstock.engines.contract.model_info import ModelInfo
+from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.engines.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.scheduler.scheduler import Scheduler
 from penstock.kvcache import KVCacheManager
 from unit.engines.scheduler.harness import NAN, RAISE, make_rig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engines.messages import SamplingParams
+from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.scheduler.fair import INPUT_WEIGHT, OUTPUT_WEIGHT, FairQueue
 from penstock.engines.scheduler.policy import Policy
 from penstock.engines.scheduler.request import Request

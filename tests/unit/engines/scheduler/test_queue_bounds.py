@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engines.messages import RequestError, SamplingParams
+from penstock.engines.contract.messages import RequestError, SamplingParams
+from penstock.engines.contract.step import ModelRunnerOutput
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.deadlines import Deadlines
-from penstock.engines.scheduler.output import ModelRunnerOutput
 from penstock.engines.scheduler.policy import Policy, make_queue
 from penstock.engines.scheduler.queue import KeyedQueue
 from penstock.engines.scheduler.request import Request

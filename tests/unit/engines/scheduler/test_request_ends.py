@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engines.messages import FinishReason, SamplingParams
+from penstock.engines.contract.messages import FinishReason, SamplingParams
 from unit.engines.scheduler.harness import NAN, RAISE, Rig, alone, make_rig, next_token
 
 PROMPT = [0, 1, 1]

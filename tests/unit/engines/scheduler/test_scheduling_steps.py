@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engines.messages import SamplingParams
+from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.scheduler.config import SchedulerConfig
 from unit.engines.scheduler.harness import alone, make_rig, next_token
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.engines.autonomous.messages import BatcherOutput, NewTokens, StartRequest
-from penstock.engines.base import AdapterHost
+from penstock.engines.contract.batcher import BatcherOutput, NewTokens, StartRequest
+from penstock.engines.contract.messages import FinishReason, SamplingParams
+from penstock.engines.contract.runner import AdapterHost
 from penstock.engines.errors import NumericalError
-from penstock.engines.messages import FinishReason, SamplingParams
 from penstock.engines.simulated import OwnThread, SimulatedBatcher, SimulatedBatcherConfig
 from unit.engines.scheduler.harness import NAN, RAISE, VOCAB, alone
 

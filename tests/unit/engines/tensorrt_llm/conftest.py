@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import helpers_tensorrt_llm as stand_in
-from penstock.engines.autonomous.messages import BatcherOutput, NewTokens, StartRequest
-from penstock.engines.messages import SamplingParams
+from penstock.engines.contract.batcher import BatcherOutput, NewTokens, StartRequest
+from penstock.engines.contract.messages import SamplingParams
 
 CONFIG = {
     "vocab_size": stand_in.VOCAB_SIZE,

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from helpers_tensorrt_llm import greedy
-from penstock.engines.base import AdapterHost
+from penstock.engines.contract.runner import AdapterHost
 from penstock.engines.errors import InvalidRequestError, OverloadedError, UnsupportedError
 
 PROMPT = list(range(10, 50))

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from helpers_tensorrt_llm import BLOCK, VOCAB_SIZE, greedy
+from penstock.engines.contract.messages import FinishReason
 from penstock.engines.errors import EngineError, InvalidRequestError, UnsupportedError
-from penstock.engines.messages import FinishReason
 
 PROMPT = list(range(10, 50))
 

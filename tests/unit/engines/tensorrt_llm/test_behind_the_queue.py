@@ -13,8 +13,8 @@ import pytest
 
 from helpers_engine import Driver
 from helpers_tensorrt_llm import BLOCK, greedy
+from penstock.engines.contract.messages import FinishReason
 from penstock.engines.core import Core
-from penstock.engines.messages import FinishReason
 
 
 class SelfRunning(Driver):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engines.autonomous.messages import StartRequest
+from penstock.engines.contract.batcher import StartRequest
+from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.messages import SamplingParams
 from penstock.engines.tensorrt_llm.sampling import TRTLLM_SAMPLER, sampling_arguments, stop_tokens
 
 EOS = (2, 9)

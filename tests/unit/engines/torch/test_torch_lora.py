@@ -14,7 +14,7 @@ from torch import nn
 from helpers_engine import Driver
 from helpers_models import ATTENTION_LAYERS, load_reference, make_adapter, make_model, merge_adapter, reference_tokens
 from helpers_runner import prompt
-from penstock.engines.messages import FinishReason
+from penstock.engines.contract.messages import FinishReason
 from penstock.engines.torch.runner import TorchRunner
 from unit.engines.torch.families import make_family
 

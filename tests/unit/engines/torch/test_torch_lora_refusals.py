@@ -10,10 +10,10 @@ import pytest
 from helpers_engine import Driver
 from helpers_models import ATTENTION_LAYERS, load_reference, make_adapter, merge_adapter, reference_tokens
 from helpers_runner import prompt
-from penstock.engines.base import AdapterHost
+from penstock.engines.contract.messages import LoadAdapter, UnloadAdapter
+from penstock.engines.contract.runner import AdapterHost
 from penstock.engines.core import EngineCore
 from penstock.engines.errors import AlreadyExistsError, InvalidRequestError, OverloadedError, UnsupportedError
-from penstock.engines.messages import LoadAdapter, UnloadAdapter
 from penstock.engines.registry import EngineSpec, load_core
 from penstock.engines.scheduler.config import SchedulerConfig
 from unit.engines.torch.families import make_family

@@ -11,8 +11,8 @@ import torch
 
 from helpers_models import load_reference, make_model, reference_logprobs, reference_tokens
 from helpers_runner import Driver, prompt
+from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.errors import EngineError
-from penstock.engines.messages import SamplingParams
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.runner import OpenVINORunner
 from penstock.engines.torch import step as steps

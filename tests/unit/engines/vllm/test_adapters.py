@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from helpers_engine import Driver
 from helpers_models import load_reference, reference_tokens
-from penstock.engines.base import AdapterHost
+from penstock.engines.contract.runner import AdapterHost
 from penstock.engines.errors import InvalidRequestError, OverloadedError, UnsupportedError
 from penstock.engines.registry import BATCHERS, RUNNERS
 

@@ -6,9 +6,9 @@ import pytest
 
 from helpers_engine import Driver
 from helpers_models import load_reference, reference_logprobs, reference_tokens
-from penstock.engines.autonomous.messages import StartRequest
+from penstock.engines.contract.batcher import StartRequest
+from penstock.engines.contract.messages import FinishReason, SamplingParams
 from penstock.engines.errors import ContextLengthError, InvalidRequestError
-from penstock.engines.messages import FinishReason, SamplingParams
 
 EOS = 2
 

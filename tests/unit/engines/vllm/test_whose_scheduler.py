@@ -15,9 +15,9 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 from helpers_engine import Driver
 from helpers_models import load_reference, make_tokenizer, reference_tokens
 from penstock.engines.autonomous.core import AutonomousCore
+from penstock.engines.contract.messages import FinishReason
 from penstock.engines.core import EngineCore
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.engines.messages import FinishReason
 from penstock.engines.registry import EngineSpec, load_core
 
 NGRAMS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}

@@ -13,8 +13,8 @@ import pytest
 
 from helpers_endpoint import answer, call, kserve
 from helpers_kserve import FakeModel, FakeModelStore, identity, repeat, tensor_config
-from penstock.engines.classic.messages import InferRequest, InferResponse
-from penstock.engines.classic.tensors import Tensor
+from penstock.classic.messages import InferRequest, InferResponse
+from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError, QueueFullError, UnsupportedError
 from penstock.gateway.http.drain import DrainState
 from penstock.gateway.http.exchange import Exchange

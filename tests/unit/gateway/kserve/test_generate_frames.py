@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from penstock.engines.classic.messages import InferRequest, InferResponse
-from penstock.engines.classic.tensors import NUMPY_TYPES, Tensor
+from penstock.classic.messages import InferRequest, InferResponse
+from penstock.classic.tensors import NUMPY_TYPES, Tensor
 from penstock.engines.errors import EngineError
 from penstock.gateway.kserve.generate_frames import Renderer
 

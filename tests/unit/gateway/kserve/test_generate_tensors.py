@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers_kserve import tensor_config
-from penstock.engines.classic.messages import InferRequest
-from penstock.engines.classic.model_config import ModelConfig
-from penstock.engines.classic.signature import ModelSignature
+from penstock.classic.messages import InferRequest
+from penstock.classic.model_config import ModelConfig
+from penstock.classic.signature import ModelSignature
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.kserve.generate_tensors import read_generate
 

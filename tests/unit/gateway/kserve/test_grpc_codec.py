@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from helpers_kserve import FakeModel, identity
-from penstock.engines.classic.messages import InferResponse
-from penstock.engines.classic.tensors import NUMPY_TYPES, Tensor
+from penstock.classic.messages import InferResponse
+from penstock.classic.tensors import NUMPY_TYPES, Tensor
 from penstock.engines.errors import InvalidRequestError, NotFoundError, PenstockError
 from penstock.gateway.kserve.grpc.decode import Decoded, decode
 from penstock.gateway.kserve.grpc.encode import fill_response

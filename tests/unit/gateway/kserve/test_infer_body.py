@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from helpers_kserve import FakeModel, add_sub, identity
-from penstock.engines.classic.messages import InferResponse
-from penstock.engines.classic.tensors import Tensor
+from penstock.classic.messages import InferResponse
+from penstock.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError, NotFoundError, PenstockError, UnsupportedError
 from penstock.gateway.kserve.infer_request import Inference, parse_infer
 from penstock.gateway.kserve.infer_response import encode_infer

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engines.classic.tensors import NUMPY_TYPES, Tensor
+from penstock.classic.tensors import NUMPY_TYPES, Tensor
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.kserve.infer_json import LONG, from_json, to_json
 

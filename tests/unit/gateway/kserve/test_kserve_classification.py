@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from helpers_kserve import identity
-from penstock.engines.classic.tensors import Tensor
+from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError
 from penstock.gateway.kserve.classification import Labels, classified
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engines.classic.messages import InferRequest
+from penstock.classic.messages import InferRequest
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.kserve.parameters import take_parameters
 

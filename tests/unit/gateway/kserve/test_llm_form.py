@@ -7,9 +7,9 @@ import pytest
 from google.protobuf import text_format
 
 from helpers_language_repository import TRTLLM_CONFIG, VLLM_CONFIG
-from penstock.engines.classic.messages import InferRequest
-from penstock.engines.classic.model_config import ModelConfig
-from penstock.engines.classic.tensors import Tensor
+from penstock.classic.messages import InferRequest
+from penstock.classic.model_config import ModelConfig
+from penstock.classic.tensors import Tensor
 from penstock.engines.errors import UnsupportedError
 from penstock.gateway.kserve.llm_form import Form
 from penstock.gateway.kserve.trtllm_form import TRTLLM_FORM

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.engines.classic.messages import InferResponse
+from penstock.classic.messages import InferResponse
 from penstock.gateway.kserve.ready import MAX_TOGETHER, next_together
 
 

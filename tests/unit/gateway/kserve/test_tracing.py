@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from penstock.engines.classic.messages import InferRequest
-from penstock.engines.classic.tensors import Tensor
+from penstock.classic.messages import InferRequest
+from penstock.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.kserve.trace_file import TraceFile
 from penstock.gateway.kserve.trace_settings import TraceSettings

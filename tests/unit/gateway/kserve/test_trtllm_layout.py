@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from helpers_language_repository import context, write_trtllm
-from penstock.engines.classic.model_config import ModelInstanceGroup
+from penstock.classic.model_config import ModelInstanceGroup
 from penstock.engines.errors import UnsupportedError
 from penstock.gateway.config import Config, ConfigError, load_config
 from penstock.gateway.kserve.trtllm_layout import TrtllmLayout

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from helpers_language_repository import context, write_vllm
-from penstock.engines.classic.model_config import ModelInstanceGroup
+from penstock.classic.model_config import ModelInstanceGroup
 from penstock.gateway.config import Config, ConfigError, load_config
 from penstock.gateway.kserve import llm_layout, vllm_layout
 from penstock.gateway.kserve.vllm_layout import VllmLayout

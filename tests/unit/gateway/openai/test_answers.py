@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.engines.messages import SamplingParams
+from penstock.engines.contract.messages import SamplingParams
 from penstock.gateway.dataplane import Candidate, GenerateRequest, ServedModel, TokenLogprob
 from penstock.gateway.http.app import build_app
 from penstock.gateway.http.settings import AppSettings

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engines.classic.base import Backend
-from penstock.engines.classic.identity import IdentityBackend
-from penstock.engines.classic.python.backend import PythonBackend
+from penstock.classic.base import Backend
+from penstock.classic.identity import IdentityBackend
+from penstock.classic.python.backend import PythonBackend
 from penstock.gateway.repository.classic_loader import ClassicLoader, classic_loaders
 
 

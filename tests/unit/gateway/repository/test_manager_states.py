@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from helpers_repository import CONFIG, FakeLoader, FakeModel, FakeRepository, loaders_of
-from penstock.engines.classic.messages import InferRequest
+from penstock.classic.messages import InferRequest
 from penstock.engines.errors import PenstockError
 from penstock.gateway.repository.manager import ModelRepository
 from penstock.gateway.repository.settings import RepositorySettings

@@ -9,8 +9,8 @@ import pytest
 from google.protobuf import text_format
 
 from helpers_repository import FakeLoader, FakeModel, FakeRepository, ask, serving, states
-from penstock.engines.classic.model_config import ModelConfig
-from penstock.engines.classic.tensors import Tensor
+from penstock.classic.model_config import ModelConfig
+from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError
 from penstock.gateway.repository.warmup import MAX_BYTES, warm_up, warmup_inputs
 

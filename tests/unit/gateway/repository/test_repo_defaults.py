@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from google.protobuf import text_format
 
-from penstock.engines.classic.model_config import DataType, ModelConfig, config_dict
+from penstock.classic.model_config import DataType, ModelConfig, config_dict
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.repository.config_file import read_config
 from penstock.gateway.repository.defaults import complete

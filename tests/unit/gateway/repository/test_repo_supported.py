@@ -12,7 +12,7 @@ from google.protobuf.descriptor import Descriptor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engines.classic.model_config import ModelConfig
+from penstock.classic.model_config import ModelConfig
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.repository.config_checks import MAX_INSTANCES, MAX_PRIORITY_LEVELS, check_file_name
 from penstock.gateway.repository.config_fields import FIELDS, OWN_BACKENDS, Fate

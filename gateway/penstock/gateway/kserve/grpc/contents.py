@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.engines.classic.tensors import NUMPY_TYPES, Tensor, element_count
+from penstock.classic.tensors import NUMPY_TYPES, Tensor, element_count
 from penstock.engines.errors import InvalidRequestError
 
 _FIELDS = {

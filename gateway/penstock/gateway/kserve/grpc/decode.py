@@ -8,9 +8,9 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from tritonclient.grpc.service_pb2 import ModelInferRequest
 
-from penstock.engines.classic.base import InferModel
-from penstock.engines.classic.messages import InferRequest
-from penstock.engines.classic.tensors import NUMPY_TYPES, Tensor, element_count, from_buffer
+from penstock.classic.base import InferModel
+from penstock.classic.messages import InferRequest
+from penstock.classic.tensors import NUMPY_TYPES, Tensor, element_count, from_buffer
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.kserve.grpc.contents import from_contents
 from penstock.gateway.kserve.grpc.parameters import take_request_parameters

@@ -6,9 +6,9 @@ from typing import Any
 
 from tritonclient.grpc.service_pb2 import ModelInferResponse, ModelStreamInferResponse
 
-from penstock.engines.classic.base import InferModel
-from penstock.engines.classic.messages import InferResponse
-from penstock.engines.classic.tensors import Tensor, to_buffer
+from penstock.classic.base import InferModel
+from penstock.classic.messages import InferResponse
+from penstock.classic.tensors import Tensor, to_buffer
 from penstock.gateway.errors import public_message
 from penstock.gateway.kserve.classification import Labels, classified
 from penstock.gateway.kserve.grpc.decode import OutputOptions

@@ -8,8 +8,8 @@ import time
 
 from tritonclient.grpc.service_pb2 import ModelInferResponse
 
-from penstock.engines.classic.base import InferModel
-from penstock.engines.classic.messages import InferResponse
+from penstock.classic.base import InferModel
+from penstock.classic.messages import InferResponse
 from penstock.engines.errors import UnsupportedError
 from penstock.gateway.kserve.classification import Labels
 from penstock.gateway.kserve.context import KServe

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.engines.classic.messages import InferRequest, Parameter
+from penstock.classic.messages import InferRequest, Parameter
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.kserve.parameters import take_parameters
 

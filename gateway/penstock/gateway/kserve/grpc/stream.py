@@ -7,8 +7,8 @@ import asyncio
 import grpc
 from tritonclient.grpc.service_pb2 import ModelStreamInferResponse
 
-from penstock.engines.classic.base import InferModel, ResponseStream
-from penstock.engines.classic.messages import InferResponse
+from penstock.classic.base import InferModel, ResponseStream
+from penstock.classic.messages import InferResponse
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.http.drain import DrainState
 from penstock.gateway.kserve.grpc.decode import Decoded, parse

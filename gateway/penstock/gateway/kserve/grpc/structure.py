@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from google.protobuf.message import DecodeError
 
-from penstock.engines.classic.tensors import MAX_DIMS
+from penstock.classic.tensors import MAX_DIMS
 from penstock.engines.errors import InvalidRequestError
 
 MAX_FIELDS = 1 << 14

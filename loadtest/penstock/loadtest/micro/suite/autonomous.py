@@ -10,7 +10,7 @@ from penstock.loadtest.micro.benchmark import Benchmark, Work
 
 if TYPE_CHECKING:
     from penstock.engines.autonomous.core import AutonomousCore
-    from penstock.engines.messages import AddRequest
+    from penstock.engines.contract.messages import AddRequest
 
 _STEPS = 100
 

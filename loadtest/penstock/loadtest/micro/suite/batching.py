@@ -19,9 +19,9 @@ def _queue(number: int) -> Work:
     """Requests arrive and are taken as one batch."""
     from google.protobuf import text_format
 
-    from penstock.engines.classic.batcher import Batcher
-    from penstock.engines.classic.model_config import ModelConfig
-    from penstock.engines.classic.queue import Waiting
+    from penstock.classic.batcher import Batcher
+    from penstock.classic.model_config import ModelConfig
+    from penstock.classic.queue import Waiting
 
     batcher: Batcher[Waiting] = Batcher(text_format.Parse(_CONFIG % number, ModelConfig()))
     items = [Waiting() for _ in range(number)]
@@ -42,11 +42,11 @@ def _tensors(number: int) -> Work:
 
     from google.protobuf import text_format
 
-    from penstock.engines.classic.batch import ExecBatch
-    from penstock.engines.classic.call import Call, UnaryCall
-    from penstock.engines.classic.messages import InferRequest
-    from penstock.engines.classic.model_config import ModelConfig
-    from penstock.engines.classic.signature import ModelSignature
+    from penstock.classic.batch import ExecBatch
+    from penstock.classic.call import Call, UnaryCall
+    from penstock.classic.messages import InferRequest
+    from penstock.classic.model_config import ModelConfig
+    from penstock.classic.signature import ModelSignature
     from penstock.loadtest.micro.suite.tensors import tensors
 
     signature = ModelSignature(text_format.Parse(_CONFIG % number, ModelConfig()))

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 
 from penstock.engines.autonomous.core import AutonomousCore
-from penstock.engines.autonomous.messages import BatcherOutput, NewTokens, StartRequest
-from penstock.engines.messages import AddRequest, FinishReason, ModelInfo, SamplingParams
+from penstock.engines.contract.batcher import BatcherOutput, NewTokens, StartRequest
+from penstock.engines.contract.messages import AddRequest, FinishReason, SamplingParams
+from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.scheduler.config import SchedulerConfig
 
 _PROMPT = 256

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from penstock.loadtest.micro.benchmark import Benchmark, Work
 
 if TYPE_CHECKING:
-    from penstock.engines.messages import StepOutputs
+    from penstock.engines.contract.messages import StepOutputs
 
 
 def _step(number: int) -> StepOutputs:
-    from penstock.engines.messages import EngineStats, RequestOutput, StepOutputs, StepRecord
+    from penstock.engines.contract.messages import EngineStats, RequestOutput, StepOutputs, StepRecord
 
     outputs = [RequestOutput(1_000_000 + index, [index * 97]) for index in range(number)]
     return StepOutputs(outputs, EngineStats(num_running=number), [StepRecord(0.01, number, number)])
@@ -34,7 +34,7 @@ def _decode(number: int) -> Work:
 
 def _request() -> Work:
     """A request with a prompt of 1000 tokens, on its way down: encoded and decoded."""
-    from penstock.engines.messages import AddRequest, SamplingParams
+    from penstock.engines.contract.messages import AddRequest, SamplingParams
     from penstock.engines.process.wire import decode_down, encode
 
     prompt = [number * 31 % 32_000 for number in range(1000)]

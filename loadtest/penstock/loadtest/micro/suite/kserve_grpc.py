@@ -11,7 +11,7 @@ from penstock.loadtest.micro.suite.kserve_http import SIZES
 def _decode(kind: str) -> Work:
     from tritonclient.grpc.service_pb2 import ModelInferRequest
 
-    from penstock.engines.classic.tensors import to_buffer
+    from penstock.classic.tensors import to_buffer
     from penstock.gateway.kserve.grpc.decode import decode, parse
     from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
     from penstock.loadtest.micro.suite.tensors import model, tensors

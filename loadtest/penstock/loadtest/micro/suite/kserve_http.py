@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.loadtest.micro.benchmark import Benchmark, Work
 
 if TYPE_CHECKING:
-    from penstock.engines.classic.tensors import Tensor
+    from penstock.classic.tensors import Tensor
 
 SIZES = {"add_sub": "2 x 16 floats", "image": "3 x 224 x 224 floats"}
 """Of the models in `tensors`."""
@@ -31,7 +31,7 @@ def _decode(kind: str, *, binary: bool) -> Work:
 
 
 def _encode(kind: str, *, binary: bool) -> Work:
-    from penstock.engines.classic.messages import InferRequest
+    from penstock.classic.messages import InferRequest
     from penstock.gateway.kserve.infer_request import Inference
     from penstock.gateway.kserve.infer_response import encode_infer
     from penstock.loadtest.micro.suite.tensors import model, response
@@ -49,7 +49,7 @@ def _request(given: list[Tensor], *, binary: bool) -> tuple[bytes, bytes]:
     """(JSON, what follows it)."""
     import msgspec
 
-    from penstock.engines.classic.tensors import to_buffer
+    from penstock.classic.tensors import to_buffer
 
     inputs, data = [], []
     for tensor in given:

@@ -9,8 +9,8 @@ _ROUNDS = 10
 
 def _merging() -> Work:
     """A slow reader takes the 64 tokens of its stream at once."""
-    from penstock.engines.messages import RequestOutput
-    from penstock.engines.stream import RequestStream
+    from penstock.engines.client.stream import RequestStream
+    from penstock.engines.contract.messages import RequestOutput
 
     stream = RequestStream((1,), lambda ids: None)
 
@@ -25,8 +25,8 @@ def _merging() -> Work:
 
 def _keeping_up() -> Work:
     """64 readers each take every token by itself."""
-    from penstock.engines.messages import RequestOutput
-    from penstock.engines.stream import RequestStream
+    from penstock.engines.client.stream import RequestStream
+    from penstock.engines.contract.messages import RequestOutput
 
     streams = [(number, RequestStream((number,), lambda ids: None)) for number in range(64)]
 

@@ -13,7 +13,7 @@ _SAMPLING = {"max_tokens": 256, "temperature": 0.7, "top_p": 0.95, "seed": 7, "s
 
 
 def _served() -> ServedModel:
-    from penstock.engines.messages import ModelInfo
+    from penstock.engines.contract.model_info import ModelInfo
     from penstock.gateway.models import ServedModel
 
     info = ModelInfo(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import count
 
-from penstock.engines.messages import AddRequest, SamplingParams
+from penstock.engines.contract.messages import AddRequest, SamplingParams
+from penstock.engines.contract.step import ModelRunnerOutput
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.engines.scheduler.output import ModelRunnerOutput
 from penstock.engines.scheduler.policy import Policy
 from penstock.engines.scheduler.scheduler import Scheduler
 from penstock.kvcache import KVCacheManager

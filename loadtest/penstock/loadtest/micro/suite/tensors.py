@@ -7,10 +7,10 @@ from typing import cast
 
 import numpy as np
 
-from penstock.engines.classic.base import InferModel
-from penstock.engines.classic.messages import InferResponse
-from penstock.engines.classic.model_config import ModelConfig
-from penstock.engines.classic.tensors import Tensor
+from penstock.classic.base import InferModel
+from penstock.classic.messages import InferResponse
+from penstock.classic.model_config import ModelConfig
+from penstock.classic.tensors import Tensor
 
 IMAGE = (1, 3, 224, 224)
 

@@ -1,0 +1,211 @@
+"""Requests that are executed together."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import monotonic_ns
+
+import numpy as np
+
+from penstock.classic.call import Call
+from penstock.classic.messages import InferResponse, Trace
+from penstock.classic.signature import ModelSignature
+from penstock.classic.tensors import Array, Tensor
+from penstock.engines.errors import EngineDeadError, EngineError, PenstockError
+
+Post = Callable[[Call, InferResponse], None]
+
+
+class ExecBatch:
+    """The `Batch` that backends see. Times are time.monotonic_ns(); what was not called has the time of what follows.
+
+    The answers of a model that is not decoupled are collected and leave together when `execute` has ended: one wake-up
+    of the event loop for the batch. Responses of decoupled models go out at once, through `post`.
+    """
+
+    __slots__ = (
+        "_post",
+        "_signature",
+        "answers",
+        "calls",
+        "end_ns",
+        "failed",
+        "input_end_ns",
+        "output_start_ns",
+        "size",
+        "start_ns",
+    )
+
+    def __init__(self, calls: list[Call], signature: ModelSignature, post: Post | None) -> None:
+        self.calls: Sequence[Call] = calls
+        self.size = 0
+        for call in calls:
+            call.batch = self
+            self.size += call.size
+        self.answers: list[tuple[Call, InferResponse]] = []
+        self.start_ns = self.input_end_ns = self.output_start_ns = self.end_ns = 0
+        self._signature = signature
+        self.failed = False
+        """`execute` has raised."""
+        self._post = post
+
+    def gather(self) -> dict[str, Array]:
+        calls, signature = self.calls, self._signature
+        first = calls[0].request.inputs
+        if len(calls) == 1:
+            found = {name: tensor.array for name, tensor in first.items()}
+        else:
+            found = {name: np.concatenate([call.request.inputs[name].array for call in calls]) for name in first}
+        if signature.reshapes_inputs:
+            found = {name: signature.to_model(name, array) for name, array in found.items()}
+        self.input_end_ns = monotonic_ns()
+        return found
+
+    def scatter(self, outputs: Mapping[str, Array]) -> None:
+        self.output_start_ns = monotonic_ns()
+        signature = self._signature
+        wanted = self._wanted()
+        ready = {name: self._checked(name, outputs) for name in wanted}
+        single = not signature.batched or len(self.calls) == 1
+        start = 0
+        for call in self.calls:
+            stop = start + call.size
+            tensors = []
+            for name in call.request.outputs or wanted:
+                datatype, array = ready[name]
+                tensors.append(Tensor(name, datatype, array if single else array[start:stop]))
+            if not call.answered:
+                call.sent = call.answered = True
+                self._emit(call, InferResponse(tensors))
+            start = stop
+
+    def send(self, call: Call, response: InferResponse) -> None:
+        """What a call of this batch sends: outputs as the model gives them."""
+        if response.outputs:
+            try:
+                response.outputs = self._for_caller(call, response.outputs)
+            except ValueError as error:
+                response.outputs, response.error = None, EngineError(f"model '{self._signature.model}': {error}")
+        self._emit(call, response)
+
+    def _for_caller(self, call: Call, outputs: list[Tensor]) -> list[Tensor]:
+        """Those that were asked for, in that order, in the shape that callers get; none that the configuration does
+        not know. Raises ValueError when one does not fit its `reshape`."""
+        signature = self._signature
+        if call.request.outputs:
+            given = {tensor.name: tensor for tensor in outputs}
+            outputs = [given[name] for name in call.request.outputs if name in given]
+        else:
+            known = signature.outputs
+            outputs = [tensor for tensor in outputs if tensor.name in known]
+        if not signature.reshapes_outputs:
+            return outputs
+        to_client = signature.to_client
+        return [Tensor(tensor.name, tensor.datatype, to_client(tensor.name, tensor.array)) for tensor in outputs]
+
+    def _emit(self, call: Call, response: InferResponse) -> None:
+        if not self.output_start_ns:
+            self.output_start_ns = monotonic_ns()
+        if self._post is not None:
+            self._post(call, response)
+        elif response.final and call.first is None:
+            self.answers.append((call, response))
+        else:
+            self._send_later(call, response)
+
+    def _send_later(self, call: Call, response: InferResponse) -> None:
+        """A model that is not decoupled may send its response first, and an empty one to say that it was the last."""
+        first = call.first
+        if first is None:
+            call.first = response
+        elif response.error is not None:
+            self.answers.append((call, response))
+        elif response.outputs:
+            call.answered = True
+            error = EngineError(f"model '{self._signature.model}' gave several responses, and is not decoupled")
+            self.answers.append((call, InferResponse(None, error=error)))
+        elif response.final:
+            first.final = True
+            self.answers.append((call, first))
+
+    def release(self) -> None:
+        """Lets go of the answers, so that their memory is free without a garbage collection."""
+        for call, response in self.answers:
+            if response.final:
+                call.batch = None
+        self.answers = []
+
+    def split(self, calls: Iterable[Call]) -> list[ExecBatch]:
+        """Each of these calls in a batch of its own, to be executed again."""
+        return [ExecBatch([call], self._signature, self._post) for call in calls]
+
+    def close(self, error: PenstockError | None) -> list[Call]:
+        """Execution has ended, well or with an error. Returns the calls that should be executed again one by one.
+
+        Those of a batch of several that have got nothing yet: one of them may be to blame. All other open ones fail,
+        without an error those of a model that is not decoupled.
+        """
+        self.end_ns = monotonic_ns()
+        self.output_start_ns = self.output_start_ns or self.end_ns
+        self.input_end_ns = min(self.input_end_ns or self.start_ns, self.output_start_ns)
+        if error is None:
+            if self._post is None and len(self.answers) < len(self.calls):
+                for call in self.calls:
+                    call.fail(EngineError(f"model '{self._signature.model}' gave no response"))
+            return []
+        self.failed = True
+        again: list[Call] = []
+        several = len(self.calls) > 1 and not isinstance(error, EngineDeadError)
+        for call in self.calls:
+            if several and not call.sent and not call.cancelled:
+                again.append(call)
+            else:
+                # Each its own: an exception that is raised in several places grows with every traceback.
+                call.fail(copy.copy(error))
+        return again
+
+    def durations(self) -> tuple[int, int, int]:
+        """compute_input, compute_infer, compute_output; after `close`."""
+        return (
+            self.input_end_ns - self.start_ns,
+            self.output_start_ns - self.input_end_ns,
+            self.end_ns - self.output_start_ns,
+        )
+
+    def mark(self, trace: Trace) -> None:
+        now = monotonic_ns()
+        trace.mark("COMPUTE_START", self.start_ns)
+        trace.mark("COMPUTE_INPUT_END", self.input_end_ns or self.start_ns)
+        trace.mark("COMPUTE_OUTPUT_START", self.output_start_ns or now)
+        trace.mark("COMPUTE_END", self.end_ns or now)
+
+    def _wanted(self) -> Iterable[str]:
+        """The outputs that some call asks for."""
+        if not all(call.request.outputs for call in self.calls):
+            return self._signature.outputs
+        return dict.fromkeys(name for call in self.calls for name in call.request.outputs)
+
+    def _checked(self, name: str, outputs: Mapping[str, Array]) -> tuple[str, Array]:
+        array = outputs.get(name)
+        if array is None:
+            raise ValueError(f"the model gave no output '{name}'")
+        signature = self._signature
+        expected = signature.outputs[name]
+        if array.dtype != expected.dtype:
+            array = _as_bytes(array, name, expected.datatype)
+        if signature.batched and (not array.ndim or array.shape[0] != self.size):
+            raise ValueError(
+                f"the output '{name}' has the shape {list(array.shape)} for a batch of {self.size} inferences"
+            )
+        if not array.flags.c_contiguous:
+            array = np.ascontiguousarray(array)
+        return expected.datatype, array if expected.reshape is None else signature.to_client(name, array)
+
+
+def _as_bytes(array: Array, name: str, datatype: str) -> Array:
+    """Text and bytes in numpy's own types, which models may give for BYTES."""
+    if datatype != "BYTES" or array.dtype.kind not in "SU":
+        raise ValueError(f"the output '{name}' has numpy's type {array.dtype}, the configuration says {datatype}")
+    text = np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array
+    return text.astype(np.object_)

@@ -1,0 +1,98 @@
+"""The dynamic batcher: which of the waiting requests are executed next, and when. No clock, no loop."""
+
+from __future__ import annotations
+
+from typing import Generic
+
+from penstock.classic.model_config import ModelConfig, ModelQueuePolicy
+from penstock.classic.queue import PriorityQueue, W
+from penstock.engines.errors import PenstockError
+
+
+class Batcher(Generic[W]):
+    """Triton's rules. Without `dynamic_batching` requests are executed one by one, in the order of their arrival.
+
+    A batch is a run of requests from the head of the queue that have equal shapes and together at most
+    `max_batch_size` inferences. It goes as soon as it has a preferred size, cannot grow any more, or its oldest
+    request has waited for `max_queue_delay_microseconds`; preferred size by default is `max_batch_size`.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        batching = config.dynamic_batching
+        self._max_size = max(1, config.max_batch_size)
+        self._dynamic = config.HasField("dynamic_batching")
+        self._preferred = frozenset(batching.preferred_batch_size) or frozenset({self._max_size})
+        self._largest_preferred = max(self._preferred)
+        self._delay_ns = batching.max_queue_delay_microseconds * 1000
+        self.delay_ends = 0
+        """When the batch goes that `take` has not given yet; of use after an empty `take` from a queue that is not."""
+        if self._dynamic:
+            self.queue: PriorityQueue[W] = PriorityQueue(
+                batching.default_queue_policy,
+                batching.priority_levels,
+                batching.default_priority_level,
+                dict(batching.priority_queue_policy),
+            )
+        else:
+            self.queue = PriorityQueue(ModelQueuePolicy())
+
+    def __len__(self) -> int:
+        return len(self.queue)
+
+    def add(self, item: W, now_ns: int) -> None:
+        """Raises QueueFullError."""
+        self.queue.push(item, now_ns)
+
+    def remove(self, item: W) -> bool:
+        """Takes a request out that nobody waits for any more; False when it is not in the queue."""
+        return self.queue.remove(item)
+
+    def expire(self, now_ns: int) -> list[tuple[W, PenstockError]]:
+        """Requests that end now without having been executed."""
+        return self.queue.expire(now_ns)
+
+    def take(self, now_ns: int) -> list[W]:
+        """The next batch; empty when nothing is to be executed now. Call `expire` first."""
+        if not self.queue:
+            return []
+        batch = self._next_batch(now_ns) if self._dynamic else [next(iter(self.queue))]
+        for item in batch:
+            self.queue.remove(item)
+        return batch
+
+    def next_expiry(self) -> int | None:
+        """When `expire` will find something."""
+        return self.queue.next_expiry()
+
+    def _next_batch(self, now_ns: int) -> list[W]:
+        batch: list[W] = []
+        size = 0
+        best = 0  # requests in the largest batch of a preferred size
+        full = False
+        shapes: object = None
+        oldest = now_ns
+        for item in self.queue:
+            if batch:
+                if not best and size + item.size > self._largest_preferred:
+                    best = len(batch)
+                if size + item.size > self._max_size or item.shapes != shapes:
+                    full = True
+                    break
+            else:
+                shapes = item.shapes
+            batch.append(item)
+            size += item.size
+            if item.arrived_ns < oldest:
+                oldest = item.arrived_ns
+            if size in self._preferred:
+                best = len(batch)
+            if size >= self._max_size:
+                full = True
+                break
+        waited = now_ns - oldest >= self._delay_ns
+        if best and not (self._delay_ns and waited):
+            del batch[best:]
+        elif not (full or waited or size >= self._largest_preferred):
+            self.delay_ends = oldest + self._delay_ns
+            return []
+        return batch

@@ -1,0 +1,300 @@
+"""A loaded model version: from the request to its response."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic_ns
+
+from penstock.classic.accounting import count_batch, count_response
+from penstock.classic.base import BackendModel, ModelContext, ResponseStream
+from penstock.classic.batch import ExecBatch
+from penstock.classic.batcher import Batcher
+from penstock.classic.call import Call, UnaryCall
+from penstock.classic.fine_timer import FineTimer
+from penstock.classic.instances import Instance
+from penstock.classic.messages import InferRequest, InferResponse
+from penstock.classic.model_config import ModelConfig
+from penstock.classic.ordering import ResponseOrder
+from penstock.classic.outbox import Outbox
+from penstock.classic.queue import DEADLINE_TEXT
+from penstock.classic.signature import ModelSignature
+from penstock.classic.statistics import ModelStatistics
+from penstock.classic.streams import Stream, StreamCall
+from penstock.classic.validation import check_request, request_prefix
+from penstock.engines.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    NotReadyError,
+    OverloadedError,
+    PenstockError,
+    QueueFullError,
+    UnsupportedError,
+)
+
+
+class ClassicModel:
+    """Implements InferModel: validates, queues, batches, executes on the instances, answers. Lives on the event loop.
+
+    What becomes of an admitted request is in the statistics exactly once, as a success or as a failure.
+    """
+
+    def __init__(self, context: ModelContext, backend_model: BackendModel) -> None:
+        self.signature = ModelSignature(context.config)
+        self.statistics = ModelStatistics()
+        self._context = context
+        self._backend_model = backend_model
+        self._loop = asyncio.get_running_loop()
+        self._batcher: Batcher[Call] = Batcher(context.config)
+        self._instances: Sequence[Instance] = ()
+        batching = context.config.dynamic_batching
+        self._order = ResponseOrder() if batching.preserve_ordering else None
+        self._outbox = Outbox(self._loop, self._respond) if self.signature.decoupled else None
+        self._running: set[Call] = set()
+        """Executed and not ended."""
+        self._refusal: PenstockError | None = None
+        self._drained: asyncio.Future[None] | None = None
+        self._dispatch_soon = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ns = 0
+        self._fine_timer: FineTimer | None = None
+        """For queue delays."""
+
+    @property
+    def name(self) -> str:
+        return self._context.name
+
+    @property
+    def version(self) -> int:
+        return self._context.version
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._context.config
+
+    @property
+    def ready(self) -> bool:
+        return self._refusal is None and any(instance.ready for instance in self._instances)
+
+    @property
+    def takes_infer(self) -> bool:
+        return not self.signature.decoupled
+
+    @property
+    def model_folder(self) -> Path:
+        return self._context.model_folder
+
+    @property
+    def queued(self) -> int:
+        """Requests in the queue."""
+        return len(self._batcher)
+
+    def attach(self, instances: Sequence[Instance]) -> None:
+        """Once, before the first request."""
+        self._instances = instances
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        if self.signature.decoupled:
+            raise UnsupportedError(f"model '{self.name}' is decoupled: its responses can only be streamed")
+        call = UnaryCall(request, check_request(request, self.signature), self._loop.create_future())
+        self._admit(call)
+        try:
+            return await call.future
+        except asyncio.CancelledError:
+            self._cancel(call)
+            if not call.future.cancelled():
+                call.future.exception()  # it came too late; asyncio logs those that nobody looks at
+            raise
+
+    def stream(self, request: InferRequest) -> ResponseStream:
+        stream = Stream(self._loop, self._cancel)
+        self._admit(StreamCall(request, check_request(request, self.signature), stream))
+        return stream
+
+    async def stop(self) -> None:
+        """Cancelling it ends at once, with NotReadyError, what still waits or runs. A thread cannot be stopped: it
+        unloads its instance when it has finished, and what the instances share is not unloaded."""
+        if self._drained is not None:
+            await asyncio.shield(self._drained)
+            return
+        self._refusal = self._refusal or NotReadyError(f"model '{self.name}' is being unloaded")
+        self._drained = self._loop.create_future()
+        self._check_drained()
+        try:
+            await asyncio.shield(self._drained)
+        except asyncio.CancelledError:
+            self._fail_all(self._refusal)
+            for instance in self._instances:
+                instance.kill()
+            raise
+        finally:
+            if self._fine_timer is not None:
+                self._fine_timer.close()
+        for instance in self._instances:
+            instance.close()
+        await asyncio.gather(*(instance.closed() for instance in self._instances))
+        await asyncio.to_thread(self._backend_model.unload)
+
+    # From here to the instances.
+
+    def _admit(self, call: Call) -> None:
+        if self._refusal is not None:
+            raise copy.copy(self._refusal)
+        signature = self.signature
+        if not signature.uniform:
+            call.shapes = signature.shapes(call.request.inputs)
+        now = monotonic_ns()
+        try:
+            self._batcher.add(call, now)
+        except QueueFullError as error:
+            self.statistics.failed(0, "REJECTED")
+            raise QueueFullError(request_prefix(call.request) + error.message) from None
+        self.statistics.pending += 1
+        if call.request.trace is not None:
+            call.request.trace.mark("QUEUE_START", now)
+        # Not now: requests that come in the same turn of the loop can share the batch.
+        self._soon()
+
+    def _dispatch(self) -> None:
+        """Gives batches to idle instances, ends requests whose time is over, and sees to it that it is called again."""
+        batcher = self._batcher
+        now = monotonic_ns()
+        for call, error in batcher.expire(now):
+            self.statistics.pending -= 1
+            self._fail(call, error, "REJECTED" if isinstance(error, OverloadedError) else "CANCELED")
+        wake = batcher.next_expiry()
+        for instance in self._instances:
+            if not batcher:
+                break
+            if not instance.idle:
+                continue
+            if not instance.ready:
+                instance.recover()
+                continue
+            calls = batcher.take(now)
+            if not calls:
+                self._wait_for_more(batcher.delay_ends)
+                break
+            self._start(instance, calls)
+        if wake is not None:
+            self._wake_at(wake, now)
+
+    def _start(self, instance: Instance, calls: list[Call]) -> None:
+        self.statistics.pending -= len(calls)
+        for call in calls:
+            self._running.add(call)
+            if self._order is not None:
+                self._order.enter(call)
+            if call.deadline_ns:
+                wait = (call.deadline_ns - monotonic_ns()) / 1e9
+                call.timer = self._loop.call_later(max(0.0, wait), self._deadline_passed, call)
+        instance.execute(ExecBatch(calls, self.signature, self._outbox.post if self._outbox is not None else None))
+
+    def _dispatch_in_turn(self) -> None:
+        self._dispatch_soon = False
+        self._dispatch()
+
+    def _wait_for_more(self, until: int) -> None:
+        """The batch goes then, whatever has come to it."""
+        if self._fine_timer is None:
+            self._fine_timer = FineTimer(self._loop, self._dispatch)
+        self._fine_timer.set(until)
+
+    def _soon(self) -> None:
+        if not self._dispatch_soon:
+            self._dispatch_soon = True
+            self._loop.call_soon(self._dispatch_in_turn)
+
+    def _wake_at(self, when: int, now: int) -> None:
+        if self._timer is None or when < self._timer_ns:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_ns = when
+            self._timer = self._loop.call_later((when - now) / 1e9, self._timed)
+
+    def _timed(self) -> None:
+        self._timer = None
+        self._dispatch()
+
+    # From here back to the caller.
+
+    def changed(self) -> None:
+        if self._batcher:
+            self._dispatch()
+        if all(instance.lost is not None for instance in self._instances):
+            self._refusal = self._refusal or self._instances[0].lost
+            self._fail_all(self._instances[0].lost or NotReadyError("the model is lost"))
+        self._check_drained()
+
+    def executed(self, batch: ExecBatch) -> None:
+        if self._outbox is not None:
+            self._outbox.flush()
+        answers = []
+        for answer in batch.answers:
+            if not answer[0].done:
+                self._end(answer[0])
+                answers.append(answer)
+        count_batch(self.statistics, batch, answers)
+        for call, response in answers:
+            self._deliver(call, batch, response)
+        batch.release()
+        self._check_drained()
+
+    def _respond(self, call: Call, response: InferResponse) -> None:
+        """A response of a decoupled model."""
+        batch = call.batch
+        if call.done or batch is None:
+            return
+        count_response(self.statistics, call, batch, response)
+        if response.final:
+            self._end(call)
+        self._deliver(call, batch, response)
+        if response.final:
+            self._check_drained()
+
+    def _deliver(self, call: Call, batch: ExecBatch, response: InferResponse) -> None:
+        if call.request.trace is not None and response.final:
+            batch.mark(call.request.trace)
+        if self._order is None:
+            call.deliver(response)
+        else:
+            self._order.deliver(call, response)
+
+    def _end(self, call: Call) -> None:
+        call.done = True
+        self._running.discard(call)
+        if call.timer is not None:
+            call.timer.cancel()
+
+    def _fail(self, call: Call, error: PenstockError, reason: str) -> None:
+        """Ends a call, wherever it is; the backend may still be at work on it."""
+        if call.done:
+            return
+        call.cancelled = True
+        if self._batcher.remove(call):
+            self.statistics.pending -= 1
+        self._end(call)
+        self.statistics.failed(monotonic_ns() - call.arrived_ns, reason)
+        call.deliver(InferResponse(None, error=error))
+        if self._order is not None:
+            self._order.leave(call)
+        self._check_drained()
+
+    def _cancel(self, call: Call) -> None:
+        self._fail(call, CancelledError("the request was cancelled"), "CANCELED")
+
+    def _deadline_passed(self, call: Call) -> None:
+        self._fail(call, DeadlineExceededError(DEADLINE_TEXT), "CANCELED")
+
+    def _fail_all(self, error: PenstockError) -> None:
+        for call in [*self._batcher.queue, *self._running]:
+            self._fail(call, copy.copy(error), "OTHER")
+
+    def _check_drained(self) -> None:
+        drained = self._drained
+        if drained is None or drained.done() or self._batcher or self._running:
+            return
+        if all(instance.idle for instance in self._instances):
+            drained.set_result(None)

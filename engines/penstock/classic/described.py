@@ -1,0 +1,164 @@
+"""What a model file says of its own tensors: filling a configuration from it, and checking one against it.
+
+The rules and the texts are those of Triton's ONNX Runtime and TensorRT backends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock.classic.model_config import (
+    DataType,
+    ModelConfig,
+    ModelInput,
+    ModelOutput,
+    datatype_value,
+)
+from penstock.classic.tensors import config_type
+
+DEFAULT_MAX_BATCH_SIZE = 4
+"""Of a model that can batch, where neither its configuration nor `default-max-batch-size` says anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedTensor:
+    name: str
+    datatype: str
+    """In the protocol's words (`FP32`); what has no such word stays in the framework's (`seq(tensor(float))`)."""
+    shape: tuple[int, ...]
+    """The whole one, batch dimension included; -1 for variable dimensions."""
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedModel:
+    inputs: tuple[DescribedTensor, ...]
+    outputs: tuple[DescribedTensor, ...]
+    optional_inputs: tuple[DescribedTensor, ...] = ()
+    """May be fed, need not: the model has values of its own for them."""
+
+
+def is_complete(config: ModelConfig) -> bool:
+    """Inputs and outputs are given: as in Triton, nothing is completed then, the batch size neither."""
+    return bool(config.input) and bool(config.output)
+
+
+def default_max_batch_size(options: Mapping[str, str]) -> int:
+    """What `--backend-config=default-max-batch-size=<n>` says. Raises ValueError when that is no number."""
+    text = options.get("default-max-batch-size", str(DEFAULT_MAX_BATCH_SIZE))
+    try:
+        return max(0, int(text))
+    except ValueError:
+        raise ValueError(f"default-max-batch-size must be a number, not '{text}'") from None
+
+
+def complete(config: ModelConfig, described: DescribedModel, max_batch_size: int) -> None:
+    """Fills in the batch size (`max_batch_size` for models that can batch), dynamic batching, inputs and outputs.
+
+    Raises ValueError when the configuration asks for batching of a model that cannot batch.
+    """
+    if all(tensor.shape[:1] == (-1,) for tensor in (*described.inputs, *described.outputs)):
+        config.max_batch_size = config.max_batch_size or max_batch_size
+        if config.max_batch_size > 1 and config.WhichOneof("scheduling_choice") is None:
+            config.dynamic_batching.SetInParent()
+    elif config.max_batch_size:
+        raise ValueError(
+            f"autofill failed for model '{config.name}': model does not support batching while non-zero max_batch_size"
+            " is specified"
+        )
+    if not config.input:
+        for tensor in described.inputs:
+            _fill(config.input.add(), tensor, config.max_batch_size)
+    if not config.output:
+        for tensor in described.outputs:
+            _fill(config.output.add(), tensor, config.max_batch_size)
+
+
+def _fill(found: ModelInput | ModelOutput, tensor: DescribedTensor, max_batch_size: int) -> None:
+    found.name = tensor.name
+    try:
+        found.data_type = datatype_value(tensor.datatype)
+    except ValueError:
+        raise ValueError(f"'{tensor.name}' is a {tensor.datatype}, which no request can carry") from None
+    dims = tensor.shape[1:] if max_batch_size else tensor.shape
+    found.dims.extend(dims or (1,))
+    if not dims and max_batch_size:
+        found.reshape.SetInParent()
+
+
+def check(config: ModelConfig, described: DescribedModel) -> None:
+    """Raises ValueError, with Triton's text, when the configuration is not one of this model."""
+    required = sum(not tensor.optional for tensor in config.input)
+    if required != len(described.inputs):
+        raise ValueError(
+            f"unable to load model '{config.name}', configuration expects {required} inputs, model provides"
+            f" {len(described.inputs)}"
+        )
+    for tensor in config.input:
+        if tensor.optional and config.max_batch_size:
+            raise ValueError(
+                f"unable to load model '{config.name}', optional input '{tensor.name}' is not supported for models that"
+                " support batching"
+            )
+    _check_all(config, "input", config.input, (*described.inputs, *described.optional_inputs))
+    _check_all(config, "output", config.output, described.outputs)
+
+
+def _check_all(
+    config: ModelConfig,
+    kind: str,
+    tensors: Iterable[ModelInput | ModelOutput],
+    described: Sequence[DescribedTensor],
+) -> None:
+    known = {tensor.name: tensor for tensor in described}
+    for tensor in tensors:
+        found = known.get(tensor.name)
+        if found is None:
+            raise ValueError(
+                f"unexpected inference {kind} '{tensor.name}', allowed {kind}s are: {', '.join(sorted(known))}"
+            )
+        data_type = DataType.Name(tensor.data_type)
+        if data_type != config_type(found.datatype):
+            raise ValueError(
+                f"unable to load model '{config.name}', configuration expects datatype {data_type} for {kind}"
+                f" '{tensor.name}', model provides {config_type(found.datatype)}"
+            )
+        dims = tuple(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
+        if found.shape or config.max_batch_size:
+            _check_dims(config, found, dims, exact=kind == "output")
+        elif any(dim != 1 for dim in dims):
+            raise ValueError(
+                f"unable to load model '{config.name}', scalar tensor '{tensor.name}', should only provide 1 in the"
+                " model configuration when the model doesn't support batching. Model configuration provided:"
+                f" {_text(dims)}."
+            )
+
+
+def _check_dims(config: ModelConfig, found: DescribedTensor, dims: tuple[int, ...], *, exact: bool) -> None:
+    """A variable dimension of the model takes any configured one for an input; for an output it must be the same."""
+    about = f"model '{config.name}', tensor '{found.name}': "
+    batched = config.max_batch_size > 0
+    if batched and found.shape[:1] != (-1,):
+        raise ValueError(
+            f"{about}for the model to support batching the shape should have at least 1 dimension and the first"
+            f" dimension must be -1; but shape expected by the model is {_text(found.shape)}"
+        )
+    whole = (-1, *dims) if batched else dims
+    if len(whole) == len(found.shape) and all(
+        theirs == ours or (theirs == -1 and not exact) for theirs, ours in zip(found.shape, whole, strict=True)
+    ):
+        return
+    how = (
+        "an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, making complete"
+        f" shape {_text(whole)}"
+        if batched
+        else f"shape {_text(whole)}"
+    )
+    raise ValueError(
+        f"{about}the model expects {len(found.shape)} dimensions (shape {_text(found.shape)}) but the model"
+        f" configuration specifies {len(whole)} dimensions ({how})"
+    )
+
+
+def _text(shape: Sequence[int]) -> str:
+    return f"[{','.join(map(str, shape))}]"

@@ -1,0 +1,53 @@
+"""What a classic model is asked and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from penstock.classic.tensors import Tensor
+from penstock.engines.errors import PenstockError
+
+Parameter = bool | int | float | str
+
+
+class Trace(Protocol):
+    """Where the timestamps of a traced request go."""
+
+    def mark(self, event: str, ns: int) -> None:
+        """`event` in Triton's words (QUEUE_START, COMPUTE_START, ...), `ns` of time.monotonic_ns()."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class InferRequest:
+    """One inference request. Fronts build it; `InferModel.infer` and `.stream` validate it against the model."""
+
+    inputs: dict[str, Tensor]
+    id: str = ""
+    outputs: tuple[str, ...] = ()
+    """Requested outputs, in this order; empty: all of them."""
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+    """What the caller sent beside the reserved ones."""
+    priority: int = 0
+    """1 is the highest; 0: the model's default level (`dynamic_batching.priority_levels`)."""
+    timeout_us: int = 0
+    """Microseconds it may wait in the model's queue, where the model allows callers to say so; 0: the model's own."""
+    deadline: float | None = None
+    """time.monotonic() after which nobody waits for the answer."""
+    correlation_id: int | str = 0
+    sequence_start: bool = False
+    sequence_end: bool = False
+    tenant: str = ""
+    trace: Trace | None = None
+
+
+@dataclass(slots=True, eq=False)
+class InferResponse:
+    """One response. A model that is not decoupled gives exactly one; a decoupled one any number, the last `final`."""
+
+    outputs: list[Tensor] | None
+    """None: nothing but the final flag."""
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+    error: PenstockError | None = None
+    final: bool = True

@@ -1,0 +1,116 @@
+"""Loading: from a configuration to running instances."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from penstock.classic.base import (
+    AsyncInstance,
+    Backend,
+    BackendInstance,
+    BackendModel,
+    InstanceContext,
+    ModelContext,
+)
+from penstock.classic.classic_model import ClassicModel
+from penstock.classic.groups import instance_contexts
+from penstock.classic.instances import Instance, TaskInstance, ThreadInstance
+from penstock.engines.errors import EngineError, PenstockError
+
+__all__ = ["ClassicModel", "load_model"]
+
+logger = logging.getLogger(__name__)
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+
+async def load_model(context: ModelContext, backend: Backend) -> ClassicModel:
+    """A model version that serves: loaded by its backend, with all instances of its groups, these in parallel.
+
+    Raises PenstockError or ValueError when any of it fails; what had been loaded until then is unloaded. When the task
+    is cancelled, instances in processes end at once; threads cannot be stopped, and it ends after those that load.
+    """
+    contexts = instance_contexts(context.config)
+    backend_model = await _in_thread(backend.load_model, context, _unload_model)
+    try:
+        model = ClassicModel(context, backend_model)
+        loads = [_load_instance(backend_model, one) for one in contexts]
+        loaded = await _all(loads, _unload_instance)
+    except BaseException:
+        await _unload_model(backend_model)
+        raise
+    model.attach([_driven(one, instance, model) for one, instance in zip(contexts, loaded, strict=True)])
+    return model
+
+
+async def _load_instance(model: BackendModel, context: InstanceContext) -> BackendInstance | AsyncInstance:
+    instance = await _in_thread(model.load_instance, context, _unload_instance)
+    if isinstance(instance, AsyncInstance):
+        await instance.start()
+    return instance
+
+
+def _driven(context: InstanceContext, loaded: BackendInstance | AsyncInstance, model: ClassicModel) -> Instance:
+    loop = asyncio.get_running_loop()
+    if isinstance(loaded, AsyncInstance):
+        return TaskInstance(context.name, loaded, model, loop)
+    return ThreadInstance(context.name, loaded, model, loop)
+
+
+async def _all(loads: Sequence[Coroutine[Any, Any, T]], undo: Callable[[T], Awaitable[None]]) -> list[T]:
+    """All of them, or the first error, after the others have been undone. Cancelling it cancels them."""
+    tasks = [asyncio.create_task(load) for load in loads]
+    together = asyncio.gather(*tasks, return_exceptions=True)
+    cancelled: asyncio.CancelledError | None = None
+    try:
+        results = await asyncio.shield(together)
+    except asyncio.CancelledError as error:
+        cancelled = error
+        for task in tasks:
+            task.cancel()
+        results = await together
+    errors = [result for result in results if isinstance(result, BaseException)]
+    loaded = [result for result in results if not isinstance(result, BaseException)]
+    if not errors and cancelled is None:
+        return loaded
+    for one in loaded:
+        await undo(one)
+    raise cancelled or errors[0]
+
+
+async def _in_thread(load: Callable[[A], T], argument: A, undo: Callable[[T], Awaitable[None]]) -> T:
+    """In a thread. Cancelled, it waits for the thread, and undoes what that has loaded."""
+    loading = asyncio.create_task(asyncio.to_thread(_guarded, load, argument))
+    try:
+        return await asyncio.shield(loading)
+    except asyncio.CancelledError:
+        [loaded] = await asyncio.gather(loading, return_exceptions=True)
+        if not isinstance(loaded, BaseException):
+            await undo(loaded)
+        raise
+
+
+async def _unload_instance(instance: BackendInstance | AsyncInstance) -> None:
+    if isinstance(instance, AsyncInstance):
+        await instance.unload()
+    else:
+        await asyncio.to_thread(instance.unload)
+
+
+async def _unload_model(model: BackendModel) -> None:
+    await asyncio.to_thread(model.unload)
+
+
+def _guarded(load: Callable[[A], T], argument: A) -> T:
+    """Backends raise PenstockError or ValueError; what else they raise becomes an error of the server."""
+    try:
+        return load(argument)
+    except (PenstockError, ValueError):
+        raise
+    except Exception as error:
+        logger.exception("a backend failed to load")
+        raise EngineError(f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,80 @@
+"""Triton's `onnxruntime` backend: model.onnx, or the folder model.onnx/ with external data beside the model.
+
+docs/backends.md says what of it there is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.classic.base import Backend, BackendModel, InstanceContext, ModelContext
+from penstock.classic.described import check, complete, default_max_batch_size, is_complete
+from penstock.classic.model_config import ModelConfig
+from penstock.classic.onnxruntime.description import describe, describe_file, open_session
+from penstock.classic.onnxruntime.files import check_external_data, model_file
+from penstock.classic.onnxruntime.instance import OnnxRuntimeInstance
+from penstock.classic.onnxruntime.options import session_options, strings
+from penstock.classic.onnxruntime.parameters import flag
+from penstock.classic.onnxruntime.providers import providers
+
+_SHARED = "share_session_between_instances"
+_OPTIONS = frozenset(
+    {"default-max-batch-size", "enable-global-threadpool", "intra_op_thread_count", "inter_op_thread_count"}
+)
+
+
+class OnnxRuntimeBackend(Backend):
+    """Options: `default-max-batch-size`, `enable-global-threadpool` with `intra_op_thread_count` and
+    `inter_op_thread_count`."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        """Raises ValueError for an unknown option."""
+        super().__init__(options)
+        if unknown := sorted(options.keys() - _OPTIONS):
+            raise ValueError(f"the onnxruntime backend has no option '{unknown[0][:64]}'")
+
+    def auto_complete(self, config: ModelConfig, version_folder: Path) -> None:
+        if is_complete(config):
+            return
+        path = model_file(config, version_folder)
+        check_external_data(path, version_folder)
+        complete(config, describe_file(path), default_max_batch_size(self.options))
+
+    def load_model(self, context: ModelContext) -> OnnxRuntimeModel:
+        config = context.config
+        path = model_file(config, context.version_folder)
+        check_external_data(path, context.version_folder)
+        return OnnxRuntimeModel(path, config, session_options(config, self.options))
+
+
+class OnnxRuntimeModel(BackendModel):
+    def __init__(self, path: Path, config: ModelConfig, options: Any) -> None:
+        self._path = path
+        self._config = config
+        self._options = options
+        self._shared = flag(strings(config), _SHARED, False)
+        self._sessions: dict[tuple[str, str, int], Any] = {}
+        """Of each group of instances on a device, where they share one: weights are in memory once then."""
+        self._opening = threading.Lock()
+
+    def load_instance(self, context: InstanceContext) -> OnnxRuntimeInstance:
+        session = self._shared_session(context) if self._shared else self._session(context)
+        described = describe(session)
+        check(self._config, described)
+        return OnnxRuntimeInstance(session, self._config, described, on_cpu=context.kind != "GPU")
+
+    def _shared_session(self, context: InstanceContext) -> Any:
+        key = (context.name.rpartition("_")[0], context.kind, context.device_id)
+        with self._opening:
+            if key not in self._sessions:
+                self._sessions[key] = self._session(context)
+            return self._sessions[key]
+
+    def _session(self, context: InstanceContext) -> Any:
+        return open_session(self._path, self._options, providers(self._config, context))
+
+    def unload(self) -> None:
+        self._sessions.clear()

@@ -1,0 +1,88 @@
+"""The files of an ONNX model, and that none of them lies outside its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from penstock.classic.model_config import ModelConfig
+from penstock.classic.onnxruntime import library
+
+FILENAME = "model.onnx"
+
+
+def model_file(config: ModelConfig, version_folder: Path) -> Path:
+    """`default_model_filename` (model.onnx) in the version's folder, or `model.onnx` in the folder of that name.
+
+    Raises ValueError when there is none, or when its name leads out of the version's folder.
+    """
+    name = config.default_model_filename or FILENAME
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise ValueError(f"default_model_filename '{name}' leads out of the model's folder")
+    path = version_folder / name
+    if path.is_dir():
+        path /= FILENAME
+    if not path.is_file():
+        where = path.relative_to(version_folder.parent).as_posix()
+        raise ValueError(f"unable to find '{where}' for model '{config.name}'")
+    return path
+
+
+def check_external_data(path: Path, folder: Path) -> None:
+    """Raises ValueError when a tensor of the model in `path` is read from a file outside `folder`.
+
+    A model comes with a path for each tensor that lies beside it, and may have been uploaded: without this check, it
+    could be made of any file that the server may read.
+    """
+    onnx = library.load("onnx")
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(path.read_bytes())
+    except Exception as error:
+        raise ValueError(f"'{path.name}' is not an ONNX model: {error}") from error
+    root = folder.resolve()
+    for location in {place for tensor in _tensors(model) for place in _locations(tensor)}:
+        if not (path.parent / location).resolve().is_relative_to(root):
+            raise ValueError(f"'{path.name}' has external data outside the model's folder: '{location[:200]}'")
+
+
+def _locations(tensor: Any) -> Iterator[str]:
+    # whatever data_location says: a reader may go by either
+    return (entry.value for entry in tensor.external_data if entry.key == "location")
+
+
+def _tensors(model: Any) -> Iterator[Any]:
+    yield from _graph_tensors(model.graph)
+    for function in model.functions:
+        yield from _node_tensors(function.node)
+        yield from _attribute_tensors(function.attribute_proto)
+    for training in model.training_info:
+        yield from _graph_tensors(training.initialization)
+        yield from _graph_tensors(training.algorithm)
+
+
+def _graph_tensors(graph: Any) -> Iterator[Any]:
+    yield from graph.initializer
+    yield from _sparse_tensors(graph.sparse_initializer)
+    yield from _node_tensors(graph.node)
+
+
+def _node_tensors(nodes: Any) -> Iterator[Any]:
+    for node in nodes:
+        yield from _attribute_tensors(node.attribute)
+
+
+def _attribute_tensors(attributes: Any) -> Iterator[Any]:
+    for attribute in attributes:
+        yield attribute.t
+        yield from attribute.tensors
+        yield from _sparse_tensors((attribute.sparse_tensor, *attribute.sparse_tensors))
+        for graph in (attribute.g, *attribute.graphs):
+            yield from _graph_tensors(graph)
+
+
+def _sparse_tensors(tensors: Any) -> Iterator[Any]:
+    for tensor in tensors:
+        yield tensor.values
+        yield tensor.indices

@@ -1,0 +1,49 @@
+"""Tensors as ONNX Runtime takes and gives them, where they differ from ours: text, bfloat16, scalars."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from penstock.classic.onnxruntime import library
+from penstock.classic.tensors import NUMPY_TYPES, Array
+from penstock.engines.errors import InvalidRequestError
+
+_ONNX_BFLOAT16 = 16
+"""TensorProto.BFLOAT16."""
+
+
+def to_text(name: str, array: Array) -> Array:
+    """Strings from bytes. Raises InvalidRequestError for bytes that are no UTF-8: the runtime's strings are text."""
+    found = np.empty(array.size, np.object_)
+    try:
+        found[:] = [item.decode() for item in array.ravel().tolist()]
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"input '{name}' has a string that is not UTF-8 at byte {error.start}") from error
+    return found.reshape(array.shape)
+
+
+def to_bytes(array: Array) -> Array:
+    found = np.empty(array.size, np.object_)
+    found[:] = [item.encode() for item in array.ravel().tolist()]
+    return found.reshape(array.shape)
+
+
+def to_value(array: Array) -> Any:
+    """An OrtValue over the array's memory, which must outlive it; numpy's own arrays know no bfloat16."""
+    value = library.load().OrtValue
+    if array.dtype == NUMPY_TYPES["BF16"]:
+        return value.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), _ONNX_BFLOAT16)
+    return value.ortvalue_from_numpy(array)
+
+
+def from_value(value: Any) -> Array:
+    """A copy of an OrtValue in the CPU's memory."""
+    if value.data_type() != "tensor(bfloat16)":
+        found: Array = value.numpy()
+        return found
+    array = np.empty(value.shape(), NUMPY_TYPES["BF16"])
+    ctypes.memmove(array.ctypes.data, value.data_ptr(), array.nbytes)
+    return array

@@ -1,0 +1,219 @@
+"""What models ask of the server: other models, the control of models, metrics, log lines."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from penstock.classic.base import Host, InferModel, Metric
+from penstock.classic.messages import InferRequest, InferResponse
+from penstock.classic.python.cancellations import Cancellations
+from penstock.classic.python.codes import to_error, to_fields
+from penstock.classic.python.link import Link
+from penstock.classic.python.tensors import pack_response, unpack
+from penstock.classic.python.worker.wire import Packer
+from penstock.engines.errors import (
+    CancelledError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    NotReadyError,
+    PenstockError,
+    UnsupportedError,
+)
+
+logger = logging.getLogger(__name__)
+
+_LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
+"""By pb_utils.Logger.LogLevel."""
+_WINDOW = 32
+"""Responses of a stream that are on their way to the model before it has consumed some: what bounds memory."""
+
+
+class HostCalls:
+    """Of one process. Each question that takes time is a task; all end with the process."""
+
+    def __init__(self, link: Link, host: Host, instance: str, cancellations: Cancellations) -> None:
+        self._link = link
+        self._host = host
+        self._instance = instance
+        self._log = logging.getLogger(f"penstock.models.{instance}")
+        self._cancellations = cancellations
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._windows: dict[int, asyncio.Semaphore] = {}
+        self._metrics: list[Metric] = []
+        self._verbs: dict[str, Callable[[int, list[Any], memoryview], Awaitable[None]]] = {
+            "infer": self._infer,
+            "stream": self._stream,
+            "load": self._load,
+            "unload": self._unload,
+        }
+        self._quick: dict[str, Callable[..., Any]] = {
+            "model_ready": self._model_ready,
+            "metric": self._metric,
+            "metric_value": self._metric_value,
+            "watch": cancellations.ask,
+        }
+
+    def call(self, fields: list[Any], tail: memoryview) -> None:
+        """A question with a reply: `[number, verb, ...]`."""
+        number, verb, *arguments = fields
+        quick = self._quick.get(verb)
+        if quick is not None:
+            try:
+                self._link.send("reply", [number, None, quick(*arguments)])
+            except (PenstockError, ValueError) as error:
+                self._link.send("reply", [number, _text(error)])
+            return
+        task = asyncio.get_running_loop().create_task(self._answered(verb, number, arguments, tail))
+        self._tasks[number] = task
+        task.add_done_callback(lambda _: self._tasks.pop(number, None))
+
+    async def _answered(self, verb: str, number: int, arguments: list[Any], tail: memoryview) -> None:
+        try:
+            await self._verbs[verb](number, arguments, tail)
+        except (PenstockError, ValueError) as error:
+            what = f"Failed to {verb} model: Failed to process the request for model '{self._instance}', message: "
+            self._link.send("reply", [number, what + _text(error)])
+        except Exception:
+            logger.exception("a call of a model failed")
+            self._link.send("reply", [number, "The server had an error while processing the request."])
+
+    def tell(self, fields: list[Any]) -> None:
+        """Something without a reply: `[verb, ...]`."""
+        verb, *arguments = fields
+        if verb == "log":
+            self._log.log(_LEVELS[arguments[0]], "%s", arguments[1])
+        elif verb == "metric":
+            number, operation, value = arguments
+            try:
+                getattr(self._metrics[number], operation)(value)
+            except (PenstockError, ValueError) as error:
+                self._log.error("a metric could not be changed: %s", error)
+        elif verb == "consumed":
+            window = self._windows.get(arguments[0])
+            if window is not None:
+                for _ in range(arguments[1]):
+                    window.release()
+        elif verb == "cancel":
+            task = self._tasks.get(arguments[0])
+            if task is not None:
+                task.cancel()
+
+    def close(self) -> None:
+        for task in list(self._tasks.values()):
+            task.cancel()
+        # these tables of methods would keep the process's memory mapped until the next garbage collection
+        self._verbs.clear()
+        self._quick.clear()
+
+    def _request(self, arguments: list[Any], tail: memoryview) -> tuple[str, int, InferRequest]:
+        about, places = arguments
+        name, version, request_id, correlation_id, flags, timeout, requested, parameters = about
+        tensors = [unpack(place, tail, self._link.inbox) for place in places]
+        inputs = {tensor.name: tensor for tensor in tensors}
+        if len(inputs) < len(tensors):
+            raise InvalidRequestError("the request has several inputs of one name")
+        return (
+            name,
+            version,
+            InferRequest(
+                inputs=inputs,
+                id=request_id,
+                outputs=tuple(requested),
+                parameters=parameters,
+                timeout_us=timeout,
+                correlation_id=correlation_id,
+                sequence_start=bool(flags & 1),
+                sequence_end=bool(flags & 2),
+            ),
+        )
+
+    def _model(self, name: str, version: int) -> InferModel:
+        try:
+            return self._host.model(name, version)
+        except (ModelNotFoundError, NotReadyError) as error:
+            text = f"Failed for execute the inference request. Model '{name}' is not ready."
+            raise type(error)(text) from error
+
+    async def _infer(self, number: int, arguments: list[Any], tail: memoryview) -> None:
+        try:
+            name, version, request = self._request(arguments, tail)
+            model = self._model(name, version)
+            if model.config.model_transaction_policy.decoupled:
+                raise UnsupportedError(
+                    f"Model {name} is using the decoupled. The current BLS request call doesn't support models using "
+                    "the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or "
+                    "'async_exec' calls for decoupled models.'"
+                )
+            response = await model.infer(request)
+        except Exception as error:
+            response = _failed(arguments[0][0], error)
+        packer = Packer(self._link.outbox)
+        self._link.send("reply", [number, None, pack_response(packer, response)], packer)
+
+    async def _stream(self, number: int, arguments: list[Any], tail: memoryview) -> None:
+        window = self._windows[number] = asyncio.Semaphore(_WINDOW)
+        final = False
+        try:
+            name, version, request = self._request(arguments, tail)
+            responses = self._model(name, version).stream(request)
+            try:
+                async for response in responses:
+                    await window.acquire()
+                    final = response.final
+                    self._event(number, response, final)
+            finally:
+                responses.close()
+        except asyncio.CancelledError:
+            self._event(number, _failed(arguments[0][0], CancelledError("the request was cancelled")), True)
+            raise
+        except Exception as error:
+            self._event(number, _failed(arguments[0][0], error), True)
+        else:
+            if not final:
+                self._event(number, InferResponse(None), True)
+        finally:
+            del self._windows[number]
+
+    def _event(self, number: int, response: InferResponse, final: bool) -> None:
+        packer = Packer(self._link.outbox)
+        self._link.send("event", [number, pack_response(packer, response), final], packer)
+
+    async def _load(self, number: int, arguments: list[Any], tail: memoryview) -> None:
+        name, config, places = arguments
+        files = {
+            path.removeprefix("file:"): bytes(unpack(["", "UINT8", [place[1]], *place], tail, self._link.inbox).array)
+            for path, place in places.items()
+        }
+        await self._host.load_model(name, config or None, files)
+        self._link.send("reply", [number, None])
+
+    async def _unload(self, number: int, arguments: list[Any], tail: memoryview) -> None:
+        await self._host.unload_model(arguments[0], unload_dependents=arguments[1])
+        self._link.send("reply", [number, None])
+
+    def _model_ready(self, name: str, version: str) -> bool:
+        if version and not (version.isascii() and version.isdigit() and len(version) < 19):
+            raise ValueError(f"failed to get model version from specified version string '{version[:64]}'")
+        return self._host.model_ready(name, int(version or -1))
+
+    def _metric(self, kind: str, name: str, description: str, labels: dict[str, str], buckets: list[float]) -> int:
+        self._metrics.append(self._host.metric(kind, name, description, labels, buckets))
+        return len(self._metrics) - 1
+
+    def _metric_value(self, number: int) -> float:
+        return self._metrics[number].value()
+
+
+def _text(error: Exception) -> str:
+    return error.message if isinstance(error, PenstockError) else str(error)
+
+
+def _failed(name: str, error: Exception) -> InferResponse:
+    """The error of another model, as the model that asked sees it."""
+    if not isinstance(error, PenstockError):
+        logger.error("a model's request to another model failed", exc_info=error)
+    code, message = to_fields(error)
+    return InferResponse(None, error=to_error([code, f"Model {name} - Error when running inference: {message}"]))

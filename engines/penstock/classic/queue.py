@@ -1,0 +1,177 @@
+"""The waiting requests of one model: priority levels, queue policies, expiry. No clock, no loop: times are passed in,
+in nanoseconds of time.monotonic_ns().
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from itertools import count
+from typing import Generic, TypeVar
+
+from penstock.classic.model_config import ModelQueuePolicy
+from penstock.engines.errors import DeadlineExceededError, PenstockError, QueueFullError, QueueTimeoutError
+
+DEADLINE_TEXT = "the deadline of the request has passed"
+
+
+class Waiting:
+    """What can stand in a queue."""
+
+    __slots__ = ("arrived_ns", "deadline_ns", "expires_ns", "level", "priority", "shapes", "size", "timeout_us")
+
+    def __init__(self, size: int = 1, priority: int = 0, timeout_us: int = 0, deadline_ns: int = 0) -> None:
+        self.size = size
+        """Inferences: the batch size, at least 1."""
+        self.priority = priority
+        self.timeout_us = timeout_us
+        self.deadline_ns = deadline_ns
+        """0: none."""
+        self.shapes: object = None
+        """Only requests with equal ones can share a batch."""
+        self.arrived_ns = 0
+        self.expires_ns = 0
+        """When its queue policy acts, 0: never."""
+        self.level: Level | None = None
+        """Where it waits; None when it does not."""
+
+
+W = TypeVar("W", bound=Waiting)
+
+
+class Level:
+    """The requests of one priority, in the order of their arrival."""
+
+    __slots__ = ("delayed", "delays", "max_size", "override", "priority", "timeout_us", "waiting")
+
+    def __init__(self, priority: int, policy: ModelQueuePolicy) -> None:
+        self.priority = priority
+        self.max_size = policy.max_queue_size
+        self.timeout_us: int = policy.default_timeout_microseconds
+        self.override = policy.allow_timeout_override
+        self.delays = policy.timeout_action == ModelQueuePolicy.DELAY
+        self.waiting: OrderedDict[Waiting, None] = OrderedDict()
+        self.delayed: OrderedDict[Waiting, None] = OrderedDict()
+        """Requests whose time is over under the action DELAY: they go after all others of the level."""
+
+    def timeout_of(self, item: Waiting) -> int:
+        """Microseconds, 0: for ever. A request may only shorten what the policy gives it.
+
+        Triton ignores the caller's timeout where the policy has none to shorten; here for ever can be shortened too,
+        since the configuration and the caller both ask for it.
+        """
+        if self.override and item.timeout_us and (item.timeout_us < self.timeout_us or not self.timeout_us):
+            return item.timeout_us
+        return self.timeout_us
+
+
+class PriorityQueue(Generic[W]):
+    """Levels by priority, 1 the highest; without priorities there is one. Made after Triton's queue policies."""
+
+    def __init__(
+        self,
+        policy: ModelQueuePolicy,
+        priority_levels: int = 0,
+        default_level: int = 0,
+        level_policies: Mapping[int, ModelQueuePolicy] | None = None,
+    ) -> None:
+        self._policy = policy
+        self._priority_levels = priority_levels
+        self._default_level = default_level
+        self._level_policies = level_policies or {}
+        # Levels are made when they are used: a configuration may name 2**64 of them.
+        self._levels: dict[int, Level] = {}
+        self._order: list[int] = []
+        self._expiries: list[tuple[int, int, W]] = []
+        self._numbers = count()
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[W]:
+        """In the order of execution."""
+        for priority in self._order:
+            level = self._levels[priority]
+            yield from level.waiting  # type: ignore[misc]
+            if level.delayed:
+                yield from level.delayed  # type: ignore[misc]
+
+    def push(self, item: W, now_ns: int) -> None:
+        """Raises QueueFullError when the level of the request is full."""
+        level = self._level(item.priority)
+        if level.max_size and len(level.waiting) + len(level.delayed) >= level.max_size:
+            raise QueueFullError("Exceeds maximum queue size")
+        level.waiting[item] = None
+        item.level = level
+        item.arrived_ns = now_ns
+        self._size += 1
+        timeout_us = level.timeout_of(item) if level.timeout_us or level.override else 0
+        item.expires_ns = now_ns + timeout_us * 1000 if timeout_us else 0
+        self._note_expiry(item)
+
+    def remove(self, item: W) -> bool:
+        """Takes it out; False when it does not wait."""
+        level = item.level
+        if level is None:
+            return False
+        if item in level.waiting:
+            del level.waiting[item]
+        else:
+            del level.delayed[item]
+        item.level = None
+        self._size -= 1
+        # What has left must not be kept alive by the heap, nor make it grow without end.
+        if len(self._expiries) > 2 * self._size:
+            self._expiries = [entry for entry in self._expiries if entry[2].level is not None]
+            heapq.heapify(self._expiries)
+        return True
+
+    def next_expiry(self) -> int | None:
+        """When `expire` will find something."""
+        expiries = self._expiries
+        while expiries and expiries[0][2].level is None:
+            heapq.heappop(expiries)
+        return expiries[0][0] if expiries else None
+
+    def expire(self, now_ns: int) -> list[tuple[W, PenstockError]]:
+        """Applies policies and deadlines: what has to end comes back with its error and waits no longer."""
+        ended: list[tuple[W, PenstockError]] = []
+        while (when := self.next_expiry()) is not None and when <= now_ns:
+            item = heapq.heappop(self._expiries)[2]
+            level = item.level
+            if level is None:
+                continue
+            if item.deadline_ns and item.deadline_ns <= now_ns:
+                self.remove(item)
+                ended.append((item, DeadlineExceededError(DEADLINE_TEXT)))
+            elif level.delays:
+                del level.waiting[item]
+                level.delayed[item] = None
+                item.expires_ns = 0
+                self._note_expiry(item)
+            else:
+                self.remove(item)
+                ended.append((item, QueueTimeoutError("Request timeout expired")))
+        return ended
+
+    def _note_expiry(self, item: W) -> None:
+        when = item.expires_ns
+        if item.deadline_ns and (not when or item.deadline_ns < when):
+            when = item.deadline_ns
+        if when:
+            heapq.heappush(self._expiries, (when, next(self._numbers), item))
+
+    def _level(self, priority: int) -> Level:
+        if not self._priority_levels:
+            priority = 0
+        elif not 1 <= priority <= self._priority_levels:
+            # As in Triton, a priority that the model does not have is the default one.
+            priority = self._default_level
+        level = self._levels.get(priority)
+        if level is None:
+            level = self._levels[priority] = Level(priority, self._level_policies.get(priority, self._policy))
+            insort(self._order, priority)
+        return level

@@ -1,0 +1,131 @@
+"""An engine in the gateway's own process and event loop: for tests, and for embedding without a second process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from penstock.engines.client.adapter_calls import AdapterCalls
+from penstock.engines.client.stream import RequestStream
+from penstock.engines.client.stream_table import StreamTable
+from penstock.engines.contract.messages import AddRequest, DownMessage, EngineStats
+from penstock.engines.contract.model_info import ModelInfo
+from penstock.engines.contract.runner import ModelRunner
+from penstock.engines.core import Core, EngineCore
+from penstock.engines.errors import EngineDeadError, NotReadyError, PenstockError
+from penstock.engines.scheduler.config import SchedulerConfig
+
+C = TypeVar("C", bound=Core)
+
+
+class CoreEngine(Generic[C]):
+    """Implements Engine over a core of either kind. A step blocks the event loop, which yields between steps."""
+
+    def __init__(self, core: C, clock: Callable[[], float] = time.monotonic) -> None:
+        self.core = core
+        self._clock = clock
+        self._inbox: list[DownMessage] = []
+        self._streams = StreamTable(self._send)
+        self._adapters = AdapterCalls(self._send, {})
+        self._stats = self.core.stats()
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def info(self) -> ModelInfo:
+        return self.core.info
+
+    @property
+    def ready(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    @property
+    def failed(self) -> bool:
+        return self._task is not None and self._task.done()
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    async def start(self) -> None:
+        if self.core.wakeup is not None:
+            asyncio.get_running_loop().add_reader(self.core.wakeup, self._wake.set)
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            while not self.core.broken:
+                if not (self._inbox or self.core.has_work):
+                    await self._something()
+                self._step()
+                await asyncio.sleep(0)
+        finally:  # also when a step raises: the books may be wrong then, nobody can be served any more
+            if self.core.wakeup is not None:
+                asyncio.get_running_loop().remove_reader(self.core.wakeup)
+            self._fail_all(EngineDeadError("The engine has failed."))
+
+    async def _something(self) -> None:
+        """Waits for a message, for the core's file descriptor, or until the core wants a step anyway."""
+        look = self.core.next_look
+        try:
+            async with asyncio.timeout(None if look is None else max(0.0, look - self._clock())):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
+
+    def _step(self) -> None:
+        messages, self._inbox = self._inbox, []
+        result = self.core.step(messages)
+        self._stats = result.stats
+        self._adapters.deliver(result.replies)
+        self._streams.deliver(result.outputs)
+
+    def _fail_all(self, error: PenstockError) -> None:
+        self._streams.fail_all(error)
+        self._adapters.fail_all(error)
+
+    def new_ids(self, count: int) -> tuple[int, ...]:
+        return self._streams.new_ids(count)
+
+    def submit(self, requests: Sequence[AddRequest]) -> RequestStream:
+        self._require_running()
+        return self._streams.submit(requests)
+
+    def _require_running(self) -> None:
+        if not self.ready:
+            raise NotReadyError("The engine is not running.")
+
+    def abort(self, ids: Sequence[int]) -> None:
+        self._streams.abort(ids)
+
+    async def load_adapter(self, key: str, folder: Path) -> None:
+        self._require_running()
+        await self._adapters.load(key, folder)
+
+    async def unload_adapter(self, key: str) -> None:
+        self._require_running()
+        await self._adapters.unload(key)
+
+    def _send(self, messages: Sequence[DownMessage]) -> None:
+        self._inbox.extend(messages)
+        self._wake.set()
+
+    async def stop(self) -> None:
+        self._streams.fail_all(EngineDeadError("The engine was stopped."))
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self.core.close()
+
+
+class InlineEngine(CoreEngine[EngineCore]):
+    """A model runner under our scheduler."""
+
+    def __init__(
+        self, runner: ModelRunner, config: SchedulerConfig, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(EngineCore(runner, config, clock), clock)

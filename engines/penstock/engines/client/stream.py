@@ -1,0 +1,98 @@
+"""The merging mailbox between an engine and one client call.
+
+The engine puts deltas in, once per step; the client takes out everything that has come since it last looked. A slow
+reader finds several tokens merged into one delta: memory stays bounded by what it asked for, the engine never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+from penstock.engines.contract.messages import FinishReason, RequestError, RequestOutput
+
+
+class RequestStream:
+    """Outputs of one client call: an asynchronous iterator of lists of RequestOutput, at most one for each live id.
+
+    Every id gets exactly one output with a finish reason; after the last of them the iteration ends. Closing the stream
+    early (`close`, or leaving an `async with`) aborts what is still running.
+    """
+
+    def __init__(self, ids: Iterable[int], abort: Callable[[Sequence[int]], None]) -> None:
+        self._live = set(ids)
+        self._abort = abort
+        self._pending: dict[int, RequestOutput] = {}
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def live_ids(self) -> frozenset[int]:
+        """Ids without a terminal output so far."""
+        return frozenset(self._live)
+
+    def put(self, output: RequestOutput) -> None:
+        """Merges an output into the mailbox. Outputs of ids that have ended are dropped."""
+        request_id = output.id
+        if request_id not in self._live:
+            return
+        earlier = self._pending.get(request_id)
+        if earlier is None:
+            self._pending[request_id] = output
+        else:
+            _merge(earlier, output)
+        if output.finish_reason is not None:
+            self._live.discard(request_id)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def fail(self, error: RequestError) -> None:
+        """Ends every live id with this error."""
+        for request_id in tuple(self._live):
+            self.put(RequestOutput(request_id, [], FinishReason.ERROR, error=error))
+
+    def end(self, request_id: int, reason: FinishReason) -> None:
+        """Ends one id; nothing that arrives for it later is delivered."""
+        self.put(RequestOutput(request_id, [], reason))
+
+    def take(self) -> list[RequestOutput]:
+        """What has come since the last call; may be empty."""
+        outputs = list(self._pending.values())
+        self._pending.clear()
+        return outputs
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> list[RequestOutput]:
+        while not self._pending:
+            if not self._live:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self.take()
+
+    def close(self) -> None:
+        """Aborts what is still running."""
+        if self._live:
+            self._abort(tuple(self._live))
+            self._live.clear()
+
+    async def __aenter__(self) -> RequestStream:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _merge(earlier: RequestOutput, later: RequestOutput) -> None:
+    earlier.token_ids.extend(later.token_ids)
+    earlier.finish_reason = later.finish_reason
+    earlier.stop_token_id = later.stop_token_id
+    earlier.error = later.error
+    earlier.prompt = earlier.prompt or later.prompt
+    if later.logprobs is not None:
+        earlier.logprobs = (earlier.logprobs or []) + later.logprobs

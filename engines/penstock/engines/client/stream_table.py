@@ -1,0 +1,67 @@
+"""From outputs to the streams that wait for them; shared by all engines of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+
+from penstock.engines.client.stream import RequestStream
+from penstock.engines.contract.messages import (
+    AbortRequests,
+    AddRequest,
+    DownMessage,
+    FinishReason,
+    RequestError,
+    RequestOutput,
+)
+from penstock.engines.errors import PenstockError
+
+
+class StreamTable:
+    """Which stream gets the outputs of which id. An id is known from `submit` until its one terminal output.
+
+    `send` brings messages to the engine.
+    """
+
+    def __init__(self, send: Callable[[Sequence[DownMessage]], None]) -> None:
+        self._send = send
+        self._ids = count(1)
+        self._streams: dict[int, RequestStream] = {}
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def new_ids(self, number: int) -> tuple[int, ...]:
+        return tuple(next(self._ids) for _ in range(number))
+
+    def submit(self, requests: Sequence[AddRequest]) -> RequestStream:
+        stream = RequestStream((i for request in requests for i in request.ids), self.abort)
+        self._send(requests)
+        self._streams.update((request_id, stream) for request in requests for request_id in request.ids)
+        return stream
+
+    def deliver(self, outputs: Iterable[RequestOutput]) -> None:
+        """The one loop over a step's outputs. Late outputs of ids that have ended are dropped."""
+        streams = self._streams
+        for output in outputs:
+            stream = streams.get(output.id)
+            if stream is not None:
+                stream.put(output)
+                if output.finish_reason is not None:
+                    del streams[output.id]
+
+    def abort(self, ids: Iterable[int]) -> None:
+        """Ends ids for their streams at once, and tells the engine of those that were still live."""
+        ended = [request_id for request_id in ids if request_id in self._streams]
+        for request_id in ended:
+            self._streams.pop(request_id).end(request_id, FinishReason.ABORT)
+        if ended:
+            self._send([AbortRequests(ended)])
+
+    def fail_all(self, error: PenstockError) -> None:
+        """Ends everything that is live with this error."""
+        wire = RequestError(error.code, error.message, error.retry_after)
+        streams = set(self._streams.values())
+        self._streams.clear()
+        for stream in streams:
+            stream.fail(wire)

@@ -1,0 +1,208 @@
+"""What crosses the border between the gateway and an engine.
+
+Requests go down as `AddRequest` and `AbortRequests`; at most once per step a `StepOutputs` comes up. Both seams use the
+same structs whether the engine runs in this process or another one, and msgspec encodes them for the wire.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from penstock.engines.contract.model_info import ModelInfo
+
+
+class FinishReason(StrEnum):
+    """Why a request ended. Exactly one of these ends each accepted request."""
+
+    STOP = "stop"
+    """The model ended it: end-of-sequence token, a stop token id, or a stop string."""
+    LENGTH = "length"
+    """`max_tokens`, or the model's context is full."""
+    ABORT = "abort"
+    """The client went away, or the gateway gave it up."""
+    ERROR = "error"
+    """`RequestOutput.error` tells which; refusals, deadlines and engine failures come this way."""
+
+
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """How tokens are chosen and when a request ends. Validated by the gateway; engines trust it."""
+
+    max_tokens: int
+    """Most tokens to generate, >= 1."""
+    min_tokens: int = 0
+    """Neither EOS nor a stop token may be sampled before this many tokens."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: all of the vocabulary."""
+    min_p: float = 0.0
+    seed: int | None = None
+    """The n-th parallel sample uses seed + n; None lets the engine draw one."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """None: none. k >= 0: the sampled token's logprob, and the k likeliest tokens of its step."""
+    prompt_logprobs: int | None = None
+    """The same for each prompt token but the first; such a request reads nothing from the prefix cache."""
+
+
+class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
+    """One prompt and its n parallel samples."""
+
+    ids: tuple[int, ...]
+    """One engine-wide unique id for each sample. The samples share the prompt's blocks."""
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    arrival_time: float
+    """time.monotonic() of the server; comparable between processes of one machine."""
+    deadline: float | None = None
+    """time.monotonic() at which the request ends with DeadlineExceededError, queued or running."""
+    priority: int = 0
+    """Lower runs earlier (policy `priority`)."""
+    tenant: str = ""
+    """Whose share of the engine it uses (policy `fair`)."""
+    cache_salt: str = ""
+    """Prefix-cache entries are shared only among equal salts."""
+    adapter: str = ""
+    """Key of a LoRA adapter (`AdapterHost`), empty for the base model; part of the prefix-cache key."""
+
+
+class AbortRequests(msgspec.Struct, tag="abort", frozen=True):
+    """The only other verb for requests. Unknown and finished ids are ignored."""
+
+    ids: list[int]
+
+
+class LoadAdapter(msgspec.Struct, tag="load_adapter", frozen=True):
+    """Answered by an AdapterReply with the same `call`."""
+
+    call: int
+    key: str
+    folder: str
+
+
+class UnloadAdapter(msgspec.Struct, tag="unload_adapter", frozen=True):
+    """Answered by an AdapterReply with the same `call`."""
+
+    call: int
+    key: str
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Natural-log probabilities at one position, of the unscaled distribution (before temperature and truncation)."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1 for the likeliest token of the vocabulary."""
+    top: list[tuple[int, float]]
+    """The k likeliest (token id, logprob), best first."""
+
+
+class RequestError(msgspec.Struct, frozen=True, array_like=True):
+    """`code` is a code of `penstock.engines.errors`."""
+
+    code: str
+    message: str
+    retry_after: float | None = None
+
+
+class RequestOutput(msgspec.Struct, array_like=True):
+    """What one request has got since the last message: new tokens, and at the very end a finish reason."""
+
+    id: int
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    """The stop token that ended it, when that is one of `stop_token_ids` and not EOS."""
+    logprobs: list[TokenLogprobs] | None = None
+    """One for each of `token_ids`, when asked for."""
+    error: RequestError | None = None
+    prompt: PromptInfo | None = None
+    """Comes once, with the first output after the prompt was computed."""
+
+
+class PromptInfo(msgspec.Struct, array_like=True, frozen=True):
+    """Facts about the prompt that are known once it is computed."""
+
+    num_cached_tokens: int
+    """Prompt tokens whose keys and values came from the prefix cache."""
+    queue_seconds: float
+    """From arrival to the first step that scheduled it."""
+    logprobs: list[TokenLogprobs] | None = None
+    """For prompt tokens 1.. (the first has no condition), when asked for."""
+
+
+class EngineStats(msgspec.Struct, array_like=True):
+    """The engine's state after a step. Counters only grow during an engine's life; gauges are of this moment."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_waiting_tokens: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    """Blocks that nobody references; cached ones, which can be evicted, count as free."""
+    num_cached_blocks: int = 0
+    admitted: int = 0
+    """Samples taken in since start; at idle it equals the sum of `finished`."""
+    finished: dict[str, int] = {}
+    """By finish reason; errors as `error:<code>`."""
+    prompt_tokens: int = 0
+    """Computed, prefix hits not counted."""
+    generation_tokens: int = 0
+    preemptions: int = 0
+    prefix_queries: int = 0
+    """Prompt tokens looked up in the prefix cache."""
+    prefix_hits: int = 0
+    """Prompt tokens found there."""
+    steps: int = 0
+
+
+class StepRecord(msgspec.Struct, array_like=True, frozen=True):
+    """What one step was like."""
+
+    seconds: float
+    """Model and scheduler together."""
+    num_requests: int
+    num_tokens: int
+
+
+class AdapterReply(msgspec.Struct, array_like=True, frozen=True):
+    """A LoadAdapter or UnloadAdapter has been carried out, or not."""
+
+    call: int
+    error: RequestError | None = None
+
+
+class StepOutputs(msgspec.Struct, array_like=True, tag="step"):
+    """One message: a step's outputs, or those of a few short steps, or a heart beat with none."""
+
+    outputs: list[RequestOutput]
+    """Of several steps, an id may occur more than once, in order."""
+    stats: EngineStats
+    """After the newest of the steps."""
+    steps: list[StepRecord] = []
+    replies: list[AdapterReply] = []
+
+
+class Ready(msgspec.Struct, array_like=True, tag="ready"):
+    """The engine process has loaded its model."""
+
+    info: ModelInfo
+
+
+class LoadFailed(msgspec.Struct, array_like=True, tag="load_failed"):
+    """It could not. `message` is for the operator."""
+
+    message: str
+
+
+DownMessage = AddRequest | AbortRequests | LoadAdapter | UnloadAdapter
+UpMessage = Ready | LoadFailed | StepOutputs

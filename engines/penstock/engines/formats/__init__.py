@@ -1,0 +1,1 @@
+"""Files that models and adapters come in."""

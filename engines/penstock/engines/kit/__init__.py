@@ -1,0 +1,1 @@
+"""What runners share: the table of live requests, sampling, settings."""

@@ -16,13 +16,23 @@ from penstock.gateway.models import LoadedModel
 from penstock.tokenizers import ChatTemplate, Tokenizer
 
 MARKER = 5
+GREEDY = {"temperature": 0}
 
 
 class Setup:
-    def __init__(self, folder: Path, scheduler: SchedulerConfig, num_blocks: int, max_loras: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        scheduler: SchedulerConfig,
+        num_blocks: int,
+        max_loras: int = 0,
+        *,
+        vocab_size: int | None = None,
+    ) -> None:
+        """`vocab_size`: the model's, if not the tokenizer's."""
         self.tokenizer = Tokenizer(helpers_tokenizers.save_folder(folder, helpers_tokenizers.byte_level()))
         config = SimulatedConfig(
-            vocab_size=self.tokenizer.vocab_size,
+            vocab_size=vocab_size or self.tokenizer.vocab_size,
             first_token_id=10,
             max_model_len=256,
             num_blocks=num_blocks,
@@ -33,7 +43,7 @@ class Setup:
         self.engine = InlineEngine(SimulatedRunner(config), scheduler)
         self.metrics = ModelMetrics("m", lambda: self.engine.stats, lambda: self.engine.ready)
         template = ChatTemplate("{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}", {})
-        self.model = LoadedModel(("m", "alias"), "root", self.engine, self.tokenizer, template, self.metrics, {})
+        self.model = LoadedModel(("m", "alias"), "root", self.engine, self.tokenizer, template, self.metrics, GREEDY)
         self.plane = DataPlane()
         self.plane.add(self.model)
 
@@ -43,5 +53,5 @@ class Setup:
 
 
 def request(max_tokens: int = 8, params: dict[str, Any] | None = None, **fields: Any) -> GenerateRequest:
-    sampling = SamplingParams(max_tokens=max_tokens, **(params or {}))
+    sampling = SamplingParams(**{"max_tokens": max_tokens, **GREEDY, **(params or {})})
     return GenerateRequest(**{"model": "m", "prompts": ["a question"], "params": sampling, **fields})

@@ -1,15 +1,28 @@
-"""Driving an engine core by hand, one step at a time."""
+"""Driving an engine core by hand, one step at a time; what a stream of an engine comes to."""
 
 from __future__ import annotations
 
+import asyncio
 import select
+import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from penstock.engines.autonomous.core import AutonomousCore
-from penstock.engines.contract.batcher import Batcher
-from penstock.engines.contract.messages import AbortRequests, AddRequest, DownMessage, RequestOutput, SamplingParams
+from penstock.engines.client.stream import RequestStream
+from penstock.engines.contract.continuous_batcher import ContinuousBatcher
+from penstock.engines.contract.messages import (
+    AbortRequests,
+    AddRequest,
+    DownMessage,
+    PoolingParams,
+    RequestOutput,
+    SamplingParams,
+)
+from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.runner import ModelRunner
+from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.core import EngineCore
 from penstock.engines.scheduler.config import SchedulerConfig
 
@@ -19,15 +32,18 @@ class Driver:
 
     core: EngineCore | AutonomousCore
 
-    def __init__(self, engine: ModelRunner | Batcher, **scheduler: Any) -> None:
+    def __init__(self, engine: ModelRunner | ContinuousBatcher, **scheduler: Any) -> None:
         """A runner forgets everything; what a batcher holds or has cached stays."""
         self.now = 0.0
         config = SchedulerConfig(**scheduler)
-        if hasattr(engine, "execute"):
+        self._wakeup: int | None = None
+        if is_runner(engine):
             engine.reset()
             self.core = EngineCore(engine, config, lambda: self.now)
         else:
             self.core = AutonomousCore(engine, config, lambda: self.now)
+            self._wakeup = engine.wakeup
+        weakref.finalize(self, self.core.adapters.close)  # the engine is not this driver's to close
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, RequestOutput] = {}
         self._inbox: list[DownMessage] = []
@@ -37,10 +53,19 @@ class Driver:
         self, prompt: Sequence[int], max_tokens: int, n: int = 1, adapter: str = "", **params: Any
     ) -> tuple[int, ...]:
         """Greedy unless told otherwise, and never ended by EOS."""
+        sampling = SamplingParams(**{"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, **params})
+        return self._add(prompt, sampling, n, adapter)
+
+    def pool(self, prompt: Sequence[int], normalize: bool = False) -> int:
+        """Asks for a vector: `ends` will have it."""
+        return self._add(prompt, PoolingParams(normalize=normalize), 1, "")[0]
+
+    def _add(
+        self, prompt: Sequence[int], params: SamplingParams | PoolingParams, n: int, adapter: str
+    ) -> tuple[int, ...]:
         ids = tuple(range(self._next_id, self._next_id + n))
         self._next_id += n
-        sampling = SamplingParams(**{"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, **params})
-        self._inbox.append(AddRequest(ids, list(prompt), sampling, arrival_time=self.now, adapter=adapter))
+        self._inbox.append(AddRequest(ids, list(prompt), params, arrival_time=self.now, adapter=adapter))
         self.tokens.update((i, []) for i in ids)
         return ids
 
@@ -49,8 +74,7 @@ class Driver:
 
     def step(self) -> list[RequestOutput]:
         messages, self._inbox = self._inbox, []
-        wakeup = self.core.wakeup
-        if wakeup is not None and not messages and not select.select([wakeup], [], [], 60)[0]:
+        if self._wakeup is not None and not messages and not select.select([self._wakeup], [], [], 60)[0]:
             raise AssertionError("the engine holds requests and says nothing")
         outputs = self.core.step(messages).outputs
         self.core.check_integrity()
@@ -70,16 +94,66 @@ class Driver:
     @property
     def has_work(self) -> bool:
         """Whether steps would bring anything, sooner or later."""
-        return self.core.has_work or (self.core.wakeup is not None and self.stats.num_running > 0)
+        return self.core.has_work or (self.runs_by_itself and self.stats.num_running > 0)
+
+    @property
+    def runs_by_itself(self) -> bool:
+        return self._wakeup is not None
 
     @property
     def stats(self) -> Any:
         return self.core.stats()
 
 
-def generate_alone(runner: ModelRunner, prompt: Sequence[int], count: int, adapter: str = "") -> list[int]:
-    """What one request gives that has the engine to itself."""
-    driver = Driver(runner, enable_prefix_caching=False)
-    [request_id] = driver.add(prompt, count, adapter=adapter)
-    driver.run()
-    return driver.tokens[request_id]
+def is_runner(engine: ModelRunner | ContinuousBatcher) -> TypeGuard[ModelRunner]:
+    """Whether our scheduler drives it."""
+    return hasattr(engine, "submit")
+
+
+class Failing:
+    """A runner whose steps raise when they compute a prompt that begins with `marker`: like any failure inside of a
+    model, as late as can be, with everything that the step writes written."""
+
+    def __init__(self, runner: ModelRunner, marker: int) -> None:
+        self._runner = runner
+        self._marker = marker
+        self._guilty: set[int] = set()
+        self._steps: deque[SchedulerOutput] = deque()
+        self.num_failures = 0
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._runner.info
+
+    @property
+    def max_steps_in_flight(self) -> int:
+        return self._runner.max_steps_in_flight
+
+    def submit(self, step: SchedulerOutput) -> None:
+        self._guilty |= {request.id for request in step.new_requests if request.token_ids[0] == self._marker}
+        self._steps.append(step)
+        self._runner.submit(step)
+
+    def collect(self) -> ModelRunnerOutput:
+        result = self._runner.collect()
+        if self._guilty.intersection(self._steps.popleft().request_ids):
+            self.num_failures += 1
+            raise RuntimeError("a failure was ordered")
+        return result
+
+    def reset(self) -> None:
+        self._steps.clear()
+        self._runner.reset()
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+async def whole_output(stream: RequestStream) -> RequestOutput:
+    """All tokens in the last output."""
+    tokens: list[int] = []
+    async with asyncio.timeout(30):
+        async for [output] in stream:
+            tokens += output.token_ids
+    output.token_ids = tokens
+    return output

@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
@@ -83,6 +85,11 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
     ),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 32}),
+    "gemma3": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig,
+        {"num_hidden_layers": 6, "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 24},
+    ),
 }
 """By name: the model's class, its config's class, and what its config says beyond the common shape."""
 
@@ -184,11 +191,11 @@ def merge_adapter(model: PreTrainedModel, directory: Path, scaling: float = 2.0)
     return model
 
 
-def load_reference(directory: Path) -> PreTrainedModel:
-    """The model in float32 with transformers' plain attention; it generates past EOS."""
+def load_reference(directory: Path, attention: str = "eager") -> PreTrainedModel:
+    """The model in float32, with transformers' plain attention unless told otherwise; it generates past EOS."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation=attention)
     model.generation_config.eos_token_id = None
     return model.eval()
 
@@ -209,14 +216,23 @@ def reference_logprobs(model: PreTrainedModel, token_ids: Sequence[int]) -> torc
     return torch.log_softmax(logits.double(), dim=-1)
 
 
+def reference_hidden(model: PreTrainedModel, token_ids: Sequence[int]) -> list[float]:
+    """The last hidden state of the last token, after the final norm."""
+    with torch.inference_mode():
+        return model.base_model(torch.tensor([list(token_ids)])).last_hidden_state[0, -1].tolist()
+
+
 def _spread(model: PreTrainedModel) -> None:
+    """Gemma adds 1 to the weights of its norms, and multiplies embeddings by the square root of their size."""
+    gemma = model.config.model_type == "gemma3_text"
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim == 2:
-                parameter.copy_(noise * (0.4 if "embed" in name else 2.0 / parameter.shape[1] ** 0.5))
+                embedding = 0.05 if gemma else 0.4
+                parameter.copy_(noise * (embedding if "embed" in name else 2.0 / parameter.shape[1] ** 0.5))
             elif name.endswith("norm.weight"):
-                parameter.copy_(1.0 + 0.2 * noise)
+                parameter.copy_((0.0 if gemma else 1.0) + 0.2 * noise)
             else:
                 parameter.copy_(0.3 * noise)

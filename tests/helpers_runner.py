@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from helpers_models import VOCAB_SIZE
 from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.contract.runner import ModelRunner
-from penstock.engines.contract.step import ModelRunnerOutput, NewRequest, SchedulerOutput
+from penstock.engines.contract.step import BlockUpdate, ModelRunnerOutput, NewRequest, SchedulerOutput
+from penstock.kvcache import KVGroup
 
 GREEDY = SamplingParams(max_tokens=1000, temperature=0.0)
 
@@ -25,8 +26,13 @@ class Tracked:
 
     tokens: list[int]
     num_prompt_tokens: int
-    blocks: list[int]
+    tables: list[list[int]]
+    """Blocks, for each group of layers."""
     computed: int = 0
+
+    @property
+    def blocks(self) -> list[int]:
+        return self.tables[0]
 
     @property
     def output(self) -> list[int]:
@@ -35,7 +41,8 @@ class Tracked:
 
 @dataclass
 class Driver:
-    """Blocks are handed out one after the other and never reused, block 0 is left alone."""
+    """Blocks are handed out one after the other and never reused, block 0 is left alone. A step is submitted and
+    collected at once."""
 
     runner: ModelRunner
     requests: dict[int, Tracked] = field(default_factory=dict)
@@ -54,12 +61,13 @@ class Driver:
         blocks: list[int] | None = None,
         computed: int = 0,
     ) -> Tracked:
-        """Announces a request with the next step."""
-        blocks = self._blocks(len(tokens)) if blocks is None else blocks
+        """Announces a request with the next step. `blocks`: its table, of a model with one group of layers."""
+        tables = [list(blocks)] if blocks is not None else [self._blocks(len(tokens)) for _ in self._groups]
         prompt = len(tokens) if num_prompt_tokens is None else num_prompt_tokens
-        request = Tracked(list(tokens), prompt, list(blocks), computed)
+        request = Tracked(list(tokens), prompt, tables, computed)
         self.requests[request_id] = request
-        self.pending.new_requests.append(NewRequest(request_id, list(tokens), prompt, list(blocks), params, seed))
+        block_ids = tuple(map(list, tables))
+        self.pending.new_requests.append(NewRequest(request_id, list(tokens), prompt, block_ids, params, seed))
         return request
 
     def drop(self, request_id: int) -> None:
@@ -76,14 +84,16 @@ class Driver:
             out.request_ids.append(request_id)
             out.num_scheduled_tokens.append(count)
             out.num_computed_tokens.append(request.computed)
-            missing = -(-(request.computed + count) // self.runner.info.block_size) - len(request.blocks)
-            if missing > 0:
-                fresh = [self._block() for _ in range(missing)]
-                out.new_block_ids[request_id] = (len(request.blocks), fresh)
-                request.blocks += fresh
+            for group, table in enumerate(request.tables):
+                missing = -(-(request.computed + count) // self._groups[group].block_size) - len(table)
+                if missing > 0:
+                    fresh = [self._block() for _ in range(missing)]
+                    out.block_updates.append(BlockUpdate(request_id, group, len(table), fresh))
+                    table += fresh
             request.computed += count
         out.total_num_scheduled_tokens = sum(scheduled.values())
-        self.last = self.runner.execute(out)
+        self.runner.submit(out)
+        self.last = self.runner.collect()
         for request_id, sampled in zip(out.request_ids, self.last.sampled_token_ids, strict=True):
             self.requests[request_id].tokens += sampled
         return self.last
@@ -99,9 +109,15 @@ class Driver:
             self.step()
         return [self.requests[i].output for i in ids]
 
+    @property
+    def _groups(self) -> tuple[KVGroup, ...]:
+        return self.runner.info.kv_groups
+
     def _blocks(self, tokens: int) -> list[int]:
         return [self._block() for _ in range(-(-tokens // self.runner.info.block_size))]
 
     def _block(self) -> int:
+        if self.next_block >= self.runner.info.num_blocks:
+            raise AssertionError("the cache has no block left")
         self.next_block += 1
         return self.next_block - 1

@@ -15,9 +15,18 @@ import pytest
 from transformers import PreTrainedModel
 
 from helpers_adapters import save_adapter
-from helpers_engine import generate_alone
-from helpers_models import FAMILIES, load_reference, make_adapter, make_model, merge_adapter, reference_tokens
-from penstock.engines.contract.batcher import Batcher
+from helpers_engine import is_runner
+from helpers_models import (
+    FAMILIES,
+    load_reference,
+    make_adapter,
+    make_model,
+    merge_adapter,
+    reference_hidden,
+    reference_tokens,
+)
+from helpers_simulated import generate, vector
+from penstock.engines.contract.continuous_batcher import ContinuousBatcher
 from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.runner import OpenVINORunner
@@ -31,21 +40,29 @@ from penstock.engines.simulated import (
 )
 from penstock.engines.torch.config import TorchConfig
 from penstock.engines.torch.runner import TorchRunner
+from penstock.kvcache import KVGroup
 
 Oracle = Callable[[Sequence[int], int], list[int]]
 
 MakeAdapter = Callable[[str], tuple[Path, Oracle]]
 
 NUM_BLOCKS = 24
+POOLS = {"mistral": 10, "gemma3": 56}
+"""Blocks of models that need fewer of them for a request, or several tables: as scarce as elsewhere."""
 MAX_MODEL_LEN = 512
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """`engine` has NUM_BLOCKS blocks; `expect(prompt, count)` gives the first `count` greedy tokens after a prompt."""
+    """`engine` has NUM_BLOCKS blocks, or as `POOLS` says; `expect(prompt, count)` gives the first `count` greedy tokens
+    after a prompt."""
 
-    engine: ModelRunner | Batcher
+    engine: ModelRunner | ContinuousBatcher
     expect: Oracle
+    vector: Callable[[Sequence[int]], list[float]]
+    """What a pooling request should give, not normalized."""
+    tolerance: float = 1e-4
+    """By which numbers of vectors may differ."""
     forget: Callable[[], object] = lambda: None
     """Empties the prefix cache of an engine that has one of its own."""
     whole_block_hits: bool = False
@@ -54,32 +71,70 @@ class Candidate:
     """Of an engine with room for two LoRA adapters: makes one that will be loaded under this key, the folder and what
     it gives. Keys are of the form NAME:NUMBER; adapters of one name are the same."""
 
+    @property
+    def abilities(self) -> dict[str, bool]:
+        """What not every engine has."""
+        engine, info = self.engine, self.engine.info
+        runner = is_runner(engine)
+        return {
+            "our scheduler": runner,
+            "steps in flight": is_runner(engine) and engine.max_steps_in_flight > 1,
+            "drafts": runner and info.supports_drafts,
+            "vectors": runner and info.supports_pooling,
+            "logprobs": info.supports_logprobs,
+            "LoRA adapters": self.adapter is not None,
+            "windows": runner and any(group.window for group in info.kv_groups),
+        }
 
-def _simulated(own_scheduler: bool = False, own_thread: bool = False) -> Callable[[Path], Candidate]:
-    """Its oracle is the runner, alone with one request and fresh blocks."""
-    sizes = {"vocab_size": 384, "num_blocks": NUM_BLOCKS, "block_size": 32, "max_model_len": MAX_MODEL_LEN}
+    def needs(self, *abilities: str) -> None:
+        """Skips the test where the engine lacks one of them."""
+        found = self.abilities
+        for ability in abilities:
+            if not found[ability]:
+                pytest.skip(f"not of this engine: {ability}")
 
-    def oracle(adapter: str = "") -> Oracle:
-        config = SimulatedConfig(**sizes, max_loras=2)
-        return lambda prompt, count: generate_alone(SimulatedRunner(config), prompt, count, adapter)
+
+def _simulated(own_scheduler: bool = False, own_thread: bool = False, **options: Any) -> Callable[[Path], Candidate]:
+    """Its oracle is the definition of its digests."""
+    sizes = {
+        "vocab_size": 384,
+        "num_blocks": NUM_BLOCKS,
+        "block_size": 32,
+        "max_model_len": MAX_MODEL_LEN,
+        "max_loras": 2,
+        **options,
+    }
 
     def load(folder: Path) -> Candidate:
+        runner = SimulatedRunner(SimulatedConfig(**sizes))
+        first = sizes.get("first_token_id", 0)
+
+        def oracle(adapter: str = "") -> Oracle:
+            return lambda prompt, count: generate(runner.info, prompt, count, first_token_id=first, adapter=adapter)
+
         def make(key: str) -> tuple[Path, Oracle]:
             return save_adapter(folder / key), oracle(key)
 
+        common: dict[str, Any] = {
+            "expect": oracle(),
+            "vector": lambda prompt: vector(runner.info, prompt),
+            "tolerance": 0.0,
+            "adapter": make,
+        }
         if not own_scheduler:
-            return Candidate(SimulatedRunner(SimulatedConfig(**sizes, max_loras=2)), oracle(), adapter=make)
-        config = SimulatedBatcherConfig(**sizes, max_loras=2, max_num_seqs=16, max_num_batched_tokens=256)
+            return Candidate(runner, **common)
+        config = SimulatedBatcherConfig(**sizes, max_num_seqs=16, max_num_batched_tokens=256)
         batcher = SimulatedBatcher(config)
         forget = batcher._scheduler.kv.pool.clear_cache
-        return Candidate(OwnThread(batcher) if own_thread else batcher, oracle(), forget, adapter=make)
+        return Candidate(OwnThread(batcher) if own_thread else batcher, forget=forget, **common)
 
     return load
 
 
-def _transformers(folder: Path) -> Oracle:
-    """transformers' generate."""
-    return _generate(load_reference(folder))
+def _transformers(folder: Path) -> dict[str, Any]:
+    """What transformers gives."""
+    reference = load_reference(folder)
+    return {"expect": _generate(reference), "vector": lambda prompt: reference_hidden(reference, prompt)}
 
 
 def _generate(reference: PreTrainedModel) -> Oracle:
@@ -118,11 +173,11 @@ def _openvino(family: str) -> Callable[[Path], Candidate]:
             weights="f32",
             kv_cache_dtype="f32",
             threads=2,
-            num_blocks=NUM_BLOCKS,
+            num_blocks=POOLS.get(family, NUM_BLOCKS),
             max_num_seqs=16,
             max_num_batched_tokens=256,
         )
-        return Candidate(OpenVINORunner(config), _transformers(folder))
+        return Candidate(OpenVINORunner(config), **_transformers(folder))
 
     return load
 
@@ -136,16 +191,18 @@ def _torch(family: str) -> Callable[[Path], Candidate]:
             device="cpu",
             threads=1,
             block_size=32,
-            num_blocks=NUM_BLOCKS,
+            num_blocks=POOLS.get(family, NUM_BLOCKS),
             max_num_seqs=16,
             max_loras=2,
         )
-        return Candidate(TorchRunner(config), _transformers(folder), adapter=_with_weights(folder))
+        return Candidate(TorchRunner(config), **_transformers(folder), adapter=_with_weights(folder))
 
     return load
 
 
-def _vllm(family: str, own_scheduler: bool = False, adapters: bool = False) -> Callable[[Path], Candidate]:
+def _vllm(
+    family: str, own_scheduler: bool = False, adapters: bool = False, num_blocks: int = NUM_BLOCKS
+) -> Callable[[Path], Candidate]:
     def load(folder: Path) -> Candidate:
         if importlib.util.find_spec("vllm") is None:
             pytest.skip("vLLM is not installed: .ci/vllm runs this in an environment of its own")
@@ -154,27 +211,32 @@ def _vllm(family: str, own_scheduler: bool = False, adapters: bool = False) -> C
         options = {
             "model_dir": folder,
             "dtype": "f32",
-            "num_blocks": NUM_BLOCKS,
+            "num_blocks": num_blocks,
             "max_num_seqs": 16,
             "max_num_batched_tokens": 256,
             "max_loras": 2 if adapters else 0,
         }
-        oracle, make = _transformers(folder), _with_weights(folder) if adapters else None
+        oracles, make = _transformers(folder), _with_weights(folder) if adapters else None
         if own_scheduler:
             batcher: Any = BATCHERS["vllm"](options)
-            return Candidate(batcher, oracle, batcher._core.reset_prefix_cache, whole_block_hits=True, adapter=make)
-        return Candidate(load_runner(EngineSpec(runner="vllm", options=options)), oracle, adapter=make)
+            forget = batcher._core.reset_prefix_cache
+            return Candidate(batcher, **oracles, forget=forget, whole_block_hits=True, adapter=make)
+        return Candidate(load_runner(EngineSpec(runner="vllm", options=options)), **oracles, adapter=make)
 
     return load
 
 
 CANDIDATES: dict[str, Callable[[Path], Candidate]] = {
     "simulated": _simulated(),
+    "simulated-windows": _simulated(kv_groups=(KVGroup(32), KVGroup(16, 48))),
+    "simulated-windows-alone": _simulated(kv_groups=(KVGroup(32, 40),), num_blocks=10),
+    "simulated-few-words": _simulated(first_token_id=381),
     "simulated-engine": _simulated(own_scheduler=True),
     "simulated-thread": _simulated(own_scheduler=True, own_thread=True),
     **{f"openvino-{family}": _openvino(family) for family in FAMILIES},
-    **{f"torch-{family}": _torch(family) for family in ("llama", "mistral", "qwen3")},
-    **{f"vllm-{family}": _vllm(family) for family in ("llama", "mistral", "qwen3")},
+    **{f"torch-{family}": _torch(family) for family in ("llama", "mistral", "qwen3", "gemma3")},
+    **{f"vllm-{family}": _vllm(family) for family in ("llama", "qwen3")},
+    "vllm-mistral": _vllm("mistral", num_blocks=10),
     "vllm-qwen2": _vllm("qwen2", adapters=True),
     "vllm-engine": _vllm("llama", own_scheduler=True, adapters=True),
 }

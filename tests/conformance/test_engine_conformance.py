@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import pytest
 
-from helpers_engine import Driver
-from penstock.engines.contract.messages import FinishReason
+from helpers_adapters import load_adapter
+from helpers_engine import Driver, Failing
+from penstock.engines.client.inline import InlineEngine
+from penstock.engines.contract.messages import AddRequest, FinishReason, PoolingParams, SamplingParams
+from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.engines.scheduler.drafts import PromptLookup
 
 BLOCK = 32
 
@@ -55,8 +60,7 @@ def test_requests_that_join_while_others_decode(candidate):
 
 @pytest.mark.parametrize("budget", [3, 7, 32, 33])
 def test_chunked_prefill_beside_decodes(candidate, budget):
-    if not hasattr(candidate.engine, "execute"):
-        pytest.skip("how its steps are cut is the engine's own affair")
+    candidate.needs("our scheduler")  # else how its steps are cut is the engine's own affair
     driver = driver_of(candidate, max_num_seqs=3, max_num_batched_tokens=budget)
     asked = {driver.add(prompt(70 + n, n), 12)[0]: prompt(70 + n, n) for n in range(3)}
     driver.run()
@@ -142,8 +146,7 @@ def test_aborts_leave_the_others_alone(candidate):
 
 
 def test_logprobs_do_not_change_tokens(candidate):
-    if not candidate.engine.info.supports_logprobs:
-        pytest.skip("it has no distribution")
+    candidate.needs("logprobs")
     driver = driver_of(candidate)
     [request] = driver.add(prompt(30), 10, logprobs=3, prompt_logprobs=1)
     outputs = []
@@ -169,6 +172,16 @@ def test_seeded_samples_do_not_depend_on_their_neighbours(candidate):
     assert [crowded.tokens[i] for i in ids] == [alone.tokens[i] for i in expected[0]]
 
 
+def test_samples_differ_by_their_seeds_and_from_greedy(candidate):
+    driver = driver_of(candidate)
+    seeds = (1, 2, 1, 3)
+    ids = [driver.add(prompt(40), 30, temperature=1.5, seed=seed)[0] for seed in seeds]
+    driver.run()
+    samples = [tuple(driver.tokens[i]) for i in ids]
+    assert len({*samples, tuple(candidate.expect(prompt(40), 30))}) == 4
+    assert samples[0] == samples[2]
+
+
 def test_stop_tokens_and_minimum_lengths(candidate):
     tokens = candidate.expect(prompt(25), 20)
     stop = tokens[5]
@@ -178,6 +191,210 @@ def test_stop_tokens_and_minimum_lengths(candidate):
     assert driver.tokens[request] == tokens[: tokens.index(stop) + 1]
     assert driver.ends[request].finish_reason is FinishReason.STOP
     assert driver.ends[request].stop_token_id == stop
+
+
+# -- steps in flight -------------------------------------------------------------------------------------------
+
+
+def _mixed_workload(driver, stop):
+    """Prompts in parts, samples, stop tokens, aborts, and more than the KV cache holds."""
+    for n in range(4):
+        driver.add(prompt(60 + n, n), 70)
+        driver.add(prompt(20, n), 40, n=2, temperature=1.0, seed=n)
+        driver.add(prompt(35), 40, stop_token_ids=(stop,))
+    given_up = driver.add(prompt(50, 9), 100)[0]
+    driver.run(until=lambda: len(driver.tokens[given_up]) > 3)
+    driver.abort(given_up)
+    driver.run()
+    del driver.tokens[given_up]
+    return driver.tokens, {i: end.finish_reason for i, end in driver.ends.items()}
+
+
+def test_steps_in_flight_change_nothing(candidate):
+    candidate.needs("steps in flight")
+    stop = candidate.expect(prompt(35), 20)[12]
+    found = []
+    for depth in (1, 2, 3):
+        driver = driver_of(
+            candidate, enable_prefix_caching=True, max_num_seqs=7, max_num_batched_tokens=60, steps_in_flight=depth
+        )
+        found.append(_mixed_workload(driver, stop))
+    assert found[1] == found[0]
+    assert found[2] == found[0]
+    for request, tokens in list(found[0][0].items())[0:12:4]:
+        assert tokens == candidate.expect(prompt(60 + request // 4, request // 4), 70)
+
+
+# -- guesses ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 5}], ids=["greedy", "sampled"])
+def test_guesses_change_nothing(candidate, monkeypatch, depth, sampling):
+    """Guesses that are right, wrong in the middle and wrong from the start, whatever the model says."""
+    candidate.needs("drafts")
+    limits = {"enable_prefix_caching": True, "max_num_batched_tokens": 80, "steps_in_flight": depth}
+    prompts = [prompt(30 + 7 * n, n) for n in range(6)]
+    plain = driver_of(candidate, **limits)
+    ids = [plain.add(tokens, 60, **sampling)[0] for tokens in prompts]
+    plain.run()
+    known = {tuple(tokens): plain.tokens[i] for i, tokens in zip(ids, prompts, strict=True)}
+
+    class Guesses(PromptLookup):
+        def __init__(self, token_ids, max_length):
+            super().__init__(token_ids, max_length)
+            self.tokens = list(token_ids)
+
+        def append(self, token_ids):
+            super().append(token_ids)
+            self.tokens += token_ids
+
+        def guess(self, limit):
+            start = next(start for start in known if tuple(self.tokens[: len(start)]) == start)
+            done = len(self.tokens) - len(start)
+            right = known[start][done : done + min(limit, 4)]
+            wrong = done % 3  # so many right ones, then one that is not
+            return [max(token - 1, 1 - token) if index == wrong else token for index, token in enumerate(right)]
+
+    monkeypatch.setattr("penstock.engines.scheduler.scheduler.PromptLookup", Guesses)
+    driver = driver_of(candidate, speculative="ngram", **limits)
+    again = [driver.add(tokens, 60, **sampling)[0] for tokens in prompts]
+    driver.run()
+    assert [driver.tokens[i] for i in again] == [plain.tokens[i] for i in ids]
+    assert 0 < driver.stats.accepted_tokens < driver.stats.draft_tokens
+    assert driver.stats.steps < depth * plain.stats.steps  # whose guesses are verified sits out the next step
+
+
+def test_guesses_from_the_text_itself_change_nothing(candidate):
+    candidate.needs("drafts")
+    driver = driver_of(candidate, speculative="ngram", enable_prefix_caching=True, max_num_batched_tokens=60)
+    tokens = prompt(12) * 4
+    asked = [driver.add(tokens + prompt(n, n), 80)[0] for n in range(8)]
+    driver.run()
+    for n, request in enumerate(asked):
+        assert driver.tokens[request] == candidate.expect(tokens + prompt(n, n), 80)
+
+
+# -- vectors ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [1, BLOCK, 2 * BLOCK + 5])
+def test_a_vector_is_the_last_hidden_state(candidate, length):
+    candidate.needs("vectors")
+    driver = driver_of(candidate, enable_prefix_caching=True, max_num_batched_tokens=40)
+    for _ in range(2):  # the second time from the prefix cache
+        request = driver.pool(prompt(length))
+        driver.run()
+        assert driver.ends[request].finish_reason is FinishReason.STOP
+        assert driver.ends[request].pooled == pytest.approx(candidate.vector(prompt(length)), abs=candidate.tolerance)
+    assert driver.tokens[request] == []
+
+
+def test_a_vector_is_scaled_to_length_1_where_that_is_asked_for(candidate):
+    candidate.needs("vectors")
+    driver = driver_of(candidate)
+    request = driver.pool(prompt(20), normalize=True)
+    driver.run()
+    expected = candidate.vector(prompt(20))
+    scaled = [number / math.hypot(*expected) for number in expected]
+    assert driver.ends[request].pooled == pytest.approx(scaled, abs=candidate.tolerance or 1e-12)
+
+
+async def test_vectors_beside_running_chats(candidate):
+    """Through the client, as the gateway does: chats run before, while and after the vectors are computed."""
+    candidate.needs("vectors")
+    candidate.engine.reset()
+    engine = InlineEngine(candidate.engine, SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=48))
+
+    def request(tokens, params):
+        return AddRequest(engine.new_ids(1), tokens, params, arrival_time=0.0)
+
+    chat = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+    chats = [request(prompt(40 + n, n), chat) for n in range(4)]
+    vectors = [request(prompt(30 + 20 * n, n), PoolingParams(normalize=False)) for n in range(4)]
+    await engine.start()
+    try:
+        chatting = engine.submit(chats)
+        [first] = await anext(chatting)
+        said = {i: [] for i in (chat.ids[0] for chat in chats)}
+        said[first.id] += first.token_ids
+        pooled = {}
+        async for outputs in engine.submit(vectors):
+            pooled |= {output.id: output.pooled for output in outputs}
+        assert chatting.live_ids
+        async for outputs in chatting:
+            for output in outputs:
+                said[output.id] += output.token_ids
+    finally:  # the runner is not this engine's to close
+        engine._task.cancel()
+    for n, asked in enumerate(vectors):
+        assert pooled[asked.ids[0]] == pytest.approx(candidate.vector(prompt(30 + 20 * n, n)), abs=candidate.tolerance)
+    for n, asked in enumerate(chats):
+        assert said[asked.ids[0]] == candidate.expect(prompt(40 + n, n), 40)
+
+
+# -- failing steps ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_step_that_fails_ends_only_the_guilty(candidate, depth):
+    candidate.needs("our scheduler")
+    marker = 299
+    runner = Failing(candidate.engine, marker)
+    driver = Driver(
+        runner, max_num_seqs=8, max_num_batched_tokens=96, enable_prefix_caching=True, steps_in_flight=depth
+    )
+    [cached] = driver.add(prompt(3 * BLOCK), 20)
+    driver.run()
+    asked = {driver.add(prompt(40 + n, n), 40)[0]: prompt(40 + n, n) for n in range(3)}
+    driver.run(until=lambda: all(len(driver.tokens[i]) > 5 for i in asked))
+    [guilty] = driver.add([marker, *prompt(30)], 20)
+    asked |= {
+        driver.add(prompt(3 * BLOCK) + prompt(n, n), 40)[0]: prompt(3 * BLOCK) + prompt(n, n) for n in range(1, 4)
+    }
+    driver.run()
+    assert runner.num_failures > 1
+    assert driver.ends[guilty].error.code == "step_failed"
+    for request, tokens in asked.items():
+        assert driver.ends[request].error is None
+        assert driver.tokens[request] == candidate.expect(tokens, 40)
+    assert driver.tokens[cached] == candidate.expect(prompt(3 * BLOCK), 20)
+    assert driver.stats.prefix_hits > 0
+
+
+# -- windows ---------------------------------------------------------------------------------------------------
+
+
+def test_blocks_behind_a_window_are_given_back(candidate):
+    candidate.needs("windows")
+    groups = candidate.engine.info.kv_groups
+    driver = driver_of(candidate, max_num_batched_tokens=32)
+    [request] = driver.add(prompt(100), 90)
+    most = 0
+    while len(driver.tokens[request]) < 90:
+        driver.step()
+        if driver.tokens[request]:
+            most = max(most, driver.stats.num_blocks - driver.stats.num_free_blocks)
+    assert driver.tokens[request] == candidate.expect(prompt(100), 90)
+    needed = (min(190, group.window + 32) if group.window else 190 for group in groups)
+    assert most <= sum(-(-tokens // group.block_size) + 1 for tokens, group in zip(needed, groups, strict=True))
+    assert most < sum(-(-190 // group.block_size) for group in groups)
+
+
+def test_blocks_that_a_window_leaves_are_somebody_else_s_at_once(candidate):
+    """Prompts come in as fast as blocks are given back, and overwrite them."""
+    candidate.needs("windows")
+    driver = driver_of(candidate, max_num_batched_tokens=64)
+    rng = random.Random(3)
+    asked = {}
+    for n in range(16):
+        tokens, count = prompt(rng.randrange(5, 60), n), rng.randrange(20, 70)
+        asked[driver.add(tokens, count)[0]] = (tokens, count)
+        for _ in range(rng.randrange(1, 9)):
+            driver.step()
+    driver.run()
+    for request, (tokens, count) in asked.items():
+        assert driver.tokens[request] == candidate.expect(tokens, count)
 
 
 def test_everything_is_given_back(candidate):
@@ -196,13 +413,12 @@ _loads = itertools.count(1)
 @pytest.fixture
 def adapters(candidate):
     """Two that are loaded, and the base model: by the key of their requests, what they give."""
-    if candidate.adapter is None:
-        pytest.skip("it has no LoRA adapters")
+    candidate.needs("LoRA adapters")
     expected = {"": candidate.expect}
     for name in ("first", "second"):
         key = f"{name}:{next(_loads)}"
         folder, expected[key] = candidate.adapter(key)
-        candidate.engine.load_adapter(key, folder)
+        load_adapter(candidate.engine, key, folder)
     yield expected
     for key in expected.keys() - {""}:
         candidate.engine.unload_adapter(key)
@@ -253,10 +469,10 @@ def test_an_adapter_is_replaced_while_others_run(candidate, adapters):
     candidate.engine.unload_adapter(old)
     new = f"second:{next(_loads)}"
     folder, expect = candidate.adapter(new)
-    candidate.engine.load_adapter(new, folder)
+    load_adapter(candidate.engine, new, folder)
     [after] = driver.add(prompt(3 * BLOCK), 4, adapter=new)
     driver.run(until=lambda: after in driver.ends)
-    if driver.core.wakeup is None:  # one that runs by itself does not wait for anybody
+    if not driver.runs_by_itself:  # one that runs by itself does not wait for anybody
         assert running not in driver.ends
     driver.run()
     candidate.engine.unload_adapter(new)

@@ -18,7 +18,7 @@ from penstock.engines.errors import EngineDeadError, InvalidRequestError, Overlo
 from penstock.engines.process import ProcessEngine, WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from penstock.engines.scheduler.config import SchedulerConfig
-from unit.engines.scheduler.harness import VOCAB, alone
+from unit.engines.scheduler.harness import FIRST, VOCAB, alone
 
 MARKER = 901
 """A token that the model never says."""
@@ -41,7 +41,7 @@ async def start(kind: str) -> AsyncIterator[Start]:
         spec = EngineSpec(
             runner="simulated",
             scheduling="engine",
-            options={"vocab_size": VOCAB, "own_thread": kind == "by itself", **options},
+            options={"vocab_size": VOCAB, "first_token_id": FIRST, "own_thread": kind == "by itself", **options},
             scheduler=SchedulerConfig(**limits or {}),  # type: ignore[arg-type]
             publish_interval=0.01,
         )
@@ -65,7 +65,7 @@ def submit(
 ) -> RequestStream:
     now = time.monotonic()
     deadline = None if patience is None else now + patience
-    params = SamplingParams(max_tokens=max_tokens)
+    params = SamplingParams(max_tokens=max_tokens, temperature=0)
     return engine.submit([AddRequest(engine.new_ids(n), prompt, params, now, deadline, adapter=adapter)])
 
 
@@ -97,7 +97,7 @@ async def test_many_streams_get_their_own_tokens(start: Start) -> None:
     prompts = [[i % 5, i // 5, 1] * (1 + i % 4) for i in range(30)]
     results = await asyncio.gather(*(collect(submit(engine, p, 3 + i, n=2)) for i, p in enumerate(prompts)))
     for i, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
-        expected = alone(prompt, SamplingParams(max_tokens=3 + i))[0]
+        expected = alone(prompt, SamplingParams(max_tokens=3 + i, temperature=0))[0]
         assert [output.token_ids for output in result.values()] == [expected] * 2
     stats = engine.stats
     assert (stats.num_running, stats.num_waiting, stats.num_free_blocks) == (0, 0, stats.num_blocks)
@@ -201,7 +201,7 @@ async def test_an_engine_beyond_repair_gets_a_new_process(start: Start) -> None:
 
 
 async def test_an_idle_engine_stays_ready_by_its_heart_beats(start: Start) -> None:
-    engine = await start(watchdog=WatchdogConfig(timeout=3.0, suspect_after=2.5))
+    engine = await start(watchdog=WatchdogConfig(timeout=3.0, ready_timeout=2.5))
     assert await code_of(submit(engine, [1])) is None
     deadline = time.monotonic() + 3.5
     await until(lambda: time.monotonic() > deadline)
@@ -226,7 +226,7 @@ async def test_adapters_come_and_go_and_survive_a_restart(start: Start, folder: 
     await engine.unload_adapter("old:1")
     await engine.load_adapter("third:1", folder)
     [output] = (await collect(submit(engine, [1, 2], adapter="new:1"))).values()
-    assert output.token_ids == alone([1, 2], SamplingParams(max_tokens=8), adapter="new:1")[0]
+    assert output.token_ids == alone([1, 2], SamplingParams(max_tokens=8, temperature=0), adapter="new:1")[0]
     assert engine.pid is not None
     os.kill(engine.pid, signal.SIGKILL)
     await until(lambda: engine.num_restarts == 1 and engine.ready)

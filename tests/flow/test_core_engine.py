@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from helpers_engine import whole_output
 from penstock.engines.autonomous.core import AutonomousCore
 from penstock.engines.client.inline import CoreEngine
 from penstock.engines.client.stream import RequestStream
-from penstock.engines.contract.messages import AddRequest, FinishReason, RequestOutput, SamplingParams
+from penstock.engines.contract.messages import AddRequest, FinishReason, SamplingParams
 from penstock.engines.errors import EngineDeadError, InvalidRequestError, NotReadyError
 from penstock.engines.registry import EngineSpec, load_core
 from penstock.engines.scheduler.config import SchedulerConfig
-from unit.engines.scheduler.harness import RAISE, VOCAB, alone
+from unit.engines.scheduler.harness import FIRST, RAISE, VOCAB, alone
 
 Make = Callable[..., CoreEngine[AutonomousCore]]
 
@@ -26,7 +27,13 @@ async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
     engines = []
 
     async def _make(**options: object) -> CoreEngine[AutonomousCore]:
-        settings = {"vocab_size": VOCAB, "own_thread": request.param, "faults": f"raise={RAISE}", **options}
+        settings = {
+            "vocab_size": VOCAB,
+            "first_token_id": FIRST,
+            "own_thread": request.param,
+            "faults": f"raise={RAISE}",
+            **options,
+        }
         spec = EngineSpec(
             runner="simulated", scheduling="engine", options=settings, scheduler=SchedulerConfig(max_num_seqs=2)
         )
@@ -46,25 +53,19 @@ def submit(
 ) -> RequestStream:
     now = time.monotonic()
     return engine.submit(
-        [AddRequest(engine.new_ids(1), prompt, SamplingParams(max_tokens=max_tokens), now, now + patience)]
+        [
+            AddRequest(
+                engine.new_ids(1), prompt, SamplingParams(max_tokens=max_tokens, temperature=0), now, now + patience
+            )
+        ]
     )
-
-
-async def collect(stream: RequestStream) -> RequestOutput:
-    """All tokens in the last output."""
-    tokens: list[int] = []
-    async with asyncio.timeout(30):
-        async for [output] in stream:
-            tokens += output.token_ids
-    output.token_ids = tokens
-    return output
 
 
 async def test_requests_get_their_tokens(make: Make) -> None:
     engine = await make()
-    outputs = await asyncio.gather(*(collect(submit(engine, [i], 5 + i)) for i in range(6)))
+    outputs = await asyncio.gather(*(whole_output(submit(engine, [i], 5 + i)) for i in range(6)))
     assert [output.token_ids for output in outputs] == [
-        alone([i], SamplingParams(max_tokens=5 + i))[0] for i in range(6)
+        alone([i], SamplingParams(max_tokens=5 + i, temperature=0))[0] for i in range(6)
     ]
     assert engine.stats.finished == {"length": 6}
 
@@ -72,7 +73,7 @@ async def test_requests_get_their_tokens(make: Make) -> None:
 async def test_deadlines_need_no_step(make: Make) -> None:
     engine = await make(latency={"per_step": 0.001}, abort_after=None, max_model_len=100_000)
     streams = [submit(engine, [1], 10_000, 0.2), submit(engine, [2], 10_000, 0.3), submit(engine, [3], 5, 0.4)]
-    codes = [output.error.code for stream in streams if (output := await collect(stream)).error is not None]
+    codes = [output.error.code for stream in streams if (output := await whole_output(stream)).error is not None]
     assert codes == ["deadline_exceeded"] * 3
 
 
@@ -81,7 +82,7 @@ async def test_an_engine_beyond_repair_ends_everything(make: Make) -> None:
     streams = [submit(engine, [1], 5000), submit(engine, [2], 5000), submit(engine, [RAISE], 5)]
     await anext(streams[0])
     engine.abort(list(streams[1].live_ids))
-    outputs = [await collect(stream) for stream in streams]
+    outputs = [await whole_output(stream) for stream in streams]
     assert [output.finish_reason for output in outputs] == [FinishReason.ERROR, FinishReason.ABORT, FinishReason.ERROR]
     assert [output.error.code for output in outputs if output.error is not None] == ["step_failed"] * 2
     while not engine.failed:

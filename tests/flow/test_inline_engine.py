@@ -11,11 +11,11 @@ from penstock.engines.client.engine import Engine
 from penstock.engines.client.inline import InlineEngine
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.messages import AddRequest, FinishReason, RequestOutput, SamplingParams
-from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
+from penstock.engines.contract.step import SchedulerOutput
 from penstock.engines.errors import NotReadyError
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
-from unit.engines.scheduler.harness import NAN, RAISE, Clock, alone
+from unit.engines.scheduler.harness import FIRST, NAN, RAISE, VOCAB, Clock, alone
 
 
 class PausingRunner(SimulatedRunner):
@@ -24,9 +24,9 @@ class PausingRunner(SimulatedRunner):
     num_steps = 0
     broken = False
 
-    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+    def submit(self, step: SchedulerOutput) -> None:
         self.num_steps += 1
-        return super().execute(step)
+        super().submit(step)
 
     def reset(self) -> None:
         if self.broken:
@@ -35,7 +35,12 @@ class PausingRunner(SimulatedRunner):
 
 
 CONFIG = SimulatedConfig(
-    vocab_size=8, block_size=4, num_blocks=64, max_model_len=200, faults=f"raise={RAISE},nan={NAN}"
+    vocab_size=VOCAB,
+    first_token_id=FIRST,
+    block_size=4,
+    num_blocks=64,
+    max_model_len=200,
+    faults=f"raise={RAISE},nan={NAN}",
 )
 
 
@@ -55,7 +60,9 @@ async def engine(clock: Clock) -> AsyncIterator[InlineEngine]:
 def add(
     engine: Engine, prompt: Sequence[int], max_tokens: int = 6, n: int = 1, deadline: float | None = None
 ) -> AddRequest:
-    return AddRequest(engine.new_ids(n), list(prompt), SamplingParams(max_tokens=max_tokens), 0.0, deadline)
+    return AddRequest(
+        engine.new_ids(n), list(prompt), SamplingParams(max_tokens=max_tokens, temperature=0), 0.0, deadline
+    )
 
 
 async def collect(stream: RequestStream) -> dict[int, RequestOutput]:

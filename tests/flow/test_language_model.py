@@ -28,12 +28,13 @@ def text_tensor(name: str, value: str | bytes) -> Tensor:
 def infer_request(
     text: str | bytes = "a question", *, sampling: dict[str, Any] | str | None = None, **fields: Any
 ) -> InferRequest:
-    """`fields` that are bools become tensors, the others fields of the request."""
+    """`fields` that are bools become tensors, the others fields of the request. Sampling is greedy unless it says
+    otherwise."""
     inputs = {"text_input": text_tensor("text_input", text)}
     for name in [name for name, value in fields.items() if isinstance(value, bool)]:
         inputs[name] = Tensor(name, "BOOL", np.array([fields.pop(name)]))
     if sampling is not None:
-        given = sampling if isinstance(sampling, str) else json.dumps(sampling)
+        given = sampling if isinstance(sampling, str) else json.dumps({"temperature": 0} | sampling)
         inputs["sampling_parameters"] = text_tensor("sampling_parameters", given)
     return InferRequest(inputs=inputs, **fields)
 

@@ -18,12 +18,15 @@ from penstock.gateway.dataplane import (
     Usage,
 )
 from penstock.gateway.models import LoadedModel
+from penstock.kvcache import KVGroup
 
 Step = list[ChoiceDelta] | Exception | asyncio.Event
 """Deltas to give out, an error to raise, or an event to wait for (one that is never set hangs)."""
 Script = Callable[[GenerateRequest], Iterable[Step]]
 
-INFO = ModelInfo(vocab_size=100, max_model_len=64, block_size=16, num_blocks=64, eos_token_ids=(0,), runner="scripted")
+INFO = ModelInfo(
+    vocab_size=100, max_model_len=64, kv_groups=(KVGroup(16),), num_blocks=64, eos_token_ids=(0,), runner="scripted"
+)
 MODEL = ServedModel("tiny", "penstock/tiny", 1_700_000_000, INFO)
 
 

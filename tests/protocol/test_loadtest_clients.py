@@ -27,6 +27,11 @@ PROMPT = "The quick brown fox jumps over the lazy dog."
 LANGUAGE = ("openai-chat", "openai-completions", "kserve-generate", "kserve-grpc-stream")
 TENSORS = ("kserve-http", "kserve-http-binary", "kserve-grpc")
 TOKENS = 12
+GREEDY = {
+    protocol: '{"sampling_parameters": {"temperature": 0}}' if "kserve" in protocol else '{"temperature": 0}'
+    for protocol in LANGUAGE
+}
+"""What makes answers to the same prompt the same."""
 
 
 @pytest.fixture(scope="module")
@@ -96,18 +101,19 @@ async def test_tokens_of_streams_are_those_that_the_server_counts(server: Server
 
 @pytest.mark.parametrize("protocol", ["openai-chat", "openai-completions", "kserve-generate"])
 async def test_whole_answers(server: Server, protocol: str) -> None:
-    [answer] = await answers(client_of(server, protocol, stream=False, keep_text=True))
+    [answer] = await answers(client_of(server, protocol, stream=False, keep_text=True, extra=GREEDY[protocol]))
     assert (answer.error, answer.output_tokens) == ("", TOKENS)
     assert answer.arrivals == [], "it has no first token"
     assert answer.text
-    [streamed] = await answers(client_of(server, protocol, keep_text=True))
+    [streamed] = await answers(client_of(server, protocol, keep_text=True, extra=GREEDY[protocol]))
     assert streamed.text == answer.text
     assert streamed.prompt_tokens == answer.prompt_tokens
 
 
 async def test_all_protocols_of_completion_say_the_same(server: Server) -> None:
     protocols = ("openai-completions", "kserve-generate", "kserve-grpc-stream")
-    found = [(await answers(client_of(server, protocol, keep_text=True)))[0] for protocol in protocols]
+    clients = [client_of(server, protocol, keep_text=True, extra=GREEDY[protocol]) for protocol in protocols]
+    found = [(await answers(client))[0] for client in clients]
     assert len({(answer.text, answer.prompt_tokens, answer.output_tokens) for answer in found}) == 1
 
 

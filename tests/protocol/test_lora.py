@@ -55,7 +55,7 @@ def unload(server: Server, name: str) -> httpx.Response:
 
 
 def answer(client: openai.OpenAI, model: str) -> str:
-    done = client.chat.completions.create(model=model, messages=ASK, max_tokens=8)  # type: ignore[arg-type]
+    done = client.chat.completions.create(model=model, messages=ASK, max_tokens=8, temperature=0)  # type: ignore[arg-type]
     assert done.model == model
     return done.choices[0].message.content or ""
 
@@ -99,9 +99,10 @@ def test_an_adapter_can_be_replaced_in_place(server: Server, client: openai.Open
 
 def test_what_runs_ends_on_its_adapter(server: Server, client: openai.OpenAI) -> None:
     load(server, "new", "two")
-    whole = client.completions.create(model="new", prompt="a b c", max_tokens=60).choices[0].text
+    greedy: dict[str, Any] = {"model": "new", "prompt": "a b c", "max_tokens": 60, "temperature": 0}
+    whole = client.completions.create(**greedy).choices[0].text
     parts = []
-    with server.stream("/v1/completions", {"model": "new", "prompt": "a b c", "max_tokens": 60}) as events:
+    with server.stream("/v1/completions", greedy) as events:
         parts.append(next(events)["choices"][0]["text"])
         assert unload(server, "new").status_code == 200
         with pytest.raises(openai.NotFoundError):
@@ -156,11 +157,14 @@ def test_what_cannot_be(
 
 def test_kserve_requests_choose_an_adapter_by_name(server: Server, client: openai.OpenAI) -> None:
     def generate(**sampling: Any) -> httpx.Response:
-        body = {"text_input": "a b c", "sampling_parameters": json.dumps({"max_tokens": 8} | sampling)}
+        body = {
+            "text_input": "a b c",
+            "sampling_parameters": json.dumps({"max_tokens": 8, "temperature": 0} | sampling),
+        }
         return server.post("/v2/models/base/generate", body)
 
-    texts = {name: client.completions.create(model=name, prompt="a b c", max_tokens=8).choices[0].text
-             for name in ("base", "org/first")}  # fmt: skip
+    greedy: dict[str, Any] = {"prompt": "a b c", "max_tokens": 8, "temperature": 0}
+    texts = {name: client.completions.create(model=name, **greedy).choices[0].text for name in ("base", "org/first")}
     assert generate().json()["text_output"] == "a b c" + texts["base"]
     assert generate(lora_name="org/first").json()["text_output"] == "a b c" + texts["org/first"]
     unknown = generate(lora_name="other")

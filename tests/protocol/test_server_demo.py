@@ -54,7 +54,15 @@ def test_streamed_and_whole_answers_are_the_same(server):
 
 
 def test_a_seed_repeats_itself_and_samples_differ(server):
-    request = {"model": "penstock-demo", "messages": QUESTION, "temperature": 1.5, "max_tokens": 24, "n": 3, "seed": 5}
+    request = {
+        "model": "penstock-demo",
+        "messages": QUESTION,
+        "temperature": 1.5,
+        "top_p": 1,
+        "max_tokens": 24,
+        "n": 3,
+        "seed": 5,
+    }
     client = server.client()
     first, second = ([c.message.content for c in client.chat.completions.create(**request).choices] for _ in range(2))
     assert first == second

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -101,6 +102,34 @@ def test_a_hung_engine_is_noticed_and_replaced():
             assert "error" in list(events)[-2]
         wait_until(lambda: httpx.get(server.url + "/health/ready").status_code == 200)
         assert server.post(COMPLETIONS, body()).status_code == 200
+
+
+def test_a_stalled_step_ends_its_request_with_one_error_and_the_server_recovers():
+    with serving(*SIMULATED, "--sim-faults", "stall=1000", "--watchdog-timeout", "1.5") as server:
+        assert server.post(COMPLETIONS, body(5) | {"prompt": [1000]}).status_code == 503
+        wait_until(lambda: httpx.get(server.url + "/health/ready").status_code == 200)
+        assert server.post(COMPLETIONS, body()).status_code == 200
+        assert_idle(server)
+
+
+def test_a_slow_step_turns_readiness_off_and_is_waited_for():
+    with serving(*SIMULATED, "--sim-faults", "slow=1000:2", "--ready-timeout", "0.5") as server:
+        engine = server.engine_pid()
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(server.post, COMPLETIONS, body(5) | {"prompt": [1000]})
+            wait_until(lambda: httpx.get(server.url + "/health/ready").status_code == 503)
+            metrics = httpx.get(server.operator + "/metrics").text
+            [age] = re.findall(r"^penstock_engine_step_age_seconds{.*} (.*)$", metrics, re.MULTILINE)
+            assert 0.5 <= float(age) < 10
+            assert answer.result().status_code == 200
+        wait_until(lambda: httpx.get(server.url + "/health/ready").status_code == 200)
+        assert server.engine_pid() == engine
+
+
+def test_a_load_that_takes_too_long_ends_the_server_with_one_line():
+    server = Server(*SIMULATED, "--load-timeout", "0.05")
+    assert server.process.wait(30) == 1
+    server.wait_for_log(r"not loaded within 0.05 s \(load-timeout\)")
 
 
 def test_a_killed_server_leaves_no_files(tmp_path):

@@ -77,7 +77,7 @@ def test_the_contract_is_a_leaf() -> None:
     """What scheduler, runners and gateway say to each other imports none of them."""
     for path in sources("engines/penstock/engines/contract"):
         ours = {name for name in imported(path) if name.startswith("penstock.")}
-        leaf = ("penstock.engines.contract", "penstock.engines.errors")
+        leaf = ("penstock.engines.contract", "penstock.engines.errors", "penstock.kvcache")
         assert all(name.startswith(leaf) for name in ours), f"{name_of(path)} imports {ours}"
         assert "asyncio" not in imported(path)
 

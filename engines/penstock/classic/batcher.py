@@ -9,7 +9,7 @@ from penstock.classic.queue import PriorityQueue, W
 from penstock.engines.errors import PenstockError
 
 
-class Batcher(Generic[W]):
+class DynamicBatcher(Generic[W]):
     """Triton's rules. Without `dynamic_batching` requests are executed one by one, in the order of their arrival.
 
     A batch is a run of requests from the head of the queue that have equal shapes and together at most

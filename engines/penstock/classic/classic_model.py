@@ -11,7 +11,7 @@ from time import monotonic_ns
 from penstock.classic.accounting import count_batch, count_response
 from penstock.classic.base import BackendModel, ModelContext, ResponseStream
 from penstock.classic.batch import ExecBatch
-from penstock.classic.batcher import Batcher
+from penstock.classic.batcher import DynamicBatcher
 from penstock.classic.call import Call, UnaryCall
 from penstock.classic.fine_timer import FineTimer
 from penstock.classic.instances import Instance
@@ -47,7 +47,7 @@ class ClassicModel:
         self._context = context
         self._backend_model = backend_model
         self._loop = asyncio.get_running_loop()
-        self._batcher: Batcher[Call] = Batcher(context.config)
+        self._batcher: DynamicBatcher[Call] = DynamicBatcher(context.config)
         self._instances: Sequence[Instance] = ()
         batching = context.config.dynamic_batching
         self._order = ResponseOrder() if batching.preserve_ordering else None

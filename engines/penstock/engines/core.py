@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from penstock.engines.adapter_messages import carry_out
+from penstock.engines.adapter_loading import AdapterLoader
 from penstock.engines.contract.messages import (
     AbortRequests,
-    AdapterReply,
     AddRequest,
     DownMessage,
     EngineStats,
-    RequestOutput,
     StepOutputs,
     StepRecord,
 )
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.runner import ModelRunner
-from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
-from penstock.engines.errors import StepFailedError
+from penstock.engines.errors import StepFailedError, UnsupportedError
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.engines.scheduler.integrity import check_integrity
+from penstock.engines.scheduler.integrity import check_idle, check_integrity
 from penstock.engines.scheduler.scheduler import Scheduler
-from penstock.kvcache import KVCacheManager
+from penstock.engines.scheduler.step import StepUnderWay
+from penstock.kvcache import IntegrityError
 
 logger = logging.getLogger(__name__)
 
 _MAX_FAILURES = 3
-"""Failed steps in a row after which a fresh process is the better chance."""
+"""Requests in a row that failed alone, with no good step between, after which a fresh process is the better chance."""
 
 
 class Core(Protocol):
@@ -49,8 +47,9 @@ class Core(Protocol):
         ...
 
     @property
-    def wakeup(self) -> int | None:
-        """A file descriptor that is readable when that changes by itself (`Batcher.wakeup`)."""
+    def wakeups(self) -> Sequence[int]:
+        """File descriptors that are readable when that changes by itself: an adapter is ready to be installed, an
+        engine that runs by itself has tokens (`ContinuousBatcher.wakeup`)."""
         ...
 
     @property
@@ -62,6 +61,17 @@ class Core(Protocol):
         """Takes in messages, advances, and says what came of it."""
         ...
 
+    @property
+    def expected_seconds(self) -> float | None:
+        """What the work under way is expected to take; None: not known. Read by another thread, too."""
+        ...
+
+    @property
+    def quiet_since(self) -> float | None:
+        """Since when work that goes on outside `step` has shown nothing; None: there is no such work. Read by another
+        thread, too."""
+        ...
+
     def stats(self) -> EngineStats: ...
 
     def close(self) -> None: ...
@@ -71,17 +81,18 @@ class EngineCore:
     """Scheduler, KV cache book-keeping and runner, wired together. Its owner calls `step` while `has_work`."""
 
     def __init__(self, runner: ModelRunner, config: SchedulerConfig, clock: Callable[[], float]) -> None:
-        info = runner.info
+        """Raises UnsupportedError for guesses that the runner cannot verify."""
+        if config.speculative != "off" and not runner.info.supports_drafts:
+            raise UnsupportedError(f"This engine has no speculative decoding ({runner.info.runner}).")
         self.runner = runner
-        self.scheduler = Scheduler(
-            config,
-            KVCacheManager(info.num_blocks, info.block_size, enable_prefix_caching=config.enable_prefix_caching),
-            max_model_len=info.max_model_len,
-            eos_token_ids=info.eos_token_ids,
-        )
+        self.scheduler = Scheduler(config, runner.info)
+        self.adapters = AdapterLoader(runner, self.scheduler.intake)
         self.failures_in_a_row = 0
-        """Steps that raised since the last good one."""
+        """Requests that failed alone since the last good step."""
+        self.broken = False
+        self._depth = min(config.steps_in_flight, runner.max_steps_in_flight)
         self._clock = clock
+        self._last_collected = 0.0
 
     @property
     def info(self) -> ModelInfo:
@@ -89,55 +100,96 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_requests
+        return self.scheduler.has_work
 
     @property
-    def broken(self) -> bool:
-        return self.failures_in_a_row >= _MAX_FAILURES
+    def wakeups(self) -> Sequence[int]:
+        return self.adapters.wakeups
 
-    wakeup: int | None = None
-    next_look: float | None = None
+    @property
+    def next_look(self) -> float | None:
+        return self.scheduler.intake.next_deadline
+
+    @property
+    def expected_seconds(self) -> float | None:
+        return sum(steps.expected_seconds for steps in tuple(self.scheduler.under_way)) or None
+
+    quiet_since: float | None = None
 
     def stats(self) -> EngineStats:
         return self.scheduler.stats()
 
     def close(self) -> None:
+        self.adapters.close()
         self.runner.close()
 
     def step(self, messages: Iterable[DownMessage]) -> StepOutputs:
-        """One iteration: takes in messages, schedules, executes, updates. The result is one message."""
-        started = self._clock()
-        replies = self._receive(messages, started)
-        step = self.scheduler.schedule(started)
-        if not step.request_ids:
-            return StepOutputs(self.scheduler.take_outputs(), self.scheduler.stats(), [], replies)
-        outputs = self._execute(step)
-        record = StepRecord(self._clock() - started, len(step.request_ids), step.total_num_scheduled_tokens)
-        return StepOutputs(outputs, self.scheduler.stats(), [record], replies)
+        """One iteration: takes in messages, hands out steps, and takes in what the oldest one came to."""
+        self._receive(messages)
+        replies = self.adapters.advance()
+        records: list[StepRecord] = []
+        if self._submit() and self.scheduler.under_way:
+            self._collect(records)
+        outputs = self.scheduler.take_outputs()
+        if not self.scheduler.has_requests and not self.scheduler.under_way:
+            self._check_idle()
+        return StepOutputs(outputs, self.scheduler.stats(), records, replies)
 
-    def _receive(self, messages: Iterable[DownMessage], now: float) -> list[AdapterReply]:
-        replies = []
+    def _receive(self, messages: Iterable[DownMessage]) -> None:
         for message in messages:
             if isinstance(message, AddRequest):
                 self.scheduler.add(message)
             elif isinstance(message, AbortRequests):
-                self.scheduler.abort(message.ids, now)
+                self.scheduler.abort(message.ids, self._clock())
             else:
-                replies.append(carry_out(message, self.runner))
-        return replies
+                self.adapters.receive(message)
 
-    def _execute(self, step: SchedulerOutput) -> list[RequestOutput]:
-        """Runs the step. When it raises, its requests end with an error; those that wait go on."""
+    def _submit(self) -> bool:
+        """Hands out steps until as many are under way as may be. False when that failed."""
+        while len(self.scheduler.under_way) < self._depth:
+            step = self.scheduler.schedule(self._clock())
+            if not step.request_ids:
+                break
+            try:
+                self.runner.submit(step)
+            except Exception:
+                self._recover(self.scheduler.under_way[-1])
+                return False
+        return True
+
+    def _collect(self, records: list[StepRecord]) -> None:
+        """Waits for the oldest step's result; the next one computes while this is looked at."""
+        done = self.scheduler.under_way[0]
         try:
-            result: ModelRunnerOutput = self.runner.execute(step)
+            result = self.runner.collect()
         except Exception:
-            logger.exception("a step of %d requests failed", len(step.request_ids))
-            self.failures_in_a_row += 1
-            self.runner.reset()
-            return self.scheduler.fail_step(StepFailedError("The engine failed on this request."), self._clock())
+            self._recover(done)
+            return
+        now = self._clock()
+        seconds = now - max(done.scheduled_at, self._last_collected)
+        self._last_collected = now
         self.failures_in_a_row = 0
-        return self.scheduler.update_from_output(step, result, self._clock())
+        self.scheduler.update_from_output(result, now, seconds)
+        records.append(StepRecord(seconds, len(done.requests), done.step.total_num_scheduled_tokens))
+
+    def _recover(self, failed: StepUnderWay) -> None:
+        """Called while the exception is handled: the step's requests are run again in halves, until the one that makes
+        it fail is alone."""
+        logger.exception("a step of %d requests failed", len(failed.requests))
+        if len(failed.requests) == 1:
+            self.failures_in_a_row += 1
+            self.broken = self.failures_in_a_row >= _MAX_FAILURES
+        self.runner.reset()
+        self.scheduler.step_failed(failed, StepFailedError("The engine failed on this request."), self._clock())
+
+    def _check_idle(self) -> None:
+        """A leak in the books grows until nothing can run: a new process is the better chance."""
+        try:
+            check_idle(self.scheduler)
+        except IntegrityError:
+            logger.exception("the engine's books are wrong")
+            self.broken = True
 
     def check_integrity(self) -> None:
-        """Raises IntegrityError when queues, seats or blocks contradict one another."""
+        """Raises IntegrityError when queues, seats, steps under way or blocks contradict one another."""
         check_integrity(self.scheduler)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.engines.autonomous.core import AutonomousCore
-from penstock.engines.contract.batcher import Batcher
+from penstock.engines.contract.continuous_batcher import ContinuousBatcher
 from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.core import Core, EngineCore
 from penstock.engines.errors import EngineError, UnsupportedError
@@ -32,6 +32,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: SchedulerConfig = SchedulerConfig()
     publish_interval: float = 0.0
     """Seconds; see `process.publisher`."""
+    heartbeat_interval: float = 1.0
+    """Seconds; see `process.heartbeat`."""
 
 
 def _openvino(options: dict[str, Any]) -> ModelRunner:
@@ -68,13 +70,13 @@ def _vllm(options: dict[str, Any]) -> ModelRunner:
     return load(options)
 
 
-def _vllm_batcher(options: dict[str, Any]) -> Batcher:
+def _vllm_batcher(options: dict[str, Any]) -> ContinuousBatcher:
     from penstock.engines.vllm.loading import load_batcher
 
     return load_batcher(options)
 
 
-def _simulated_batcher(options: dict[str, Any]) -> Batcher:
+def _simulated_batcher(options: dict[str, Any]) -> ContinuousBatcher:
     from penstock.engines.simulated import OwnThread, SimulatedBatcher, SimulatedBatcherConfig
 
     config = msgspec.convert(options, SimulatedBatcherConfig)
@@ -86,13 +88,13 @@ RUNNERS = {"openvino": _openvino, "simulated": _simulated, "torch": _torch, "vll
 """Imported when asked for: a process loads only what it runs."""
 
 
-def _tensorrt_llm(options: dict[str, Any]) -> Batcher:
+def _tensorrt_llm(options: dict[str, Any]) -> ContinuousBatcher:
     from penstock.engines.tensorrt_llm.loading import load
 
     return load(options)
 
 
-BATCHERS: dict[str, Callable[[dict[str, Any]], Batcher]] = {
+BATCHERS: dict[str, Callable[[dict[str, Any]], ContinuousBatcher]] = {
     "simulated": _simulated_batcher,
     "tensorrt_llm": _tensorrt_llm,
     "vllm": _vllm_batcher,
@@ -114,11 +116,15 @@ def load_core(spec: EngineSpec, clock: Callable[[], float]) -> Core:
         raise ValueError(f"the engine {spec.runner} has no scheduler of its own")
     if spec.scheduling != "engine" and spec.runner in RUNNERS:
         try:
-            return EngineCore(load_runner(spec), spec.scheduler, clock)
+            runner = load_runner(spec)
         except UnsupportedError as error:
             if spec.scheduling == "penstock" or spec.runner not in BATCHERS:
                 raise
+            if spec.scheduler.speculative != "off":
+                raise UnsupportedError(f"--speculative needs penstock's scheduler: {error.message}") from error
             logger.warning("%s schedules by itself: %s", spec.runner, error.message)
+        else:
+            return EngineCore(runner, spec.scheduler, clock)
     return AutonomousCore(BATCHERS[spec.runner](spec.options), spec.scheduler, clock)
 
 

@@ -47,7 +47,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = "auto"
     weights: Annotated[
         Literal["auto", "bf16", "f16", "f32", "int8"],
-        Meta(description="how weights are kept; auto: as in the checkpoint"),
+        Meta(description="how weights are kept; auto: as in the checkpoint; int8 rounds activations to int8, too"),
     ] = "auto"
     kv_cache_dtype: Annotated[
         Literal["auto", "u8", "fp8", "bf16", "f16", "f32"],
@@ -129,6 +129,24 @@ class SchedulingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "or max-num-seqs"
         ),
     ] = None
+    itl_target_ms: Annotated[
+        Annotated[float, Meta(ge=0)],
+        Meta(
+            description="while requests generate, prompts get as much of a step as keeps it within so many "
+            "milliseconds, by the measured speed; 0: always as much as max-num-batched-tokens allows"
+        ),
+    ] = 200.0
+    steps_in_flight: Annotated[
+        Positive, Meta(description="steps that are under way at the same time, as far as the engine can; 1: one by one")
+    ] = 2
+    speculative: Annotated[
+        Literal["off", "ngram"],
+        Meta(
+            description="ngram: next tokens are guessed from what the request has said before (prompt lookup), and "
+            "several are verified in a step; answers stay the same"
+        ),
+    ] = "off"
+    max_draft_tokens: Annotated[Positive, Meta(description="most guesses verified in one step of a request")] = 8
     policy: Annotated[
         Literal["fcfs", "priority", "fair"],
         Meta(description="fcfs: by arrival; priority: lower first, with ageing; fair: by tokens served per tenant"),
@@ -143,6 +161,13 @@ class SchedulingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     request_timeout: Annotated[
         Seconds, Meta(description="seconds from arrival to the last token, queueing included; 0: no limit")
     ] = 0.0
+
+
+OF_OUR_SCHEDULER = {
+    name: getattr(SchedulingConfig(), name)
+    for name in ("itl_target_ms", "steps_in_flight", "speculative", "max_draft_tokens")
+}
+"""Settings that mean nothing to an engine that schedules by itself, and their defaults."""
 
 
 class RepositoryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -234,8 +259,21 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 60.0
     watchdog_timeout: Annotated[
         Annotated[float, Meta(gt=0)],
-        Meta(description="seconds without a sign of life after which the engine is replaced"),
+        Meta(
+            description="seconds without progress after which the engine is replaced; a step that was expected to take "
+            "long gets more"
+        ),
     ] = 60.0
+    ready_timeout: Annotated[
+        Annotated[float, Meta(gt=0)],
+        Meta(
+            description="seconds without progress of the engine after which the server is not ready; a step that was "
+            "expected to take long gets more"
+        ),
+    ] = 10.0
+    load_timeout: Annotated[
+        Seconds, Meta(description="seconds after which an engine that is still loading its model is ended; 0: never")
+    ] = 1800.0
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="how much is logged, to stderr")
     ] = "info"
@@ -291,5 +329,5 @@ class SimulatedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sim_prefill_us: Annotated[Seconds, Meta(description="microseconds per prompt token")] = 0.0
     sim_sequence_us: Annotated[Seconds, Meta(description="microseconds per sequence in a step")] = 0.0
     sim_faults: Annotated[
-        str, Meta(description='faults by marker token in the prompt, e.g. "kill=7,nan=8"; for tests')
+        str, Meta(description='faults by marker token in the prompt, e.g. "kill=7,slow=8:2.5"; for tests')
     ] = ""

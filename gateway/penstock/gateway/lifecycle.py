@@ -186,7 +186,7 @@ class _Server:
             model.names[0],
             info.runner,
             info.context_length,
-            info.num_blocks * info.block_size,
+            info.num_kv_tokens,
         )
 
     def _handle_signals(self) -> None:

@@ -15,7 +15,7 @@ from penstock.engines.errors import MemoryBudgetError
 from penstock.engines.host.gpus import shown_gpus
 from penstock.engines.host.memory import available_memory, parse_memory, taken_memory
 from penstock.gateway.gpu_metrics import GpuMemory
-from penstock.gateway.memory_demand import Demand, Part
+from penstock.gateway.memory_demand import Demand, MemoryNeeds
 
 logger = logging.getLogger("penstock")
 
@@ -183,7 +183,7 @@ class MemoryBudget:
         return "; ".join(parts) + "".join(f" or {each}" for each in helps[1:])
 
 
-def _need(part: Part, room: int | None) -> Need:
+def _need(part: MemoryNeeds, room: int | None) -> Need:
     left = None if room is None else room - part.weights - part.rest
     return Need(part.weights, part.cache.size(left or 0), part.rest)
 

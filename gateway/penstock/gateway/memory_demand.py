@@ -26,7 +26,7 @@ class CacheWish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class MemoryNeeds:
     """Needs of one kind of memory, in bytes."""
 
     weights: int = 0
@@ -39,8 +39,8 @@ class Part:
 class Demand:
     """What a model wants of a machine."""
 
-    host: Part
-    device: Part = Part()
+    host: MemoryNeeds
+    device: MemoryNeeds = MemoryNeeds()
     """Of each of `gpus`."""
     gpus: Sequence[int] = ()
     """Places among those that CUDA shows."""

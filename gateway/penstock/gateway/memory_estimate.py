@@ -17,7 +17,7 @@ from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.host.memory import parse_memory
 from penstock.engines.registry import EngineSpec
 from penstock.engines.vllm.versions import is_cpu_build
-from penstock.gateway.memory_demand import CacheWish, Demand, Part
+from penstock.gateway.memory_demand import CacheWish, Demand, MemoryNeeds
 from penstock.gateway.model_shape import FLOAT_BYTES, ModelShape, StoredSize, read_shape, stored_sizes
 
 _MIB = 1 << 20
@@ -51,25 +51,25 @@ def estimate(spec: EngineSpec) -> Demand:
     process = _PROCESS.get(spec.runner, 0)
     options = spec.options
     if "model_dir" not in options:  # the simulated engine
-        return Demand(host=Part(rest=process))
+        return Demand(host=MemoryNeeds(rest=process))
     folder = Path(options["model_dir"])
     sizes, shape = stored_sizes(folder), read_shape(folder)
     gpus = _gpus(spec)
     workers = options.get("tensor_parallel_size", 1) * options.get("pipeline_parallel_size", 1)
     parts = workers if gpus else 1
-    model = Part(
+    model = MemoryNeeds(
         weights=_weights(spec.runner, sizes, options, on_gpu=bool(gpus)) // parts,
         cache=_cache(spec, shape, sizes, on_gpu=bool(gpus), workers=workers),
         rest=_step_bytes(shape, options),
     )
     if not gpus:
-        host = Part(weights=model.weights, cache=model.cache, rest=model.rest + process * workers)
+        host = MemoryNeeds(weights=model.weights, cache=model.cache, rest=model.rest + process * workers)
         told = model.cache.fixed is None
         return Demand(host=host, workers=workers, told=told, hints=_hints(spec.runner, gpu_share=False))
     share = options.get("memory_share")
     return Demand(
-        host=Part(rest=(process + _CUDA_HOST) * workers),
-        device=Part(weights=model.weights, cache=model.cache, rest=model.rest + _CUDA_DEVICE),
+        host=MemoryNeeds(rest=(process + _CUDA_HOST) * workers),
+        device=MemoryNeeds(weights=model.weights, cache=model.cache, rest=model.rest + _CUDA_DEVICE),
         gpus=gpus,
         gpu_share=share,
         # vLLM fills its share of a GPU by itself; TensorRT-LLM would take a share of what its weights leave free

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
@@ -9,6 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, GCCollecto
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock.engines.contract.messages import EngineStats, StepRecord
+from penstock.engines.process.liveness import Liveness
 from penstock.gateway.adapters import AdapterSet
 from penstock.gateway.exposition import Family, render
 from penstock.gateway.histogram import Histogram
@@ -38,6 +40,9 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda s: s.prefix_queries),
     ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda s: s.prefix_hits),
     ("engine_steps", "Iterations of the engine.", lambda s: s.steps),
+    ("engine_step_failures", "Iterations that failed.", lambda s: s.step_failures),
+    ("spec_decode_draft_tokens", "Guessed tokens that were verified (speculative decoding).", lambda s: s.draft_tokens),
+    ("spec_decode_accepted_tokens", "Guessed tokens that were right.", lambda s: s.accepted_tokens),
 )
 
 
@@ -50,8 +55,11 @@ class ModelMetrics:
         stats: Callable[[], EngineStats],
         ready: Callable[[], bool],
         adapters: AdapterSet | None = None,
+        liveness: Callable[[], Liveness] | None = None,
     ) -> None:
+        """`liveness`: of an engine in a process of its own."""
         self._adapters = adapters
+        self._liveness = liveness
         self._labels = {"model": model}
         self._stats = stats
         self._ready = ready
@@ -96,6 +104,8 @@ class ModelMetrics:
     def collect(self) -> Iterator[Metric]:
         stats, names, values = self._stats(), list(self._labels), list(self._labels.values())
         yield self._gauge("engine_ready", "1 while the engine serves.", float(self._ready()))
+        if self._liveness is not None:
+            yield from self._pulse(self._liveness())
         for name, text, value in _GAUGES:
             yield self._gauge(name, text, value(stats))
         for name, text, value in _COUNTERS:
@@ -112,6 +122,12 @@ class ModelMetrics:
             yield from histogram.samples(self._labels)
         if self._adapters is not None and self._adapters.max_loaded:
             yield from self._lora(self._adapters)
+
+    def _pulse(self, liveness: Liveness) -> Iterator[Metric]:
+        silence = liveness.silence(time.monotonic())
+        yield self._gauge("engine_heartbeat_age_seconds", "Since the engine process was last heard of.", silence)
+        text = "How long the engine's step under way had taken at its newest heartbeat; 0 with none."
+        yield self._gauge("engine_step_age_seconds", text, liveness.step_seconds)
 
     def _lora(self, adapters: AdapterSet) -> Iterator[Metric]:
         yield self._gauge("lora_adapters", "LoRA adapters that are loaded.", len(adapters))

@@ -12,11 +12,11 @@ from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.process import WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.engines.scheduler.policy import Policy
+from penstock.engines.scheduler.queues import Policy
 from penstock.gateway.adapters import Adapter, AdapterSet, new_adapter, parse_adapters, parse_directory
 from penstock.gateway.budgeted_engine import BudgetedEngine
 from penstock.gateway.config import Config, ConfigError
-from penstock.gateway.config_sections import EngineConfig
+from penstock.gateway.config_sections import OF_OUR_SCHEDULER, EngineConfig
 from penstock.gateway.engine_choice import choose_engine
 from penstock.gateway.memory_budget import MemoryBudget
 from penstock.gateway.metrics import ModelMetrics
@@ -51,11 +51,23 @@ def build_model(
         budget or MemoryBudget(),
         names[0],
         spec,
-        WatchdogConfig(timeout=config.server.watchdog_timeout),
+        WatchdogConfig(
+            timeout=config.server.watchdog_timeout,
+            ready_timeout=config.server.ready_timeout,
+            load_timeout=config.server.load_timeout,
+        ),
         log_level=config.server.logging_level,
         on_step=lambda step: observed[0].step(step),
     )
-    observed.append(ModelMetrics(names[0], stats=lambda: engine.stats, ready=lambda: engine.ready, adapters=adapters))
+    observed.append(
+        ModelMetrics(
+            names[0],
+            stats=lambda: engine.stats,
+            ready=lambda: engine.ready,
+            adapters=adapters,
+            liveness=lambda: engine.liveness,
+        )
+    )
     return LoadedModel(
         names=names,
         root=source.name,
@@ -81,6 +93,10 @@ def engine_spec(
         scheduler = SchedulerConfig(
             max_num_seqs=scheduling.max_num_seqs,
             max_num_batched_tokens=batched_tokens,
+            itl_target_ms=scheduling.itl_target_ms,
+            steps_in_flight=scheduling.steps_in_flight,
+            speculative=scheduling.speculative,
+            max_draft_tokens=scheduling.max_draft_tokens,
             policy=Policy(scheduling.policy),
             ageing_seconds=scheduling.ageing,
             max_queued_requests=scheduling.max_queued_requests,
@@ -125,6 +141,10 @@ def _check_engine_settings(config: Config, runner: str) -> None:
         raise ConfigError(f"scheduler: the {runner} engine has no scheduler of its own; penstock's runs it")
     if scheduler == "penstock" and runner == "tensorrt_llm":
         raise ConfigError("scheduler: the tensorrt_llm engine runs under its own scheduler, behind penstock's queue")
+    if scheduler == "engine" or runner == "tensorrt_llm":
+        for name, default in OF_OUR_SCHEDULER.items():
+            if getattr(config.scheduling, name) != default:
+                raise ConfigError(f"{name.replace('_', '-')}: an engine under its own scheduler lacks this setting")
     if runner in _LARGE_ENGINES:
         return
     for name in EngineConfig.__struct_fields__:
@@ -206,10 +226,11 @@ def _simulated_options(
     config: Config, source: ModelSource, scheduler: SchedulerConfig, tokenizer: Tokenizer
 ) -> dict[str, Any]:
     options = config.simulated
-    first, last = _plain_ids(tokenizer)
+    first, end = _plain_ids(tokenizer)
     found: dict[str, Any] = {
-        "vocab_size": last,
+        "vocab_size": tokenizer.vocab_size,
         "first_token_id": first,
+        "end_token_id": end,
         "faults": options.sim_faults,
         "latency": {
             "per_step": options.sim_step_ms / 1e3,
@@ -228,11 +249,11 @@ def _simulated_options(
 
 
 def _plain_ids(tokenizer: Tokenizer) -> tuple[int, int]:
-    """The longest range [first, last) of ids without special tokens: what the simulated engine may say."""
+    """The longest range [first, end) of ids without special tokens: what the simulated engine may say."""
     edges = [-1, *sorted(tokenizer.special_ids), tokenizer.vocab_size]
     spans = [(after - before - 1, before + 1, after) for before, after in pairwise(edges)]
-    _, first, last = max(spans)
-    return first, last
+    _, first, end = max(spans)
+    return first, end
 
 
 _OPTIONS = {

@@ -1,8 +1,21 @@
 """The paged KV cache's book-keeping: blocks, pool, prefix cache, block tables. Block ids only, never tensors."""
 
+from penstock.kvcache.groups import KVGroup, largest_chunk
 from penstock.kvcache.hashing import BlockHasher
 from penstock.kvcache.manager import KVCacheManager
-from penstock.kvcache.pool import BlockPool, IntegrityError
-from penstock.kvcache.table import BlockTable, Growth
+from penstock.kvcache.pool import BlockHash, BlockPool, IntegrityError
+from penstock.kvcache.table import NO_BLOCK, BlockTables, Growth, HashChain
 
-__all__ = ["BlockHasher", "BlockPool", "BlockTable", "Growth", "IntegrityError", "KVCacheManager"]
+__all__ = [
+    "NO_BLOCK",
+    "BlockHash",
+    "BlockHasher",
+    "BlockPool",
+    "BlockTables",
+    "Growth",
+    "HashChain",
+    "IntegrityError",
+    "KVCacheManager",
+    "KVGroup",
+    "largest_chunk",
+]

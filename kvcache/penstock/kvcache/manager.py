@@ -1,4 +1,4 @@
-"""The KV cache manager: block tables over one pool, with prefix sharing and copy on write.
+"""The KV cache manager: block tables over one pool, with prefix sharing, copy on write, and windows.
 
 Ownership: a table holds one reference to each of its blocks. A block may be shared between tables, and between tables
 and the prefix cache; it is written only by a sole holder while it is not in the cache (BlockPool.is_writable).
@@ -7,12 +7,18 @@ The tensors live in the runners; here are block ids only.
 
 from __future__ import annotations
 
+import math
+import sys
 from collections import Counter
 from collections.abc import Sequence
 
+from penstock.kvcache.groups import KVGroup, blocks_of_request
 from penstock.kvcache.hashing import BlockHasher
 from penstock.kvcache.pool import BlockHash, BlockPool, require
-from penstock.kvcache.table import BlockTable, Growth
+from penstock.kvcache.table import NO_BLOCK, BlockTable, BlockTables, Growth, HashChain
+
+Chains = tuple[HashChain, ...]
+"""One for each group; groups with equal block sizes share theirs."""
 
 
 class KVCacheManager:
@@ -21,150 +27,311 @@ class KVCacheManager:
     def __init__(
         self,
         num_blocks: int,
-        block_size: int,
+        groups: Sequence[KVGroup],
         *,
         enable_prefix_caching: bool = True,
         hasher: BlockHasher | None = None,
     ) -> None:
-        if block_size < 1:
-            raise ValueError(f"block_size must be positive, not {block_size}")
-        self.block_size = block_size
+        if not groups:
+            raise ValueError("a KV cache needs at least one group of layers")
+        self.groups = tuple(groups)
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = BlockPool(num_blocks)
         self._hasher = hasher or BlockHasher()
-        self._tables: set[BlockTable] = set()
-
-    def blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
+        self.holders: set[BlockTables] = set()
+        """All tables that were given and not freed."""
+        self._computing: dict[BlockHash, BlockTables] = {}
+        """Blocks of prompts that are being computed: who is going to publish them."""
+        self._match_unit = math.lcm(*(group.block_size for group in groups))
+        self._has_windows = any(group.window for group in groups)
 
     @property
     def usage(self) -> float:
         """Share of blocks that requests hold, 0..1."""
         return 1 - self.pool.num_free / self.pool.num_blocks
 
+    def fits(self, num_tokens: int, chunk: int) -> bool:
+        """Whether a request of so many tokens, computed `chunk` at a time, can have its blocks when it is alone."""
+        return blocks_of_request(self.groups, num_tokens, chunk) <= self.pool.num_blocks
+
+    def chains(self, *, adapter: str = "", salt: str = "") -> Chains:
+        """For a new sequence of tokens: its owner keeps them for as long as it appends to that sequence."""
+        root = self._hasher.root(adapter=adapter, salt=salt)
+        by_size = {group.block_size: HashChain(self._hasher, root, group.block_size) for group in self.groups}
+        return tuple(by_size[group.block_size] for group in self.groups)
+
+    # -- a prompt comes in -----------------------------------------------------------------------------------
+
     def admit(
-        self,
-        token_ids: Sequence[int],
-        *,
-        adapter: str = "",
-        salt: str = "",
-        reserve: int = 0,
-        read_cache: bool = True,
-        known_hashes: list[BlockHash] | None = None,
-    ) -> tuple[BlockTable, int, tuple[int, int] | None] | None:
-        """A table with room for all of `token_ids`: (table, number of leading tokens found in the cache, block copy).
+        self, token_ids: Sequence[int], chains: Chains, chunk: int, *, reserve: int = 0, read_cache: bool = True
+    ) -> tuple[BlockTables, int] | None:
+        """Tables in which the next `chunk` tokens can be computed, and how many leading tokens need not be: they are
+        cached. Groups without a window get blocks for all of `token_ids`. None, and nothing changes, unless `reserve`
+        blocks would stay free once each group has all that it needs at once.
 
-        At least one token is left to compute, since its logits are wanted: after a hit on every token the last block is
-        copied, as Growth.copy. None, and nothing changes, unless `reserve` blocks would stay free.
-
-        `known_hashes` is the caller's memory of earlier calls for the same tokens and keys, extended here: a long
-        prompt that has to try again in every step is hashed once.
+        At least one token is left to compute, since its logits are needed. After a hit on every token the last block
+        is copied or, where blocks are short, computed again.
         """
-        if reserve >= self.pool.num_free:  # whoever has something to compute needs a block
+        if reserve >= self.pool.num_free:  # there is always something to compute, which needs a block
             return None
-        table = BlockTable(self._hasher.root(adapter=adapter, salt=salt))
-        cached: list[int] = []
-        if read_cache and self.enable_prefix_caching:
-            cached = self._match(table, token_ids, [] if known_hashes is None else known_hashes)
-        num_computed = min(len(cached) * self.block_size, len(token_ids) - 1)
-        copied = num_computed < len(cached) * self.block_size
-        needed = self.blocks_for(len(token_ids)) - len(cached) + copied
-        self.pool.retain(cached)  # before counting what is free: a cached block must not count as both
-        if needed + reserve > self.pool.num_free:
-            self.pool.release(cached[::-1])
-            return None
-        table.block_ids = list(cached)
-        table.capacity = num_computed // self.block_size * self.block_size
-        self._await_next_full_block(table)
-        self._tables.add(table)
-        growth = self.grow(table, num_computed, len(token_ids))
-        return table, num_computed, growth.copy if growth else None
+        length = len(token_ids)
+        read_cache = read_cache and self.enable_prefix_caching
+        matched = self._match(token_ids, chains, length) if read_cache else 0
+        admitted = self._admit_behind(matched, length, chains, chunk, reserve)
+        if admitted is None and matched == length:
+            matched = self._match(token_ids, chains, length - 1)
+            admitted = self._admit_behind(matched, length, chains, chunk, reserve)
+        return admitted
 
-    def _match(self, table: BlockTable, token_ids: Sequence[int], hashes: list[BlockHash]) -> list[int]:
-        """Cached blocks of the longest known prefix; their hashes go into the table."""
-        size, found = self.block_size, []
-        for index in range(len(token_ids) // size):
-            if index == len(hashes):
-                tokens = token_ids[index * size : (index + 1) * size]
-                hashes.append(self._hasher.block(hashes[-1] if hashes else table.root, tokens))
-            block_id = self.pool.lookup(hashes[index])
-            if block_id is None:
+    def _admit_behind(
+        self, matched: int, length: int, chains: Chains, chunk: int, reserve: int
+    ) -> tuple[BlockTables, int] | None:
+        start = min(matched, length - 1)
+        tables = BlockTables([BlockTable(group, g, chains[g]) for g, group in enumerate(self.groups)])
+        needed = 0
+        for table in tables.tables:
+            self._take_cached(table, matched, start)
+            needed += self._blocks_ahead(table, length, chunk) + (start < matched)
+        if needed + reserve > self.pool.num_free:
+            for table in tables.tables:
+                self.pool.release(table.held[::-1])
+            return None
+        self.holders.add(tables)
+        end = min(length, start + chunk)
+        self._grow_tables(tables, start, [end if table.group.window else length for table in tables.tables])
+        self._set_marks(tables)
+        return tables, start
+
+    def _blocks_ahead(self, table: BlockTable, length: int, chunk: int) -> int:
+        """Blocks that the group will need at once, in addition to the matched ones that it holds."""
+        blocks = -(-length // table.group.block_size) - len(table.block_ids)
+        if table.group.window:
+            blocks = min(blocks, blocks_of_request((table.group,), length, chunk) - len(table.held))
+        return max(0, blocks)
+
+    def _take_cached(self, table: BlockTable, matched: int, start: int) -> None:
+        """Puts the matched blocks into the table that the token at position `start` and later ones read."""
+        count = matched // table.group.block_size
+        table.first = min(table.group.first_block(start), count)
+        found = [self.pool.lookup(_key(table.chain.hashes[i], table.index)) for i in range(table.first, count)]
+        cached = [block_id for block_id in found if block_id is not None]
+        self.pool.retain(cached)  # before counting what is free: a cached block must not count as both
+        table.block_ids = [NO_BLOCK] * table.first + cached
+        table.num_published = count
+
+    def _match(self, token_ids: Sequence[int], chains: Chains, limit: int) -> int:
+        """Tokens of the longest known prefix, at most `limit`: every group has what the token behind it reads."""
+        length = limit // self._match_unit * self._match_unit
+        for g, group in enumerate(self.groups):
+            if not group.window:
+                length = self._match_whole(g, chains[g], token_ids, length)
+        while self._has_windows and length:
+            before = length
+            for g, group in enumerate(self.groups):
+                if group.window:
+                    length = self._match_window(g, chains[g], token_ids, length)
+            if length == before:
                 break
-            found.append(block_id)
-        table.hashes = hashes[: len(found)]
+        return length
+
+    def _match_whole(self, g: int, chain: HashChain, token_ids: Sequence[int], length: int) -> int:
+        """Hashes no further than the first miss."""
+        size, lookup = chain.block_size, self.pool.lookup
+        for index in range(length // size):
+            chain.extend(token_ids, index + 1)
+            if lookup(_key(chain.hashes[index], g)) is None:
+                return index * size // self._match_unit * self._match_unit
+        return length
+
+    def _match_window(self, g: int, chain: HashChain, token_ids: Sequence[int], length: int) -> int:
+        """The longest prefix up to `length` behind which this group's window is cached."""
+        group, size = self.groups[g], chain.block_size
+        chain.extend(token_ids, length // size)
+        last_miss = [-1]  # before each block: the newest one that is not cached
+        for index in range(length // size):
+            known = self.pool.lookup(_key(chain.hashes[index], g)) is not None
+            last_miss.append(last_miss[-1] if known else index)
+        while length and last_miss[length // size] >= group.first_block(min(length, len(token_ids) - 1)):
+            length -= self._match_unit
+        return length
+
+    # -- the same prompt twice -------------------------------------------------------------------------------
+
+    def announce(self, tables: BlockTables, token_ids: Sequence[int]) -> None:
+        """Tells that those full blocks of these tokens which are not cached are about to be computed (`computing`)."""
+        if not self.enable_prefix_caching:
+            return
+        table = tables.tables[0]
+        count = len(token_ids) // table.group.block_size
+        table.chain.extend(token_ids, count)
+        for block_hash in table.chain.hashes[table.num_published : count]:
+            if self.pool.lookup(block_hash) is None:
+                self._computing.setdefault(block_hash, tables)
+
+    def computing(self, token_ids: Sequence[int], chains: Chains) -> BlockHash | None:
+        """The last block of this prompt that another request is computing right behind what is cached, if any. Once it
+        is published, or given up, it need not be computed again."""
+        if not self._computing:
+            return None
+        chain, found = chains[0], None
+        for index in range(len(token_ids) // chain.block_size):
+            chain.extend(token_ids, index + 1)
+            block_hash = chain.hashes[index]
+            if block_hash in self._computing:
+                found = block_hash
+            elif found is not None or self.pool.lookup(block_hash) is None:
+                break
         return found
 
-    def grow(self, table: BlockTable, start: int, end: int) -> Growth | None:
+    def is_computing(self, block_hash: BlockHash) -> bool:
+        return block_hash in self._computing
+
+    def _withdraw(self, tables: BlockTables, start: int, stop: int) -> None:
+        for block_hash in tables.tables[0].chain.hashes[start:stop]:
+            if self._computing.get(block_hash) is tables:
+                del self._computing[block_hash]
+
+    # -- tokens come in --------------------------------------------------------------------------------------
+
+    def grow(self, tables: BlockTables, start: int, end: int) -> Growth | None:
         """Makes positions start..end-1 writable. None when the pool cannot give what that needs; nothing changes then.
 
-        Below `table.capacity` no call is needed.
+        Below `tables.capacity` no call is needed.
         """
-        blocks, first = table.block_ids, start // self.block_size
-        shared = first < len(blocks) and not self.pool.is_writable(blocks[first])
-        missing = max(0, self.blocks_for(end) - len(blocks))
-        if missing + shared > self.pool.num_free:
+        needed = 0
+        for table in tables.tables:
+            needed += max(0, -(-end // table.group.block_size) - len(table.block_ids)) + self._must_copy(table, start)
+        if needed > self.pool.num_free:
             return None
-        index, copy = len(blocks), None
-        fresh = self.pool.allocate(missing + shared)
-        if shared:
-            index, copy = first, (blocks[first], fresh[0])
-            self.pool.release([blocks[first]])
-            blocks[first] = fresh.pop(0)
-            del table.hashes[first:]
-            self._await_next_full_block(table)
-        blocks.extend(fresh)
-        table.capacity = len(blocks) * self.block_size
-        return Growth(index, blocks[index:], copy)
+        return self._grow_tables(tables, start, [end] * len(tables.tables))
 
-    def fork(self, parent: BlockTable, num_computed: int) -> BlockTable:
-        """A second table over the parent's first `num_computed` positions, with no block of its own yet.
+    def _must_copy(self, table: BlockTable, start: int) -> bool:
+        """Others hold the block of position `start`, or could find it in the prefix cache."""
+        first = start // table.group.block_size
+        return first < len(table.block_ids) and not self.pool.is_writable(table.block_ids[first])
 
-        Whoever of the two writes into the last, partly filled block first gets a copy of it (`grow`).
-        """
-        count = self.blocks_for(num_computed)
-        full = num_computed // self.block_size
-        child = BlockTable(
-            parent.root,
-            parent.block_ids[:count],
-            parent.hashes[:full],
-            capacity=full * self.block_size,
-        )
-        self._await_next_full_block(child)
-        parent.capacity = min(parent.capacity, full * self.block_size)
-        self.pool.retain(child.block_ids)
-        self._tables.add(child)
-        return child
+    def _grow_tables(self, tables: BlockTables, start: int, ends: Sequence[int]) -> Growth:
+        growth = Growth([], [])
+        capacity = sys.maxsize
+        for table, end in zip(tables.tables, ends, strict=True):
+            size, blocks = table.group.block_size, table.block_ids
+            first = len(blocks)
+            missing = -(-end // size) - first
+            if start // size < first and self._must_copy(table, start):
+                first = start // size
+                (fresh,) = self.pool.allocate(1)
+                growth.copies.append((blocks[first], fresh))
+                blocks[first] = fresh
+                table.num_published = min(table.num_published, first)
+            if missing > 0:
+                blocks += self.pool.allocate(missing)
+            if first < len(blocks):
+                growth.updates.append((table.index, first, blocks[first:]))
+            capacity = min(capacity, len(blocks) * size)
+        tables.capacity = capacity
+        if growth.copies:
+            tables.copies += growth.copies
+            self._set_marks(tables)
+        return growth
 
-    def publish(self, table: BlockTable, token_ids: Sequence[int], num_computed: int) -> None:
+    def copied(self, tables: BlockTables) -> None:
+        """A step has made all of `tables.copies`."""
+        self.pool.release([source for source, _ in tables.copies])
+        tables.copies.clear()
+
+    def _set_marks(self, tables: BlockTables) -> None:
+        publish, trim = sys.maxsize, sys.maxsize
+        for table in tables.tables:
+            size, window = table.group.block_size, table.group.window
+            publish = min(publish, (table.num_published + 1) * size)
+            if window:
+                trim = min(trim, (table.first + 1) * size + window - 1)
+        tables.next_trim = trim
+        if self.enable_prefix_caching:
+            tables.next_publish = publish
+
+    def publish(self, tables: BlockTables, token_ids: Sequence[int], num_computed: int) -> None:
         """Offers the blocks that `num_computed` tokens fill to the prefix cache.
 
         Only for tokens whose step succeeded: what a failed step left in a block must never be found again.
         """
-        size, hashes = self.block_size, table.hashes
-        while len(hashes) < num_computed // size:
-            index = len(hashes)
-            tokens = token_ids[index * size : (index + 1) * size]
-            hashes.append(self._hasher.block(hashes[-1] if hashes else table.root, tokens))
-            self.pool.publish(table.block_ids[index], hashes[-1])
-        self._await_next_full_block(table)
+        for table in tables.tables:
+            start, count = table.num_published, num_computed // table.group.block_size
+            if count <= start:
+                continue
+            hashes = table.chain.hashes
+            table.chain.extend(token_ids, count)
+            for index in range(max(start, table.first), count):
+                self.pool.publish(table.block_ids[index], _key(hashes[index], table.index))
+            if not table.index:
+                self._withdraw(tables, start, count)
+            table.num_published = count
+        self._set_marks(tables)
 
-    def _await_next_full_block(self, table: BlockTable) -> None:
-        if self.enable_prefix_caching:
-            table.next_publish = (len(table.hashes) + 1) * self.block_size
+    def trim(self, tables: BlockTables, num_computed: int) -> None:
+        """Gives back the blocks that no token from position `num_computed` on reads."""
+        for table in tables.tables:
+            first = min(table.group.first_block(num_computed), len(table.block_ids))
+            if first > table.first:
+                self.pool.release(table.block_ids[table.first : first])
+                table.block_ids[table.first : first] = [NO_BLOCK] * (first - table.first)
+                table.first = first
+        self._set_marks(tables)
 
-    def free(self, table: BlockTable) -> None:
-        """Gives the table's blocks back, last block first: a prefix's tail is evicted before its head."""
-        self._tables.remove(table)
-        self.pool.release(table.block_ids[::-1])
-        table.block_ids = []
-        table.capacity = 0
+    def fork(self, parent: BlockTables, num_computed: int) -> tuple[BlockTables, Chains]:
+        """Second tables over the parent's first `num_computed` positions, with no block of their own yet, and the
+        chains of the new sequence. The parent's copies are made, and it was not trimmed beyond these positions.
+
+        Of the two, the first that writes into the last, partly filled block gets a copy of it (`grow`).
+        """
+        branches: dict[int, HashChain] = {}
+        children = []
+        for table in parent.tables:
+            size = table.group.block_size
+            chain = branches.setdefault(size, table.chain.branch(num_computed))
+            child = BlockTable(table.group, table.index, chain)
+            child.first = table.first
+            child.block_ids = table.block_ids[: -(-num_computed // size)]
+            child.num_published = min(table.num_published, num_computed // size)
+            self.pool.retain(child.held)
+            children.append(child)
+        tables = BlockTables(children)
+        self._set_marks(tables)
+        # the next write of either may need a copy, so it has to ask
+        parent.capacity = min(parent.capacity, num_computed // self._match_unit * self._match_unit)
+        self.holders.add(tables)
+        return tables, tuple(child.chain for child in children)
+
+    def free(self, tables: BlockTables) -> None:
+        """Gives the blocks back, last block first: a prefix's tail is evicted before its head."""
+        self.holders.remove(tables)
+        self.copied(tables)
+        for table in tables.tables:
+            self.pool.release(table.held[::-1])
+            if not table.index:
+                self._withdraw(tables, table.num_published, len(table.chain.hashes))
+            table.block_ids = []
+            table.first = 0
+        tables.capacity = 0
 
     def check_integrity(self) -> None:
         """Raises IntegrityError unless references, tables and pool agree (conservation and reference counts)."""
         self.pool.check_integrity()
-        held = Counter(block_id for table in self._tables for block_id in table.block_ids)
+        held = Counter(block for tables in self.holders for table in tables.tables for block in table.held)
+        held.update(source for tables in self.holders for source, _ in tables.copies)
         for block_id in range(self.pool.num_blocks):
             require(self.pool.ref_count(block_id) == held[block_id], f"block {block_id}: wrong reference count")
-        for table in self._tables:
-            require(len(set(table.block_ids)) == len(table.block_ids), "a table names a block twice")
-            require(table.capacity <= len(table.block_ids) * self.block_size, "capacity without blocks")
+        for tables in self.holders:
+            blocks = [block for table in tables.tables for block in table.held]
+            require(len(set(blocks)) == len(blocks), "a request names a block twice")
+            require(NO_BLOCK not in blocks, "a block in the window is missing")
+            for table in tables.tables:
+                require(set(table.block_ids[: table.first]) <= {NO_BLOCK}, "a block behind the window is held")
+                require(tables.capacity <= len(table.block_ids) * table.group.block_size, "capacity without blocks")
+        for tables in self._computing.values():
+            require(tables in self.holders, "nobody computes an announced block")
+
+
+def _key(block_hash: BlockHash, group: int) -> BlockHash:
+    """Groups cache different layers of the same tokens."""
+    return block_hash + bytes((group,)) if group else block_hash

@@ -1,32 +1,91 @@
-"""Block tables and what the manager answers when one grows."""
+"""A request's block tables, one for each group of layers, and what the manager answers when they grow."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from penstock.kvcache.groups import KVGroup
+from penstock.kvcache.hashing import BlockHasher
 from penstock.kvcache.pool import BlockHash
 
+NO_BLOCK = -1
+"""An entry of a block table that lies behind its group's window."""
 
-@dataclass(slots=True, eq=False)
+
+class HashChain:
+    """Hashes of the leading full blocks of one sequence of tokens, as far as they were needed so far."""
+
+    __slots__ = ("_hasher", "block_size", "hashes", "root")
+
+    def __init__(self, hasher: BlockHasher, root: BlockHash, block_size: int, hashes: list[BlockHash] | None = None):
+        self._hasher = hasher
+        self.root = root
+        self.block_size = block_size
+        self.hashes = [] if hashes is None else hashes
+
+    def extend(self, token_ids: Sequence[int], count: int) -> None:
+        """Makes the first `count` hashes known."""
+        hashes, size = self.hashes, self.block_size
+        for index in range(len(hashes), count):
+            tokens = token_ids[index * size : (index + 1) * size]
+            hashes.append(self._hasher.block(hashes[-1] if hashes else self.root, tokens))
+
+    def branch(self, num_tokens: int) -> HashChain:
+        """A chain of another sequence that has the same first `num_tokens`."""
+        return HashChain(self._hasher, self.root, self.block_size, self.hashes[: num_tokens // self.block_size])
+
+
 class BlockTable:
-    """One request's blocks: position p lives in block_ids[p // block_size], slot p % block_size."""
+    """One group's blocks: position p lives in block_ids[p // block_size], slot p % block_size."""
 
-    root: BlockHash
-    block_ids: list[int] = field(default_factory=list)
-    hashes: list[BlockHash] = field(default_factory=list)
-    """Of the leading full blocks, as far as they have been computed or found in the prefix cache."""
-    capacity: int = 0
-    """Positions below this can be written without asking the manager. Only `KVCacheManager` changes it."""
-    next_publish: int = sys.maxsize
-    """`KVCacheManager.publish` has something to do once this many tokens are computed; never without a prefix cache."""
+    __slots__ = ("block_ids", "chain", "first", "group", "index", "num_published")
+
+    def __init__(self, group: KVGroup, index: int, chain: HashChain) -> None:
+        self.group = group
+        self.index = index
+        """Of the group."""
+        self.chain = chain
+        self.block_ids: list[int] = []
+        self.first = 0
+        """Entries below lie behind the window: NO_BLOCK, given back or never had."""
+        self.num_published = 0
+        """Leading blocks that were offered to the prefix cache, or found in it."""
+
+    @property
+    def held(self) -> list[int]:
+        return self.block_ids[self.first :]
+
+
+class BlockTables:
+    """All that a request holds. Only `KVCacheManager` changes it."""
+
+    __slots__ = ("capacity", "copies", "next_publish", "next_trim", "tables")
+
+    def __init__(self, tables: list[BlockTable]) -> None:
+        self.tables = tables
+        self.capacity = 0
+        """Positions below this can be written without asking the manager."""
+        self.copies: list[tuple[int, int]] = []
+        """(source, destination): contents to copy before the next write. The sources are held as well, until
+        `KVCacheManager.copied` says that a step has done it: one that failed can be run again."""
+        self.next_publish = sys.maxsize
+        """`KVCacheManager.publish` has something to do once this many tokens are computed; never without a prefix
+        cache."""
+        self.next_trim = sys.maxsize
+        """`KVCacheManager.trim` has something to do once this many tokens are computed; never without a window."""
+
+    @property
+    def block_ids(self) -> tuple[list[int], ...]:
+        """Copies, one for each group."""
+        return tuple([list(table.block_ids) for table in self.tables])
 
 
 class Growth(NamedTuple):
-    """How a table changed in `KVCacheManager.grow`: from entry `start` on it holds `block_ids`."""
+    """How tables changed in `KVCacheManager.grow`."""
 
-    start: int
-    block_ids: list[int]
-    copy: tuple[int, int] | None
-    """(source, destination): contents to copy before the next write, since the source is shared or cached."""
+    updates: list[tuple[int, int, list[int]]]
+    """(group, entry, block ids): from the entry on the group's table holds these."""
+    copies: list[tuple[int, int]]
+    """New ones among `BlockTables.copies`."""

@@ -8,20 +8,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
 from helpers_classic import ECHO, model_config
-from penstock.classic.batcher import Batcher
+from penstock.classic.batcher import DynamicBatcher
 from penstock.classic.queue import Waiting
 from penstock.engines.errors import DeadlineExceededError, QueueFullError, QueueTimeoutError
 
 US = 1000
 
 
-def batcher(dynamic: str = "", *, max_batch_size: int = 8) -> Batcher[Waiting]:
+def batcher(dynamic: str = "", *, max_batch_size: int = 8) -> DynamicBatcher[Waiting]:
     config = model_config(ECHO, f"dynamic_batching {{ {dynamic} }}")
     config.max_batch_size = max_batch_size
-    return Batcher(config)
+    return DynamicBatcher(config)
 
 
-def added(to: Batcher[Waiting], *sizes: int, now: int = 0, **fields: int) -> list[Waiting]:
+def added(to: DynamicBatcher[Waiting], *sizes: int, now: int = 0, **fields: int) -> list[Waiting]:
     items = [Waiting(size, **fields) for size in sizes]
     for item in items:
         to.add(item, now)
@@ -155,7 +155,7 @@ def test_a_delayed_request_still_has_its_deadline() -> None:
 
 
 def test_models_without_a_batcher_execute_in_order_whatever_the_priority() -> None:
-    of: Batcher[Waiting] = Batcher(model_config(ECHO))
+    of: DynamicBatcher[Waiting] = DynamicBatcher(model_config(ECHO))
     items = added(of, 2, priority=3) + added(of, 1, priority=1)
     assert [of.take(0) for _ in range(3)] == [[items[0]], [items[1]], []]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from penstock.engines import registry
@@ -9,7 +10,8 @@ from penstock.engines.autonomous.core import AutonomousCore
 from penstock.engines.core import EngineCore
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.registry import EngineSpec, load_core
-from penstock.engines.simulated import OwnThread, SimulatedBatcher, SimulatedRunner
+from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.engines.simulated import OwnThread, SimulatedBatcher, SimulatedConfig, SimulatedRunner
 
 
 def load(runner: str, scheduling: str, **options: object):
@@ -27,14 +29,32 @@ def test_the_engines_own_when_told_to():
     core = load("simulated", "engine", num_blocks=77)
     assert isinstance(core, AutonomousCore)
     assert isinstance(core.batcher, SimulatedBatcher)
-    assert (core.info.num_blocks, core.wakeup) == (77, None)
+    assert (core.info.num_blocks, core.batcher.wakeup) == (77, None)
 
 
 def test_the_engines_own_in_a_thread():
     core = load("simulated", "engine", own_thread=True)
     assert isinstance(core.batcher, OwnThread)
-    assert core.wakeup is not None
+    assert core.batcher.wakeup in core.wakeups
     core.close()
+
+
+def test_guesses_are_verified_by_our_scheduler_alone(monkeypatch):
+    guessing = EngineSpec(runner="simulated", scheduler=SchedulerConfig(speculative="ngram"))
+    assert isinstance(load_core(guessing, lambda: 0.0), EngineCore)
+    with pytest.raises(UnsupportedError, match="guesses by itself"):
+        load_core(msgspec.structs.replace(guessing, scheduling="engine"), lambda: 0.0)
+    monkeypatch.setitem(registry.RUNNERS, "simulated", refuse)
+    with pytest.raises(UnsupportedError, match="--speculative needs penstock's scheduler: a model with several kinds"):
+        load_core(guessing, lambda: 0.0)
+
+
+def test_an_engine_that_cannot_verify_guesses_says_so(monkeypatch):
+    runner = SimulatedRunner(SimulatedConfig())
+    runner.info = msgspec.structs.replace(runner.info, supports_drafts=False)
+    monkeypatch.setitem(registry.RUNNERS, "torch", lambda options: runner)
+    with pytest.raises(UnsupportedError, match=r"This engine has no speculative decoding \(simulated\)"):
+        load_core(EngineSpec(runner="torch", scheduler=SchedulerConfig(speculative="ngram")), lambda: 0.0)
 
 
 def refuse(options):

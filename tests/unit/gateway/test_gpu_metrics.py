@@ -13,7 +13,7 @@ from penstock.engines.errors import MemoryBudgetError
 from penstock.gateway.exposition import render
 from penstock.gateway.gpu_metrics import GpuMetrics
 from penstock.gateway.memory_budget import MemoryBudget
-from penstock.gateway.memory_demand import Demand, Part
+from penstock.gateway.memory_demand import Demand, MemoryNeeds
 
 
 class StandInNvml(SimpleNamespace):
@@ -129,7 +129,7 @@ def test_two_models_that_want_the_same_gpu(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setitem(sys.modules, "pynvml", StandInNvml())
     budget = MemoryBudget(gpus=GpuMetrics().memory)
-    wanted = Demand(host=Part(), gpus=(1,), gpu_share=0.9)
+    wanted = Demand(host=MemoryNeeds(), gpus=(1,), gpu_share=0.9)
     assert budget.reserve("first", wanted, lambda: None).gpus == {"GPU-1": 900}
     with pytest.raises(MemoryBudgetError, match=r"model 'second' .* of GPU GPU-1 .* unload another \(first "):
         budget.reserve("second", wanted, lambda: None)

@@ -11,7 +11,7 @@ from penstock.engines.errors import InvalidRequestError, MemoryBudgetError, from
 from penstock.gateway.errors import wire_shape
 from penstock.gateway.gpu_metrics import GpuMemory
 from penstock.gateway.memory_budget import MemoryBudget, Need, Reservation
-from penstock.gateway.memory_demand import CacheWish, Demand, Part
+from penstock.gateway.memory_demand import CacheWish, Demand, MemoryNeeds
 
 MIB = 1 << 20
 
@@ -35,17 +35,19 @@ class Machine:
 
 
 def fixed(weights: int, cache: int = 0, rest: int = 0) -> Demand:
-    return Demand(host=Part(weights=weights * MIB, cache=CacheWish(fixed=cache * MIB), rest=rest * MIB), hints="dtype")
+    return Demand(
+        host=MemoryNeeds(weights=weights * MIB, cache=CacheWish(fixed=cache * MIB), rest=rest * MIB), hints="dtype"
+    )
 
 
 def sized(weights: int, *, share: float = 0.5, least: int = 0, most: int | None = None, workers: int = 1) -> Demand:
     wish = CacheWish(share=share, least=least * MIB, most=None if most is None else most * MIB)
-    return Demand(host=Part(weights=weights * MIB, cache=wish), told=True, workers=workers)
+    return Demand(host=MemoryNeeds(weights=weights * MIB, cache=wish), told=True, workers=workers)
 
 
 def on_gpus(share: float | None, *gpus: int, weights: int = 0, cache: CacheWish | None = None) -> Demand:
-    device = Part(weights=weights, cache=cache or CacheWish())
-    return Demand(host=Part(), device=device, gpus=gpus or (0,), gpu_share=share, hints="gpu_memory_utilization")
+    device = MemoryNeeds(weights=weights, cache=cache or CacheWish())
+    return Demand(host=MemoryNeeds(), device=device, gpus=gpus or (0,), gpu_share=share, hints="gpu_memory_utilization")
 
 
 def test_the_refusal_has_the_figures() -> None:

@@ -9,8 +9,10 @@ import pytest
 
 from helpers_adapters import save_adapter
 from penstock.engines.registry import EngineSpec
+from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.adapters import new_adapter
 from penstock.gateway.config import ConfigError, load_config
+from penstock.gateway.config_sections import OF_OUR_SCHEDULER
 from penstock.gateway.model_builder import build_model, engine_spec
 from penstock.gateway.models import find_model
 from penstock.tokenizers import Tokenizer
@@ -78,6 +80,25 @@ def test_tensorrt_llm_cannot_be_driven_step_by_step() -> None:
 def test_the_simulated_engine_has_both_schedulers() -> None:
     assert spec(engine="simulated", scheduler="engine").scheduling == "engine"
     assert spec(engine="simulated").scheduling == "auto"
+
+
+def test_the_scheduler_is_told_of_its_settings() -> None:
+    given = {"itl_target_ms": 50.0, "steps_in_flight": 1, "speculative": "ngram", "max_draft_tokens": 4}
+    found = spec(engine="openvino", **given).scheduler
+    assert {name: getattr(found, name) for name in given} == given
+    assert all(getattr(SchedulerConfig(), name) == default for name, default in OF_OUR_SCHEDULER.items())
+
+
+@pytest.mark.parametrize("engine", [{"engine": "tensorrt_llm"}, {"engine": "vllm", "scheduler": "engine"}])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("itl_target_ms", 50), ("steps_in_flight", 1), ("speculative", "ngram"), ("max_draft_tokens", 4)],
+)
+def test_engines_that_schedule_by_themselves_refuse_settings_of_our_scheduler(
+    engine: dict[str, str], name: str, value: Any
+) -> None:
+    with pytest.raises(ConfigError, match=f"{name.replace('_', '-')}: an engine under its own scheduler lacks"):
+        spec(**engine, **{name: value})
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "nonsense", "1"])

@@ -1,4 +1,4 @@
-"""The KV cache book-keeping against a model that remembers what has been written into every slot."""
+"""The KV cache manager against a model that remembers what has been written into every slot."""
 
 from __future__ import annotations
 
@@ -8,27 +8,33 @@ from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.kvcache import BlockHasher, BlockTable, KVCacheManager
+from penstock.kvcache import NO_BLOCK, BlockHasher, BlockTables, HashChain, KVCacheManager, KVGroup
 from unit.kvcache.profiles import MACHINE_TIMEOUT, machine_settings
 
 pytestmark = MACHINE_TIMEOUT
 
-Slot = tuple[str, str, tuple[int, ...]]
-"""Salt, adapter, and every token up to and with this position: what the keys and values there depend on."""
+Slot = tuple[int, str, str, tuple[int, ...]]
+"""Group, salt, adapter, and every token up to and with this position: what the keys and values there depend on."""
+WINDOWS = st.sampled_from([0, 0, 1, 2, 3, 5])
 
 
 @dataclass(eq=False)
 class Sequence:
     """A live request, as a scheduler would keep it."""
 
-    table: BlockTable
+    tables: BlockTables
+    chains: tuple[HashChain, ...]
     tokens: list[int]
     num_computed: int
     salt: str
     adapter: str
 
-    def slot(self, position: int) -> Slot:
-        return self.salt, self.adapter, tuple(self.tokens[: position + 1])
+    def slot(self, group: int, position: int) -> Slot:
+        return group, self.salt, self.adapter, tuple(self.tokens[: position + 1])
+
+    @property
+    def held(self) -> list[int]:
+        return [block for ids in self.tables.block_ids for block in ids if block != NO_BLOCK]
 
 
 class KVMachine(RuleBasedStateMachine):
@@ -38,12 +44,15 @@ class KVMachine(RuleBasedStateMachine):
         self.histories: list[list[int]] = [[0, 1, 0, 1, 0, 1, 0, 1]]
 
     @initialize(
-        num_blocks=st.integers(1, 12), block_size=st.integers(1, 4), caching=st.sampled_from([True, True, False])
+        num_blocks=st.integers(1, 16),
+        groups=st.lists(st.builds(KVGroup, st.integers(1, 4), WINDOWS), min_size=1, max_size=3),
+        caching=st.sampled_from([True, True, False]),
     )
-    def start(self, num_blocks: int, block_size: int, caching: bool) -> None:
+    def start(self, num_blocks: int, groups: list[KVGroup], caching: bool) -> None:
         self.hasher = BlockHasher(b"k")
-        self.kv = KVCacheManager(num_blocks, block_size, enable_prefix_caching=caching, hasher=self.hasher)
-        self.contents: list[list[Slot | None]] = [[None] * block_size for _ in range(num_blocks)]
+        self.groups = groups
+        self.kv = KVCacheManager(num_blocks, groups, enable_prefix_caching=caching, hasher=self.hasher)
+        self.contents: list[list[Slot | None]] = [[None] * 4 for _ in range(num_blocks)]
 
     # -- rules -----------------------------------------------------------------------------------------------
 
@@ -52,31 +61,47 @@ class KVMachine(RuleBasedStateMachine):
         salt=st.sampled_from(["", "", "s"]),
         adapter=st.sampled_from(["", "", "s"]),
         reserve=st.integers(0, 2),
+        chunk=st.integers(1, 8),
         read_cache=st.sampled_from([True, True, True, False]),
     )
-    def admit(self, data: st.DataObject, salt: str, adapter: str, reserve: int, read_cache: bool) -> None:
+    def admit(self, data: st.DataObject, salt: str, adapter: str, reserve: int, chunk: int, read_cache: bool) -> None:
         known = data.draw(st.sampled_from(self.histories))
         tokens = known[: data.draw(st.integers(0, len(known)))] + data.draw(st.lists(st.integers(0, 1), max_size=3))
         if not tokens:
             return
-        before = self._snapshot()
-        admitted = self.kv.admit(tokens, adapter=adapter, salt=salt, reserve=reserve, read_cache=read_cache)
+        before, chains = self._snapshot(), self.kv.chains(adapter=adapter, salt=salt)
+        waited_for = self.kv.computing(tokens, chains)
+        admitted = self.kv.admit(tokens, chains, chunk, reserve=reserve, read_cache=read_cache)
         if admitted is None:
             assert self._snapshot() == before
-            # one more than its own blocks at most: after a hit on everything, the copy of the last block
-            assert self.kv.blocks_for(len(tokens)) + 1 + reserve > self.kv.pool.num_free
+            assert self.live or reserve or not self.kv.fits(len(tokens), chunk), "alone, and it would fit"
             return
-        table, num_cached, copy = admitted
+        tables, num_cached = admitted
         assert self.kv.pool.num_free >= reserve
         assert num_cached < len(tokens)
         assert num_cached == 0 or (read_cache and self.kv.enable_prefix_caching)
-        assert table.capacity >= len(tokens), "room for all of its tokens was asked for"
-        self._copy(copy)
-        self.live.append(Sequence(table, tokens, num_cached, salt, adapter))
+        assert tables.capacity >= min(len(tokens), num_cached + chunk), "room for the next tokens was asked for"
+        for group, ids in zip(self.groups, tables.block_ids, strict=True):
+            assert group.window or len(ids) * group.block_size >= len(tokens), "room for all of its tokens"
+        sequence = Sequence(tables, chains, tokens, num_cached, salt, adapter)
+        self.live.append(sequence)
+        self.kv.announce(tables, tokens)
+        if waited_for is None and self.kv.enable_prefix_caching:
+            size = self.groups[0].block_size
+            full = len(tokens) // size
+            uncached = [i for i in range(full) if self.kv.pool.lookup(chains[0].hashes[i]) is None]
+            found = self.kv.computing(tokens, self.kv.chains(adapter=adapter, salt=salt))
+            assert found is None or found in [chains[0].hashes[i] for i in uncached]
 
-    @rule(data=st.data(), count=st.integers(1, 8), succeeds=st.sampled_from([True, True, True, True, False]))
-    def compute(self, data: st.DataObject, count: int, succeeds: bool) -> None:
-        """A step of one request: a chunk of its prompt, or its newest token."""
+    @rule(
+        data=st.data(),
+        count=st.integers(1, 8),
+        guesses=st.sampled_from([0, 0, 0, 3]),
+        succeeds=st.sampled_from([True, True, True, True, False, None]),
+    )
+    def compute(self, data: st.DataObject, count: int, guesses: int, succeeds: bool | None) -> None:
+        """A step of one request: a chunk of its prompt, or its newest token and guesses that prove wrong. It succeeds,
+        fails for good, or is lost, to be run again (None)."""
         if not self.live:
             return
         sequence = data.draw(st.sampled_from(self.live))
@@ -84,27 +109,36 @@ class KVMachine(RuleBasedStateMachine):
             sequence.tokens.append(data.draw(st.integers(0, 1)))
         start = sequence.num_computed
         end = min(start + count, len(sequence.tokens))
-        if end > sequence.table.capacity and not self._grow(sequence, start, end):
+        top = end + guesses if end == len(sequence.tokens) else end
+        if top > sequence.tables.capacity and not self._grow(sequence, start, top):
             return
-        for position in range(start, end):
-            self._write(sequence, position, sequence.slot(position) if succeeds else None)
-        if not succeeds:
+        if succeeds is not None:
+            for source, destination in sequence.tables.copies:
+                self.contents[destination] = list(self.contents[source])
+            self.kv.copied(sequence.tables)
+        for position in range(start, top):
+            self._write(sequence, position, bool(succeeds) and position < end)
+        if succeeds:
+            sequence.num_computed = end
+            if end >= sequence.tables.next_publish:
+                self.kv.publish(sequence.tables, sequence.tokens, end)
+            if end >= sequence.tables.next_trim:
+                self.kv.trim(sequence.tables, end)
+        elif succeeds is False:
             self._free(sequence)
-            return
-        sequence.num_computed = end
-        self.kv.publish(sequence.table, sequence.tokens, end)
 
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
-        if not self.live:
+        """At the last token: what was computed before may have left a window."""
+        ready = [s for s in self.live if s.num_computed and not s.tables.copies]
+        if not ready:
             return
-        parent = data.draw(st.sampled_from(self.live))
-        num_computed = data.draw(st.integers(0, parent.num_computed))
+        parent = data.draw(st.sampled_from(ready))
         before = self.kv.pool.num_free
-        table = self.kv.fork(parent.table, num_computed)
+        tables, chains = self.kv.fork(parent.tables, parent.num_computed)
         assert self.kv.pool.num_free == before, "a fork takes no block"
-        tokens = parent.tokens[: num_computed + 1]
-        self.live.append(Sequence(table, tokens, num_computed, parent.salt, parent.adapter))
+        tokens = [*parent.tokens[: parent.num_computed], data.draw(st.integers(0, 1))]
+        self.live.append(Sequence(tables, chains, tokens, parent.num_computed, parent.salt, parent.adapter))
 
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
@@ -119,44 +153,48 @@ class KVMachine(RuleBasedStateMachine):
     # -- the model -------------------------------------------------------------------------------------------
 
     def _grow(self, sequence: Sequence, start: int, end: int) -> bool:
-        table, before = sequence.table, self._snapshot()
-        blocks = list(table.block_ids)
-        needed = max(0, self.kv.blocks_for(end) - len(blocks)) + self._must_copy(sequence, start)
-        free = self.kv.pool.num_free
-        growth = self.kv.grow(table, start, end)
-        assert (growth is not None) == (needed <= free)
+        tables, before, old = sequence.tables, self._snapshot(), sequence.tables.block_ids
+        copies = [self._must_copy(sequence, group, start) for group in range(len(self.groups))]
+        missing = [max(0, -(-end // group.block_size) - len(ids)) for group, ids in zip(self.groups, old, strict=True)]
+        free, known = self.kv.pool.num_free, list(tables.copies)
+        growth = self.kv.grow(tables, start, end)
+        assert (growth is not None) == (sum(copies) + sum(missing) <= free)
         if growth is None:
             assert self._snapshot() == before
-            assert table.block_ids == blocks
+            assert tables.block_ids == old
             return False
-        assert table.block_ids == blocks[: growth.start] + growth.block_ids
-        self._copy(growth.copy)
+        for group, entry, ids in growth.updates:
+            old[group][entry:] = ids
+        assert tables.block_ids == old, "the updates say all that has changed"
+        assert tables.copies == known + growth.copies
+        assert len(growth.copies) == sum(copies)
+        assert tables.capacity >= end
         return True
 
-    def _must_copy(self, sequence: Sequence, position: int) -> bool:
-        index = position // self.kv.block_size
-        if index >= len(sequence.table.block_ids):
+    def _must_copy(self, sequence: Sequence, group: int, position: int) -> bool:
+        ids, index = sequence.tables.block_ids[group], position // self.groups[group].block_size
+        if index >= len(ids):
             return False
-        block_id = sequence.table.block_ids[index]
-        shared = any(block_id in other.table.block_ids for other in self.live if other is not sequence)
-        return shared or block_id in self._cached().values()
+        others = [s for s in self.live if s is not sequence]
+        shared = any(ids[index] in other.held or ids[index] in self._sources(other) for other in others)
+        return shared or ids[index] in self._cached().values()
 
-    def _copy(self, copy: tuple[int, int] | None) -> None:
-        if copy is not None:
-            source, destination = copy
-            self.contents[destination] = list(self.contents[source])
+    def _sources(self, sequence: Sequence) -> list[int]:
+        return [source for source, _ in sequence.tables.copies]
 
-    def _write(self, sequence: Sequence, position: int, slot: Slot | None) -> None:
-        block_id = sequence.table.block_ids[position // self.kv.block_size]
-        holders = [other for other in self.live if block_id in other.table.block_ids]
-        assert holders == [sequence], "a shared block must not be written"
-        assert block_id not in self._cached().values(), "a cached block must not be written"
-        self.contents[block_id][position % self.kv.block_size] = slot
+    def _write(self, sequence: Sequence, position: int, succeeds: bool) -> None:
+        for index, (group, ids) in enumerate(zip(self.groups, sequence.tables.block_ids, strict=True)):
+            block_id = ids[position // group.block_size]
+            holders = [s for s in self.live if block_id in s.held or block_id in self._sources(s)]
+            assert holders == [sequence], "a shared block must not be written"
+            assert block_id not in self._cached().values(), "a cached block must not be written"
+            slot = sequence.slot(index, position) if succeeds else None
+            self.contents[block_id][position % group.block_size] = slot
 
     def _free(self, sequence: Sequence) -> None:
         self.live.remove(sequence)
-        self.histories.append(sequence.tokens)
-        self.kv.free(sequence.table)
+        self.histories = [*self.histories[-9:], sequence.tokens]
+        self.kv.free(sequence.tables)
 
     def _cached(self) -> dict[bytes, int]:
         return self.kv.pool._by_hash
@@ -172,38 +210,54 @@ class KVMachine(RuleBasedStateMachine):
     def books_agree(self) -> None:
         if hasattr(self, "kv"):
             self.kv.check_integrity()
-            held = {block_id for sequence in self.live for block_id in sequence.table.block_ids}
+            held = {block_id for s in self.live for block_id in [*s.held, *self._sources(s)]}
             assert self.kv.pool.num_free == self.kv.pool.num_blocks - len(held)
 
     @invariant()
-    def every_request_finds_what_it_computed(self) -> None:
+    def every_request_finds_what_it_reads(self) -> None:
+        """Of what it has computed: all, or in a group with a window, what the next token sees."""
         for sequence in self.live:
-            size = self.kv.block_size
-            for position in range(sequence.num_computed):
-                found = self.contents[sequence.table.block_ids[position // size]][position % size]
-                assert found == sequence.slot(position), f"position {position} holds {found}"
+            contents = list(self.contents)
+            for source, destination in sequence.tables.copies:  # not made yet
+                contents[destination] = contents[source]
+            for index, (group, ids) in enumerate(zip(self.groups, sequence.tables.block_ids, strict=True)):
+                oldest = max(0, sequence.num_computed - group.window + 1) if group.window else 0
+                for position in range(oldest, sequence.num_computed):
+                    found = contents[ids[position // group.block_size]][position % group.block_size]
+                    assert found == sequence.slot(index, position), f"position {position} holds {found}"
+
+    @invariant()
+    def a_window_holds_no_more_than_it_needs(self) -> None:
+        for sequence in self.live:
+            for group, ids in zip(self.groups, sequence.tables.block_ids, strict=True):
+                if group.window and sequence.num_computed >= sequence.tables.next_trim:
+                    raise AssertionError("it was not trimmed")
+                assert all(block == NO_BLOCK for block in ids[: group.first_block(sequence.num_computed)])
 
     @invariant()
     def every_cached_block_holds_what_its_hash_says(self) -> None:
         if not hasattr(self, "kv"):
             return
-        size = self.kv.block_size
         for block_hash, block_id in self._cached().items():
-            last = self.contents[block_id][-1]
+            index = block_hash[-1] if len(block_hash) > 16 else 0
+            size = self.groups[index].block_size
+            last = self.contents[block_id][size - 1]
             assert last is not None, "a block that was never computed is in the cache"
-            salt, adapter, tokens = last
+            group, salt, adapter, tokens = last
             expected = self.hasher.root(adapter=adapter, salt=salt)
             for start in range(0, len(tokens), size):
                 expected = self.hasher.block(expected, tokens[start : start + size])
-            assert block_hash == expected
+            assert (group, block_hash[:16]) == (index, expected)
 
     def teardown(self) -> None:
         for sequence in self.live:
-            self.kv.free(sequence.table)
+            self.kv.free(sequence.tables)
         if hasattr(self, "kv"):
             note(f"{self.kv.pool.num_evictions} evictions")
             assert self.kv.pool.num_free == self.kv.pool.num_blocks
+            assert not self.kv._computing
+            assert not self.kv.holders
 
 
 TestKVMachine = KVMachine.TestCase
-TestKVMachine.settings = machine_settings(400, 40)
+TestKVMachine.settings = machine_settings(200, 30)

@@ -51,8 +51,8 @@ class CoreEngine(Generic[C]):
         return self._stats
 
     async def start(self) -> None:
-        if self.core.wakeup is not None:
-            asyncio.get_running_loop().add_reader(self.core.wakeup, self._wake.set)
+        for descriptor in self.core.wakeups:
+            asyncio.get_running_loop().add_reader(descriptor, self._wake.set)
         self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
@@ -63,12 +63,12 @@ class CoreEngine(Generic[C]):
                 self._step()
                 await asyncio.sleep(0)
         finally:  # also when a step raises: the books may be wrong then, nobody can be served any more
-            if self.core.wakeup is not None:
-                asyncio.get_running_loop().remove_reader(self.core.wakeup)
+            for descriptor in self.core.wakeups:
+                asyncio.get_running_loop().remove_reader(descriptor)
             self._fail_all(EngineDeadError("The engine has failed."))
 
     async def _something(self) -> None:
-        """Waits for a message, for the core's file descriptor, or until the core wants a step anyway."""
+        """Waits for a message, for one of the core's file descriptors, or until the core wants a step anyway."""
         look = self.core.next_look
         try:
             async with asyncio.timeout(None if look is None else max(0.0, look - self._clock())):

@@ -26,7 +26,7 @@ class FinishReason(StrEnum):
     """`RequestOutput.error` tells which; refusals, deadlines and engine failures come this way."""
 
 
-class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class SamplingParams(msgspec.Struct, tag="sampling", frozen=True, omit_defaults=True, kw_only=True):
     """How tokens are chosen and when a request ends. Validated by the gateway; engines trust it."""
 
     max_tokens: int
@@ -53,13 +53,22 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
     """The same for each prompt token but the first; such a request reads nothing from the prefix cache."""
 
 
+class PoolingParams(msgspec.Struct, tag="pooling", frozen=True, omit_defaults=True, kw_only=True):
+    """Asks for one vector instead of tokens: the model's last hidden state at the prompt's last token, after the final
+    norm. Only of models whose `ModelInfo.supports_pooling` is true."""
+
+    normalize: bool = True
+    """Scaled to length 1."""
+
+
 class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     """One prompt and its n parallel samples."""
 
     ids: tuple[int, ...]
     """One engine-wide unique id for each sample. The samples share the prompt's blocks."""
     prompt_token_ids: list[int]
-    params: SamplingParams
+    params: SamplingParams | PoolingParams
+    """A pooling request has one id."""
     arrival_time: float
     """time.monotonic() of the server; comparable between processes of one machine."""
     deadline: float | None = None
@@ -81,7 +90,8 @@ class AbortRequests(msgspec.Struct, tag="abort", frozen=True):
 
 
 class LoadAdapter(msgspec.Struct, tag="load_adapter", frozen=True):
-    """Answered by an AdapterReply with the same `call`."""
+    """Answered by an AdapterReply with the same `call` once it can be used, or cannot be loaded. Requests that come
+    behind it and name the adapter wait so long, and end with an error where it cannot be loaded."""
 
     call: int
     key: str
@@ -89,7 +99,7 @@ class LoadAdapter(msgspec.Struct, tag="load_adapter", frozen=True):
 
 
 class UnloadAdapter(msgspec.Struct, tag="unload_adapter", frozen=True):
-    """Answered by an AdapterReply with the same `call`."""
+    """Answered by an AdapterReply with the same `call`. A load that is not done yet is given up."""
 
     call: int
     key: str
@@ -127,6 +137,8 @@ class RequestOutput(msgspec.Struct, array_like=True):
     error: RequestError | None = None
     prompt: PromptInfo | None = None
     """Comes once, with the first output after the prompt was computed."""
+    pooled: list[float] | None = None
+    """The vector of a pooling request, with its finish reason STOP."""
 
 
 class PromptInfo(msgspec.Struct, array_like=True, frozen=True):
@@ -163,6 +175,12 @@ class EngineStats(msgspec.Struct, array_like=True):
     prefix_hits: int = 0
     """Prompt tokens found there."""
     steps: int = 0
+    draft_tokens: int = 0
+    """Guesses that were verified (speculative decoding)."""
+    accepted_tokens: int = 0
+    """Of these, the ones that the model would have said itself."""
+    step_failures: int = 0
+    """Steps that raised."""
 
 
 class StepRecord(msgspec.Struct, array_like=True, frozen=True):
@@ -182,7 +200,7 @@ class AdapterReply(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StepOutputs(msgspec.Struct, array_like=True, tag="step"):
-    """One message: a step's outputs, or those of a few short steps, or a heart beat with none."""
+    """One message: a step's outputs, or those of a few short steps, or newer stats alone."""
 
     outputs: list[RequestOutput]
     """Of several steps, an id may occur more than once, in order."""
@@ -202,6 +220,15 @@ class LoadFailed(msgspec.Struct, array_like=True, tag="load_failed"):
     """It could not. `message` is for the operator."""
 
     message: str
+
+
+class Heartbeat(msgspec.Struct, array_like=True, frozen=True):
+    """The engine process lives. Comes beside the other messages, also while a step goes on."""
+
+    step_seconds: float
+    """How long the step under way has taken; 0 while there is none."""
+    expected_seconds: float | None
+    """What it was expected to take; None: not known."""
 
 
 DownMessage = AddRequest | AbortRequests | LoadAdapter | UnloadAdapter

@@ -4,22 +4,46 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.kvcache import KVGroup
+
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the gateway must know of a loaded model in order to validate requests."""
+    """What scheduler and gateway must know of a loaded model."""
 
     vocab_size: int
+    """Rows of the embedding: a token id at or above it is no input."""
     max_model_len: int
     """Prompt and output together, in tokens."""
-    block_size: int
+    kv_groups: tuple[KVGroup, ...]
+    """At least one; each has a block table of its own for each request, all take their blocks from one pool."""
     num_blocks: int
+    """Of the pool, for all groups together."""
     eos_token_ids: tuple[int, ...]
     runner: str
     """The runner's name and its settings, for logs and /version: "openvino bf16, kv u8, 2 threads"."""
     supports_logprobs: bool = True
     """False where tokens come from no distribution (the simulated runner)."""
+    supports_pooling: bool = False
+    """Requests may ask for a vector (`PoolingParams`)."""
+
+    supports_drafts: bool = False
+    """Steps may carry guesses to verify (`SchedulerOutput.drafts`)."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block of the first group."""
+        return self.kv_groups[0].block_size
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens that the KV cache holds if every group keeps all of them."""
+        return self.num_blocks // len(self.kv_groups) * self.block_size
 
     @property
     def context_length(self) -> int:
         """Prompt and output together that a request can have: a small KV cache shortens the model's own limit."""
-        return min(self.max_model_len, self.num_blocks * self.block_size)
+        windows = sum(-(-group.window // group.block_size) + 2 for group in self.kv_groups if group.window)
+        whole = [group.block_size for group in self.kv_groups if not group.window]
+        if not whole:
+            return self.max_model_len
+        return max(1, min(self.max_model_len, (self.num_blocks - windows) // len(whole) * min(whole)))

@@ -1,26 +1,41 @@
-"""The seam that our scheduler drives: one step in, tokens out."""
+"""The seam that our scheduler drives: steps in, tokens out."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 
 
 class ModelRunner(Protocol):
-    """Runs one step at a time. Owns the weights and the KV cache tensors; knows nothing of queues or clients."""
+    """Computes steps in the order in which they are submitted. Owns the weights and the KV cache tensors; knows nothing
+    of queues or clients."""
 
     @property
     def info(self) -> ModelInfo: ...
 
-    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        """Computes one step. An exception fails the requests of this step; `reset` is called before the next."""
+    @property
+    def max_steps_in_flight(self) -> int:
+        """How many steps may be submitted and not yet collected, >= 1."""
+        ...
+
+    def submit(self, step: SchedulerOutput) -> None:
+        """Takes a step in, and begins to compute it as soon as those before it are done. Returns at once wherever the
+        device works by itself."""
+        ...
+
+    def collect(self) -> ModelRunnerOutput:
+        """Waits for the oldest step under way, sees to it that the next one computes, and returns the oldest's result.
+
+        An exception here or in `submit` means that the steps under way are lost; `reset` comes next.
+        """
         ...
 
     def reset(self) -> None:
-        """Forgets all requests. Called after a failed step; the prefix cache is dropped with it."""
+        """Forgets all requests and all steps under way, and returns when none of them can write to the KV cache any
+        more. What the cache held before those steps is still there."""
         ...
 
     def close(self) -> None: ...
@@ -28,17 +43,24 @@ class ModelRunner(Protocol):
 
 @runtime_checkable
 class AdapterHost(Protocol):
-    """What a ModelRunner or Batcher is besides if LoRA adapters can come and go while it runs.
+    """What a ModelRunner or ContinuousBatcher is besides if LoRA adapters can come and go while it runs.
 
     Keys are unique among all adapters that an engine has ever had, since they divide the prefix cache: a name that is
     loaded again with other weights gets another key.
     """
 
-    def load_adapter(self, key: str, folder: Path) -> None:
-        """Makes `AddRequest.adapter == key` valid. `folder` is in PEFT's format: adapter_config.json and safetensors.
+    def prepare_adapter(self, key: str, folder: Path) -> Any:
+        """Reads, checks and converts an adapter's files, for `install_adapter`. `folder` is in PEFT's format:
+        adapter_config.json and safetensors.
 
-        Raises InvalidRequestError for files that do not fit the model, OverloadedError when there is no slot left.
+        Called on a thread of its own, for one adapter at a time, while steps run: changes nothing that they use. Raises
+        InvalidRequestError for files that do not fit the model, OverloadedError when there is no slot left.
         """
+        ...
+
+    def install_adapter(self, key: str, prepared: Any) -> None:
+        """Makes `AddRequest.adapter == key` valid. Called between steps, and quick. Raises as `prepare_adapter`: slots
+        may have been taken since."""
         ...
 
     def unload_adapter(self, key: str) -> None:

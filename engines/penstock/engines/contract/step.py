@@ -1,54 +1,76 @@
 """What the scheduler asks of a runner in one step, and what the runner answers.
 
 New requests travel whole, running ones as differences: a runner keeps, for each live request, its token ids, its block
-table and its sampling parameters, from the `NewRequest` that introduced it until its id appears in `dropped_ids`.
+tables and its parameters, from the `NewRequest` that introduced it until its id appears in `dropped_ids`.
+
+Several steps can be under way (`ModelRunner.submit`, `collect`). They are computed in the order in which they were
+submitted, so a step may build on tokens that the one before has still to sample: the runner puts them in, the scheduler
+learns them when it collects.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from penstock.engines.contract.messages import SamplingParams, TokenLogprobs
+from penstock.engines.contract.messages import PoolingParams, SamplingParams, TokenLogprobs
 
 
 @dataclass(slots=True)
 class NewRequest:
-    """A request that the runner does not know: new, forked, or resumed after a preemption."""
+    """A request that the runner does not know: new, forked, resumed after a preemption, or told again after `reset`."""
 
     id: int
     token_ids: list[int]
     """Prompt, and for a resumed request the tokens generated so far. The runner must copy what it keeps."""
     num_prompt_tokens: int
-    block_ids: list[int]
-    """The block table: position p lives in block_ids[p // block_size], slot p % block_size."""
-    params: SamplingParams
+    block_ids: tuple[list[int], ...]
+    """A block table for each of `ModelInfo.kv_groups`: position p lives in block_ids[g][p // block_size], slot
+    p % block_size. In a group with a window, entries wholly behind the window are not the request's any more: whatever
+    they say, they are never read."""
+    params: SamplingParams | PoolingParams
     seed: int
     """Always set; the random number of output token i is a pure function of (seed, i), so that preemption, batching
     and restarts of the computation cannot change it."""
     adapter: str = ""
 
 
+class BlockUpdate(NamedTuple):
+    """The request's block table in `group` holds `block_ids` from entry `start` on: new blocks at its end, or the last
+    block replaced after a copy on write."""
+
+    request_id: int
+    group: int
+    start: int
+    block_ids: list[int]
+
+
 @dataclass(slots=True)
 class SchedulerOutput:
     """One step. Lists are parallel: entry i of each belongs to request_ids[i].
 
-    A runner applies, in this order: dropped_ids, new_requests, new_block_ids, block_copies; then computes, for each
+    A runner applies, in this order: dropped_ids, new_requests, block_updates, block_copies; then computes, for each
     request i, the tokens at positions [num_computed_tokens[i], num_computed_tokens[i] + num_scheduled_tokens[i]).
-    Where that range reaches the request's last known token, it samples the next one.
+    Where that range reaches the request's last token, known or to be sampled by a step under way, it samples the next
+    one (or, for a pooling request, takes the vector).
     """
 
     new_requests: list[NewRequest] = field(default_factory=list)
     request_ids: list[int] = field(default_factory=list)
     num_scheduled_tokens: list[int] = field(default_factory=list)
+    """Drafts included."""
     num_computed_tokens: list[int] = field(default_factory=list)
-    """Before this step."""
-    new_block_ids: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
-    """id -> (index, block ids): the request's block table holds these from `index` on. Appends, or replaces the last
-    block after a copy on write."""
+    """When this step begins, so after the steps that are under way."""
+    block_updates: list[BlockUpdate] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
-    """(source block, destination block): whole blocks, all layers, keys and values, copied before the computation."""
+    """(source block, destination block): whole blocks, all layers of the group that uses them, keys and values, copied
+    one after the other before the computation."""
     dropped_ids: list[int] = field(default_factory=list)
-    """Finished, aborted or preempted since the last step: the runner forgets them."""
+    """Finished, aborted or preempted: the runner forgets them. None of them is part of a step under way."""
+    drafts: dict[int, list[int]] = field(default_factory=dict)
+    """id -> guesses of the tokens behind its last known one: the last of its scheduled tokens in this step. The runner
+    samples at the last known token and at each guess, and keeps what it samples up to and including the first token
+    that differs from the guess. No step under way samples for such a request."""
     total_num_scheduled_tokens: int = 0
 
 
@@ -57,13 +79,17 @@ class ModelRunnerOutput:
     """Answers one SchedulerOutput."""
 
     sampled_token_ids: list[list[int]]
-    """For each of request_ids, in order: the new tokens ([] where the prompt is not finished, [t] otherwise). The
-    runner has already appended them to its own copy of the request's tokens."""
+    """For each of request_ids, in order: the new tokens ([] where the prompt is not finished or a vector is wanted,
+    one token otherwise, up to 1 + len(drafts) with drafts). The runner has already appended them to its own copy of
+    the request's tokens."""
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """id -> one entry per sampled token, for requests with params.logprobs set."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """id -> entries for the prompt positions computed in this step: the logprob of prompt token p + 1, given those up
     to p, for each scheduled position p whose successor is a prompt token; for requests with params.prompt_logprobs."""
+    pooled: dict[int, list[float]] = field(default_factory=dict)
+    """id -> the vector of a pooling request whose last token was computed in this step, as the model gives it: float32,
+    not normalized."""
     failed: dict[int, str] = field(default_factory=dict)
     """id -> message: requests with NaN or infinite logits in this step, or with an adapter that the runner does not
     have. They sampled nothing; others are unharmed."""

@@ -1,1 +1,1 @@
-"""What runners share: the table of live requests, sampling, settings."""
+"""What runners share: the frame of a step, the table of live requests, sampling, sizes, settings."""

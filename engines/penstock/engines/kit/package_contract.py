@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 from penstock.engines.errors import EngineError
@@ -59,6 +60,17 @@ def refuse(product: str, version: str, moved: Sequence[str]) -> None:
     """Raises EngineError if anything has moved."""
     if moved:
         raise EngineError(f"{product} {version} is not what this engine was made for: {'; '.join(moved)}")
+
+
+def missing_attributes(name: str, thing: object, paths: Iterable[str]) -> list[str]:
+    """Which of the dotted paths below `thing`, called `name`, are not there, in words."""
+    missing = []
+    for path in paths:
+        try:
+            attrgetter(path)(thing)
+        except AttributeError as e:
+            missing.append(f"{name}.{path} is gone ({e})")
+    return missing
 
 
 def resolve(path: str) -> Any:

@@ -1,31 +1,49 @@
-"""What the runner keeps of each live request, as rows of numpy arrays: a step is a few array operations."""
+"""What a runner keeps of each live request, as rows of numpy arrays: a step is a few array operations."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.engines.contract.messages import PoolingParams
+from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import NewRequest, SchedulerOutput
 from penstock.engines.errors import EngineError
+from penstock.engines.kit.batch import GroupTables, Ints
 from penstock.engines.kit.sampling import SamplingState
 
 
 class RequestTable:
-    """Rows are given out at a request's arrival and taken back when it is dropped."""
+    """Rows are given out at a request's arrival and taken back when it is dropped.
 
-    def __init__(self, num_rows: int, max_model_len: int, block_size: int, eos_token_ids: Sequence[int]) -> None:
-        blocks = -(-max_model_len // block_size)
-        # One more than the model's length: the last token may be sampled without ever being computed.
-        self.tokens: npt.NDArray[np.int32] = np.zeros((num_rows, max_model_len + 1), np.int32)
-        self.block_tables: npt.NDArray[np.int32] = np.zeros((num_rows, blocks), np.int32)
-        self.num_tokens: npt.NDArray[np.int64] = np.zeros(num_rows, np.int64)
-        self.num_prompt_tokens: npt.NDArray[np.int64] = np.zeros(num_rows, np.int64)
-        self.wants_prompt_logprobs: npt.NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
-        self.num_prompt_logprobs: npt.NDArray[np.int32] = np.zeros(num_rows, np.int32)
+    Steps under way are in the table as if they were done: `num_tokens` counts the tokens that they will sample, whose
+    ids are put into `tokens` as they become known.
+    """
+
+    def __init__(self, info: ModelInfo, num_rows: int, adapter_slot: Callable[[str], int | None]) -> None:
+        """`adapter_slot` is `Model.adapter_slot`."""
+        longest = info.max_model_len
+        if not all(group.window for group in info.kv_groups):
+            longest = min(longest, info.num_blocks * max(group.block_size for group in info.kv_groups))
+        # One more than the longest request: the last token may be sampled without ever being computed.
+        self.tokens: npt.NDArray[np.int32] = np.zeros((num_rows, longest + 1), np.int32)
+        self.block_tables: list[npt.NDArray[np.int32]] = [
+            np.zeros((num_rows, -(-longest // group.block_size)), np.int32) for group in info.kv_groups
+        ]
+        self.num_tokens: Ints = np.zeros(num_rows, np.int64)
+        self.num_prompt_tokens: Ints = np.zeros(num_rows, np.int64)
+        self.pools: npt.NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
+        self.num_prompt_logprobs: Ints = np.zeros(num_rows, np.int64)
+        """-1: none are wanted."""
+        self.adapter_slots: Ints = np.zeros(num_rows, np.int64)
         self.sampling: list[SamplingState | None] = [None] * num_rows
-        self._eos_token_ids = tuple(eos_token_ids)
+        self.refused: dict[int, str] = {}
+        """id -> why: requests that are never computed."""
+        self._groups = info.kv_groups
+        self._eos_token_ids = info.eos_token_ids
+        self._adapter_slot = adapter_slot
         self._rows: dict[int, int] = {}
         self._free = list(range(num_rows - 1, -1, -1))
 
@@ -35,17 +53,22 @@ class RequestTable:
             self._drop(request_id)
         for request in step.new_requests:
             self._add(request)
-        for request_id, (index, block_ids) in step.new_block_ids.items():
-            self.block_tables[self._rows[request_id], index : index + len(block_ids)] = block_ids
+        for request_id, group, start, block_ids in step.block_updates:
+            self.block_tables[group][self._rows[request_id], start : start + len(block_ids)] = block_ids
 
-    def rows_of(self, request_ids: Sequence[int]) -> npt.NDArray[np.int64]:
+    def rows_of(self, request_ids: Sequence[int]) -> Ints:
         return np.fromiter(map(self._rows.__getitem__, request_ids), np.int64, len(request_ids))
 
-    def append(self, rows: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]) -> None:
-        """Adds one token to each of these rows."""
-        at = self.num_tokens[rows]
-        self.tokens[rows, at] = token_ids
-        self.num_tokens[rows] = at + 1
+    def group_tables(self, rows: Ints, computed: Ints, total: Ints) -> tuple[GroupTables, ...]:
+        """Copies, as far as a batch needs them that computes positions computed..total-1 of these rows."""
+        tables = []
+        for group, block_ids in zip(self._groups, self.block_tables, strict=True):
+            end = -(-total // group.block_size)
+            first = np.zeros_like(end)
+            if group.window:
+                first = np.maximum(computed - (group.window - 1), 0) // group.block_size
+            tables.append(GroupTables(block_ids[rows, : end.max()], first, end))
+        return tuple(tables)
 
     def clear(self) -> None:
         for request_id in list(self._rows):
@@ -54,21 +77,33 @@ class RequestTable:
     def _add(self, request: NewRequest) -> None:
         self._drop(request.id)
         if not self._free:
-            raise EngineError(f"request {request.id} is one more than the {len(self.num_tokens)} of max_num_seqs")
+            raise EngineError(
+                f"request {request.id} is one more than the {len(self.num_tokens)} that there is room for"
+            )
         row = self._free.pop()
         self._rows[request.id] = row
-        count = len(request.token_ids)
+        count, params = len(request.token_ids), request.params
         self.tokens[row, :count] = request.token_ids
-        self.block_tables[row, : len(request.block_ids)] = request.block_ids
+        for table, block_ids in zip(self.block_tables, request.block_ids, strict=True):
+            table[row, : len(block_ids)] = block_ids
         self.num_tokens[row] = count
         self.num_prompt_tokens[row] = request.num_prompt_tokens
-        self.wants_prompt_logprobs[row] = request.params.prompt_logprobs is not None
-        self.num_prompt_logprobs[row] = request.params.prompt_logprobs or 0
+        slot = self._adapter_slot(request.adapter) if request.adapter else 0
+        if slot is None:
+            self.refused[request.id] = f"the adapter {request.adapter!r} is not loaded in this engine"
+        self.adapter_slots[row] = slot or 0
+        self.pools[row] = isinstance(params, PoolingParams)
+        if isinstance(params, PoolingParams):
+            self.num_prompt_logprobs[row] = -1
+            self.sampling[row] = None
+            return
+        self.num_prompt_logprobs[row] = -1 if params.prompt_logprobs is None else params.prompt_logprobs
         prompt, output = request.token_ids[: request.num_prompt_tokens], request.token_ids[request.num_prompt_tokens :]
-        self.sampling[row] = SamplingState.create(request.params, request.seed, self._eos_token_ids, prompt, output)
+        self.sampling[row] = SamplingState.create(params, request.seed, self._eos_token_ids, prompt, output)
 
     def _drop(self, request_id: int) -> None:
         row = self._rows.pop(request_id, None)
+        self.refused.pop(request_id, None)
         if row is not None:
             self.sampling[row] = None
             self._free.append(row)

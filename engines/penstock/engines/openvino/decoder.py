@@ -1,9 +1,11 @@
 """The decoder's graph around paged attention.
 
-Inputs, for T scheduled tokens of S requests: input_ids and position_ids [T] i64, past_lens [S] i32, subsequence_begins
-[S + 1] i32, block_indices [B] i32 (the requests' block tables, one after another), block_indices_begins [S + 1] i32,
-max_context_len [] i32, sampled_tokens_indices [N] i64 (which of the T tokens get logits), and for each layer n
-key_cache.n and value_cache.n. Output: logits [N, vocab] f32.
+Inputs, for T scheduled tokens of S requests: input_ids and position_ids [T] i64, subsequence_begins [S + 1] i32,
+sampled_tokens_indices [N] i64 (which of the T tokens get logits), and for each layer n key_cache.n and value_cache.n.
+For each group of layers that share block tables, with the suffix .0, .1, ... where there are several: past_lens [S]
+i32, block_indices [B] i32 (the requests' block tables, one after another), block_indices_begins [S + 1] i32 and
+max_context_len [] i32; a group with a window is told of nothing that lies in blocks behind it. Outputs: logits
+[N, vocab] and hidden [N, hidden size] f32, the latter after the final norm.
 """
 
 from __future__ import annotations
@@ -14,24 +16,44 @@ import openvino.opset15 as ops
 from openvino.op import _PagedAttentionExtension as PagedAttention
 
 from penstock.engines.errors import UnsupportedError
+from penstock.engines.kit.cache_size import group_layers
 from penstock.engines.openvino.families import DecoderSpec
-from penstock.engines.openvino.weights import Node, Weights
+from penstock.engines.openvino.rope import Rope
+from penstock.engines.openvino.weights import Node, Weights, round_to
 
-STEP_INPUTS: dict[str, tuple[type[np.generic], list[int]]] = {
+Input = tuple[type[np.generic], list[int]]
+
+_STEP_INPUTS: dict[str, Input] = {
     "input_ids": (np.int64, [-1]),
     "position_ids": (np.int64, [-1]),
-    "past_lens": (np.int32, [-1]),
     "subsequence_begins": (np.int32, [-1]),
+    "sampled_tokens_indices": (np.int64, [-1]),
+}
+_GROUP_INPUTS: dict[str, Input] = {
+    "past_lens": (np.int32, [-1]),
     "block_indices": (np.int32, [-1]),
     "block_indices_begins": (np.int32, [-1]),
     "max_context_len": (np.int32, []),
-    "sampled_tokens_indices": (np.int64, [-1]),
 }
 
 
-def build_decoder(spec: DecoderSpec, weights: Weights) -> ov.Model:
-    """Raises UnsupportedError when the checkpoint holds tensors that this graph would ignore."""
-    model = _Builder(spec, weights).build()
+def step_inputs(num_groups: int) -> dict[str, Input]:
+    """Type and shape of all inputs but the caches, by name."""
+    inputs = dict(_STEP_INPUTS)
+    for group in range(num_groups):
+        inputs.update({name + group_suffix(group, num_groups): kind for name, kind in _GROUP_INPUTS.items()})
+    return inputs
+
+
+def group_suffix(group: int, num_groups: int) -> str:
+    """Of the names of a group's inputs."""
+    return f".{group}" if num_groups > 1 else ""
+
+
+def build_decoder(spec: DecoderSpec, weights: Weights, precision: str) -> ov.Model:
+    """`precision` of the computation: bf16, f16 or f32. Raises UnsupportedError when the checkpoint holds tensors that
+    this graph would ignore."""
+    model = _Builder(spec, weights, precision).build()
     ignored = [n for n in weights.unused() if not n.endswith("rotary_emb.inv_freq")]
     if spec.tie_word_embeddings:
         ignored = [n for n in ignored if n != "lm_head.weight"]
@@ -43,18 +65,26 @@ def build_decoder(spec: DecoderSpec, weights: Weights) -> ov.Model:
 
 
 class _Builder:
-    def __init__(self, spec: DecoderSpec, weights: Weights) -> None:
+    def __init__(self, spec: DecoderSpec, weights: Weights, precision: str) -> None:
         self._spec = spec
+        self._precision = precision
         self._weights = weights
         self._inputs: dict[str, Node] = {}
+        self._turns: dict[Rope, tuple[Node, Node]] = {}
+        groups = group_layers(spec.sliding_windows)
+        self._num_groups = len(groups)
+        self._group_of = {layer: number for number, group in enumerate(groups) for layer in group.layers}
 
     def build(self) -> ov.Model:
         spec = self._spec
-        for name, (dtype, shape) in STEP_INPUTS.items():
+        for name, (dtype, shape) in step_inputs(self._num_groups).items():
             self._add_input(name, dtype, shape)
-        self._cos, self._sin = self._rotations()
+        self._turns = {rope: self._rotations(rope) for rope in dict.fromkeys(spec.ropes)}
         embedding = "model.embed_tokens.weight"
         x = self._weights.look_up(self._inputs["input_ids"], embedding, (spec.vocab_size, spec.hidden_size))
+        if spec.embedding_scale != 1.0:
+            # Models were trained with the factor in their own precision: 55.5 in place of 55.43.
+            x = ops.multiply(x, _f32(round_to(np.float32(spec.embedding_scale), self._precision)))
         for n in range(spec.num_layers):
             x = self._layer(x, n)
         # Logits only where they are asked for: the head is the largest matrix of a small model.
@@ -63,7 +93,8 @@ class _Builder:
         head = embedding if spec.tie_word_embeddings else "lm_head.weight"
         logits = self._weights.project(x, head, (spec.vocab_size, spec.hidden_size))
         logits.output(0).set_names({"logits"})
-        return ov.Model([ops.result(logits)], list(self._inputs.values()), "decoder")
+        x.output(0).set_names({"hidden"})
+        return ov.Model([ops.result(logits), ops.result(x)], list(self._inputs.values()), "decoder")
 
     def _add_input(self, name: str, dtype: object, shape: list[int]) -> Node:
         node = ops.parameter(ov.PartialShape(shape), dtype, name=name)
@@ -72,10 +103,14 @@ class _Builder:
         return node
 
     def _layer(self, x: Node, n: int) -> Node:
-        prefix = f"model.layers.{n}."
-        hidden = self._spec.hidden_size
-        x = ops.add(x, self._attention(self._rms_norm(x, prefix + "input_layernorm.weight", hidden), n))
-        return ops.add(x, self._mlp(self._rms_norm(x, prefix + "post_attention_layernorm.weight", hidden), n))
+        norms = self._spec.norms
+        y = self._attention(self._layer_norm(x, n, norms.before_attention), n)
+        x = ops.add(x, self._layer_norm(y, n, norms.after_attention))
+        y = self._mlp(self._layer_norm(x, n, norms.before_mlp), n)
+        return ops.add(x, self._layer_norm(y, n, norms.after_mlp))
+
+    def _layer_norm(self, x: Node, n: int, name: str) -> Node:
+        return self._rms_norm(x, f"model.layers.{n}.{name}.weight", self._spec.hidden_size) if name else x
 
     def _attention(self, x: Node, n: int) -> Node:
         spec, prefix = self._spec, f"model.layers.{n}.self_attn."
@@ -83,18 +118,20 @@ class _Builder:
         q = self._linear(x, prefix + "q_proj", q_size, spec.hidden_size, spec.qkv_bias)
         k = self._linear(x, prefix + "k_proj", kv_size, spec.hidden_size, spec.qkv_bias)
         v = self._linear(x, prefix + "v_proj", kv_size, spec.hidden_size, spec.qkv_bias)
-        q = self._rotate(q, spec.num_heads, prefix + "q_norm.weight")
-        k = self._rotate(k, spec.num_kv_heads, prefix + "k_norm.weight")
+        q = self._rotate(q, n, spec.num_heads, prefix + "q_norm.weight")
+        k = self._rotate(k, n, spec.num_kv_heads, prefix + "k_norm.weight")
         return self._linear(self._paged_attention(q, k, v, n), prefix + "o_proj", spec.hidden_size, q_size, spec.o_bias)
 
     def _paged_attention(self, q: Node, k: Node, v: Node, n: int) -> Node:
-        spec, inputs = self._spec, self._inputs
+        spec, suffix = self._spec, group_suffix(self._group_of[n], self._num_groups)
         caches = [self._add_input(f"{kind}_cache.{n}", ov.Type.dynamic, [-1] * 4) for kind in ("key", "value")]
         ints, floats = _i32([]), _f32([])
         operands = [q, k, v, *caches]
-        operands += [inputs[i] for i in ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins")]
+        inputs = {name: self._inputs[name + suffix] for name in _GROUP_INPUTS}
+        operands += [inputs["past_lens"], self._inputs["subsequence_begins"]]
+        operands += [inputs["block_indices"], inputs["block_indices_begins"]]
         operands += [
-            _f32(spec.head_dim**-0.5),
+            _f32(spec.query_scale),
             _i32(spec.sliding_windows[n]),
             floats,
             inputs["max_context_len"],
@@ -123,7 +160,8 @@ class _Builder:
         hidden, inner = spec.hidden_size, spec.intermediate_size
         gate = self._linear(x, prefix + "gate_proj", inner, hidden, spec.mlp_bias)
         up = self._linear(x, prefix + "up_proj", inner, hidden, spec.mlp_bias)
-        return self._linear(ops.multiply(ops.swish(gate), up), prefix + "down_proj", hidden, inner, spec.mlp_bias)
+        gate = ops.swish(gate) if spec.activation == "silu" else ops.gelu(gate, "tanh")
+        return self._linear(ops.multiply(gate, up), prefix + "down_proj", hidden, inner, spec.mlp_bias)
 
     def _linear(self, x: Node, name: str, out: int, inner: int, bias: bool) -> Node:
         y = self._weights.project(x, name + ".weight", (out, inner))
@@ -132,11 +170,10 @@ class _Builder:
     def _rms_norm(self, x: Node, name: str, size: int) -> Node:
         variance = ops.reduce_mean(ops.power(x, _f32(2.0)), _i64([-1]), True)
         scale = ops.divide(_f32(1.0), ops.sqrt(ops.add(variance, _f32(self._spec.rms_norm_eps))))
-        return ops.multiply(ops.multiply(x, scale), self._weights.vector(name, size))
+        return ops.multiply(ops.multiply(x, scale), self._weights.vector(name, size, plus=self._spec.norm_offset))
 
-    def _rotations(self) -> tuple[Node, Node]:
+    def _rotations(self, rope: Rope) -> tuple[Node, Node]:
         """cos and sin of every token's angles, [T, 1, 1, head_dim]: the two halves of a head turn together."""
-        rope = self._spec.rope
         positions = ops.unsqueeze(ops.convert(self._inputs["position_ids"], "f32"), _i64([1, 2]))
         half = ops.matmul(_f32(rope.inv_freq[None, :, None]), positions, False, False)
         angles = ops.transpose(half, _i64([0, 2, 1]))
@@ -147,7 +184,7 @@ class _Builder:
             cos, sin = ops.multiply(cos, factor), ops.multiply(sin, factor)
         return ops.unsqueeze(cos, _i64(1)), ops.unsqueeze(sin, _i64(1))
 
-    def _rotate(self, x: Node, heads: int, norm: str) -> Node:
+    def _rotate(self, x: Node, n: int, heads: int, norm: str) -> Node:
         """[T, heads * head_dim] rotated, after the norm of each head where the family has one."""
         d = self._spec.head_dim
         x = ops.reshape(x, _i64([0, heads, 1, d]), True)
@@ -157,7 +194,8 @@ class _Builder:
         first = ops.slice(x, _i64([0]), _i64([d // 2]), one, last)
         second = ops.slice(x, _i64([d // 2]), _i64([2**63 - 1]), one, last)
         turned = ops.concat([ops.multiply(second, _f32(-1.0)), first], -1)
-        x = ops.add(ops.multiply(x, self._cos), ops.multiply(turned, self._sin))
+        cos, sin = self._turns[self._spec.ropes[n]]
+        x = ops.add(ops.multiply(x, cos), ops.multiply(turned, sin))
         return ops.reshape(x, _i64([0, heads * d]), True)
 
 

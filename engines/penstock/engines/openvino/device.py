@@ -1,7 +1,9 @@
-"""Compiling for a device: the precisions that it has, and how many threads it gets."""
+"""Compiling for a device: the precisions that it has, how many threads it gets, what it may remember."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
 from typing import Any
 
 import openvino as ov
@@ -21,6 +23,47 @@ a model of 10 MB is no faster on two threads, and up to 1.7 times slower where t
 _ACTIVATION_GROUP = 128
 """With int8 weights: activations in a group share a scale and are multiplied as int8. That halves the time of a step;
 unpacking the weights to floats instead takes longer than reading twice as many bytes of bf16."""
+
+
+_WORK_PER_THREAD = 12 << 20
+"""Bytes of weights times tokens that make one more thread worth waking (7 M and 5 M parameter models, two cores)."""
+
+_MAX_COPIED_BYTES = 256 << 20
+"""Larger models are compiled once: each compilation holds its own packed weights."""
+
+_RUNTIME_CACHE = "CPU_RUNTIME_CACHE_CAPACITY"
+_PRIMITIVE_CACHE = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+_CACHED_KERNELS = "64"
+"""How many kernels for shapes that occurred before the plugin and oneDNN each keep. Every length of a prompt is a new
+shape: with their own defaults (5,000 and 1,024) a process grows by hundreds of megabytes over some 10,000 requests.
+With 16 a prompt takes the place of what decodes need, and the other way round. The environment variables of these names
+say otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadPlan:
+    """A number of threads that the model is compiled for, and which batches are computed with it."""
+
+    threads: int
+    min_tokens: int
+    """Fewest tokens of a batch."""
+
+
+def plan_threads(weight_bytes: int, cores: int, threads: int | None, most_tokens: int) -> list[ThreadPlan]:
+    """By `min_tokens`, ascending.
+
+    OpenVINO fixes the number of threads when it compiles. A single token of a small model is no faster on two threads
+    than on one, but a prompt or a batch is: so a small model is compiled twice, and both work on the same KV cache. Not
+    where the number of threads was asked for, or where no batch could have enough of its `most_tokens`.
+    """
+    if threads is not None:
+        return [ThreadPlan(threads, 0)]
+    few, many = default_threads(weight_bytes, cores), all_threads(cores)
+    plans = [ThreadPlan(few, 0)]
+    min_tokens = max(2, -(-many * _WORK_PER_THREAD // weight_bytes))
+    if few < many and weight_bytes <= _MAX_COPIED_BYTES and min_tokens <= most_tokens:
+        plans.append(ThreadPlan(many, min_tokens))
+    return plans
 
 
 def compute_precision(core: ov.Core, config: OpenVINOConfig) -> str:
@@ -73,6 +116,9 @@ def compile_decoder(
         "INFERENCE_NUM_THREADS": threads,
         # Pinned threads cannot step aside for the server's other processes: a step took up to 1.8 times as long.
         "ENABLE_CPU_PINNING": False,
+        # One batch computes at a time: the infer requests share one stream and its working memory.
+        "NUM_STREAMS": 1,
+        _RUNTIME_CACHE: _cached_kernels(),
     }
     if config.weights == "int8":
         properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = _ACTIVATION_GROUP
@@ -80,6 +126,15 @@ def compile_decoder(
         return core.compile_model(model, config.device, properties)
     except RuntimeError as e:
         raise UnsupportedError(f"OpenVINO does not compile the model for {config.device}: {_last_line(e)}") from e
+
+
+def _cached_kernels() -> int:
+    """An operator's environment variables take precedence. Raises InvalidRequestError for one that is no number."""
+    for name in (_RUNTIME_CACHE, _PRIMITIVE_CACHE):
+        value = os.environ.setdefault(name, _CACHED_KERNELS)  # oneDNN reads its own when it makes its first kernel
+        if not value.isdecimal():
+            raise InvalidRequestError(f"the environment variable {name}={value!r} is not a number of kernels")
+    return int(os.environ[_RUNTIME_CACHE])
 
 
 def _last_line(error: Exception) -> str:

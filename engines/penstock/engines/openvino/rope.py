@@ -31,8 +31,8 @@ class Rope:
 
 def parse_rope(config: Mapping[str, Any], head_dim: int) -> Rope:
     """`config` is config.json; raises UnsupportedError for a type that is not offered."""
-    settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if any(isinstance(value, dict) for value in settings.values()):
+    settings = settings_in(config, "rope_parameters") or settings_in(config, "rope_scaling")
+    if any(isinstance(value, Mapping) for value in settings.values()):
         raise UnsupportedError("rope_parameters for each layer type are not supported")
     kind = settings.get("rope_type") or settings.get("type") or "default"
     if kind not in _KINDS:
@@ -40,12 +40,40 @@ def parse_rope(config: Mapping[str, Any], head_dim: int) -> Rope:
     partial = settings.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
     if partial != 1.0:
         raise UnsupportedError(f"partial_rotary_factor={partial} is not supported")
-    theta = float(settings.get("rope_theta") or config.get("rope_theta") or 10000.0)
-    settings = {"max_position_embeddings": config.get("max_position_embeddings"), **settings}
+    given = {"max_position_embeddings": config.get("max_position_embeddings"), **settings}
     try:
-        return _KINDS[kind](settings, _base_frequencies(theta, head_dim), theta)
+        theta = float(settings.get("rope_theta") or config.get("rope_theta") or 10000.0)
+        with np.errstate(divide="raise", over="raise", invalid="raise"):
+            return _KINDS[kind](given, _base_frequencies(theta, head_dim), theta)
     except KeyError as e:
         raise UnsupportedError(f"RoPE type {kind!r} needs {e.args[0]!r} in config.json") from None
+    except (TypeError, ValueError, ArithmeticError) as e:
+        raise UnsupportedError(f"config.json's settings of RoPE type {kind!r} are not understood: {e}") from None
+
+
+def parse_ropes_of_layer_types(
+    config: Mapping[str, Any], head_dim: int, defaults: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Rope]:
+    """As `parse_rope`, for each layer type of `defaults`: what that says holds where the type's own object in
+    rope_parameters does not say otherwise."""
+    given = settings_in(config, "rope_parameters")
+    unknown = set(given) - set(defaults)
+    if unknown:
+        raise UnsupportedError(
+            f"rope_parameters are for each of {', '.join(defaults)}, not {', '.join(sorted(unknown))}"
+        )
+    return {
+        kind: parse_rope({**config, "rope_parameters": {**settings, **settings_in(given, kind)}}, head_dim)
+        for kind, settings in defaults.items()
+    }
+
+
+def settings_in(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The object at `key`, {} where there is none."""
+    settings = config.get(key) or {}
+    if not isinstance(settings, Mapping):
+        raise UnsupportedError(f"config.json has {key}={str(settings)[:50]}, which is not an object")
+    return settings
 
 
 def _base_frequencies(theta: float, head_dim: int) -> Frequencies:

@@ -34,9 +34,9 @@ class Weights:
         self._used: set[str] = set()
         self._tables: dict[str, tuple[Node, Node | None]] = {}
 
-    def vector(self, name: str, size: int) -> Node:
-        """A norm's or a bias's values, f32 [size]."""
-        return ops.constant(self._take(name, (size,)).f32())
+    def vector(self, name: str, size: int, *, plus: float = 0.0) -> Node:
+        """A norm's or a bias's values and `plus`, f32 [size]."""
+        return ops.constant(self._take(name, (size,)).f32() + np.float32(plus))
 
     def project(self, x: Node, name: str, shape: tuple[int, int]) -> Node:
         """x [T, in] times the transposed matrix of `shape` (out, in): [T, out]."""
@@ -128,6 +128,13 @@ def _to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     bits = values.view(np.uint32)
     rounded = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
+
+
+def round_to(value: np.float32, precision: str) -> np.float32:
+    """The nearest value that bf16, f16 or f32 has."""
+    if precision == "bf16":
+        return (_to_bf16(np.array([value])).astype(np.uint32) << 16).view(np.float32)[0]  # type: ignore[no-any-return]
+    return np.float32(np.float16(value)) if precision == "f16" else value
 
 
 def _chunks(tensor: StoredTensor) -> Iterator[tuple[int, int]]:

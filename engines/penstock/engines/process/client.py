@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -29,6 +30,7 @@ from penstock.engines.contract.messages import (
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import EngineDeadError, EngineError, NotReadyError
 from penstock.engines.process.link import Link
+from penstock.engines.process.liveness import Health, Liveness, WatchdogConfig
 from penstock.engines.registry import EngineSpec
 
 logger = logging.getLogger(__name__)
@@ -42,18 +44,6 @@ _BACKOFF = 1.0
 """Seconds of delay added with each recent restart; the first comes at once."""
 _RETRY_AFTER = 2.0
 """Seconds told to the clients of a dead engine."""
-
-
-class WatchdogConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """When an engine process counts as hung, and how often it may be replaced."""
-
-    timeout: float = 60.0
-    """Seconds without a sign of life (a step's message or a heart beat) after which the process is killed."""
-    suspect_after: float = 10.0
-    """Seconds after which `ready` turns false."""
-    max_restarts: int = 5
-    """Within `restart_window`; then the engine stays down and the server says so."""
-    restart_window: float = 600.0
 
 
 class ProcessEngine:
@@ -79,8 +69,13 @@ class ProcessEngine:
         self._link: Link | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._keeper: asyncio.Task[None] | None = None
-        self._last_sign = 0.0
+        self.liveness = Liveness(self._watchdog, time.monotonic())
+        """Of the newest process."""
+        self._up_since = 0.0
+        self._seconds_up = 0.0
+        """Of all processes together; what is up now counts at its end."""
         self._restarts: deque[float] = deque()
+        """When, in `_seconds_up`."""
         self.num_restarts = 0
 
     @property
@@ -91,7 +86,7 @@ class ProcessEngine:
 
     @property
     def ready(self) -> bool:
-        return self._link is not None and time.monotonic() - self._last_sign < self._watchdog.suspect_after
+        return self._link is not None and self.liveness.judge(time.monotonic()) is Health.LIVE
 
     @property
     def failed(self) -> bool:
@@ -112,6 +107,7 @@ class ProcessEngine:
     async def _spawn(self) -> None:
         """Starts a process and waits until its model is loaded. Raises EngineError when that fails."""
         adapters = dict(self._adapters.loaded)
+        self.liveness = Liveness(self._watchdog, time.monotonic())
         try:
             # For this user alone (0700). Once the two are connected nobody needs it, and whoever kills this process
             # then leaves nothing behind.
@@ -121,13 +117,14 @@ class ProcessEngine:
             raise EngineError(f"the engine process cannot be started: {error}") from error
         num_blocks = self._info.num_blocks
         self._stats = EngineStats(num_blocks=num_blocks, num_free_blocks=num_blocks)  # until it speaks for itself
-        self._last_sign = time.monotonic()
+        self._up_since = time.monotonic()
+        self.liveness.heard(self._up_since)
         self._link = link
         link.on_messages(self._receive)
         self._adapters.forget(adapters)
 
     async def _connected(self, address: str, adapters: dict[str, str]) -> tuple[Link, ModelInfo]:
-        link = Link(address)
+        link = Link(address, lambda beat: self.liveness.beat(beat, time.monotonic()))
         try:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -135,10 +132,13 @@ class ProcessEngine:
                 "penstock.engines.process.worker",
                 address,
                 self._log_level,
+                str(link.heartbeats.far_end),
+                pass_fds=(link.heartbeats.far_end,),
                 stdin=asyncio.subprocess.PIPE,
                 start_new_session=True,
                 env={"GLIBC_TUNABLES": _TUNABLES} | os.environ,
             )
+            link.heartbeats.handed_over()
             if self._process.stdin is not None:
                 self._process.stdin.write(msgspec.json.encode(self._spec_with(adapters)) + b"\n")
             return link, await self._loaded(link, self._process)
@@ -149,23 +149,32 @@ class ProcessEngine:
 
     def _spec_with(self, adapters: dict[str, str]) -> EngineSpec:
         """What a new process is told: the adapters are those of now. Engines without any have no such option."""
-        if not adapters and "adapters" not in self._spec.options:
-            return self._spec
-        return msgspec.structs.replace(self._spec, options=self._spec.options | {"adapters": adapters})
+        options = self._spec.options
+        if adapters or "adapters" in options:
+            options = options | {"adapters": adapters}
+        interval = self._watchdog.heartbeat_interval
+        return msgspec.structs.replace(self._spec, options=options, heartbeat_interval=interval)
 
-    @staticmethod
-    async def _loaded(link: Link, process: asyncio.subprocess.Process) -> ModelInfo:
-        """The first message, or an error if the process ends without one."""
+    async def _loaded(self, link: Link, process: asyncio.subprocess.Process) -> ModelInfo:
+        """The first message, or an error if the process ends without one or takes too long."""
         first = asyncio.ensure_future(link.first_message())
         ended = asyncio.ensure_future(process.wait())
-        await asyncio.wait((first, ended), return_when=asyncio.FIRST_COMPLETED)
-        ended.cancel()
-        if not first.done():  # its last words may still be on their way through the socket
-            await asyncio.wait((first,), timeout=_LAST_WORDS)
-        if not first.done():
+        try:
+            limit = self._watchdog.load_timeout
+            await asyncio.wait((first, ended), timeout=limit or None, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():  # its last words may still be on their way through the socket
+                await asyncio.wait((first,), timeout=_LAST_WORDS)
+            if not first.done():
+                raise EngineError(
+                    f"the engine process ended while it loaded the model (status {process.returncode})"
+                    if ended.done()
+                    else f"the model was not loaded within {limit:g} s (load-timeout); the last sign of life of its "
+                    f"process came {self.liveness.silence(time.monotonic()):.1f} s ago"
+                )
+            message = first.result()
+        finally:
             first.cancel()
-            raise EngineError(f"the engine process ended while it loaded the model (status {process.returncode})")
-        message = first.result()
+            ended.cancel()
         if isinstance(message, Ready):
             return message.info
         raise EngineError(message.message if isinstance(message, LoadFailed) else "the engine process is out of order")
@@ -174,9 +183,11 @@ class ProcessEngine:
         link = self._link
         if link is None:
             return
-        self._last_sign = time.monotonic()
+        self.liveness.heard(time.monotonic())
         for result in link.decode_steps(messages):
             self._stats = result.stats
+            if result.steps:
+                self.liveness.stepped()
             if self._on_step is not None:
                 for step in result.steps:
                     self._on_step(step)
@@ -208,14 +219,13 @@ class ProcessEngine:
         ended = asyncio.ensure_future(process.wait())
         try:
             while True:
-                silence = time.monotonic() - self._last_sign
-                if silence >= self._watchdog.timeout:
+                if self.liveness.judge(time.monotonic()) is Health.HUNG:
                     # it was perhaps this process that stood still, and the engine's messages lie unread
                     await asyncio.wait((ended,), timeout=_LAST_WORDS)
-                    silence = time.monotonic() - self._last_sign
-                if silence >= self._watchdog.timeout:
-                    return f"it gave no sign of life for {silence:.1f} s"
-                done, _ = await asyncio.wait((ended,), timeout=self._watchdog.timeout - silence)
+                now = time.monotonic()
+                if self.liveness.judge(now) is Health.HUNG:
+                    return self.liveness.complaint(now)
+                done, _ = await asyncio.wait((ended,), timeout=self._watchdog.heartbeat_interval)
                 if done:
                     if (process.returncode or 0) > 0 and len(self._streams):
                         # it has ended itself and said for whom that is a failed step, which may be unread
@@ -229,6 +239,7 @@ class ProcessEngine:
         if self._link is not None:
             self._link.close()
             self._link = None
+            self._seconds_up += time.monotonic() - self._up_since
         self._stats = EngineStats()  # what it held is gone with it
         message = "The engine died while it worked on this request."
         self._fail_all(EngineDeadError(message, retry_after=_RETRY_AFTER))
@@ -238,12 +249,11 @@ class ProcessEngine:
         self._adapters.fail_all(error)
 
     def _may_restart(self) -> bool:
-        now = time.monotonic()
-        while self._restarts and now - self._restarts[0] > self._watchdog.restart_window:
+        while self._restarts and self._seconds_up - self._restarts[0] > self._watchdog.restart_window:
             self._restarts.popleft()
         if len(self._restarts) >= self._watchdog.max_restarts:
             return False
-        self._restarts.append(now)
+        self._restarts.append(self._seconds_up)
         return True
 
     def new_ids(self, count: int) -> tuple[int, ...]:
@@ -298,5 +308,6 @@ class ProcessEngine:
     async def _kill(self) -> None:
         process = self._process
         if process is not None and process.returncode is None:
-            process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with what it has started: compilers, workers
             await process.wait()

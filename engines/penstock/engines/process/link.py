@@ -1,4 +1,4 @@
-"""A ZeroMQ socket on the event loop: wakes once for everything that has arrived."""
+"""A ZeroMQ socket on the event loop, which wakes once for everything that has arrived, and the heartbeats beside it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import zmq
 
-from penstock.engines.contract.messages import DownMessage, StepOutputs, UpMessage
+from penstock.engines.contract.messages import DownMessage, Heartbeat, StepOutputs, UpMessage
 from penstock.engines.errors import EngineError
+from penstock.engines.process.heartbeat import HeartbeatPipe
 from penstock.engines.process.wire import decode_up, encode, pair_socket, receive_all
 
 
@@ -16,8 +17,9 @@ class Link:
     """The gateway's end. ZeroMQ's file descriptor is edge-triggered: it must be drained whenever it was readable, and
     also after sending, since a send may swallow the edge (zmq_getsockopt(3), ZMQ_FD)."""
 
-    def __init__(self, address: str) -> None:
-        """Raises EngineError when there can be no socket at the address (paths have about 100 characters)."""
+    def __init__(self, address: str, on_beat: Callable[[Heartbeat], None]) -> None:
+        """Raises EngineError when there can be no socket at the address (paths have about 100 characters), and OSError
+        when there can be no pipe."""
         self._loop = asyncio.get_running_loop()
         self._socket = pair_socket()
         try:
@@ -25,6 +27,11 @@ class Link:
         except zmq.ZMQError as error:
             self._socket.close()
             raise EngineError(f"there can be no socket at {address} (TMPDIR decides where): {error}") from None
+        try:
+            self.heartbeats = HeartbeatPipe(on_beat)
+        except OSError:
+            self._socket.close()
+            raise
         self._handler: Callable[[list[bytes]], None] = self._backlog_add
         self._backlog: list[bytes] = []
         self._arrived = asyncio.Event()
@@ -75,3 +82,4 @@ class Link:
         if not self._socket.closed:
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
+            self.heartbeats.close()

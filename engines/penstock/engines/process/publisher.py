@@ -32,7 +32,7 @@ class Publisher:
             self.flush(result.stats)
 
     def flush(self, stats: EngineStats) -> None:
-        """Sends everything there is; with nothing held back, a heart beat."""
+        """Sends everything there is; with nothing held back, the stats alone."""
         self._send(StepOutputs(self._outputs, stats, self._steps, self._replies))
         self._outputs, self._steps, self._replies = [], [], []
         self._last_sent = self._clock()
@@ -41,9 +41,9 @@ class Publisher:
     def holds_back(self) -> bool:
         return bool(self._outputs or self._steps)
 
-    def patience(self, heartbeat: float) -> float:
-        """Seconds until the next `flush` is due: for what is held back, or as a heart beat."""
-        return max(0.0, (self._interval if self.holds_back else heartbeat) - self._since_last())
+    def patience(self, at_idle: float) -> float:
+        """Seconds until the next `flush` is due: for what is held back, or for newer stats every `at_idle` seconds."""
+        return max(0.0, (self._interval if self.holds_back else at_idle) - self._since_last())
 
     def _since_last(self) -> float:
         return self._clock() - self._last_sent

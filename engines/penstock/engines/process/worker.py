@@ -1,4 +1,6 @@
-"""The engine process: `python -m penstock.engines.process.worker ADDRESS`, with an EngineSpec as one line on stdin.
+"""The engine process: `python -m penstock.engines.process.worker ADDRESS LOG_LEVEL HEARTBEAT_PIPE`.
+
+An EngineSpec comes as one line on stdin; HEARTBEAT_PIPE is a file descriptor that it has inherited.
 
 Stdin stays open for as long as the gateway lives: at its end this process ends too. Signals to the terminal's process
 group are the gateway's business, which drains before it closes stdin.
@@ -22,14 +24,15 @@ import zmq
 from penstock.engines.contract.messages import LoadFailed, Ready
 from penstock.engines.core import Core
 from penstock.engines.errors import PenstockError
+from penstock.engines.process.heartbeat import HeartbeatThread
 from penstock.engines.process.publisher import Publisher
 from penstock.engines.process.wire import Socket, context, decode_down, encode, pair_socket, receive_all
 from penstock.engines.registry import EngineSpec, load_core
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT = 1.0
-"""Seconds."""
+_STATS_INTERVAL = 1.0
+"""Seconds between two messages at idle: the gauges of an engine that runs by itself change without a step."""
 _FAREWELL_MS = 2000
 """How long the last message may take to leave."""
 _CLOSING_TIME = 10.0
@@ -37,19 +40,19 @@ _CLOSING_TIME = 10.0
 _PR_SET_PDEATHSIG = 1
 
 
-def serve(core: Core, socket: Socket, parent: int, publish_interval: float) -> int:
+def serve(core: Core, socket: Socket, parent: int, publish_interval: float, heart: HeartbeatThread) -> int:
     """Steps while there is work and waits while there is none; returns an exit status when the gateway is gone."""
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN)
     poller.register(parent, zmq.POLLIN)
-    if core.wakeup is not None:
-        poller.register(core.wakeup, zmq.POLLIN)
+    for descriptor in core.wakeups:
+        poller.register(descriptor, zmq.POLLIN)
     publisher = Publisher(lambda message: socket.send(encode(message)), publish_interval, time.monotonic)
     while not core.broken:
         if not core.has_work:
-            if publisher.holds_back and core.wakeup is None:  # nothing would come along with it
+            if publisher.holds_back and not core.wakeups:  # no later message would carry it
                 publisher.flush(core.stats())
-            patience = publisher.patience(HEARTBEAT)
+            patience = publisher.patience(_STATS_INTERVAL)
             look = core.next_look
             if look is not None:
                 patience = min(patience, max(0.0, look - time.monotonic()))
@@ -59,7 +62,10 @@ def serve(core: Core, socket: Socket, parent: int, publish_interval: float) -> i
             if not events and (look is None or look > time.monotonic()):
                 publisher.flush(core.stats())
                 continue
-        publisher.add(core.step(map(decode_down, receive_all(socket))))
+        heart.step_begins()
+        result = core.step(map(decode_down, receive_all(socket)))
+        heart.step_ends()
+        publisher.add(result)
     publisher.flush(core.stats())
     logger.error("the engine is beyond repair: giving up this process")
     return 1
@@ -73,8 +79,7 @@ def _reason(error: Exception) -> str:
 
 def main() -> int:
     address = sys.argv[1]
-    log_level = sys.argv[2] if len(sys.argv) > 2 else "INFO"
-    logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)-7s engine: %(message)s")
+    logging.basicConfig(level=sys.argv[2], format="%(asctime)s %(levelname)-7s engine: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if sys.platform == "linux":  # even a step that never returns must not outlive the gateway
@@ -83,7 +88,9 @@ def main() -> int:
     socket.connect(address)
     try:
         spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSpec)
-        core = load_core(spec, time.monotonic)
+        heart = HeartbeatThread(int(sys.argv[3]), spec.heartbeat_interval, time.monotonic)
+        heart.start()
+        heart.core = core = load_core(spec, time.monotonic)
     except Exception as error:
         logger.debug("loading failed", exc_info=True)
         socket.send(encode(LoadFailed(_reason(error))))
@@ -91,7 +98,7 @@ def main() -> int:
         return 1
     socket.send(encode(Ready(core.info)))
     gc.freeze()  # what loading left behind never becomes garbage
-    status = serve(core, socket, sys.stdin.fileno(), spec.publish_interval)
+    status = serve(core, socket, sys.stdin.fileno(), spec.publish_interval, heart)
     if status:
         _end_within(_CLOSING_TIME, status)
         _farewell(socket)

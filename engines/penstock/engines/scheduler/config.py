@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
-from penstock.engines.scheduler.policy import Policy
+from penstock.engines.scheduler.queues import Policy
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -13,6 +15,16 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int = 2048
     """Most tokens in one step, prompts and decodes together. At least max_num_seqs, so that a step never leaves a
     running request out."""
+    itl_target_ms: float = 200.0
+    """While requests generate, prompts get no more of a step than keeps it within this many milliseconds, by the speed
+    that was measured; 0: always as much as max_num_batched_tokens allows."""
+    steps_in_flight: int = 2
+    """Steps that are submitted before the oldest is collected; the runner may allow fewer."""
+    speculative: Literal["off", "ngram"] = "off"
+    """ngram: the next tokens are guessed from earlier occurrences of the newest ones (prompt lookup), and verified
+    several at a time. What is generated does not change."""
+    max_draft_tokens: int = 8
+    """Most guesses verified in one step of a request."""
     policy: Policy = Policy.FCFS
     ageing_seconds: float = 10.0
     """Policy `priority`: waiting this long is worth one level of priority."""
@@ -23,11 +35,12 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_queued_tokens"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_queued_tokens", "steps_in_flight"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.max_queued_requests < 0 or self.ageing_seconds < 0:
-            raise ValueError("max_queued_requests and ageing_seconds cannot be negative")
+        for name in ("max_queued_requests", "ageing_seconds", "itl_target_ms", "max_draft_tokens"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} cannot be negative")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "

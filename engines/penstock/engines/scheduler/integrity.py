@@ -1,4 +1,4 @@
-"""The scheduler checks itself: in tests after every step, elsewhere whenever somebody doubts."""
+"""The scheduler checks itself: all of it after every step of a test, cheaply whenever it is idle in production."""
 
 from __future__ import annotations
 
@@ -7,21 +7,35 @@ from penstock.kvcache.pool import require
 
 
 def check_integrity(scheduler: Scheduler) -> None:
-    """Raises IntegrityError unless queues, seats and blocks agree. At idle every block must be free."""
+    """Raises IntegrityError unless queues, seats, steps and blocks agree. At idle every block must be free."""
     scheduler.kv.check_integrity()
-    requests, running, waiting = scheduler.requests, scheduler.running, list(scheduler.waiting)
+    intake, runs = scheduler.intake, scheduler.running.runs
+    requests, waiting = intake.requests, list(intake)
     followers = [f for r in requests.values() for f in r.followers]
-    require(len(running) + len(waiting) + len(followers) == len(requests), "a request is lost")
-    require(len(waiting) == len(scheduler.waiting), "the queue's length is wrong")
-    promised = sum(len(r.followers) for r in running)
-    require(scheduler.num_waiting == len(waiting) + len(followers) - promised, "waiting requests miscounted")
-    require(scheduler.num_waiting_tokens == sum(r.num_tokens for r in waiting), "waiting tokens miscounted")
-    keys = [r.key for r in running]
+    require(len(runs) + len(waiting) + len(followers) == len(requests), "a request is lost")
+    intake.check_integrity()
+    require(scheduler.num_waiting == len(waiting) + len(followers), "waiting requests miscounted")
+    keys = [run.request.key for run in runs]
     require(keys == sorted(keys), "running is out of order")
-    require(all(r.table is not None for r in running), "a running request has no blocks")
-    idle = [*waiting, *followers]
-    require(
-        all(r.table is None and not r.num_computed_tokens for r in idle), "a waiting request has blocks or progress"
-    )
-    if not requests:
-        require(scheduler.kv.pool.num_free == scheduler.kv.pool.num_blocks, "blocks leaked")
+    require(len(runs) <= scheduler.config.max_num_seqs, "more requests than seats")
+    require(all(run.has_seat and run.request.run is run for run in runs), "a seat without a request")
+    require(all(r.run is None for r in (*waiting, *followers)), "a waiting request has a seat")
+    collected = scheduler.running.last_collected
+    under_way = [run for step in scheduler.under_way for run in step.requests]
+    holders = {*runs, *under_way}
+    for run in holders:
+        newest = max((step.number for step in scheduler.under_way if run in step.requests), default=0)
+        require(run.last_step == newest if newest else run.last_step <= collected, "its newest step is another")
+        unknown = run.verifies or not run.has_seat
+        require(unknown or run.num_pending_tokens <= under_way.count(run), "more computed than known")
+    require({run.tables for run in holders} == scheduler.kv.holders, "blocks of nobody, or of one who has none")
+    if not requests and not under_way:
+        check_idle(scheduler)
+
+
+def check_idle(scheduler: Scheduler) -> None:
+    """The same where nothing runs, at the cost of a few comparisons: raises IntegrityError if anything is left."""
+    pool = scheduler.kv.pool
+    require(pool.num_free == pool.num_blocks and not scheduler.kv.holders, "blocks leaked")
+    require(not scheduler.running.runs and not scheduler.intake.num_waiting, "a request is lost")
+    require(not scheduler.intake.num_waiting_tokens and not scheduler.num_waiting, "waiting requests miscounted")

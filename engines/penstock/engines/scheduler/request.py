@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from enum import IntEnum
 
-from penstock.engines.contract.messages import AddRequest, TokenLogprobs
-from penstock.kvcache import BlockTable
+from penstock.engines.contract.messages import (
+    AddRequest,
+    FinishReason,
+    PoolingParams,
+    PromptInfo,
+    RequestOutput,
+    SamplingParams,
+    TokenLogprobs,
+)
+from penstock.engines.scheduler.drafts import PromptLookup
+from penstock.kvcache import BlockTables, HashChain
 
 
 class RequestStatus(IntEnum):
@@ -14,22 +24,18 @@ class RequestStatus(IntEnum):
     WAITING = 0
     RUNNING = 1
     PREEMPTED = 2
-    """Waiting again, with its blocks given back: its tokens will be computed anew."""
+    """Waiting again, with its blocks given back: its tokens will be computed again."""
     FINISHED = 3
 
 
 class Request:
-    """The state of one sample.
-
-    The invariant that scheduling rests on: `num_computed_tokens` catches up with `num_tokens`. What a step computes is
-    some of the difference, whether that is a prompt, a part of one, the newest token, or everything after a preemption.
-    """
+    """One sample, from its arrival to its end: what is known of it wherever it is."""
 
     __slots__ = (
         "adapter",
         "arrival_time",
-        "block_hashes",
         "cache_salt",
+        "chains",
         "charged_tokens",
         "deadline",
         "first_scheduled",
@@ -37,20 +43,21 @@ class Request:
         "id",
         "key",
         "leader",
+        "lookup",
         "max_num_tokens",
         "min_num_tokens",
         "num_cached_tokens",
-        "num_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_tokens",
         "params",
+        "pooling",
         "priority",
         "prompt_logprobs",
+        "run",
         "seed",
         "status",
         "stop_token_ids",
-        "table",
         "tenant",
         "token_ids",
     )
@@ -58,16 +65,19 @@ class Request:
     def __init__(
         self, request_id: int, message: AddRequest, token_ids: list[int], seed: int, stop: frozenset[int]
     ) -> None:
+        wanted = message.params
+        params = SamplingParams(max_tokens=1) if isinstance(wanted, PoolingParams) else wanted
         self.id = request_id
         self.token_ids = token_ids
-        """Prompt, then output."""
+        """Prompt, then output, as far as it is known."""
         self.num_tokens = self.num_prompt_tokens = len(token_ids)
-        self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         """Of the prompt, found in the prefix cache when it was first scheduled."""
-        self.params = message.params
-        self.max_num_tokens = len(token_ids) + message.params.max_tokens
-        self.min_num_tokens = len(token_ids) + message.params.min_tokens
+        self.params = params
+        self.pooling = wanted if isinstance(wanted, PoolingParams) else None
+        """A vector is wanted: it ends when its prompt is computed."""
+        self.max_num_tokens = len(token_ids) + params.max_tokens
+        self.min_num_tokens = len(token_ids) + params.min_tokens
         self.stop_token_ids = stop
         """EOS (unless ignored) and the caller's stop tokens."""
         self.seed = seed
@@ -81,18 +91,53 @@ class Request:
         self.key: tuple[float, int] = (0.0, request_id)
         """The policy's order, fixed at arrival: lower runs first, and the highest is preempted first. That it never
         changes is why preemption cannot livelock: the lowest key always advances."""
-        self.table: BlockTable | None = None
-        self.block_hashes: list[bytes] = []
-        """Of its leading full blocks, as far as an admission has had to know them."""
+        self.run: Run | None = None
+        """There exactly while it has a seat."""
+        self.chains: tuple[HashChain, ...] | None = None
+        """Of its tokens, once an admission has had to know them."""
         self.followers: list[Request] = []
         """Samples that will fork from this one once its prompt is computed."""
         self.leader: Request | None = None
         """The sample that this one follows, until it has forked."""
+        self.lookup: PromptLookup | None = None
+        """Guesses its next tokens, where that is switched on."""
         self.first_scheduled: float | None = None
         self.num_preemptions = 0
         self.charged_tokens = 0
         """Leading tokens that a fair policy charges nobody for any more: paid, found in the cache, or forked with."""
         self.prompt_logprobs: list[TokenLogprobs] = []
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Its prompt's logprobs are asked for, so all of it must be computed."""
+        return self.params.prompt_logprobs is not None
+
+    @property
+    def prompt_info(self) -> PromptInfo:
+        queued = (self.first_scheduled or self.arrival_time) - self.arrival_time
+        return PromptInfo(self.num_cached_tokens, queued, self.prompt_logprobs or None)
+
+    def append(self, tokens: list[int], eos: Container[int]) -> RequestOutput:
+        """Takes in sampled tokens, up to the one that ends it, and says what its client gets."""
+        output = RequestOutput(self.id, tokens)
+        num_tokens = self.num_tokens
+        if num_tokens == self.num_prompt_tokens:
+            output.prompt = self.prompt_info
+        stop = self.stop_token_ids
+        for token in tokens:
+            num_tokens += 1
+            if token in stop and num_tokens > self.min_num_tokens:
+                output.finish_reason = FinishReason.STOP
+                output.stop_token_id = None if token in eos else token
+            elif num_tokens >= self.max_num_tokens:
+                output.finish_reason = FinishReason.LENGTH
+            else:
+                continue
+            output.token_ids = tokens = tokens[: num_tokens - self.num_tokens]
+            break
+        self.token_ids += tokens
+        self.num_tokens = num_tokens
+        return output
 
     def lead(self, followers: list[Request]) -> None:
         """Computes the prompt for these as well."""
@@ -106,3 +151,38 @@ class Request:
         for request in followers:
             request.leader = None
         return followers
+
+
+class Run:
+    """The part of a request that there is only while it runs: from its seat on, until no step writes for it.
+
+    The invariant that scheduling rests on: `num_computed_tokens` catches up with the request's known and pending
+    tokens. What a step computes is some of the difference, whether that is a prompt, a part of one, the newest token,
+    or everything after a preemption.
+    """
+
+    __slots__ = ("has_seat", "id", "last_step", "num_computed_tokens", "request", "tables", "verifies")
+
+    def __init__(self, request: Request, tables: BlockTables, num_computed_tokens: int) -> None:
+        self.id = request.id
+        self.request = request
+        self.tables = tables
+        self.has_seat = True
+        """False once the request ended or was preempted."""
+        self.num_computed_tokens = num_computed_tokens
+        """Steps under way included."""
+        self.last_step = 0
+        """Number of the newest step that computes tokens of it."""
+        self.verifies = False
+        """The step under way verifies drafts: how many tokens it will give is not known."""
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """To be sampled by steps under way, behind `request.token_ids`: one wherever all known tokens are computed.
+        Not for one that `verifies`."""
+        return max(0, self.num_computed_tokens + 1 - self.request.num_tokens)
+
+    def rewind(self, num_computed_tokens: int) -> None:
+        """Forgets steps under way: their tokens will be computed again."""
+        self.num_computed_tokens = num_computed_tokens
+        self.verifies = False

@@ -1,338 +1,405 @@
 """The iteration-level scheduler.
 
 One invariant instead of phases: each request has `num_tokens` and `num_computed_tokens`, and each step computes some of
-the difference, within `max_num_batched_tokens` and `max_num_seqs`. Prompts, chunks of prompts, decodes, prefix hits and
-recomputation after a preemption are all that one rule.
+the difference, within `max_num_batched_tokens` and `max_num_seqs`. Prompts, chunks of prompts, decodes, prefix hits,
+guesses to verify and recomputation after a preemption are all that one rule.
 """
 
 from __future__ import annotations
 
-from bisect import insort
+import math
+from collections import deque
 from collections.abc import Iterable
-from operator import attrgetter
+from functools import partial
 
-from penstock.engines.contract.messages import AddRequest, EngineStats, FinishReason, RequestError, RequestOutput
+from penstock.engines.contract.messages import AddRequest, EngineStats, FinishReason, RequestOutput
+from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
-from penstock.engines.errors import DeadlineExceededError, NumericalError, PenstockError
-from penstock.engines.scheduler.admission import Admission
+from penstock.engines.errors import NumericalError, PenstockError
+from penstock.engines.scheduler.budget import StepBudget
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.engines.scheduler.counters import Counters
-from penstock.engines.scheduler.deadlines import Deadlines
-from penstock.engines.scheduler.policy import Policy, make_queue
-from penstock.engines.scheduler.request import Request, RequestStatus
-from penstock.engines.scheduler.samples import samples_of
-from penstock.engines.scheduler.tokens import introduce, take_tokens
-from penstock.kvcache import KVCacheManager
+from penstock.engines.scheduler.drafts import PromptLookup
+from penstock.engines.scheduler.intake import Intake
+from penstock.engines.scheduler.queues import Policy
+from penstock.engines.scheduler.request import Request, RequestStatus, Run
+from penstock.engines.scheduler.running import RunningRequests
+from penstock.engines.scheduler.step import StepUnderWay
+from penstock.engines.scheduler.trials import Trials
+from penstock.kvcache import BlockHash, BlockTables, HashChain, KVCacheManager, largest_chunk
 
-_BY_KEY = attrgetter("key")
 _MAX_RESERVE_SHIFT = 16
 
 
 class Scheduler:
     """Decides, step by step, which tokens of which requests are computed, and where their keys and values live.
 
-    Plain data driven by one loop: `add` and `abort` between steps, then `schedule`, then `update_from_output` with what
-    the runner made of it. Times are passed in (seconds of time.monotonic); the scheduler never asks a clock.
+    Plain data driven by one loop: `add` and `abort`, then `schedule`, then `update_from_output` with what the runner
+    made of the oldest step under way. Times are passed in (seconds of time.monotonic); the scheduler never asks a
+    clock.
 
-    Requests are in exactly one place: `running` (sorted by key, so that the last one is the one to preempt), the
-    waiting queue, or behind their leader as followers, until its prompt is computed.
+    Requests are in exactly one place: `running`, the intake's queue, or behind their leader as followers, until its
+    prompt is computed.
     """
 
-    def __init__(
-        self,
-        config: SchedulerConfig,
-        kv: KVCacheManager,
-        *,
-        max_model_len: int,
-        eos_token_ids: Iterable[int] = (),
-    ) -> None:
+    def __init__(self, config: SchedulerConfig, info: ModelInfo, kv: KVCacheManager | None = None) -> None:
         self.config = config
-        self.kv = kv
-        self.running: list[Request] = []
-        self.waiting = make_queue(config.policy)
-        self.requests: dict[int, Request] = {}
-        self._admission = Admission(config, kv.pool.num_blocks, kv.block_size, max_model_len)
-        self._deadlines = Deadlines(self.requests.__contains__)
-        self._eos = frozenset(eos_token_ids)
-        self._num_followers = 0
-        self._promised_seats = 0
-        """Held for followers whose leader is running."""
-        self._scheduled: list[Request] = []
-        self._forked: list[Request] = []
-        """Running, but the runner has not heard of them yet."""
-        self._dropped: list[int] = []
-        self._outputs: list[RequestOutput] = []
-        self._watermark = max(1, kv.pool.num_blocks // 100)
-        """Blocks that an admission leaves free, so that running requests can grow."""
+        self.kv = kv or KVCacheManager(
+            info.num_blocks, info.kv_groups, enable_prefix_caching=config.enable_prefix_caching
+        )
+        self.running = RunningRequests(self.kv)
+        self.under_way: deque[StepUnderWay] = deque()
+        self.trials = Trials()
+        chunk = largest_chunk(info.kv_groups, config.max_num_batched_tokens, config.steps_in_flight)
+        self.intake = Intake(config, info, lambda tokens: self.kv.fits(tokens, chunk))
+        self.budget = StepBudget(config, chunk)
         self._charges = config.policy is Policy.FAIR
-        self._counters = Counters(kv.pool.num_blocks)
+        self._speculates = config.speculative != "off"
+        self._num_steps = 0
+        """That were handed out so far."""
+        self._num_followers = 0
+        self._must_drain = False
+        """Blocks are short, and nobody can be preempted while steps are under way."""
+        self._no_room = (0, -1)
+        """(id, free blocks) of the head of the queue when it last found too few."""
+        self._watermark = max(1, self.kv.pool.num_blocks // 100)
+        """Blocks that an admission leaves free, so that running requests can grow."""
 
     # -- requests in -----------------------------------------------------------------------------------------
 
     def add(self, message: AddRequest) -> None:
         """Queues a request, or ends it with the reason why not. Ids that are in use are ignored."""
-        if any(request_id in self.requests for request_id in message.ids):
-            return
-        self._counters.admitted(len(message.ids))
-        error = self._admission.refusal(message, self.num_waiting, self._free_seats)
-        if error is not None:
-            for request_id in message.ids:
-                self._emit_end(request_id, FinishReason.ERROR, error)
-            return
-        leader, *followers = samples = samples_of(message, self.config, self._eos)
-        for request in samples:
-            self.requests[request.id] = request
-            if request.deadline is not None:
-                self._deadlines.add(request.deadline, request.id)
-        leader.lead(followers)
-        self._num_followers += len(followers)
-        self._enqueue(leader)
-
-    def _enqueue(self, request: Request) -> None:
-        self.waiting.push(request)
-        self._admission.num_waiting_tokens += request.num_tokens
-
-    def _dequeue(self, request: Request) -> None:
-        self.waiting.remove(request)
-        self._admission.num_waiting_tokens -= request.num_tokens
+        samples = self.intake.receive(message, self.num_waiting, self._free_seats)
+        if samples:
+            leader, *followers = samples
+            leader.lead(followers)
+            self._num_followers += len(followers)
+            self.intake.enqueue(leader)
 
     def abort(self, ids: Iterable[int], now: float) -> None:
         """Ends requests early. Unknown and finished ids are ignored."""
         for request_id in ids:
-            request = self.requests.get(request_id)
+            request = self.intake.requests.get(request_id)
             if request is not None:
                 self._finish(request, FinishReason.ABORT, now)
 
     @property
     def num_waiting(self) -> int:
-        return len(self.waiting) + self._num_followers - self._promised_seats
-
-    @property
-    def num_waiting_tokens(self) -> int:
-        return self._admission.num_waiting_tokens
+        return self.intake.num_waiting + self._num_followers
 
     @property
     def has_requests(self) -> bool:
-        return bool(self.requests)
+        return bool(self.intake.requests)
+
+    @property
+    def has_work(self) -> bool:
+        """Steps would get something done; not while all that are left wait for something to come."""
+        return bool(self.under_way or self.running.runs) or self.intake.can_go_on
 
     @property
     def _free_seats(self) -> int:
-        return self.config.max_num_seqs - len(self.running) - self._promised_seats
+        return self.config.max_num_seqs - len(self.running.runs)
 
     # -- a step ----------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> SchedulerOutput:
-        """The next step: running requests first, then as many waiting ones as fit."""
-        self._expire(now)
-        step = SchedulerOutput(dropped_ids=self._dropped)
-        self._dropped = []
-        self._scheduled = []
-        num_preemptions = self._counters.stats.preemptions
-        budget = self._schedule_running(step, self.config.max_num_batched_tokens)
-        step.new_requests.extend(map(introduce, self._forked))
-        self._forked.clear()
-        if self._counters.stats.preemptions == num_preemptions:
-            budget = self._schedule_waiting(step, budget, now)
-        step.total_num_scheduled_tokens = self.config.max_num_batched_tokens - budget
-        if not step.request_ids:
-            self._dropped = step.dropped_ids  # nobody executes an empty step: the next one tells the runner
+        """The next step: running requests first, then as many waiting ones as fit. From here on it is under way,
+        unless it is empty."""
+        for request, error in self.intake.due(now):
+            self._finish(request, FinishReason.ERROR, now, error)
+        new = StepUnderWay(self._num_steps + 1, scheduled_at=now)
+        step = new.step
+        if self.under_way and (self._must_drain or self.trials):
+            return step
+        self._must_drain = False
+        if self.trials:
+            self._schedule_trial(new)
+        if not self.trials:
+            self._schedule_all(new, now)
+        if step.request_ids:
+            self.running.tell(step, new.requests)
+            new.complete()
+            new.expected_seconds = self.budget.pace.seconds(step.total_num_scheduled_tokens, new.attended)
+            self.under_way.append(new)
+            self._num_steps += 1
         return step
 
-    def _expire(self, now: float) -> None:
-        for request_id in self._deadlines.due(now):
-            request = self.requests.get(request_id)
-            if request is not None:
-                what = "scheduled" if request.first_scheduled is None else "complete"
-                error = DeadlineExceededError(f"The request's time was over before it was {what}.")
-                self._finish(request, FinishReason.ERROR, now, error)
+    def _schedule_trial(self, new: StepUnderWay) -> None:
+        """The next group of suspects that has anything to compute."""
+        while self.trials and not new.requests:
+            suspects = set(self.trials.suspects)
+            ready, prompts = self.running.ready()
+            ready = [run for run in ready if run in suspects]
+            prompts = [entry for entry in prompts if entry[0] in suspects]
+            self._schedule_running(new, ready, self.budget.plan(ready, prompts, self.running.runs, None).shares)
+            if not new.requests:
+                self.trials.acquit()
 
-    def _schedule_running(self, step: SchedulerOutput, budget: int) -> int:
-        """Gives every running request its next tokens, preempting from the end of the list where blocks are short."""
-        running, scheduled = self.running, self._scheduled
-        ids, counts, computed = step.request_ids, step.num_scheduled_tokens, step.num_computed_tokens
-        for request in running:  # preemption pops from the end while this loop runs
-            start = request.num_computed_tokens
-            count = request.num_tokens - start
-            if count > 1:  # a prompt, or recomputation: leaves a token of the budget for each one behind it
-                count = min(count, budget - (len(running) - len(scheduled) - 1))
-            table = request.table
-            if table is None or (
-                start + count > table.capacity and not self._grow(request, start, start + count, step)
-            ):
-                break
-            scheduled.append(request)
-            ids.append(request.id)
-            counts.append(count)
-            computed.append(start)
-            budget -= count
-        return budget
+    def _schedule_all(self, new: StepUnderWay, now: float) -> None:
+        self.intake.requeue_unblocked()
+        num_preemptions = self.intake.stats.preemptions
+        ready, prompts = self.running.ready()
+        if self._speculates and self.under_way and self._verifies_next(ready):
+            return
+        head = self.intake.waiting.peek() if self._free_seats > 0 else None
+        plan = self.budget.plan(ready, prompts, self.running.runs, head)
+        self._schedule_running(new, ready, plan.shares)
+        if not plan.prompt_tokens or self._must_drain or self.intake.stats.preemptions != num_preemptions:
+            return
+        room = self.config.max_num_batched_tokens - sum(new.step.num_scheduled_tokens)
+        left = min(plan.prompt_tokens - sum(plan.shares.values()), room)
+        left = self._schedule_waiting(new, left, now)
+        if left > 0:
+            new.top_up(left, self.budget.chunk)
 
-    def _grow(self, request: Request, start: int, end: int, step: SchedulerOutput) -> bool:
-        """Makes positions start..end-1 writable. False when the request itself had to be preempted."""
-        table = request.table
-        while table is not None:
-            growth = self.kv.grow(table, start, end)
-            if growth is not None:
-                if growth.block_ids:
-                    step.new_block_ids[request.id] = (growth.start, growth.block_ids)
-                if growth.copy is not None:
-                    step.block_copies.append(growth.copy)
-                return True
-            victim = self.running[-1]
-            self._preempt(victim, step)
-            if victim is request:
-                break
-        return False
+    def _verifies_next(self, ready: list[Run]) -> bool:
+        """Some request has guesses, which need its newest token.
 
-    def _preempt(self, request: Request, step: SchedulerOutput) -> None:
-        """Takes the last running request's blocks away; its tokens will be computed again. Never one of this step's."""
-        self.running.pop()
-        self._vacate(request, step.dropped_ids)
+        While guesses are verified, one step is under way at a time: requests that verify and others would else take
+        turns, in steps that each read all of the weights.
+        """
+        room = self.config.max_num_batched_tokens
+        return bool(self.under_way[-1].step.drafts) or any(
+            run.num_computed_tokens + 1 >= run.request.num_tokens and self.budget.guesses(run, room) for run in ready
+        )
+
+    def _schedule_running(self, new: StepUnderWay, ready: list[Run], shares: dict[int, int]) -> None:
+        """Gives running requests their next tokens, preempting from the end of the list where blocks are short.
+        `shares`: of prompts and recomputation, by id; everyone else gets one token, and guesses to verify."""
+        if not shares and not self._speculates:
+            new.include_decodes(self._with_blocks(ready, shares, new.step))
+            return
+        room = self.config.max_num_batched_tokens - len(ready) - sum(shares.values())
+        for run in self._with_blocks([run for run in ready if shares.get(run.id, 1)], shares, new.step):
+            count = shares.get(run.id, 1)
+            guesses = [] if run.id in shares or run.num_pending_tokens else self.budget.guesses(run, room)
+            if guesses and not self.running.grow(run, 1 + len(guesses), new.step):
+                guesses = []
+            room -= len(guesses)
+            new.include(run, count, guesses)
+
+    def _with_blocks(self, ready: list[Run], shares: dict[int, int], step: SchedulerOutput) -> list[Run]:
+        """Those of `ready` that have blocks for their next tokens."""
+        if shares:
+            short = [run for run in ready if run.num_computed_tokens + shares.get(run.id, 1) > run.tables.capacity]
+        else:
+            short = [run for run in ready if run.num_computed_tokens >= run.tables.capacity]
+        for run in short:
+            if run.has_seat and not self._make_room(run, shares.get(run.id, 1), step) and self._must_drain:
+                return ready[: ready.index(run)]
+        return [run for run in ready if run.has_seat] if short else ready
+
+    def _make_room(self, run: Run, count: int, step: SchedulerOutput) -> bool:
+        """Makes the next `count` positions writable. False when the request had to be preempted itself, or when that
+        must wait until no step is under way."""
+        while not self.running.grow(run, count, step):
+            if self.under_way:
+                self._must_drain = True
+                return False
+            victim = self.running.runs[-1]
+            self._preempt(victim)
+            if victim is run:
+                return False
+        return True
+
+    def _preempt(self, run: Run) -> None:
+        """Takes a request's blocks away; its tokens will be computed again. No step is under way."""
+        self.running.stop(run)
+        self.running.sweep()
+        request = run.request
         request.status = RequestStatus.PREEMPTED
-        request.num_computed_tokens = 0
         request.prompt_logprobs = []  # a new list: the old one may be on its way to the client
         request.num_preemptions += 1
-        self._counters.preempted()
-        self._enqueue(request)
+        self.intake.stats.preemptions += 1
+        self.intake.enqueue(request)
 
-    def _schedule_waiting(self, step: SchedulerOutput, budget: int, now: float) -> int:
-        """Admits waiting requests in order; stops at the first that does not fit."""
-        while budget > 0:
-            request = self.waiting.peek()
-            if request is None or not self._has_seats(request):
+    def _schedule_waiting(self, new: StepUnderWay, left: int, now: float) -> int:
+        """Admits waiting requests in order; stops at the first that finds no seat or too few blocks. Returns how many
+        of the `left` tokens remain."""
+        while left > 0 and self._free_seats > 0:
+            request = self.intake.waiting.peek()
+            if request is None:
                 break
-            count = self._admit(request, step, budget)
+            blocked, num_free = self._no_room
+            if request.id == blocked and self.kv.pool.num_free <= num_free and self.running.runs:
+                break
+            if self.intake.waits_for_adapter(request):
+                continue
+            same_prompt = self._computed_by_another(request)
+            if same_prompt is not None:
+                if self.intake.num_passed_by >= self.config.max_num_seqs:
+                    break
+                self.intake.pass_by(request, partial(self.kv.is_computing, same_prompt))
+                continue
+            count = self._admit(request, new, left)
             if not count:
+                self._no_room = (request.id, self.kv.pool.num_free)
                 break
-            self.waiting.pop()
-            self._admission.num_waiting_tokens -= request.num_tokens
             if request.first_scheduled is None:
                 request.first_scheduled = now
-            budget -= count
-        return budget
+            left -= count
+        return left
 
-    def _has_seats(self, request: Request) -> bool:
-        seats = 1 + len(request.followers)
-        return self._free_seats >= min(seats, self.config.max_num_seqs)
+    def _computed_by_another(self, request: Request) -> BlockHash | None:
+        """The last block of this prompt that a running request computes, if there is one."""
+        if request.scores_prompt or not self.config.enable_prefix_caching:
+            return None
+        return self.kv.computing(request.token_ids, self._chains_of(request))
 
-    def _admit(self, request: Request, step: SchedulerOutput, budget: int) -> int:
-        """Moves a waiting request into `running`: the number of its tokens in this step, 0 if blocks are short.
+    def _chains_of(self, request: Request) -> tuple[HashChain, ...]:
+        if request.chains is None:
+            request.chains = self.kv.chains(adapter=request.adapter, salt=request.cache_salt)
+        return request.chains
+
+    def _admit(self, request: Request, new: StepUnderWay, limit: int) -> int:
+        """Gives a waiting request a seat: the number of its tokens in this step, 0 if blocks are short.
 
         All of its known tokens get their blocks now, so that prompts computed in chunks cannot run into each other.
         What it leaves free doubles with each preemption it has suffered, so that it comes back when it can stay.
         """
         shift = min(request.num_preemptions, _MAX_RESERVE_SHIFT)
-        reserve = min(self._watermark << shift, self.kv.pool.num_blocks) if self.running else 0
-        read_cache = request.params.prompt_logprobs is None and self.config.enable_prefix_caching
+        reserve = min(self._watermark << shift, self.kv.pool.num_blocks) if self.running.runs else 0
+        read_cache = not request.scores_prompt and self.config.enable_prefix_caching
         admitted = self.kv.admit(
-            request.token_ids,
-            adapter=request.adapter,
-            salt=request.cache_salt,
-            reserve=reserve,
-            read_cache=read_cache,
-            known_hashes=request.block_hashes,
+            request.token_ids, self._chains_of(request), self.budget.chunk, reserve=reserve, read_cache=read_cache
         )
         if admitted is None:
             return 0
-        request.table, cached, copy = admitted
-        if copy is not None:
-            step.block_copies.append(copy)
+        self.intake.pop()
+        tables, cached = admitted
         if request.num_preemptions == 0:
             request.num_cached_tokens = cached
             if read_cache:
-                self._counters.looked_up(request.num_tokens, cached)
-        request.num_computed_tokens = cached
+                self.intake.looked_up(request.num_tokens, cached)
         request.charged_tokens = max(request.charged_tokens, cached)  # hits are free
-        return self._start(request, step, budget)
-
-    def _start(self, request: Request, step: SchedulerOutput, budget: int) -> int:
-        if request.table is None:
-            return 0
-        request.status = RequestStatus.RUNNING
-        count = min(request.num_tokens - request.num_computed_tokens, budget)
-        insort(self.running, request, key=_BY_KEY)
-        self._promised_seats += len(request.followers)
-        step.new_requests.append(introduce(request))
-        step.request_ids.append(request.id)
-        step.num_scheduled_tokens.append(count)
-        step.num_computed_tokens.append(request.num_computed_tokens)
-        self._scheduled.append(request)
+        self.intake.waiting.charge(request, request.num_prompt_tokens)
+        if read_cache:
+            self.kv.announce(tables, request.token_ids)
+        count = min(request.num_tokens - cached, limit, self.budget.chunk)
+        new.include(self._run(request, tables, cached), count)
         return count
+
+    def _run(self, request: Request, tables: BlockTables, num_computed_tokens: int) -> Run:
+        if self._speculates and request.lookup is None and request.pooling is None:
+            request.lookup = PromptLookup(request.token_ids, self.config.max_draft_tokens)
+        return self.running.start(request, tables, num_computed_tokens)
 
     # -- its result ------------------------------------------------------------------------------------------
 
-    def update_from_output(self, step: SchedulerOutput, result: ModelRunnerOutput, now: float) -> list[RequestOutput]:
-        """Takes the tokens in, ends what is complete, and returns what the clients get."""
-        outputs = self.take_outputs()
-        any_ended = False
-        num_prompt_tokens = 0
-        for request, count, tokens in zip(
-            self._scheduled, step.num_scheduled_tokens, result.sampled_token_ids, strict=True
+    def update_from_output(self, result: ModelRunnerOutput, now: float, seconds: float | None = None) -> None:
+        """Takes the tokens of the oldest step under way in and ends what is complete; `take_outputs` has what the
+        clients get. `seconds`: what the step took on the device, if that was measured."""
+        done = self.under_way.popleft()
+        self.running.last_collected = done.number
+        step = done.step
+        if seconds is not None:
+            self.budget.pace.observe(step.total_num_scheduled_tokens, done.attended, seconds)
+        if self.trials:
+            self.trials.acquit()
+        if step.block_copies:
+            self.running.copied(done.requests)
+        num_live, num_prompt_tokens, num_sampled = len(self.intake.requests), 0, 0
+        failed, logprobs, drafts = result.failed, result.logprobs, step.drafts
+        eos, outputs = self.intake.eos, self.intake.outputs
+        for run, count, start, tokens in zip(
+            done.requests, step.num_scheduled_tokens, step.num_computed_tokens, result.sampled_token_ids, strict=True
         ):
-            table = request.table
-            if table is None or (result.failed and request.id in result.failed):
-                self._fail(request, NumericalError(result.failed.get(request.id, "the request lost its blocks")), now)
-                outputs.extend(self.take_outputs())
+            if not run.has_seat:
+                self.running.vacate(run)
                 continue
-            start = request.num_computed_tokens
-            computed = request.num_computed_tokens = start + count
+            request, tables = run.request, run.tables
+            if failed and request.id in failed:
+                self._fail(request, NumericalError(failed[request.id]), now)
+                continue
+            computed, output = start + count, None
             if start < request.num_prompt_tokens:
                 num_prompt_tokens += min(computed, request.num_prompt_tokens) - start
-            if computed >= table.next_publish:
-                self.kv.publish(table, request.token_ids, computed)
-            if result.prompt_logprobs and request.id in result.prompt_logprobs:
-                request.prompt_logprobs.extend(result.prompt_logprobs[request.id])
+                if request.id in result.prompt_logprobs:
+                    request.prompt_logprobs.extend(result.prompt_logprobs[request.id])
             if tokens:
-                output = take_tokens(request, tokens, result, self._eos)
+                output = request.append(tokens, eos)
                 outputs.append(output)
-                if request.followers:
-                    self._fork(request)
-                if output.finish_reason is not None:
-                    any_ended = True
-                    self._counters.finished(output.finish_reason)
-                    self._end(request, now)
+                num_sampled += len(output.token_ids)
+                if drafts and run.verifies:
+                    run.verifies = False
+                    run.num_computed_tokens = start + len(tokens)
+                    computed = min(run.num_computed_tokens, request.num_tokens)
+                if logprobs and request.id in logprobs:
+                    output.logprobs = logprobs[request.id][: len(output.token_ids)]
+                if self._speculates and request.lookup is not None:
+                    self._learn(request.lookup, output.token_ids, drafts.get(request.id), len(tokens) - 1)
+            elif request.id in result.pooled:
+                output = RequestOutput(request.id, [], FinishReason.STOP, prompt=request.prompt_info)
+                output.pooled = _pooled(request, result.pooled[request.id])
+                outputs.append(output)
+            if computed >= tables.next_publish:
+                self.kv.publish(tables, request.token_ids, computed)
+            if request.followers and computed >= request.num_prompt_tokens:
+                self._fork(request, tables)
+            if computed >= tables.next_trim:
+                self.kv.trim(tables, computed)
             if self._charges:
-                self.waiting.charge(request)
-        if any_ended:
-            self.running = [r for r in self.running if r.status is RequestStatus.RUNNING]
-        self._counters.stepped(num_prompt_tokens, outputs)
-        return outputs
+                self.intake.waiting.charge(request, computed)
+            if output is not None and output.finish_reason is not None:
+                self.intake.count_end(output)
+                self._end(request, now)
+        if num_live != len(self.intake.requests):
+            self.running.sweep()
+        self.intake.stepped(num_prompt_tokens, num_sampled)
 
-    def _fork(self, leader: Request) -> None:
-        """Lets the followers run on the leader's prompt: each computes only the last prompt token anew, for its logits.
+    def _learn(self, lookup: PromptLookup, new: list[int], guesses: list[int] | None, num_right: int) -> None:
+        """New tokens of a request, and how good the guesses were that it had, if any."""
+        lookup.append(new)
+        if guesses:
+            lookup.verified(len(guesses), num_right)
+            self.intake.stats.draft_tokens += len(guesses)
+            self.intake.stats.accepted_tokens += num_right
+
+    def _fork(self, leader: Request, tables: BlockTables) -> None:
+        """Lets the followers run on the leader's prompt: each computes only the last prompt token again, for its
+        logits.
 
         Those that find no seat queue up as requests of their own; the prefix cache will know their prompt.
         """
+        self.running.sweep()
         followers = leader.dismiss_followers()
         self._num_followers -= len(followers)
-        self._promised_seats -= len(followers)
         for request in followers:
-            if self._free_seats < 1 or leader.table is None:
-                self._enqueue(request)
+            if self._free_seats < 1:
+                self.intake.enqueue(request)
                 continue
-            request.num_computed_tokens = request.num_prompt_tokens - 1
+            start = request.num_prompt_tokens - 1
             request.charged_tokens = request.num_prompt_tokens
             request.num_cached_tokens = leader.num_cached_tokens
             request.prompt_logprobs = list(leader.prompt_logprobs)
             request.first_scheduled = leader.first_scheduled
-            request.table = self.kv.fork(leader.table, request.num_computed_tokens)
-            request.status = RequestStatus.RUNNING
-            insort(self.running, request, key=_BY_KEY)
-            self._forked.append(request)
-
-    def fail_step(self, error: PenstockError, now: float) -> list[RequestOutput]:
-        """Ends the requests of the step that raised. The queue stays; the prefix cache, now doubtful, goes."""
-        for request in self._scheduled:
-            if request.status is RequestStatus.RUNNING:
-                self._fail(request, error, now)
-        self.kv.pool.clear_cache()
-        self._dropped.clear()  # the runner is reset: it has forgotten everybody
-        return self.take_outputs()
+            forked, request.chains = self.kv.fork(tables, start)
+            self._run(request, forked, start)
 
     def take_outputs(self) -> list[RequestOutput]:
-        """Terminal outputs of requests that ended outside of a step: refused, timed out, aborted."""
-        outputs, self._outputs = self._outputs, []
-        return outputs
+        """What the clients get of all that has happened since the last call."""
+        return self.intake.take_outputs()
+
+    # -- a step that raised ----------------------------------------------------------------------------------
+
+    def step_failed(self, failed: StepUnderWay, error: PenstockError, now: float) -> None:
+        """The runner has lost all steps under way, since `failed` raised, and forgotten all requests.
+
+        The requests of `failed` are run again in halves, until the one that makes it fail is alone and ends with the
+        error. Everything that was computed before stays, the prefix cache, too.
+        """
+        self.intake.stats.step_failures += 1
+        lost = dict.fromkeys(run for step in self.under_way for run in step.requests)
+        self.running.last_collected = self._num_steps
+        while self.under_way:
+            self.under_way.pop().rewind()
+        self.running.lost(lost)
+        suspects = [run for run in failed.requests if run.has_seat]
+        if len(failed.requests) > 1:  # even if one is left: the guilty one may be gone
+            self.trials.divide(suspects)
+            return
+        self.trials.divide([])
+        for run in suspects:
+            self._fail(run.request, error, now)
 
     # -- requests out ----------------------------------------------------------------------------------------
 
@@ -343,55 +410,44 @@ class Scheduler:
 
     def _finish(self, request: Request, reason: FinishReason, now: float, error: PenstockError | None = None) -> None:
         """Ends a request wherever it is, and tells its client."""
-        leader = request.leader
-        if request.status is RequestStatus.RUNNING:
-            self.running.remove(request)
-        elif leader is None:
-            self._dequeue(request)
-        else:
+        leader, has_seat = request.leader, request.run is not None
+        if leader is not None:
             leader.followers.remove(request)
+            request.leader = None
             self._num_followers -= 1
-            self._promised_seats -= leader.status is RequestStatus.RUNNING
+        elif not has_seat:
+            self.intake.withdraw(request)
         self._end(request, now)
-        self._emit_end(request.id, reason, error)
+        if has_seat:
+            self.running.sweep()
+        self.intake.emit_end(request.id, reason, error)
 
     def _end(self, request: Request, now: float) -> None:
-        """The book-keeping of every end. The caller has taken the request out of its list."""
-        if request.status is RequestStatus.RUNNING:
-            self._vacate(request, self._dropped)
-        request.status = RequestStatus.FINISHED
-        del self.requests[request.id]
-        self._admission.finished(now, idle=not self.requests)
+        """The book-keeping of every end. The caller takes the request out of its list."""
+        if request.run is not None:
+            self.running.stop(request.run)
+        self.intake.ended(request, now)
         if request.followers:  # it ended before its prompt was computed: the next sample takes the lead
             leader, *others = request.dismiss_followers()
             leader.lead(others)
             self._num_followers -= 1
-            self._enqueue(leader)
-
-    def _vacate(self, request: Request, dropped: list[int]) -> None:
-        """Gives a running request's blocks and promised seats back, and lets the runner forget it."""
-        if request.table is not None:
-            self.kv.free(request.table)
-            request.table = None
-        self._promised_seats -= len(request.followers)
-        if request in self._forked:
-            self._forked.remove(request)
-        else:
-            dropped.append(request.id)
-
-    def _emit_end(self, request_id: int, reason: FinishReason, error: PenstockError | None) -> None:
-        self._counters.finished(reason, error)
-        wire = None if error is None else RequestError(error.code, error.message, error.retry_after)
-        self._outputs.append(RequestOutput(request_id, [], reason, error=wire))
+            self.intake.enqueue(leader)
 
     # -- what operators see ----------------------------------------------------------------------------------
 
     def stats(self) -> EngineStats:
         """Counters and gauges of this moment; the same object is updated by the next call."""
-        stats, pool = self._counters.snapshot(), self.kv.pool
-        stats.num_running = len(self.running)
+        stats, pool = self.intake.snapshot(), self.kv.pool
+        stats.num_running = len(self.running.runs)
         stats.num_waiting = self.num_waiting
-        stats.num_waiting_tokens = self._admission.num_waiting_tokens
         stats.num_free_blocks = pool.num_free
         stats.num_cached_blocks = pool.num_cached
         return stats
+
+
+def _pooled(request: Request, vector: list[float]) -> list[float]:
+    """What a pooling request gets of the runner's vector."""
+    length = math.hypot(*vector)
+    if request.pooling is None or not request.pooling.normalize or not length:
+        return vector
+    return [number / length for number in vector]

@@ -12,20 +12,27 @@ class AdapterShelf:
     """Implements AdapterHost. What an adapter's weights would do to the tokens, its key does."""
 
     def __init__(self, max_loras: int, adapters: Mapping[str, str]) -> None:
-        """`adapters`: key -> folder of those that are there from the start. Raises what `load_adapter` raises."""
+        """`adapters`: key -> folder of those that are there from the start. Raises what `prepare_adapter` raises."""
         self._max_loras = max_loras
         self.adapters: set[str] = set()
         for key, folder in adapters.items():
-            self.load_adapter(key, Path(folder))
+            self.install_adapter(key, self.prepare_adapter(key, Path(folder)))
 
-    def load_adapter(self, key: str, folder: Path) -> None:
+    def prepare_adapter(self, key: str, folder: Path) -> Path:
         if not self._max_loras:
             raise UnsupportedError("This engine was started without room for LoRA adapters.")
         if not (folder / "adapter_config.json").is_file():
             raise InvalidRequestError("The folder holds no adapter_config.json.")
+        self._check_room(key)
+        return folder
+
+    def install_adapter(self, key: str, prepared: Path) -> None:
+        self._check_room(key)
+        self.adapters.add(key)
+
+    def _check_room(self, key: str) -> None:
         if key not in self.adapters and len(self.adapters) >= self._max_loras:
             raise OverloadedError(f"There are {self._max_loras} LoRA adapters, the most that this engine has room for.")
-        self.adapters.add(key)
 
     def unload_adapter(self, key: str) -> None:
         self.adapters.discard(key)

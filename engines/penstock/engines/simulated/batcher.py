@@ -8,14 +8,13 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.engines.contract.batcher import BatcherOutput, NewTokens, StartRequest
+from penstock.engines.contract.continuous_batcher import BatcherOutput, NewTokens, StartRequest
 from penstock.engines.contract.messages import AddRequest, FinishReason, RequestOutput
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import from_code
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.scheduler import Scheduler
 from penstock.engines.simulated.runner import SimulatedConfig, SimulatedRunner
-from penstock.kvcache import KVCacheManager
 
 
 class SimulatedBatcherConfig(SimulatedConfig, frozen=True, kw_only=True):
@@ -29,7 +28,7 @@ class SimulatedBatcherConfig(SimulatedConfig, frozen=True, kw_only=True):
 
 
 class SimulatedBatcher:
-    """Implements Batcher and AdapterHost. The same request gets the same tokens as from SimulatedRunner."""
+    """Implements ContinuousBatcher and AdapterHost. The same request gets the same tokens as from SimulatedRunner."""
 
     wakeup: int | None = None
 
@@ -40,21 +39,14 @@ class SimulatedBatcher:
             max_num_batched_tokens=config.max_num_batched_tokens,
             enable_prefix_caching=config.prefix_caching,
         )
-        self._scheduler = Scheduler(
-            limits,
-            KVCacheManager(config.num_blocks, config.block_size, enable_prefix_caching=config.prefix_caching),
-            max_model_len=config.max_model_len,
-            eos_token_ids=config.eos_token_ids,
-        )
+        self._scheduler = Scheduler(limits, self._runner.info)
+        self.info: ModelInfo = msgspec.structs.replace(self._runner.info, supports_pooling=False, supports_drafts=False)
+        """Its seam has no word for either."""
         self._abort_after = config.abort_after
         self._dying: dict[int, int] = {}
         """Aborted ids -> iterations that they have left."""
         self._undead: set[int] = set()
         self._num_started = 0
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._runner.info
 
     @property
     def num_free_blocks(self) -> int:
@@ -91,12 +83,11 @@ class SimulatedBatcher:
         preemptions = self._scheduler.stats().preemptions
         step = self._scheduler.schedule(0.0)
         if step.request_ids:
-            outputs = self._scheduler.update_from_output(step, self._runner.execute(step), 0.0)
-        else:
-            outputs = self._scheduler.take_outputs()
+            self._runner.submit(step)
+            self._scheduler.update_from_output(self._runner.collect(), 0.0)
         result = BatcherOutput(released=released, num_scheduled_tokens=step.total_num_scheduled_tokens)
         result.num_preemptions = self._scheduler.stats().preemptions - preemptions
-        for output in outputs:
+        for output in self._scheduler.take_outputs():
             if output.finish_reason is FinishReason.ABORT or output.id in self._undead:
                 continue
             if output.finish_reason is not None:
@@ -104,8 +95,11 @@ class SimulatedBatcher:
             result.tokens.append(_new_tokens(output))
         return result
 
-    def load_adapter(self, key: str, folder: Path) -> None:
-        self._runner.load_adapter(key, folder)
+    def prepare_adapter(self, key: str, folder: Path) -> Path:
+        return self._runner.prepare_adapter(key, folder)
+
+    def install_adapter(self, key: str, prepared: Path) -> None:
+        self._runner.install_adapter(key, prepared)
 
     def unload_adapter(self, key: str) -> None:
         self._runner.unload_adapter(key)

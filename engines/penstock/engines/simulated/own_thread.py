@@ -6,14 +6,14 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.engines.autonomous.outbox import Outbox
-from penstock.engines.contract.batcher import BatcherOutput, StartRequest
+from penstock.engines.autonomous.output_pipe import OutputPipe
+from penstock.engines.contract.continuous_batcher import BatcherOutput, StartRequest
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.simulated.batcher import SimulatedBatcher
 
 
 class OwnThread:
-    """Implements Batcher and AdapterHost: `step` only fetches what the thread has made since the last call."""
+    """Implements ContinuousBatcher and AdapterHost: `step` only fetches what the thread made since the last."""
 
     def __init__(self, batcher: SimulatedBatcher) -> None:
         self._batcher = batcher
@@ -24,8 +24,8 @@ class OwnThread:
         """Guards the orders and `_closed`."""
         self._orders: list[StartRequest | list[int]] = []
         self._closed = False
-        self._outbox = Outbox()
-        self.wakeup: int | None = self._outbox.wakeup
+        self._pipe = OutputPipe()
+        self.wakeup: int | None = self._pipe.wakeup
         self._thread = threading.Thread(target=self._run, name="simulated-engine", daemon=True)
         self._thread.start()
 
@@ -41,7 +41,7 @@ class OwnThread:
             self._changed.notify()
 
     def step(self) -> BatcherOutput:
-        return self._outbox.fetch()
+        return self._pipe.fetch()
 
     def _run(self) -> None:
         try:
@@ -49,9 +49,9 @@ class OwnThread:
                 made = self._batcher.step()
                 # first the blocks: whoever is woken looks how many there are
                 self.num_free_blocks = self._batcher.num_free_blocks
-                self._outbox.put(made)
+                self._pipe.put(made)
         except Exception as error:
-            self._outbox.fail(error)
+            self._pipe.fail(error)
 
     def _next_orders(self) -> list[StartRequest | list[int]] | None:
         with self._changed:
@@ -69,8 +69,11 @@ class OwnThread:
                 self._batcher.abort(order)
         return orders is not None
 
-    def load_adapter(self, key: str, folder: Path) -> None:
-        self._batcher.load_adapter(key, folder)
+    def prepare_adapter(self, key: str, folder: Path) -> Path:
+        return self._batcher.prepare_adapter(key, folder)
+
+    def install_adapter(self, key: str, prepared: Path) -> None:
+        self._batcher.install_adapter(key, prepared)
 
     def unload_adapter(self, key: str) -> None:
         self._batcher.unload_adapter(key)
@@ -83,4 +86,4 @@ class OwnThread:
             self._changed.notify()
         self._thread.join()
         self._batcher.close()
-        self._outbox.close()
+        self._pipe.close()

@@ -1,28 +1,33 @@
 """A runner without a model whose every token depends on the whole history, as read back through the block tables.
 
-Each position's slot in the (simulated) KV cache holds a digest of the adapter and all tokens up to it, computed from
-the slot of the position before, and the next token is a function of the newest digest. A wrong block table, a missed
-copy on write, a stale prefix hit, a slot overwritten by somebody else: all of them change the tokens. So the scheduler
-and the cache are tested through it for the one thing that matters, that a request's output does not depend on its
-neighbours.
+The next token is a function of the newest position's digest (`digests`), so scheduler and cache are tested through it
+for the one thing that matters: that a request's output does not depend on its neighbours, nor on how its tokens were
+cut into steps.
+
+The device is a timeline. A step begins when it was submitted or when the one before it ended, whichever is later, and
+ends when its time by the latency model is over; `collect` waits for that moment. So work of the host hides behind it
+exactly as far as on a real device, without a thread that would have to share the interpreter.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from zlib import crc32
 
 import msgspec
 
+from penstock.engines.contract.messages import PoolingParams, SamplingParams
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
+from penstock.engines.contract.step import ModelRunnerOutput, NewRequest, SchedulerOutput
 from penstock.engines.simulated.adapters import AdapterShelf
-from penstock.engines.simulated.faults import Faults
+from penstock.engines.simulated.digests import PagedDigests, mix, origin_of
+from penstock.engines.simulated.faults import Faults, strike
+from penstock.kvcache import KVGroup
 
-_MASK = (1 << 64) - 1
-_SEED = 0x9E3779B97F4A7C15
+_POOLED_SIZE = 16
 
 
 class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +35,7 @@ class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
 
     per_step: float = 0.0
     per_prefill_token: float = 0.0
-    """For each token beyond one per sequence: prompts and recomputation."""
+    """For each token beyond one per sequence: prompts, recomputation, and guesses to verify."""
     per_sequence: float = 0.0
 
     def step_seconds(self, num_sequences: int, num_tokens: int) -> float:
@@ -40,97 +45,234 @@ class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
 class SimulatedConfig(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int = 32_000
     first_token_id: int = 0
-    """Generated ids are in [first_token_id, vocab_size): keeps special tokens out."""
+    end_token_id: int | None = None
+    """Generated ids are in [first_token_id, end_token_id): keeps special tokens out. None: vocab_size."""
     max_model_len: int = 32_768
     block_size: int = 16
+    kv_groups: tuple[KVGroup, ...] = ()
+    """Groups of layers, in place of a single one with full attention and blocks of `block_size`."""
     num_blocks: int = 8192
     eos_token_ids: tuple[int, ...] = ()
+    max_steps_in_flight: int = 2
     latency: LatencyModel = LatencyModel()
     faults: str = ""
     """See `Faults.parse`."""
     max_loras: int = 0
-    """0: there are no LoRA adapters."""
+    """0: there are no LoRA adapters, and nobody checks the keys of requests."""
     adapters: dict[str, str] = {}
     """Key -> folder of the LoRA adapters that are there from the start."""
 
 
 @dataclass(slots=True)
 class _State:
+    """A live request, as of the newest step that was computed."""
+
     token_ids: list[int]
-    block_ids: list[int]
+    num_prompt_tokens: int
+    tables: list[list[int]]
+    """One for each group."""
+    pooled: bool
+    """A vector is wanted."""
+    greedy: bool
+    seed: int
     origin: int
-    """The digest before the first token: it stands for the adapter."""
+    failed: str = ""
+    """Why it gets no more tokens."""
+
+
+@dataclass(slots=True)
+class _Submitted:
+    step: SchedulerOutput
+    new: dict[int, _State]
+    """Those that it introduces, by id."""
+    at: float
 
 
 class SimulatedRunner(AdapterShelf):
-    """Implements ModelRunner and AdapterHost. No distribution to sample from: `info` says so, logprobs are refused."""
+    """Implements ModelRunner and AdapterHost. No distribution to sample from: `info` says so, logprobs are refused.
 
-    def __init__(self, config: SimulatedConfig, sleep: Callable[[float], None] = time.sleep) -> None:
+    A greedy token depends on the digest alone; with a temperature above 0, on the seed and the token's number, too.
+    """
+
+    def __init__(
+        self,
+        config: SimulatedConfig,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__(config.max_loras, config.adapters)
-        self._config = config
-        self._sleep = sleep
-        self._faults = Faults.parse(config.faults)
-        self._slots = [0] * (config.num_blocks * config.block_size)
-        self._states: dict[int, _State] = {}
-        self._span = config.vocab_size - config.first_token_id
-        if self._span < 1:
-            raise ValueError("first_token_id must be below vocab_size")
+        end = config.vocab_size if config.end_token_id is None else config.end_token_id
+        self._first, self._span = config.first_token_id, end - config.first_token_id
+        if not 0 <= config.first_token_id < end <= config.vocab_size:
+            raise ValueError(
+                f"no token ids from {config.first_token_id} up to {end} in a vocabulary of {config.vocab_size}"
+            )
+        if config.max_steps_in_flight < 1:
+            raise ValueError(f"max_steps_in_flight must be at least 1, not {config.max_steps_in_flight}")
+        self.max_steps_in_flight = config.max_steps_in_flight
+        self.busy_seconds = 0.0
+        """How long the device has computed since the start."""
         self.info = ModelInfo(
             vocab_size=config.vocab_size,
             max_model_len=config.max_model_len,
-            block_size=config.block_size,
+            kv_groups=config.kv_groups or (KVGroup(config.block_size),),
             num_blocks=config.num_blocks,
             eos_token_ids=config.eos_token_ids,
             runner="simulated",
             supports_logprobs=False,
+            supports_pooling=True,
+            supports_drafts=True,
         )
+        self._config = config
+        self._sleep = sleep
+        self._clock = clock
+        self._faults = Faults.parse(config.faults)
+        self._cache = PagedDigests(self.info.kv_groups, config.num_blocks)
+        self._states: dict[int, _State] = {}
+        self._under_way: deque[_Submitted] = deque()
+        self._free_at = 0.0
+        """When the device has done, or will have done, all that was collected."""
+        self._closed = threading.Event()
 
-    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        self._apply(step)
-        result = ModelRunnerOutput([])
+    def submit(self, step: SchedulerOutput) -> None:
+        if len(self._under_way) >= self.max_steps_in_flight:
+            raise RuntimeError(f"{len(self._under_way)} steps are under way, no more fit")
+        # the scheduler's lists grow while the step waits for its turn
+        new = {request.id: _state_of(request) for request in step.new_requests}
+        self._under_way.append(_Submitted(step, new, self._clock()))
+
+    def collect(self) -> ModelRunnerOutput:
+        """Computes now, and returns when the device would have."""
+        oldest = self._under_way.popleft()
+        step = oldest.step
+        self._apply(oldest)
+        seconds = self._config.latency.step_seconds(len(step.request_ids), step.total_num_scheduled_tokens)
+        if self._faults:
+            seconds += self._misbehave(step)
+        result = self._compute(step)
+        self._free_at = max(oldest.at, self._free_at) + seconds
+        self.busy_seconds += seconds
+        left = self._free_at - self._clock()
+        if left > 0:
+            self._sleep(left)
+        return result
+
+    def _apply(self, submitted: _Submitted) -> None:
+        step = submitted.step
+        for request_id in step.dropped_ids:
+            del self._states[request_id]
+        for request_id, state in submitted.new.items():
+            self._states[request_id] = state
+        for update in step.block_updates:
+            self._states[update.request_id].tables[update.group][update.start :] = update.block_ids
+        for request in step.new_requests:
+            if self._config.max_loras and request.adapter and request.adapter not in self.adapters:
+                submitted.new[request.id].failed = "its LoRA adapter is not loaded"
+
+    def _misbehave(self, step: SchedulerOutput) -> float:
+        """The faults of this step's tokens, before it changes the cache: the seconds by which it takes longer."""
+        seconds = 0.0
         for request_id, count, start in zip(
             step.request_ids, step.num_scheduled_tokens, step.num_computed_tokens, strict=True
         ):
             state = self._states[request_id]
             fault = self._faults.of(state.token_ids, start, start + count)
-            if fault == "nan":
-                result.failed[request_id] = "the model's output is not a number"
-            elif fault is not None:
-                self._faults.strike(fault)
-            result.sampled_token_ids.append([] if fault == "nan" else self._compute(state, start, count))
-        seconds = self._config.latency.step_seconds(len(step.request_ids), step.total_num_scheduled_tokens)
-        if seconds > 0:
-            self._sleep(seconds)
+            if fault is None:
+                continue
+            if fault.kind == "slow":
+                seconds += fault.seconds
+            elif fault.kind == "nan":
+                state.failed = "the model's output is not a number"
+            elif fault.kind in ("kill", "hang"):
+                strike(fault.kind)
+            else:
+                if fault.kind == "stall":
+                    self._closed.wait()
+                self._spoil(step)
+                raise RuntimeError("a fault was ordered")
+        return seconds
+
+    def _spoil(self, step: SchedulerOutput) -> None:
+        for request_id, count, start in zip(
+            step.request_ids, step.num_scheduled_tokens, step.num_computed_tokens, strict=True
+        ):
+            self._cache.spoil(self._states[request_id].tables, start, start + count)
+
+    def _compute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        states, digest_of = self._states, self._cache.compute
+        for source, destination in step.block_copies:
+            self._cache.copy(source, destination)
+        result = ModelRunnerOutput([])
+        for request_id, count, start in zip(
+            step.request_ids, step.num_scheduled_tokens, step.num_computed_tokens, strict=True
+        ):
+            state = states[request_id]
+            tables, tokens, origin = state.tables, state.token_ids, state.origin
+            sampled: list[int] = []
+            if state.failed:
+                self._cache.spoil(tables, start, start + count)
+                result.failed[request_id] = state.failed
+            elif request_id in step.drafts:
+                sampled = self._verify(state, start, step.drafts[request_id])
+            else:
+                end = start + count
+                for position in range(start, end):
+                    digest = digest_of(tables, tokens[position], position, origin)
+                if end == len(tokens):
+                    if state.pooled:
+                        result.pooled[request_id] = _vector(digest)
+                    else:
+                        sampled = [self._sample(state, digest)]
+            result.sampled_token_ids.append(sampled)
         return result
 
-    def _apply(self, step: SchedulerOutput) -> None:
-        states, slots, size = self._states, self._slots, self._config.block_size
-        for request_id in step.dropped_ids:
-            del states[request_id]
-        for new in step.new_requests:
-            origin = _SEED ^ crc32(new.adapter.encode("utf-8", "surrogatepass"))
-            states[new.id] = _State(list(new.token_ids), list(new.block_ids), origin)
-        for request_id, (start, block_ids) in step.new_block_ids.items():
-            states[request_id].block_ids[start:] = block_ids
-        for source, destination in step.block_copies:
-            slots[destination * size : (destination + 1) * size] = slots[source * size : (source + 1) * size]
+    def _verify(self, state: _State, start: int, guesses: list[int]) -> list[int]:
+        """Computes the tokens from `start` on and the guesses behind them. Returns what it samples behind the last
+        known one, and behind each guess that proves right."""
+        known = len(state.token_ids)
+        tokens = state.token_ids + guesses
+        digests = [
+            self._cache.compute(state.tables, tokens[position], position, state.origin)
+            for position in range(start, len(tokens))
+        ]
+        sampled: list[int] = []
+        for guess, digest in zip([*guesses, None], digests[known - 1 - start :], strict=True):
+            sampled.append(self._sample(state, digest))
+            if sampled[-1] != guess:
+                break
+        return sampled
 
-    def _compute(self, state: _State, start: int, count: int) -> list[int]:
-        slots, size, table, tokens = self._slots, self._config.block_size, state.block_ids, state.token_ids
-        digest = slots[table[(start - 1) // size] * size + (start - 1) % size] if start else state.origin
-        for position in range(start, start + count):
-            # one round of a multiplicative hash: enough to make every earlier token matter
-            digest = ((digest ^ tokens[position]) * 0xBF58476D1CE4E5B9 + position) & _MASK
-            digest ^= digest >> 29
-            slots[table[position // size] * size + position % size] = digest
-        if start + count < len(tokens):
-            return []
-        token = self._config.first_token_id + (digest >> 13) % self._span
+    def _sample(self, state: _State, digest: int) -> int:
+        """The next token of the request, which has it then."""
+        tokens = state.token_ids
+        if not state.greedy:
+            digest = mix(digest ^ state.seed, len(tokens) - state.num_prompt_tokens)
+        token = self._first + (digest >> 13) % self._span
         tokens.append(token)
-        return [token]
+        return token
 
     def reset(self) -> None:
         self._states.clear()
+        self._under_way.clear()
 
     def close(self) -> None:
-        self._states.clear()
+        """Also ends a step that stalls, from another thread."""
+        self._closed.set()
+
+
+def _state_of(request: NewRequest) -> _State:
+    params = request.params
+    return _State(
+        token_ids=list(request.token_ids),
+        num_prompt_tokens=request.num_prompt_tokens,
+        tables=[list(block_ids) for block_ids in request.block_ids],
+        pooled=isinstance(params, PoolingParams),
+        greedy=isinstance(params, SamplingParams) and params.temperature == 0,
+        seed=request.seed,
+        origin=origin_of(request.adapter),
+    )
+
+
+def _vector(digest: int) -> list[float]:
+    """Numbers between -1 and 1 that 32-bit floats hold exactly."""
+    return [(mix(digest, n) >> 48) / 2**15 - 1 for n in range(_POOLED_SIZE)]

@@ -12,29 +12,37 @@ from penstock.engines.tensorrt_llm.arguments import TARGET_MODULES
 from penstock.engines.tensorrt_llm.config import TensorRTLLMConfig
 
 
-class Adapters:
+class TensorRTLLMAdapters:
     """Those that requests may name, by key."""
 
     def __init__(self, config: TensorRTLLMConfig) -> None:
-        """Takes in the configured ones. Raises what `load` raises."""
+        """Takes in the configured ones. Raises what `prepare` raises."""
         self._slots = config.max_loras
         self._max_rank = config.max_lora_rank
         self._loaded: dict[str, LoRARequest] = {}
         self._num_ids = 0
         for key, folder in config.adapters.items():
-            self.load(key, folder)
+            self.install(key, self.prepare(key, folder))
 
-    def load(self, key: str, folder: Path) -> None:
-        """As `AdapterHost.load_adapter`; UnsupportedError where the engine was started without slots."""
+    def prepare(self, key: str, folder: Path) -> Path:
+        """As `AdapterHost.prepare_adapter`; UnsupportedError where the engine was started without slots."""
+        self._check_free(key)
+        check_adapter(folder, self._max_rank)
+        return folder.absolute()
+
+    def install(self, key: str, folder: Path) -> None:
+        """As `AdapterHost.install_adapter`."""
+        self._check_free(key)
+        self._num_ids += 1  # part of the prefix cache's key in TensorRT-LLM: none is used twice
+        self._loaded[key] = LoRARequest(lora_name=key, lora_int_id=self._num_ids, lora_path=str(folder))
+
+    def _check_free(self, key: str) -> None:
         if not self._slots:
             raise UnsupportedError("this model was loaded without LoRA: --lora or --lora-directory", param="lora")
         if key in self._loaded:
             raise InvalidRequestError(f"adapter {key} is loaded already")
         if len(self._loaded) >= self._slots:
             raise OverloadedError(f"all {self._slots} adapter slots are taken (--max-loras)")
-        check_adapter(folder, self._max_rank)
-        self._num_ids += 1  # part of the prefix cache's key in TensorRT-LLM: none is used twice
-        self._loaded[key] = LoRARequest(lora_name=key, lora_int_id=self._num_ids, lora_path=str(folder.absolute()))
 
     def unload(self, key: str) -> None:
         self._loaded.pop(key, None)

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's LLM API as a Batcher. Not yet run on a GPU."""
+"""TensorRT-LLM's LLM API as a ContinuousBatcher. Not yet run on a GPU."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 from tensorrt_llm import SamplingParams
 
-from penstock.engines.autonomous.outbox import Outbox
-from penstock.engines.contract.batcher import BatcherOutput, StartRequest
+from penstock.engines.autonomous.output_pipe import OutputPipe
+from penstock.engines.contract.continuous_batcher import BatcherOutput, StartRequest
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.tensorrt_llm.adapters import Adapters
+from penstock.engines.tensorrt_llm.adapters import TensorRTLLMAdapters
 from penstock.engines.tensorrt_llm.checkpoint import Checkpoint
 from penstock.engines.tensorrt_llm.config import TensorRTLLMConfig
 from penstock.engines.tensorrt_llm.loop_thread import LoopThread
@@ -22,6 +22,7 @@ from penstock.engines.tensorrt_llm.sampling import TRTLLM_SAMPLER, bias, samplin
 from penstock.engines.tensorrt_llm.stats import Sample
 from penstock.engines.tensorrt_llm.streams import Order, Streams
 from penstock.engines.tensorrt_llm.watchdog import Patience, Watchdog
+from penstock.kvcache import KVGroup
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ _FAREWELL = 30.0
 
 
 class TensorRTLLMBatcher:
-    """Implements Batcher and AdapterHost.
+    """Implements ContinuousBatcher and AdapterHost.
 
     TensorRT-LLM runs by itself, in processes of its own. A thread follows its answers on an asyncio loop; `step` only
     fetches what has come, and `wakeup` says when.
@@ -43,7 +44,7 @@ class TensorRTLLMBatcher:
     def __init__(
         self,
         llm: Any,
-        adapters: Adapters,
+        adapters: TensorRTLLMAdapters,
         config: TensorRTLLMConfig,
         checkpoint: Checkpoint,
         version: str,
@@ -58,8 +59,8 @@ class TensorRTLLMBatcher:
         self._checkpoint = checkpoint
         self._sampler = config.engine_args.get("sampler_type", "auto")
         self._adapters = adapters
-        self._outbox = Outbox()
-        self.wakeup: int | None = self._outbox.wakeup
+        self._pipe = OutputPipe()
+        self.wakeup: int | None = self._pipe.wakeup
         self.watchdog = Watchdog(config.max_num_seqs, patience, clock)
         self._lock = threading.Lock()
         """Guards the orders."""
@@ -76,7 +77,7 @@ class TensorRTLLMBatcher:
     async def _set_up(self, interval: float) -> tuple[Streams, Sample]:
         one_token = SamplingParams(end_id=-1, pad_id=0, max_tokens=1, top_k=1, detokenize=False)
         probe = {"inputs": [0], "sampling_params": one_token, "streaming": True}
-        streams = Streams(self._llm, self._outbox, self.watchdog, probe, interval)
+        streams = Streams(self._llm, self._pipe, self.watchdog, probe, interval)
         sample = await streams.first_sample(_FIRST_ANSWER)
         streams.num_free_blocks = sample.num_blocks
         streams.watch()
@@ -126,10 +127,13 @@ class TensorRTLLMBatcher:
                     self._streams.abort(request_id)
 
     def step(self) -> BatcherOutput:
-        return self._outbox.fetch()
+        return self._pipe.fetch()
 
-    def load_adapter(self, key: str, folder: Path) -> None:
-        self._adapters.load(key, folder)
+    def prepare_adapter(self, key: str, folder: Path) -> Path:
+        return self._adapters.prepare(key, folder)
+
+    def install_adapter(self, key: str, prepared: Path) -> None:
+        self._adapters.install(key, prepared)
 
     def unload_adapter(self, key: str) -> None:
         self._adapters.unload(key)
@@ -145,7 +149,7 @@ class TensorRTLLMBatcher:
         end.join(self._farewell)
         if end.is_alive():
             logger.error("TensorRT-LLM does not end its processes within %.0f s", self._farewell)
-        self._outbox.close()
+        self._pipe.close()
 
 
 def _info(
@@ -156,7 +160,7 @@ def _info(
     return ModelInfo(
         vocab_size=checkpoint.vocab_size,
         max_model_len=checkpoint.max_model_len,
-        block_size=sample.block_size,
+        kv_groups=(KVGroup(sample.block_size),),
         num_blocks=sample.num_blocks,
         eos_token_ids=checkpoint.eos_token_ids,
         runner=f"tensorrt_llm {version}, cuda x{devices}, {precision}, kv {config.kv_cache_dtype}, own scheduler",

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from penstock.engines.contract.batcher import Batcher
+from penstock.engines.contract.continuous_batcher import ContinuousBatcher
 from penstock.engines.errors import EngineError
 from penstock.engines.kit.package_contract import field_names, resolve
 from penstock.engines.tensorrt_llm.arguments import check_engine_args, llm_arguments
@@ -19,7 +19,7 @@ from penstock.engines.tensorrt_llm.versions import installed_version
 logger = logging.getLogger(__name__)
 
 
-def load(options: Mapping[str, Any], clock: Callable[[], float] = time.monotonic) -> Batcher:
+def load(options: Mapping[str, Any], clock: Callable[[], float] = time.monotonic) -> ContinuousBatcher:
     """`options`: fields of TensorRTLLMConfig as JSON.
 
     Raises InvalidRequestError and UnsupportedError for settings that cannot be, EngineError when TensorRT-LLM is
@@ -31,10 +31,10 @@ def load(options: Mapping[str, Any], clock: Callable[[], float] = time.monotonic
     check_settings(config, checkpoint)
     CONTRACT.check("TensorRT-LLM", version)
     check_engine_args(config.engine_args, field_names(resolve(LLM_ARGS)), field_names(resolve(KV_CACHE_CONFIG)))
-    from penstock.engines.tensorrt_llm.adapters import Adapters
+    from penstock.engines.tensorrt_llm.adapters import TensorRTLLMAdapters
     from penstock.engines.tensorrt_llm.batcher import TensorRTLLMBatcher
 
-    adapters = Adapters(config)
+    adapters = TensorRTLLMAdapters(config)
     return TensorRTLLMBatcher(start(config, checkpoint), adapters, config, checkpoint, version, clock)
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.engines.contract.batcher import NewTokens, StartRequest
+from penstock.engines.contract.continuous_batcher import NewTokens, StartRequest
 from penstock.engines.contract.messages import FinishReason, TokenLogprobs
 from penstock.engines.errors import EngineError, NumericalError
 

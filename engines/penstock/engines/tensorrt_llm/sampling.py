@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.engines.contract.batcher import StartRequest
+from penstock.engines.contract.continuous_batcher import StartRequest
 from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.engines.kit.sampling.state import GREEDY_BELOW

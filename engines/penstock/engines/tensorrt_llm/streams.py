@@ -10,8 +10,8 @@ from typing import Any
 
 from tensorrt_llm.executor.utils import RequestError
 
-from penstock.engines.autonomous.outbox import Outbox
-from penstock.engines.contract.batcher import BatcherOutput, NewTokens
+from penstock.engines.autonomous.output_pipe import OutputPipe
+from penstock.engines.contract.continuous_batcher import BatcherOutput, NewTokens
 from penstock.engines.contract.messages import FinishReason
 from penstock.engines.errors import EngineDeadError, EngineError, InvalidRequestError, PenstockError
 from penstock.engines.tensorrt_llm.output import Reader
@@ -43,11 +43,11 @@ class _Stream:
 
 
 class Streams:
-    def __init__(self, llm: Any, outbox: Outbox, watchdog: Watchdog, probe: dict[str, Any], interval: float) -> None:
+    def __init__(self, llm: Any, pipe: OutputPipe, watchdog: Watchdog, probe: dict[str, Any], interval: float) -> None:
         """`probe`: arguments of `generate_async` for a request of one token. `interval`: seconds between two looks at
         the watchdog, and the longest wait for statistics."""
         self._llm = llm
-        self._outbox = outbox
+        self._pipe = pipe
         self._watchdog = watchdog
         self._probe_arguments = probe
         self._interval = interval
@@ -164,7 +164,7 @@ class Streams:
         has_grown = sample.num_free_blocks > self.num_free_blocks
         self.num_free_blocks = sample.num_free_blocks
         if has_grown:  # somebody may wait for blocks
-            self._outbox.ring()
+            self._pipe.ring()
 
     async def _look_after(self) -> None:
         while True:
@@ -212,7 +212,7 @@ class Streams:
 
     def _flush(self) -> None:
         made, self._made, self._flushing = self._made, BatcherOutput(), False
-        self._outbox.put(made)
+        self._pipe.put(made)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """An exception that gets out of it is the engine's end."""
@@ -229,7 +229,7 @@ class Streams:
     def _die(self, error: BaseException) -> None:
         logger.error("TensorRT-LLM failed", exc_info=error)
         known = error if isinstance(error, PenstockError) else EngineDeadError(f"TensorRT-LLM failed: {error}")
-        self._outbox.fail(known)
+        self._pipe.fail(known)
 
 
 def _failed(request_id: int, error: PenstockError) -> NewTokens:

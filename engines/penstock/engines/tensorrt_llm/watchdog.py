@@ -2,7 +2,7 @@
 
 TensorRT-LLM's abort sends a note and answers nothing; now and then a request goes on, or ends without a word. So an
 aborted request keeps its seat until its last output has come, or until the engine's own statistics say that it works on
-fewer requests than it was given.
+fewer requests than it was given. Whether the engine hangs is not judged here (`process.liveness`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,6 @@ class Patience:
     """How old statistics may be when they come, and for how long they must say the same to be believed."""
     lost: float = 60.0
     """After which the seat of an overdue abort is lost."""
-    silence: float = 300.0
-    """Without a token, an end or statistics while there are requests: the engine hangs. Kernels that are compiled for
-    a new shape take their time; TensorRT-LLM's own detector of hangs waits as long."""
 
 
 @dataclass
@@ -46,7 +43,7 @@ class WatchdogCounters:
     retried: int = 0
     """Aborts that were tried again."""
     released: int = 0
-    """Seats that came free without a last output."""
+    """BatcherSeats that came free without a last output."""
 
 
 class Watchdog:
@@ -116,7 +113,7 @@ class Watchdog:
     def check(self) -> Verdict:
         """Raises EngineDeadError when only a new engine process can help."""
         now = self._clock()
-        self._check_alive(now)
+        self._check_seats(now)
         overdue = [i for i, since in self._aborted.items() if now - since >= self._patience.abort]
         verdict = Verdict()
         if overdue and self._short_since is not None and now - self._short_since >= self._patience.settle:
@@ -131,9 +128,7 @@ class Watchdog:
         verdict.probe = bool(self._aborted) and len(overdue) == len(self._started) and quiet and self._probe is None
         return verdict
 
-    def _check_alive(self, now: float) -> None:
-        if self.is_busy and now - self._heard >= self._patience.silence:
-            raise EngineDeadError(f"TensorRT-LLM has told nothing for {now - self._heard:.0f} s")
+    def _check_seats(self, now: float) -> None:
         lost = sum(now - since >= self._patience.lost for since in self._aborted.values())
         if lost > self._num_seats // 4:
             seats = f"{lost} of {self._num_seats} seats"

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from penstock.engines.errors import UnsupportedError
-from penstock.engines.host.memory import parse_memory
-from penstock.engines.torch.config import TorchConfig
-
-_SHARE_OF_FREE_MEMORY = {"cpu": 0.5, "cuda": 0.9}
-"""Of what is free once the model is loaded; on the CPU the rest is for activations and other processes."""
+from penstock.engines.kit.cache_size import LayerGroup, group_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,50 +20,69 @@ class LayerLayout:
     key_size: int
     value_size: int
     dtype: torch.dtype
+    window: int = 0
+    """How many tokens a token attends to, itself included; 0: all before it."""
 
     @property
     def token_bytes(self) -> int:
         return self.kv_heads * (self.key_size + self.value_size) * self.dtype.itemsize
 
 
+class View(NamedTuple):
+    """What a layer sees of a request's past: the blocks of a group of layers, within a window as in `LayerLayout`."""
+
+    group: int
+    window: int
+
+
+def groups_of(layouts: Sequence[LayerLayout]) -> list[LayerGroup]:
+    """Layers that keep as much of a token are grouped by their windows, and the groups share memory. If they do not,
+    all are one group without a window: nothing behind it is freed."""
+    alike = len({replace(layout, window=0) for layout in layouts}) == 1
+    return group_layers([layout.window if alike else 0 for layout in layouts])
+
+
+def bytes_of_block(layouts: Sequence[LayerLayout], block_size: int) -> int:
+    """Of a block in all layers of the largest group."""
+    return block_size * max(sum(layouts[n].token_bytes for n in group.layers) for group in groups_of(layouts))
+
+
 class KVCache:
-    """Block b of a layer is keys[b] and values[b], `[block_size, kv_heads, size]` each."""
+    """Block b of a layer is keys[b] and values[b], `[block_size, kv_heads, size]` each.
+
+    The n-th layers of all groups have the same tensors: a block belongs to one group at a time.
+    """
 
     def __init__(
         self, layouts: Mapping[nn.Module, LayerLayout], num_blocks: int, block_size: int, device: torch.device
     ) -> None:
         self.block_size = block_size
-        self._layers: dict[nn.Module, tuple[Tensor, Tensor]] = {}
-        for module, layout in layouts.items():
-            shape = (num_blocks, block_size, layout.kv_heads)
-            keys = torch.zeros(*shape, layout.key_size, dtype=layout.dtype, device=device)
-            values = torch.zeros(*shape, layout.value_size, dtype=layout.dtype, device=device)
-            self._layers[module] = (keys, values)
+        self.views: list[View] = []
+        self._layers: dict[nn.Module, tuple[int, Tensor, Tensor]] = {}
+        self._tensors: list[tuple[Tensor, Tensor]] = []
+        modules = list(layouts)
+        for number, group in enumerate(groups_of(list(layouts.values()))):
+            for place, layer in enumerate(group.layers):
+                layout = layouts[modules[layer]]
+                if place == len(self._tensors):
+                    shape = (num_blocks, block_size, layout.kv_heads)
+                    keys = torch.zeros(*shape, layout.key_size, dtype=layout.dtype, device=device)
+                    values = torch.zeros(*shape, layout.value_size, dtype=layout.dtype, device=device)
+                    self._tensors.append((keys, values))
+                view = View(number, layout.window)
+                if view not in self.views:
+                    self.views.append(view)
+                self._layers[modules[layer]] = (self.views.index(view), *self._tensors[place])
 
-    def slots(self, module: nn.Module) -> tuple[Tensor, Tensor]:
-        """A layer's keys and values by slot: [num_blocks * block_size, kv_heads, size], views of the blocks."""
-        keys, values = self._layers[module]
-        return keys.flatten(0, 1), values.flatten(0, 1)
+    def slots(self, module: nn.Module) -> tuple[int, Tensor, Tensor]:
+        """A layer's view, as an index, and its keys and values by slot: [num_blocks * block_size, kv_heads, size],
+        views of the blocks."""
+        view, keys, values = self._layers[module]
+        return view, keys.flatten(0, 1), values.flatten(0, 1)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """(source, destination) one after the other, in every layer."""
         for source, destination in copies:
-            for keys, values in self._layers.values():
+            for keys, values in self._tensors:
                 keys[destination] = keys[source]
                 values[destination] = values[source]
-
-
-def size_cache(
-    config: TorchConfig, device: torch.device, free: int, *, max_model_len: int, block_size: int, block_bytes: int
-) -> int:
-    """How many blocks: as asked for, or as many as `free` bytes hold and max_num_seqs full requests can use."""
-    if config.num_blocks is not None:
-        return config.num_blocks
-    if config.kv_cache_memory is not None:
-        count = parse_memory(config.kv_cache_memory, free=free) // block_bytes
-    else:
-        usable = config.max_num_seqs * -(-max_model_len // block_size)
-        count = min(usable, int(free * _SHARE_OF_FREE_MEMORY[device.type]) // block_bytes)
-    if count < 1:
-        raise UnsupportedError(f"the KV cache does not hold one block of {block_bytes} bytes", param="kv_cache_memory")
-    return count

@@ -11,9 +11,8 @@ import transformers
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from penstock.engines.errors import ContextLengthError, EngineError, UnsupportedError
+from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.torch.attention import ATTENTION, register
-from penstock.engines.torch.config import TorchConfig
 
 _ATTENDING = {"full_attention", "sliding_attention"}
 _OLDEST = (5, 3)
@@ -37,18 +36,6 @@ def load_config(model_dir: Path) -> PretrainedConfig:
             f"{', '.join(sorted(_ATTENDING))}"
         )
     return config
-
-
-def max_model_len(config: TorchConfig, model_config: PretrainedConfig) -> int:
-    """As asked for, or what the model was made for. Raises ContextLengthError when more than that is asked for."""
-    limit = getattr(model_config, "max_position_embeddings", None)
-    length = config.max_model_len or limit
-    if length is None:
-        raise UnsupportedError("config.json does not say how long a context can be: max_model_len must be set")
-    if limit is not None and length > limit:
-        raise ContextLengthError(f"max_model_len={length} is above the model's {limit}", param="max_model_len")
-    _check_rope(model_config, length)
-    return int(length)
 
 
 def load_model(
@@ -95,7 +82,7 @@ def _check_tensors(info: Mapping[str, Any]) -> None:
         )
 
 
-def _check_rope(model_config: PretrainedConfig, model_len: int) -> None:
+def check_rope(model_config: PretrainedConfig, model_len: int) -> None:
     """Rotations that depend on the longest request of a step would make a request depend on its neighbours."""
     for rope in _ropes(getattr(model_config, "rope_parameters", None)):
         kind = rope.get("rope_type", "default")

@@ -8,8 +8,10 @@ such tokens: other steps cost what they cost without LoRA.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -18,16 +20,32 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from penstock.engines.contract.step import SchedulerOutput
 from penstock.engines.errors import AlreadyExistsError, InvalidRequestError, OverloadedError, UnsupportedError
 from penstock.engines.formats.adapter_files import LowRank, read_adapter
+from penstock.engines.kit.batch import Ints
 from penstock.engines.torch.lora_targets import Target
 
-Ints = npt.NDArray[np.int64]
+Layers = dict[Target, tuple[Tensor, Tensor]]
+"""An adapter's matrices (`_tensors`) for each layer that it changes."""
 
 
-class Adapters:
-    """Has AdapterHost's two verbs, and adds the adapters of one step at a time to the layers' outputs."""
+@dataclass(frozen=True, slots=True)
+class UsedAdapter:
+    """An adapter of a step. It stays whole if the adapter is unloaded meanwhile."""
+
+    slot: int
+    layers: Layers
+    rows: Tensor | None
+    """Which of the step's tokens are its own; None: all."""
+    wanted_rows: Tensor | None
+    """The same among the tokens whose logits are wanted."""
+
+
+class TorchAdapters:
+    """Has AdapterHost's verbs, and adds the adapters of one step at a time to the layers' outputs.
+
+    `use` belongs to the thread that computes; everything else may be called while that thread is at a step.
+    """
 
     def __init__(self, targets: Mapping[str, Target], max_loras: int, max_rank: int, device: torch.device) -> None:
         """`targets` by path; max_loras 0: no LoRA."""
@@ -35,13 +53,12 @@ class Adapters:
         self._device = device
         self._max_loras = max_loras
         self._max_rank = max_rank
-        self._loaded: dict[str, dict[Target, tuple[Tensor, Tensor]]] = {}
-        self._keys: dict[int, str] = {}
-        """Of the live requests that have an adapter."""
-        self._rows: dict[str, Tensor | None] = {}
-        """Which of the step's tokens are an adapter's; None: all."""
-        self._wanted_rows: dict[str, Tensor | None] = {}
-        """The same among the tokens whose logits are wanted."""
+        self._loaded: dict[int, Layers] = {}
+        self._slots: dict[str, int] = {}
+        """Of the adapters that are loaded; a slot is never used twice."""
+        self._next_slot = count(1)
+        self._used: dict[int, UsedAdapter] = {}
+        """Those of the pass that is being computed, by slot."""
         self._hooks: list[RemovableHandle] = []
 
     @property
@@ -50,53 +67,53 @@ class Adapters:
         sizes = ((target.inputs + target.outputs) * target.weight.itemsize for target in self._targets.values())
         return self._max_loras * self._max_rank * sum(sizes)
 
-    def load(self, key: str, folder: Path) -> None:
-        """All of it or nothing (`AdapterHost.load_adapter`)."""
+    def prepare(self, key: str, folder: Path) -> Layers:
+        """`AdapterHost.prepare_adapter`. UnsupportedError when the model was loaded without room for adapters."""
         if not self._max_loras:
             raise UnsupportedError("This model was loaded without LoRA: --lora and --lora-directory turn it on.")
-        if key in self._loaded:
-            raise AlreadyExistsError("An adapter with this key is loaded already.")
-        if len(self._loaded) >= self._max_loras:
-            raise OverloadedError(f"All {self._max_loras} slots for LoRA adapters are taken (--max-loras).")
+        self._check_free(key)
         layers = read_adapter(folder, self._max_rank)
         targets = {path: self._target(path, layer) for path, layer in layers.items()}
-        self._loaded[key] = {target: _tensors(path, layers[path], target) for path, target in targets.items()}
-        self._unhook()  # its layers may not be among those that are hooked now
+        return {target: _tensors(path, layers[path], target) for path, target in targets.items()}
+
+    def install(self, key: str, layers: Layers) -> None:
+        """`AdapterHost.install_adapter`."""
+        self._check_free(key)
+        slot = next(self._next_slot)
+        self._loaded[slot] = layers
+        self._slots[key] = slot
+
+    def _check_free(self, key: str) -> None:
+        if key in self._slots:
+            raise AlreadyExistsError("An adapter with this key is loaded already.")
+        if len(self._slots) >= self._max_loras:
+            raise OverloadedError(f"All {self._max_loras} slots for LoRA adapters are taken (--max-loras).")
 
     def unload(self, key: str) -> None:
-        self._loaded.pop(key, None)
-        self._unhook()
+        self._loaded.pop(self._slots.pop(key, 0), None)
 
-    def apply(self, step: SchedulerOutput) -> None:
-        """Takes in whose requests come and go."""
-        for request_id in step.dropped_ids:
-            self._keys.pop(request_id, None)
-        self._keys.update((request.id, request.adapter) for request in step.new_requests if request.adapter)
+    def slot(self, key: str) -> int | None:
+        """`Model.adapter_slot`."""
+        return self._slots.get(key)
 
-    def failures(self, request_ids: Sequence[int]) -> dict[int, str]:
-        """Of these requests, those whose adapter is not here, with a message each."""
-        if not self._keys:
-            return {}
-        lost = [i for i in request_ids if i in self._keys and self._keys[i] not in self._loaded]
-        return dict.fromkeys(lost, "the request's LoRA adapter is not loaded")
+    def choose(self, slots: Ints, owners: Ints, wanted: Ints) -> list[UsedAdapter]:
+        """What a pass is to use: `slots` [S] of its requests; `owners` [T], the request of each token; `wanted` [N],
+        the tokens whose logits are kept."""
+        mine = {slot: slots == slot for slot in np.unique(slots[slots > 0]).tolist()}
+        return [
+            UsedAdapter(slot, self._loaded[slot], self._places(of[owners]), self._places(of[owners[wanted]]))
+            for slot, of in mine.items()
+        ]
 
-    def forget_requests(self) -> None:
-        self._keys.clear()
-
-    def choose(self, request_ids: Sequence[int], owners: Ints, wanted: Ints) -> None:
-        """What the next pass computes: `owners` [T], the index among `request_ids` of each token's request; `wanted`
-        [N], the tokens whose logits are kept."""
-        keys = [self._keys.get(i, "") for i in request_ids] if self._keys else []
-        used = sorted(self._loaded.keys() & set(keys))
-        if not used:
-            self._unhook()
-            return
-        mine = {key: np.array([other == key for other in keys]) for key in used}
-        self._rows = {key: self._places(of[owners]) for key, of in mine.items()}
-        self._wanted_rows = {key: self._places(of[owners[wanted]]) for key, of in mine.items()}
-        if not self._hooks:
-            targets = {target for layers in self._loaded.values() for target in layers}
+    def use(self, chosen: list[UsedAdapter]) -> None:
+        """From now on passes use these."""
+        used = {adapter.slot: adapter for adapter in chosen}
+        if used.keys() != self._used.keys():
+            for hook in self._hooks:
+                hook.remove()
+            targets = {target for adapter in chosen for target in adapter.layers}
             self._hooks = [target.module.register_forward_hook(partial(self._add, target)) for target in targets]
+        self._used = used
 
     def _target(self, path: str, layer: LowRank) -> Target:
         target = self._targets.get(path)
@@ -115,20 +132,16 @@ class Adapters:
     def _add(self, target: Target, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         """A forward hook. Inputs and outputs are [..., size], of all tokens or of the wanted ones, in their order."""
         inputs, outputs = args[0].flatten(0, -2), output.view(-1, target.outputs)
-        for key, rows in (self._wanted_rows if target.after_choice else self._rows).items():
-            pair = self._loaded[key].get(target)
+        for adapter in self._used.values():
+            pair = adapter.layers.get(target)
             if pair is None:
                 continue
             a, b = pair
+            rows = adapter.wanted_rows if target.after_choice else adapter.rows
             if rows is None:
                 outputs += inputs @ a @ b
             else:
                 outputs.index_add_(0, rows, inputs[rows] @ a @ b)
-
-    def _unhook(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
 
 
 def _tensors(path: str, layer: LowRank, target: Target) -> tuple[Tensor, Tensor]:

@@ -1,34 +1,110 @@
-"""A transformers model that computes steps over a paged cache."""
+"""A transformers model that computes steps over a paged cache, and does so on a thread of its own."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from penstock.engines.kit.batch import Batch, Int32s, Ints, Outputs
 from penstock.engines.torch.attention import attach
 from penstock.engines.torch.kv_cache import KVCache
+from penstock.engines.torch.lora import TorchAdapters, UsedAdapter
 from penstock.engines.torch.paged import PagedAttention
-from penstock.engines.torch.step import Step
+from penstock.engines.torch.step import Step, make_step
 
 
 class PagedModel:
     """`model` has been found fit for it by `probe.inspect_layers`."""
 
     def __init__(self, model: PreTrainedModel, cache: KVCache) -> None:
+        self.cache = cache
         self._model = model
         self._attention = PagedAttention(cache)
         attach(model, self._attention)
 
+    def make_step(self, batch: Batch) -> Step:
+        return make_step(batch, self.cache.views, self.cache.block_size, self._model.device)
+
     @torch.inference_mode()
-    def compute(self, step: Step, wanted: Tensor) -> Tensor:
-        """Logits [N, vocab] of the tokens whose indices are `wanted` [N], on the device, in f32."""
+    def compute(self, step: Step, wanted: Tensor, *, hidden: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Logits [N, vocab] of the tokens whose indices are `wanted` [N], and if asked for, what the decoder gave for
+        them, behind its final norm [N, hidden size]; on the device, in f32."""
         self._attention.step = step
-        output = self._model(
-            input_ids=step.token_ids[None],
-            position_ids=step.positions[None],
-            use_cache=False,
-            logits_to_keep=wanted,
-        )
-        logits: Tensor = output.logits[0].float()
-        return logits
+        seen: list[Tensor] = []
+
+        def see(module: nn.Module, args: Any, output: Any) -> None:
+            seen.append(output[0][0, wanted].float())
+
+        hook = self._model.base_model.register_forward_hook(see) if hidden else None
+        try:
+            output = self._model(
+                input_ids=step.token_ids[None],
+                position_ids=step.positions[None],
+                use_cache=False,
+                logits_to_keep=wanted,
+            )
+        finally:
+            if hook is not None:
+                hook.remove()
+        return output.logits[0].float(), seen[0] if hidden else None
+
+
+class _Prepared(NamedTuple):
+    step: Step
+    wanted: Tensor
+    adapters: list[UsedAdapter]
+    hidden: bool
+
+
+class ThreadedModel:
+    """`PagedModel` as the runner kit's `Model`: one thread computes, and others run while it is in torch."""
+
+    num_buffers = 2
+
+    def __init__(self, model: PagedModel, adapters: TorchAdapters) -> None:
+        self._model = model
+        self._adapters = adapters
+        self._thread = ThreadPoolExecutor(1, "torch")
+        self._prepared: dict[int, _Prepared] = {}
+        self._results: dict[int, Future[Outputs]] = {}
+
+    def adapter_slot(self, key: str) -> int | None:
+        """`Model.adapter_slot`."""
+        return self._adapters.slot(key)
+
+    def prepare(self, buffer: int, batch: Batch) -> None:
+        """`Model.prepare`."""
+        step = self._model.make_step(batch)
+        wanted = step.places[batch.logits_at]
+        adapters = self._adapters.choose(batch.adapter_slots, step.owners, wanted)
+        chosen = torch.from_numpy(wanted).to(step.token_ids.device)
+        self._prepared[buffer] = _Prepared(step, chosen, adapters, batch.wants_hidden)
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """`Model.copy_blocks`."""
+        self._model.cache.copy_blocks(copies)
+
+    def start(self, buffer: int, late: Ints, token_ids: Int32s) -> None:
+        """`Model.start`."""
+        self._results[buffer] = self._thread.submit(self._compute, self._prepared.pop(buffer), late, token_ids)
+
+    def wait(self, buffer: int) -> Outputs:
+        """`Model.wait`."""
+        return self._results.pop(buffer).result()
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    def _compute(self, prepared: _Prepared, late: Ints, token_ids: Int32s) -> Outputs:
+        step, device = prepared.step, prepared.step.token_ids.device
+        if len(late):
+            places = torch.from_numpy(step.places[late]).to(device)
+            step.token_ids[places] = torch.from_numpy(token_ids).to(step.token_ids)
+        self._adapters.use(prepared.adapters)
+        logits, hidden = self._model.compute(step, prepared.wanted, hidden=prepared.hidden)
+        return Outputs(logits.cpu().numpy(), None if hidden is None else hidden.cpu().numpy())

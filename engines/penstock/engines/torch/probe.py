@@ -8,7 +8,7 @@ over one of them alone.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from penstock.engines.errors import PenstockError, UnsupportedError
+from penstock.engines.kit.batch import Batch, GroupTables, Int32s, Ints
 from penstock.engines.torch.attention import ATTENTION, attach
-from penstock.engines.torch.kv_cache import KVCache, LayerLayout
+from penstock.engines.torch.kv_cache import KVCache, LayerLayout, groups_of
 from penstock.engines.torch.model import PagedModel
-from penstock.engines.torch.step import make_step
 
 _UNDERSTOOD = {"scaling", "sliding_window", "softcap", "s_aux", "position_ids", "is_causal", "dropout"}
 _LENGTH, _CHUNK, _BLOCK_SIZE = 24, 13, 8
@@ -31,7 +31,7 @@ _LENGTH, _CHUNK, _BLOCK_SIZE = 24, 13, 8
 class _Recorder:
     """Notes what layers ask for, and answers with zeros."""
 
-    calls: list[tuple[nn.Module, LayerLayout, int | None]] = field(default_factory=list)
+    calls: list[tuple[nn.Module, LayerLayout]] = field(default_factory=list)
 
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]
@@ -49,8 +49,8 @@ class _Recorder:
             raise UnsupportedError("it attends to later tokens")
         if query.shape[0] != 1 or key.shape[2] != query.shape[2] or query.shape[1] % key.shape[1]:
             raise UnsupportedError(f"its attention is of an unknown form: {list(query.shape)}, {list(key.shape)}")
-        layout = LayerLayout(key.shape[1], key.shape[3], value.shape[3], key.dtype)
-        self.calls.append((module, layout, options.get("sliding_window")))
+        window = options.get("sliding_window") or 0
+        self.calls.append((module, LayerLayout(key.shape[1], key.shape[3], value.shape[3], key.dtype, window)))
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
 
@@ -76,24 +76,28 @@ def inspect_layers(model: PreTrainedModel, max_model_len: int) -> tuple[dict[nn.
         raise UnsupportedError(f"{name} cannot be run with attention of ours: {type(e).__name__}: {e}") from e
     if not recorder.calls:
         raise UnsupportedError(f"{name} cannot be run: it does not let its attention be replaced")
-    layouts = {module: layout for module, layout, _ in recorder.calls}
+    layouts = dict(recorder.calls)
     if len(recorder.calls) != config.num_hidden_layers or len(layouts) != len(recorder.calls):
         raise UnsupportedError(
             f"{name} cannot be run: its {config.num_hidden_layers} layers called attention {len(recorder.calls)} "
             f"times, from {len(layouts)} places; each has to call it once"
         )
-    _check_windows(model, [window for _, _, window in recorder.calls], max_model_len)
+    _check_windows(model, [layout.window for layout in layouts.values()], max_model_len)
+    # A window that no request outgrows is none.
+    layouts = {
+        m: layout if layout.window < max_model_len else replace(layout, window=0) for m, layout in layouts.items()
+    }
     return layouts, int(logits.shape[-1])
 
 
-def _check_windows(model: PreTrainedModel, windows: list[int | None], max_model_len: int) -> None:
+def _check_windows(model: PreTrainedModel, windows: list[int], max_model_len: int) -> None:
     """Some models tell only their own masks of a window."""
     name, config = type(model).__name__, model.config
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
         if (getattr(config, "sliding_window", None) or max_model_len) < max_model_len and not any(windows):
             raise UnsupportedError(f"{name} cannot be run: its attention is not told of sliding_window")
-    elif [kind == "sliding_attention" for kind in kinds] != [window is not None for window in windows]:
+    elif [kind == "sliding_attention" for kind in kinds] != [window > 0 for window in windows]:
         raise UnsupportedError(f"{name} cannot be run: its layers' windows are not those of layer_types")
 
 
@@ -123,16 +127,33 @@ def verify(model: PreTrainedModel, layouts: dict[nn.Module, LayerLayout], vocab_
 def _in_steps(model: PreTrainedModel, layouts: dict[nn.Module, LayerLayout], tokens: Any) -> Tensor:
     """Logits of the first request, in two chunks, beside a second one that is a few tokens behind."""
     blocks = -(-_LENGTH // _BLOCK_SIZE)
-    paged = PagedModel(model, KVCache(layouts, 2 * blocks, _BLOCK_SIZE, model.device))
-    tables = np.arange(2 * blocks, dtype=np.int32)[::-1].reshape(blocks, 2).T
+    num_groups = len(groups_of(list(layouts.values())))
+    paged = PagedModel(model, KVCache(layouts, 2 * num_groups * blocks, _BLOCK_SIZE, model.device))
+    tables = np.arange(2 * num_groups * blocks, dtype=np.int32)[::-1].reshape(num_groups, blocks, 2).swapaxes(1, 2)
     parts = []
     for computed, scheduled in ([0, 0], [_CHUNK, 5]), ([_CHUNK, 5], [_LENGTH - _CHUNK, 1]):
-        step = make_step(
-            tokens, tables, _BLOCK_SIZE, np.arange(2), np.array(computed), np.array(scheduled), model.device
-        )
-        wanted = torch.arange(scheduled[0], device=model.device) + int(step.begins[0])
-        parts.append(paged.compute(step, wanted))
+        batch = _batch(tokens, tables, computed, scheduled, logits_at=np.arange(scheduled[0]))
+        step = paged.make_step(batch)
+        wanted = torch.from_numpy(step.places[batch.logits_at]).to(model.device)
+        parts.append(paged.compute(step, wanted)[0])
     return torch.cat(parts)
+
+
+def _batch(tokens: Int32s, tables: Int32s, computed: list[int], scheduled: list[int], logits_at: Ints) -> Batch:
+    """`tokens` [S, length] of S requests and their `tables` [groups, S, blocks]; the other arguments as in `Batch`."""
+    ranges = [np.arange(start, start + count) for start, count in zip(computed, scheduled, strict=True)]
+    ends = np.full(len(tokens), tables.shape[2])
+    return Batch(
+        token_ids=np.concatenate([row[positions] for row, positions in zip(tokens, ranges, strict=True)]),
+        positions=np.concatenate(ranges),
+        begins=np.cumsum([0, *scheduled]),
+        computed=np.array(computed),
+        scheduled=np.array(scheduled),
+        groups=tuple(GroupTables(table, np.zeros_like(ends), ends) for table in tables),
+        logits_at=logits_at,
+        adapter_slots=np.zeros_like(ends),
+        wants_hidden=False,
+    )
 
 
 def _at_once(model: PreTrainedModel, tokens: Any) -> Tensor:
@@ -153,11 +174,13 @@ def step_memory(model: PreTrainedModel, layouts: dict[nn.Module, LayerLayout], n
     if model.device.type != "cuda":
         return 0
     blocks = -(-num_tokens // _BLOCK_SIZE)
-    paged = PagedModel(model, KVCache(layouts, blocks, _BLOCK_SIZE, model.device))
-    tokens, tables = np.zeros((1, num_tokens), np.int32), np.arange(blocks, dtype=np.int32)[None]
+    num_groups = len(groups_of(list(layouts.values())))
+    paged = PagedModel(model, KVCache(layouts, num_groups * blocks, _BLOCK_SIZE, model.device))
+    tables = np.arange(num_groups * blocks, dtype=np.int32).reshape(num_groups, 1, blocks)
     torch.cuda.reset_peak_memory_stats(model.device)
     before = torch.cuda.memory_allocated(model.device)
-    step = make_step(tokens, tables, _BLOCK_SIZE, np.arange(1), np.array([0]), np.array([num_tokens]), model.device)
-    paged.compute(step, torch.tensor([num_tokens - 1], device=model.device))
+    last = np.array([num_tokens - 1])
+    step = paged.make_step(_batch(np.zeros((1, num_tokens), np.int32), tables, [0], [num_tokens], last))
+    paged.compute(step, torch.from_numpy(last).to(model.device))
     torch.cuda.synchronize(model.device)
     return int(torch.cuda.max_memory_allocated(model.device) - before)

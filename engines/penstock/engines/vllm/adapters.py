@@ -15,7 +15,7 @@ from penstock.engines.vllm.config import VLLMConfig
 logger = logging.getLogger(__name__)
 
 
-class Adapters:
+class VLLMAdapters:
     """Those that vLLM's workers have, by key. Never more than there are slots, so that vLLM never swaps them."""
 
     def __init__(self, executor: Any, config: VLLMConfig) -> None:
@@ -28,21 +28,22 @@ class Adapters:
         self._num_ids = 0
         for key, folder in config.adapters.items():
             try:
-                self.load(key, folder)
+                self.install(key, self.prepare(key, folder))
             except InvalidRequestError as e:
                 raise InvalidRequestError(f"adapter {key}: {e.message}") from e
 
-    def load(self, key: str, folder: Path) -> None:
-        """As `AdapterHost.load_adapter`; UnsupportedError where the engine was started without slots."""
-        if not self._slots:
-            raise UnsupportedError("this model was loaded without LoRA: --lora or --lora-directory", param="lora")
-        if key in self._loaded:
-            raise InvalidRequestError("this adapter is loaded already")
-        if len(self._loaded) >= self._slots:
-            raise OverloadedError(f"all {self._slots} adapter slots are taken (--max-loras)")
-        self._num_ids += 1  # vLLM's workers may remember a number: none is used twice
-        request = LoRARequest(key, self._num_ids, str(folder.absolute()))
+    def prepare(self, key: str, folder: Path) -> Path:
+        """As `AdapterHost.prepare_adapter`: checks the files, which vLLM's workers read themselves. UnsupportedError
+        where the engine was started without slots."""
+        self._check_free(key)
         check_adapter(folder, self._model_dir, self._max_rank)
+        return folder.absolute()
+
+    def install(self, key: str, folder: Path) -> None:
+        """As `AdapterHost.install_adapter`. Takes as long as vLLM's workers need to read the files."""
+        self._check_free(key)
+        self._num_ids += 1  # vLLM's workers may remember a number: none is used twice
+        request = LoRARequest(key, self._num_ids, str(folder))
         try:
             self._executor.add_lora(request)
         except Exception as e:
@@ -51,6 +52,14 @@ class Adapters:
             self._executor.remove_lora(request.lora_int_id)
             raise InvalidRequestError(f"vLLM cannot load the adapter: {e}") from e
         self._loaded[key] = request
+
+    def _check_free(self, key: str) -> None:
+        if not self._slots:
+            raise UnsupportedError("this model was loaded without LoRA: --lora or --lora-directory", param="lora")
+        if key in self._loaded:
+            raise InvalidRequestError("this adapter is loaded already")
+        if len(self._loaded) >= self._slots:
+            raise OverloadedError(f"all {self._slots} adapter slots are taken (--max-loras)")
 
     def unload(self, key: str) -> None:
         request = self._loaded.pop(key, None)

@@ -12,11 +12,11 @@ from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine import FinishReason as VLLMFinishReason
 
-from penstock.engines.contract.batcher import BatcherOutput, NewTokens, StartRequest
+from penstock.engines.contract.continuous_batcher import BatcherOutput, NewTokens, StartRequest
 from penstock.engines.contract.messages import FinishReason, SamplingParams
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import ContextLengthError, InvalidRequestError, NumericalError, StepFailedError
-from penstock.engines.vllm.adapters import Adapters
+from penstock.engines.vllm.adapters import VLLMAdapters
 from penstock.engines.vllm.config import VLLMConfig
 from penstock.engines.vllm.contract import check_core
 from penstock.engines.vllm.model_info import capacity, description, eos_token_ids
@@ -24,6 +24,7 @@ from penstock.engines.vllm.output import NOT_FINITE, token_logprobs
 from penstock.engines.vllm.sampling import to_vllm
 from penstock.engines.vllm.start import start_scheduling
 from penstock.engines.vllm.watch import SchedulerWatch
+from penstock.kvcache import KVGroup
 
 _FINISH = {
     VLLMFinishReason.STOP: FinishReason.STOP,
@@ -35,17 +36,17 @@ _FINISH = {
 
 
 class VLLMBatcher:
-    """A `Batcher` and `AdapterHost` with everything that vLLM's scheduler does: models with several kinds of layers,
-    speculative decoding, its prefix cache, asynchronous scheduling on GPUs."""
+    """A `ContinuousBatcher` and `AdapterHost` with everything that vLLM's scheduler does: models with several kinds of
+    layers, speculative decoding, its prefix cache, asynchronous scheduling on GPUs."""
 
     wakeup: int | None = None
 
     def __init__(self, config: VLLMConfig, version: str) -> None:
         """Raises InvalidRequestError and UnsupportedError for what vLLM does not take."""
-        self._core = start_scheduling(config)
+        self._core = start_scheduling(config, version)
         check_core(version, self._core)
         self._watch = SchedulerWatch(self._core)
-        self._adapters = Adapters(self._core.model_executor, config)
+        self._adapters = VLLMAdapters(self._core.model_executor, config)
         settings = self._core.vllm_config
         self._settings = settings
         self._eos = eos_token_ids(settings.model_config)
@@ -56,7 +57,7 @@ class VLLMBatcher:
         self._info = ModelInfo(
             vocab_size=settings.model_config.get_vocab_size(),
             max_model_len=self._capacity.longest,
-            block_size=self._capacity.block_size,
+            kv_groups=(KVGroup(self._capacity.block_size),),
             num_blocks=self._capacity.num_blocks,
             eos_token_ids=self._eos,
             runner=description(version, settings, ", vLLM's scheduler"),
@@ -73,7 +74,7 @@ class VLLMBatcher:
         return self._capacity.in_blocks(self._pool.get_num_free_blocks())
 
     def start(self, request: StartRequest) -> None:
-        """`Batcher.start`: parameters that vLLM does not take end this request alone."""
+        """`ContinuousBatcher.start`: parameters that vLLM does not take end this request alone."""
         name = str(request.id)
         if name in self._live:
             raise InvalidRequestError(f"request {name} runs already")
@@ -82,7 +83,8 @@ class VLLMBatcher:
         if total > self._capacity.longest:  # vLLM would preempt it again and again
             raise ContextLengthError(f"the request could grow to {total} tokens, more than {self._capacity.longest}")
         try:
-            sampling = to_vllm(params, self._eos, request.seed, params.prompt_logprobs is not None)
+            scores = params.prompt_logprobs is not None
+            sampling = to_vllm(params, self._eos, request.seed, scores, bool(settings.use_v2_model_runner))
             sampling.verify(
                 settings.model_config, settings.speculative_config, settings.structured_outputs_config, None
             )
@@ -112,8 +114,8 @@ class VLLMBatcher:
             self._released.append(self._live.pop(name).id)
 
     def step(self) -> BatcherOutput:
-        """One iteration of vLLM's core (`Batcher.step`). On GPUs the outputs are those of the one before, while the new
-        one runs; when the last request has ended, what still runs for nobody is waited for."""
+        """One iteration of vLLM's core (`ContinuousBatcher.step`). On GPUs the outputs are those of the one before,
+        while the new one runs; when the last request has ended, what still runs for nobody is waited for."""
         output = BatcherOutput(released=self._released)
         self._released = []
         self._iterate(output)
@@ -124,9 +126,13 @@ class VLLMBatcher:
         output.num_scheduled_tokens, output.num_preemptions = self._watch.take_counts()
         return output
 
-    def load_adapter(self, key: str, folder: Path) -> None:
-        """`AdapterHost.load_adapter`."""
-        self._adapters.load(key, folder)
+    def prepare_adapter(self, key: str, folder: Path) -> Path:
+        """`AdapterHost.prepare_adapter`."""
+        return self._adapters.prepare(key, folder)
+
+    def install_adapter(self, key: str, prepared: Path) -> None:
+        """`AdapterHost.install_adapter`."""
+        self._adapters.install(key, prepared)
 
     def unload_adapter(self, key: str) -> None:
         self._adapters.unload(key)

@@ -3,10 +3,9 @@ refused with the name of what has moved, and not with wrong tokens later."""
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import Any
 
-from penstock.engines.kit.package_contract import Contract, refuse
+from penstock.engines.kit.package_contract import Contract, missing_attributes, refuse
 
 CALLS: dict[str, tuple[str, ...]] = {
     "vllm.engine.arg_utils:EngineArgs": (
@@ -45,6 +44,7 @@ CALLS: dict[str, tuple[str, ...]] = {
         *("req_id", "prompt_token_ids", "mm_features", "sampling_params", "generator", "block_ids"),
         *("num_computed_tokens", "output_token_ids", "lora_request"),
     ),
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner._sample": ("self", "logits", "spec_decode_metadata"),
     "vllm.v1.outputs:LogprobsLists.slice_request": ("self", "req_idx", "num_positions"),
     "vllm.sampling_params:SamplingParams.verify": (
         *("self", "model_config", "speculative_config", "structured_outputs_config", "tokenizer"),
@@ -60,7 +60,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
         *("num_computed_tokens", "lora_request", "prefill_token_ids"),
     ),
     "vllm.v1.core.sched.output:CachedRequestData": (
-        *("req_ids", "resumed_req_ids", "new_token_ids", "new_block_ids", "num_computed_tokens", "num_output_tokens"),
+        *("req_ids", "resumed_req_ids", "new_token_ids", "all_token_ids", "new_block_ids", "num_computed_tokens"),
+        "num_output_tokens",
     ),
     "vllm.v1.core.sched.output:SchedulerOutput": (
         *("scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "total_num_scheduled_tokens"),
@@ -76,7 +77,6 @@ FIELDS: dict[str, tuple[str, ...]] = {
         *("stop_reason", "prefill_stats"),
     ),
     "vllm.v1.metrics.stats:PrefillStats": ("num_cached_tokens",),
-    "vllm.v1.core.sched.output:GrammarOutput": ("structured_output_request_ids", "grammar_bitmask"),
     "vllm.v1.outputs:ModelRunnerOutput": (
         *("req_id_to_index", "sampled_token_ids", "logprobs", "prompt_logprobs_dict", "num_nans_in_logits"),
     ),
@@ -85,7 +85,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "vllm.sampling_params:SamplingParams": (
         *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty"),
         *("repetition_penalty", "max_tokens", "min_tokens", "stop_token_ids", "ignore_eos", "logprobs"),
-        *("prompt_logprobs", "logit_bias", "detokenize", "_all_stop_token_ids"),
+        *("prompt_logprobs", "logit_bias", "detokenize", "_all_stop_token_ids", "extra_args"),
     ),
     "vllm.lora.request:LoRARequest": ("lora_name", "lora_int_id", "lora_path"),
 }
@@ -104,6 +104,7 @@ PRESENT = (
     "vllm.v1.kv_cache_interface:FullAttentionSpec",
     "vllm.v1.kv_cache_interface:SlidingWindowSpec",
     "vllm.config:VllmConfig.use_v2_model_runner",
+    "vllm.config:VllmConfig.max_concurrent_batches",
     "vllm.platforms:current_platform.is_cpu",
     "vllm.exceptions:VLLMValidationError",
     "vllm.config.lora:MaxLoRARanks",
@@ -124,10 +125,4 @@ CONTRACT = Contract(calls=CALLS, fields=FIELDS, ordered=ORDERED, present=PRESENT
 
 def check_core(version: str, core: Any) -> None:
     """For an object of vLLM's EngineCore, whose attributes its class does not name. Raises EngineError."""
-    moved = []
-    for path in ON_CORE:
-        try:
-            attrgetter(path)(core)
-        except AttributeError as e:
-            moved.append(f"EngineCore.{path} is gone ({e})")
-    refuse("vLLM", version, moved)
+    refuse("vLLM", version, missing_attributes("EngineCore", core, ON_CORE))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from penstock.engines.contract.batcher import Batcher
+from penstock.engines.contract.continuous_batcher import ContinuousBatcher
 from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.host.memory import parse_memory
@@ -27,7 +27,7 @@ def load(options: dict[str, Any]) -> ModelRunner:
     return VLLMRunner(config, version)
 
 
-def load_batcher(options: dict[str, Any]) -> Batcher:
+def load_batcher(options: dict[str, Any]) -> ContinuousBatcher:
     """For vLLM's own scheduler; otherwise as `load`."""
     config = parse(options)
     version = _prepare(config)

@@ -7,8 +7,10 @@ from typing import Any
 
 from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
+from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 from penstock.engines.vllm.requests import usable_blocks
+from penstock.kvcache import KVGroup
 
 
 def eos_token_ids(model_config: Any) -> tuple[int, ...]:
@@ -26,6 +28,15 @@ def description(version: str, settings: Any, scheduler: str = "") -> str:
     devices = settings.parallel_config.world_size
     cache = f"kv {settings.cache_config.cache_dtype}"
     return f"vllm {version}, {current_platform.device_type} x{devices}, {dtype}, {cache}{scheduler}"
+
+
+def kv_groups(cache: Any) -> tuple[KVGroup, ...]:
+    """Of a KVCacheConfig that `supported.check_cache` has let in. Like ours, vLLM's groups take their blocks from one
+    pool, and a window is counted with the token itself."""
+    specs = [group.kv_cache_spec for group in cache.kv_cache_groups]
+    return tuple(
+        KVGroup(spec.block_size, spec.sliding_window if isinstance(spec, SlidingWindowSpec) else 0) for spec in specs
+    )
 
 
 @dataclass(frozen=True)

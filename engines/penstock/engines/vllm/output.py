@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.engines.contract.messages import TokenLogprobs
 from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.errors import EngineError
-from penstock.engines.vllm.table import RequestTable
+from penstock.engines.vllm.requests import RequestTable
+from penstock.engines.vllm.step import Row
 
 NOT_FINITE = "the model's logits are not finite"
 
 
-def read_output(step: SchedulerOutput, table: RequestTable, theirs: Any, refused: dict[int, str]) -> ModelRunnerOutput:
-    """`theirs` is vLLM's; its requests come in an order of its own. Appends the sampled tokens to the table's."""
-    output = ModelRunnerOutput([[] for _ in step.request_ids], failed=dict(refused))
+def read_output(step: SchedulerOutput, rows: Sequence[Row], table: RequestTable, theirs: Any) -> ModelRunnerOutput:
+    """`theirs` is vLLM's; its requests come in an order of its own. Appends the sampled tokens to their requests."""
+    output = ModelRunnerOutput([[] for _ in step.request_ids])
     broken = theirs.num_nans_in_logits or {}
-    for i, request_id in enumerate(step.request_ids):
-        if request_id in refused:
+    for i, (request_id, (request, name, samples)) in enumerate(zip(step.request_ids, rows, strict=True)):
+        if request.refusal is not None:
+            output.failed[request_id] = request.refusal
             continue
-        request = table[request_id]
-        index = theirs.req_id_to_index[request.name]
-        samples = step.num_computed_tokens[i] + step.num_scheduled_tokens[i] == len(request.token_ids)
-        if samples and broken.get(request.name):
+        request.num_pending -= samples
+        index = theirs.req_id_to_index[name]
+        if broken.get(name):
             output.failed[request_id] = NOT_FINITE
-            table.tainted.update(request.block_ids)
+            table.taint(request)
             continue
-        scored = theirs.prompt_logprobs_dict.get(request.name)
+        scored = theirs.prompt_logprobs_dict.get(name)
         if scored is not None:
             entries = token_logprobs(scored[0], scored[1], scored[2], request.params.prompt_logprobs or 0)
             output.prompt_logprobs[request_id] = entries
@@ -37,11 +39,11 @@ def read_output(step: SchedulerOutput, table: RequestTable, theirs: Any, refused
         if len(tokens) != 1:
             raise EngineError(f"vLLM sampled {len(tokens)} tokens for a request that was due one")
         if request.params.logprobs is not None:
-            rows = theirs.logprobs.slice_request(index, 1)
-            entries = token_logprobs(rows[0], rows[1], rows[2], request.params.logprobs)
+            sampled = theirs.logprobs.slice_request(index, 1)
+            entries = token_logprobs(sampled[0], sampled[1], sampled[2], request.params.logprobs)
             if not math.isfinite(entries[0].logprob):
                 output.failed[request_id] = NOT_FINITE
-                table.tainted.update(request.block_ids)
+                table.taint(request)
                 continue
             output.logprobs[request_id] = entries
         output.sampled_token_ids[i] = tokens

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from penstock.engines.contract.messages import SamplingParams
+from penstock.engines.contract.messages import PoolingParams, SamplingParams
 from penstock.engines.contract.step import NewRequest
+from penstock.engines.errors import EngineError
 from penstock.engines.kit.sampling.state import GREEDY_BELOW
-from penstock.engines.kit.sampling.uniform import stream_key, uniform
+from penstock.kvcache import NO_BLOCK
 
 NULL_BLOCK = 0
-"""vLLM leaves it to padding and never writes it: our block b is its block b + 1."""
+"""vLLM leaves it to padding and to what lies behind windows, and never writes it: our block b is its block b + 1."""
 _NULL_BLOCKS = 1
 
 
@@ -21,45 +23,91 @@ class LiveRequest:
     token_ids: list[int]
     """Prompt and output, as far as they are known."""
     num_prompt_tokens: int
-    block_ids: list[int]
-    """vLLM's numbers."""
+    block_ids: tuple[list[int], ...]
+    """vLLM's numbers, a table for each group."""
     params: SamplingParams
     seed: int
-    random_key: int | None
-    """Of its sequence of random numbers; None for greedy requests."""
     adapter: str
+    num_pending: int = 0
+    """Tokens that steps under way are to sample."""
+    refusal: str | None = None
+    """Why vLLM was never told of it."""
 
     @property
-    def num_output_tokens(self) -> int:
-        return len(self.token_ids) - self.num_prompt_tokens
+    def num_tokens(self) -> int:
+        """Those to be sampled by steps under way included."""
+        return len(self.token_ids) + self.num_pending
 
     @property
     def output_token_ids(self) -> list[int]:
+        """All of them. No step under way samples another one."""
+        if self.num_pending:
+            raise EngineError("a request is told again while a step under way samples for it")
         return self.token_ids[self.num_prompt_tokens :]
 
-    @property
-    def next_seed(self) -> int | None:
-        """Of the next token, below 2**32; None where nothing is drawn."""
-        if self.random_key is None:
-            return None
-        return int(uniform(self.random_key, self.num_output_tokens) * 2.0**32)
 
-    @staticmethod
-    def create(new: NewRequest, name: str) -> LiveRequest:
-        return LiveRequest(
-            name=name,
+class RequestTable:
+    """The live requests by id, and which of their names vLLM's workers still have to forget."""
+
+    def __init__(self) -> None:
+        self._requests: dict[int, LiveRequest] = {}
+        self._finished: set[str] = set()
+        self._num_names = 0
+        self.tainted: set[int] = set()
+        """vLLM's blocks that requests with broken logits have held, and that nobody has cleaned since."""
+
+    def __getitem__(self, request_id: int) -> LiveRequest:
+        return self._requests[request_id]
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(self, new: NewRequest) -> None:
+        if isinstance(new.params, PoolingParams):
+            raise EngineError("vLLM's executor gives no vectors here")
+        self.drop([new.id])
+        self._requests[new.id] = LiveRequest(
+            name=self._new_name(),
             token_ids=list(new.token_ids),
             num_prompt_tokens=new.num_prompt_tokens,
-            block_ids=to_vllm_blocks(new.block_ids),
+            block_ids=tuple(to_vllm_blocks(table) for table in new.block_ids),
             params=new.params,
             seed=new.seed,
-            random_key=stream_key(new.seed) if is_random(new.params) else None,
             adapter=new.adapter,
         )
 
+    def drop(self, request_ids: Iterable[int]) -> None:
+        for request_id in request_ids:
+            request = self._requests.pop(request_id, None)
+            if request is not None:
+                self._finished.add(request.name)
 
-def to_vllm_blocks(block_ids: list[int]) -> list[int]:
-    return [block_id + _NULL_BLOCKS for block_id in block_ids]
+    def rename(self, request_id: int) -> None:
+        """The workers are to forget the request under its old name, and will be told all of it under a new one."""
+        request = self._requests[request_id]
+        self._finished.add(request.name)
+        request.name = self._new_name()
+
+    def taint(self, request: LiveRequest) -> None:
+        """Its logits were broken, so its keys and values may be."""
+        self.tainted.update(*request.block_ids)
+        self.tainted.discard(NULL_BLOCK)
+
+    def take_finished(self) -> set[str]:
+        """Names that the workers have to forget, each told once."""
+        finished, self._finished = self._finished, set()
+        return finished
+
+    def clear(self) -> None:
+        self.drop(list(self._requests))
+
+    def _new_name(self) -> str:
+        self._num_names += 1
+        return f"r{self._num_names}"
+
+
+def to_vllm_blocks(block_ids: Sequence[int]) -> list[int]:
+    return [NULL_BLOCK if block_id == NO_BLOCK else block_id + _NULL_BLOCKS for block_id in block_ids]
 
 
 def usable_blocks(num_blocks: int) -> int:

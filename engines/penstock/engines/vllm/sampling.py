@@ -7,22 +7,31 @@ from typing import Any
 from vllm.sampling_params import SamplingParams as VLLMSamplingParams
 
 from penstock.engines.contract.messages import SamplingParams
+from penstock.engines.kit.sampling.uniform import stream_key
 from penstock.engines.vllm.requests import is_random
+from penstock.engines.vllm.worker import RANDOM_KEY
 
 _SEED_MASK = (1 << 63) - 1
 """Seeds are signed 64-bit numbers there."""
 
 
 def to_vllm(
-    params: SamplingParams, eos_token_ids: tuple[int, ...], seed: int | None, score_prompt: bool
+    params: SamplingParams,
+    eos_token_ids: tuple[int, ...],
+    seed: int | None,
+    score_prompt: bool,
+    draws_by_position: bool,
 ) -> VLLMSamplingParams:
     """One to one. Raises ValueError for what vLLM does not take.
 
     Stopping is our scheduler's affair: vLLM knows the stop tokens only in order to hold them back for `min_tokens`.
-    `seed`: None where random numbers are seeded for each token (`worker.WorkerExtension`).
+    `draws_by_position`: vLLM's workers make each random number from seed and position by themselves; where they do not,
+    `worker.WorkerExtension` does, and finds the seed's key beside the parameters.
     """
     stop = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
     extra: dict[str, Any] = {}
+    if seed is not None and is_random(params):
+        extra |= {"seed": seed & _SEED_MASK} if draws_by_position else {"extra_args": {RANDOM_KEY: stream_key(seed)}}
     if params.logit_bias:
         extra["logit_bias"] = params.logit_bias
     if score_prompt:
@@ -32,7 +41,6 @@ def to_vllm(
         top_p=params.top_p,
         top_k=params.top_k,
         min_p=params.min_p,
-        seed=None if seed is None or not is_random(params) else seed & _SEED_MASK,
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
         repetition_penalty=params.repetition_penalty,

@@ -16,6 +16,7 @@ from vllm.v1.executor import Executor
 
 from penstock.engines.errors import EngineError, InvalidRequestError, UnsupportedError
 from penstock.engines.host.memory import available_memory
+from penstock.engines.kit.package_contract import refuse
 from penstock.engines.vllm.config import VLLMConfig
 from penstock.engines.vllm.engine_args import checked
 from penstock.engines.vllm.requests import blocks_to_ask_for
@@ -31,16 +32,14 @@ OUR_SCHEDULER: dict[str, Any] = {
     # what our scheduler does, vLLM must not do as well
     "enable_prefix_caching": False,
     "enable_chunked_prefill": True,
-    "async_scheduling": False,
-    "disable_hybrid_kv_cache_manager": True,  # one block table for all layers wherever that is possible
 }
 
 
-def start_for_steps(config: VLLMConfig) -> Any:
+def start_for_steps(config: VLLMConfig, version: str) -> Any:
     """vLLM's EngineCore, of which only the executor will be used: what it does at its start is then done exactly as
     in vLLM. Raises UnsupportedError for a model that cannot be driven step by step, with all of it freed."""
     check_arguments(config.engine_args)
-    core = _start(engine_arguments(config) | OUR_SCHEDULER | _extra(config), check_model)
+    core = _start(engine_arguments(config) | OUR_SCHEDULER | _extra(config), check_model, version)
     try:
         check_cache(core.scheduler.kv_cache_config)
     except UnsupportedError:
@@ -51,9 +50,9 @@ def start_for_steps(config: VLLMConfig) -> Any:
     return core
 
 
-def start_scheduling(config: VLLMConfig) -> Any:
+def start_scheduling(config: VLLMConfig, version: str) -> Any:
     """vLLM's EngineCore with its own scheduler, for whatever vLLM can run."""
-    return _start(engine_arguments(config) | own_scheduler(config) | _extra(config), check_generates)
+    return _start(engine_arguments(config) | own_scheduler(config) | _extra(config), check_generates, version)
 
 
 def own_scheduler(config: VLLMConfig) -> dict[str, Any]:
@@ -75,13 +74,17 @@ def check_generates(vllm_config: Any) -> None:
         )
 
 
-def _start(arguments: dict[str, Any], check: Callable[[Any], None]) -> Any:
+def _start(arguments: dict[str, Any], check: Callable[[Any], None], version: str) -> Any:
     try:
         vllm_config = EngineArgs(**arguments).create_engine_config()
     except (ValueError, TypeError, KeyError, NotImplementedError) as e:
         raise InvalidRequestError(f"vLLM refuses this configuration: {_in_a_line(e)}") from e
     check(vllm_config)
-    return EngineCore(vllm_config, Executor.get_class(vllm_config), log_stats=False)
+    core = EngineCore(vllm_config, Executor.get_class(vllm_config), log_stats=False)
+    if not vllm_config.use_v2_model_runner:
+        moved = core.model_executor.collective_rpc("penstock_draw_by_position")
+        refuse("vLLM", version, sorted(set().union(*moved)))
+    return core
 
 
 def _in_a_line(error: Exception) -> str:

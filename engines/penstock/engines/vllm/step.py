@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams as VLLMSamplingParams
@@ -13,42 +14,58 @@ from vllm.v1.core.sched.output import SchedulerOutput as VLLMSchedulerOutput
 
 from penstock.engines.contract.step import SchedulerOutput
 from penstock.engines.errors import InvalidRequestError
-from penstock.engines.vllm.adapters import Adapters
-from penstock.engines.vllm.requests import NULL_BLOCK, LiveRequest, to_vllm_blocks
-from penstock.engines.vllm.table import RequestTable
+from penstock.engines.vllm.adapters import VLLMAdapters
+from penstock.engines.vllm.requests import NULL_BLOCK, LiveRequest, RequestTable, to_vllm_blocks
+from penstock.kvcache import KVGroup
 
 SamplingOf = Callable[[LiveRequest, bool], VLLMSamplingParams]
 """(request, whether its prompt is scored) -> its parameters for vLLM; raises ValueError for what vLLM refuses."""
 
 
+class Row(NamedTuple):
+    """One of the step's requests, as it was when the step was handed out."""
+
+    request: LiveRequest
+    name: str
+    """In vLLM; it may have another one by the time of the result."""
+    samples: bool
+    """A token is due."""
+
+
 @dataclass(slots=True)
 class PreparedStep:
     output: VLLMSchedulerOutput
+    rows: list[Row] = field(default_factory=list)
+    """One for each of the step's request_ids. One whose request was refused is not in `output`."""
     restored: list[tuple[NewRequestData, list[int]]] = field(default_factory=list)
     """Requests that the workers must know with these output tokens before the step."""
-    refused: dict[int, str] = field(default_factory=dict)
-    """id -> message: requests that vLLM cannot take; the step goes on without them."""
 
 
 class StepBuilder:
-    """`introduces_resumed`: the workers take a resumed request as a new one with all of its tokens (vLLM's model
-    runner V2); otherwise they must be given its output tokens first."""
+    """Says to vLLM what our steps say. Tokens that steps under way are to sample are only counted: vLLM's workers put
+    them in themselves.
+
+    `introduces_resumed`: the workers take a resumed request as a new one with all of its tokens (vLLM's model runner
+    V2); otherwise they must be given its output tokens first.
+    """
 
     def __init__(
         self,
         sampling_of: SamplingOf,
-        adapters: Adapters,
+        adapters: VLLMAdapters,
+        groups: Sequence[KVGroup],
         *,
-        block_size: int,
         introduces_resumed: bool,
         sends_tokens: bool,
     ) -> None:
-        self._block_size = block_size
+        self._groups = groups
         self._sampling_of = sampling_of
         self._adapters = adapters
         self._introduces_resumed = introduces_resumed
         self._sends_tokens = sends_tokens
         """Workers of the first pipeline stages do not see what the last one samples."""
+        self._previous: set[int] = set()
+        """Requests of the step before."""
 
     def build(self, step: SchedulerOutput, table: RequestTable) -> PreparedStep:
         """Applies `step` to the table, in the order that SchedulerOutput prescribes, and says the same to vLLM."""
@@ -56,7 +73,7 @@ class StepBuilder:
         table.drop(step.dropped_ids)
         for new in step.new_requests:
             table.add(new)
-        replaced = self._apply_blocks(step, table, fresh)
+        grown, replaced = self._apply_blocks(step, table, fresh)
         prepared = PreparedStep(VLLMSchedulerOutput.make_empty())
         cached = CachedRequestData.make_empty()
         output = prepared.output
@@ -64,29 +81,26 @@ class StepBuilder:
             step.request_ids, step.num_scheduled_tokens, step.num_computed_tokens, strict=True
         ):
             request = table[request_id]
+            samples = computed + count == request.num_tokens
             if request_id in fresh or (request_id in replaced and self._introduces_resumed):
-                try:
-                    data = self._introduce(request, computed)
-                except (ValueError, VLLMValidationError, InvalidRequestError) as e:
-                    prepared.refused[request_id] = str(e)
-                    continue
-                if self._introduces_resumed or not request.num_output_tokens:
-                    output.scheduled_new_reqs.append(data)
-                else:
-                    prepared.restored.append((data, request.output_token_ids))
-                    self._resume(cached, request, computed, count)
-            elif request_id in replaced:
-                self._resume(cached, request, computed, count)
-            else:
-                _, new_blocks = step.new_block_ids.get(request_id, (0, None))
-                self._continue(cached, request, computed, count, new_blocks and to_vllm_blocks(new_blocks))
-            output.num_scheduled_tokens[request.name] = count
+                self._introduce(prepared, cached, request, computed, count)
+            elif request.refusal is None:
+                whole = request_id in replaced
+                if whole:
+                    cached.resumed_req_ids.add(request.name)
+                if whole or request_id not in self._previous:
+                    cached.all_token_ids[request.name] = list(request.token_ids)
+                blocks = [list(t) for t in request.block_ids] if whole else grown.get(request_id)
+                self._continue(cached, request, computed, count, blocks)
+            if request.refusal is None:
+                output.num_scheduled_tokens[request.name] = count
+                request.num_pending += samples
+            prepared.rows.append(Row(request, request.name, samples and request.refusal is None))
+        self._previous = set(step.request_ids)
         output.scheduled_cached_reqs = cached
         output.total_num_scheduled_tokens = sum(output.num_scheduled_tokens.values())
         output.finished_req_ids = table.take_finished()
-        copies = self._block_copies(step, table)
-        if copies:
-            output.kv_cache_block_copies = copies
+        output.kv_cache_block_copies = self._block_copies(step, table) or None
         return prepared
 
     def _block_copies(self, step: SchedulerOutput, table: RequestTable) -> list[KVCacheBlockCopy]:
@@ -94,59 +108,84 @@ class StepBuilder:
 
         Kernels multiply what lies behind a request's last token with zero, which does not make a NaN go away.
         """
-        copies = [KVCacheBlockCopy(*to_vllm_blocks(list(copy))) for copy in step.block_copies]
+        sources: dict[int, int] = {}  # by destination; vLLM reads all of them before it writes one
         tainted = table.tainted
-        if not tainted:
-            return copies
-        computed = dict(zip(step.request_ids, step.num_computed_tokens, strict=True))
-        fresh = {block for _, blocks in step.new_block_ids.values() for block in to_vllm_blocks(blocks)}
-        for new in step.new_requests:
-            fresh.update(to_vllm_blocks(new.block_ids[-(-computed[new.id] // self._block_size) :]))
-        fresh.difference_update(copy.dst_block_id for copy in copies)
-        cleaned = sorted(tainted & fresh)
-        for copy in copies:
-            (tainted.add if copy.src_block_id in tainted else tainted.discard)(copy.dst_block_id)
-        tainted.difference_update(cleaned)
-        return [*(KVCacheBlockCopy(NULL_BLOCK, block) for block in cleaned), *copies]
+        if tainted:
+            computed = dict(zip(step.request_ids, step.num_computed_tokens, strict=True))
+            fresh = {block for update in step.block_updates for block in to_vllm_blocks(update.block_ids)}
+            for new in step.new_requests:
+                for group, block_ids in zip(self._groups, new.block_ids, strict=True):
+                    fresh.update(to_vllm_blocks(block_ids[-(-computed[new.id] // group.block_size) :]))
+            sources = dict.fromkeys(sorted(tainted & fresh), NULL_BLOCK)
+            tainted -= fresh
+        for copy in step.block_copies:
+            source, destination = to_vllm_blocks(copy)
+            (tainted.add if source in tainted else tainted.discard)(destination)
+            sources[destination] = sources.get(source, source)
+        return [KVCacheBlockCopy(source, destination) for destination, source in sources.items()]
 
-    def _apply_blocks(self, step: SchedulerOutput, table: RequestTable, fresh: set[int]) -> set[int]:
-        """Returns the ids of requests that lost a block for another, which vLLM can only be told with a whole table."""
+    def _apply_blocks(
+        self, step: SchedulerOutput, table: RequestTable, fresh: set[int]
+    ) -> tuple[dict[int, list[list[int]]], set[int]]:
+        """Returns, for requests whose tables have grown, the new blocks of each group, and the ids of those that lost a
+        block for another, which vLLM can only be told with whole tables."""
+        grown: dict[int, list[list[int]]] = {}
         replaced = set()
-        for request_id, (index, block_ids) in step.new_block_ids.items():
-            request = table[request_id]
-            if index < len(request.block_ids) and request_id not in fresh:
-                replaced.add(request_id)
-                if self._introduces_resumed:
+        for request_id, group, start, block_ids in step.block_updates:
+            tables, theirs = table[request_id].block_ids, to_vllm_blocks(block_ids)
+            if start < len(tables[group]) and request_id not in fresh:
+                if self._introduces_resumed and request_id not in replaced:
                     table.rename(request_id)
-            request.block_ids[index:] = to_vllm_blocks(block_ids)
-        return replaced
+                replaced.add(request_id)
+            grown.setdefault(request_id, [[] for _ in tables])[group] += theirs
+            tables[group][start:] = theirs
+        return grown, replaced
 
-    def _introduce(self, request: LiveRequest, computed: int) -> NewRequestData:
-        adapter = self._adapters[request.adapter]
-        # a prompt is scored once, by the request that computes all of it
-        score_prompt = request.params.prompt_logprobs is not None and not computed and not request.num_output_tokens
+    def _introduce(
+        self, prepared: PreparedStep, cached: CachedRequestData, request: LiveRequest, computed: int, count: int
+    ) -> None:
+        try:
+            data = self._data_of(request, computed)
+        except (ValueError, VLLMValidationError, InvalidRequestError) as e:
+            request.refusal = str(e)
+            return
+        output_token_ids = request.output_token_ids
+        if self._introduces_resumed or not output_token_ids:
+            prepared.output.scheduled_new_reqs.append(data)
+            return
+        prepared.restored.append((data, output_token_ids))
+        cached.resumed_req_ids.add(request.name)
+        cached.all_token_ids[request.name] = list(request.token_ids)
+        self._continue(cached, request, computed, count, [list(table) for table in request.block_ids])
+
+    def _data_of(self, request: LiveRequest, computed: int) -> NewRequestData:
+        # a prompt is scored once, by the request that computes all of it; vLLM gives the scores when that is done
+        scores = request.params.prompt_logprobs is not None and len(request.token_ids) == request.num_prompt_tokens
+        if scores and 0 < computed < request.num_prompt_tokens - 1:
+            raise ValueError("a step failed while the logprobs of this prompt were computed")
         return NewRequestData(
             req_id=request.name,
             prompt_token_ids=request.token_ids[: request.num_prompt_tokens],
             mm_features=[],
-            sampling_params=self._sampling_of(request, score_prompt),
+            sampling_params=self._sampling_of(request, scores and not computed),
             pooling_params=None,
-            block_ids=(list(request.block_ids),),
+            block_ids=tuple(list(table) for table in request.block_ids),
             num_computed_tokens=computed,
-            lora_request=adapter,
+            lora_request=self._adapters[request.adapter],
             prefill_token_ids=list(request.token_ids) if self._introduces_resumed else None,
         )
 
-    def _resume(self, cached: CachedRequestData, request: LiveRequest, computed: int, count: int) -> None:
-        cached.resumed_req_ids.add(request.name)
-        self._continue(cached, request, computed, count, list(request.block_ids))
-
     def _continue(
-        self, cached: CachedRequestData, request: LiveRequest, computed: int, count: int, new_blocks: list[int] | None
+        self,
+        cached: CachedRequestData,
+        request: LiveRequest,
+        computed: int,
+        count: int,
+        new_blocks: list[list[int]] | None,
     ) -> None:
         cached.req_ids.append(request.name)
-        cached.new_block_ids.append((new_blocks,) if new_blocks else None)
+        cached.new_block_ids.append(None if new_blocks is None else tuple(new_blocks))
         cached.num_computed_tokens.append(computed)
-        cached.num_output_tokens.append(request.num_output_tokens)
+        cached.num_output_tokens.append(request.num_tokens - request.num_prompt_tokens)
         if self._sends_tokens:
             cached.new_token_ids.append(request.token_ids[computed : computed + count])

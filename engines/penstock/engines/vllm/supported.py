@@ -34,19 +34,16 @@ def check_model(vllm_config: Any) -> None:
 
 
 def check_cache(kv_cache_config: Any) -> None:
-    """Raises UnsupportedError unless all layers share one block table and keep the keys and values of all tokens.
-
-    Layers with a sliding window are let in as long as vLLM puts them all into one group: whole tables serve them, the
-    attention kernels hide what lies outside of the window.
-    """
+    """Raises UnsupportedError unless each group of layers keeps the keys and values of all tokens, or of a window."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
     groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
-        refuse(f"its layers need {len(groups)} block tables for each request, not one")
-    spec = groups[0].kv_cache_spec
-    if not isinstance(spec, FullAttentionSpec | SlidingWindowSpec):
-        refuse(f"its KV cache is of the kind {type(spec).__name__}")
+    if not groups:
+        refuse("it has no KV cache")
+    for group in groups:
+        spec = group.kv_cache_spec
+        if not isinstance(spec, FullAttentionSpec | SlidingWindowSpec):
+            refuse(f"some of its KV cache is of the kind {type(spec).__name__}")
 
 
 def refuse(reason: str) -> None:

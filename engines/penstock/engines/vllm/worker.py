@@ -6,17 +6,47 @@ random numbers from (seed, position) by itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from vllm.v1.core.sched.output import NewRequestData
+
+from penstock.engines.kit.package_contract import missing_attributes
+from penstock.engines.kit.sampling.uniform import uniform
+
+RANDOM_KEY = "penstock_random_key"
+"""In `SamplingParams.extra_args`: the key of a seed's sequence of random numbers."""
+_USED = (
+    *("input_batch.generators", "input_batch.random_reqs", "input_batch.req_id_to_index", "discard_request_mask.np"),
+    *("requests", "_sample", "execute_model_state"),
+)
+"""Attributes of the model runner's object."""
 
 
 class WorkerExtension:
     """A mixin of vLLM's worker class (`worker_extension_cls`); `self.model_runner` is the worker's."""
 
     model_runner: Any
+
+    def penstock_draw_by_position(self) -> set[str]:
+        """From now on the random numbers of an output token are a function of its request's key and its number alone:
+        what came before it (a chunked prompt, a preemption) cannot matter.
+
+        vLLM's own generators go on from token to token, and have to be set back after each chunk of a prompt, which
+        those of CPUs cannot be. Returns what of the model runner is not where it was.
+        """
+        runner = self.model_runner
+        moved = set(missing_attributes(type(runner).__name__, runner, _USED))
+        if not moved:
+            sample, generators = runner._sample, _Generators(runner)
+
+            def seeded(*arguments: Any, **options: Any) -> Any:
+                generators.seed_rows()
+                return sample(*arguments, **options)
+
+            runner._sample = seeded
+        return moved
 
     def penstock_restore(self, requests: Sequence[tuple[NewRequestData, list[int]]]) -> None:
         """Makes requests known that have output tokens already, as if they had been preempted by vLLM itself."""
@@ -35,18 +65,29 @@ class WorkerExtension:
                 lora_request=data.lora_request,
             )
 
-    def penstock_seed(self, seeds: Mapping[str, int]) -> None:
-        """Between a forward pass and its sampling: the random number generators for this step's tokens.
-
-        Each token has a seed of its own, so that what came before it (a chunked prompt, a preemption) cannot matter.
-        """
-        batch = self.model_runner.input_batch
-        generators = batch.generators
-        generators.clear()
-        for name, seed in seeds.items():
-            generator = torch.Generator(device=self.model_runner.device)
-            generators[batch.req_id_to_index[name]] = generator.manual_seed(seed)
-
     def penstock_abandon(self) -> None:
         """After a failed step: forgets a forward pass that was never sampled from."""
         self.model_runner.execute_model_state = None
+
+
+class _Generators:
+    """One for each row of the batch, seeded again for each token."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+        self._of_row: list[torch.Generator] = []
+
+    def seed_rows(self) -> None:
+        """Between a forward pass and its sampling."""
+        runner, batch = self._runner, self._runner.input_batch
+        batch.generators.clear()
+        for name in batch.random_reqs:
+            row = batch.req_id_to_index[name]
+            request = runner.requests[name]
+            key = (request.sampling_params.extra_args or {}).get(RANDOM_KEY)
+            if key is None or runner.discard_request_mask.np[row]:
+                continue
+            while len(self._of_row) <= row:
+                self._of_row.append(torch.Generator(device=runner.device))
+            seed = int(uniform(key, len(request.output_token_ids)) * 2.0**32)
+            batch.generators[row] = self._of_row[row].manual_seed(seed)

@@ -14,6 +14,7 @@ import yaml
 from penstock.classic.base import ModelContext
 from penstock.classic.model_config import ModelInstanceGroup
 from penstock.gateway.config import Config, ConfigError, overlay
+from penstock.gateway.config_sections import OF_OUR_SCHEDULER
 from penstock.gateway.kserve.llm_layout import (
     beside,
     check_fetching,
@@ -89,7 +90,7 @@ class TrtllmLayout:
             settings["dtype"] = precision("dtype", given.pop("dtype"))
         settings |= {ours: given.pop(name) for name, ours in _SETTINGS.items() if name in given}
         if engine == "tensorrt_llm":
-            settings["scheduler"] = "auto"  # it has its own, whatever the server's vLLM models run under
+            settings |= {"scheduler": "auto", **OF_OUR_SCHEDULER}  # it has its own, whatever other models run under
         else:
             _only_common(given, settings, engine)
         return overlay(without_own_model(server), settings | ({"engine_args": given} if given else {}))

@@ -70,7 +70,7 @@ def static(core: EngineCore, work: Sequence[AddRequest]) -> list[float]:
     started, ended = time.perf_counter(), []
     for first in range(0, len(work), _STATIC_BATCH):
         batch = work[first : first + _STATIC_BATCH]
-        longest = max(request.params.max_tokens for request in batch)
+        longest = max(request.params.max_tokens for request in batch if isinstance(request.params, SamplingParams))
         params = SamplingParams(max_tokens=longest, temperature=0, ignore_eos=True)
         continuous(core, [msgspec.structs.replace(request, params=params) for request in batch])
         ended += [time.perf_counter() - started] * len(batch)

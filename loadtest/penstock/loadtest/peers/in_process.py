@@ -46,7 +46,7 @@ class InProcess:
         """Raises LoadTestError when the program has ended, or does not answer in time."""
         total = requests_of(case, settings)
         meter = Meter(self.pid)
-        outcome = self._ask(case.concurrency, self._prompts(settings, total, seed), settings)
+        outcome = self._ask(case.concurrency, self._prompts(settings, total, seed), settings, sampled=case.sampled)
         usage = meter.read()
         samples = [_sample(index, request, settings) for index, request in enumerate(outcome.requests)]
         figures = summarize(samples, open_loop=False)
@@ -79,8 +79,15 @@ class InProcess:
         )
         return [call.prompt for session in workload.build(options, seed=seed) for call in session.calls]
 
-    def _ask(self, concurrency: int, prompts: Sequence[Any], settings: PeersSettings) -> _Outcome:
-        job = {"prompts": prompts, "concurrency": concurrency, "output_tokens": settings.output_tokens}
+    def _ask(
+        self, concurrency: int, prompts: Sequence[Any], settings: PeersSettings, *, sampled: bool = False
+    ) -> _Outcome:
+        job = {
+            "prompts": prompts,
+            "concurrency": concurrency,
+            "output_tokens": settings.output_tokens,
+            "sampled": sampled,
+        }
         try:
             self.process.stdin.write(msgspec.json.encode(job) + b"\n")
             self.process.stdin.flush()

@@ -54,6 +54,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """By which it knows the model of the generation tables."""
     extra: str = '{"temperature": 0}'
     """Merged into each request for generation."""
+    sampled_extra: str = '{"temperature": 0.7, "top_p": 0.9}'
+    """The same for those that are sampled."""
     ignore_eos: bool = True
     end_mark: bool = True
 
@@ -94,7 +96,10 @@ def llamacpp(at: Surroundings, ports: Ports) -> Launch:
     slots = ["--parallel", str(at.places), "--ctx-size", str(at.places * SEQUENCE)]
     work = ["--threads", threads, "--threads-batch", threads, "--batch-size", str(STEP_TOKENS), "--ubatch-size", "512"]
     without = ["--no-cache-prompt", "--cache-ram", "0", "--log-verbosity", "2"]
-    return Launch(argv=[at.place.llama_server, *weights, *slots, *work, *without])
+    return Launch(
+        argv=[at.place.llama_server, *weights, *slots, *work, *without],
+        sampled_extra='{"temperature": 0.7, "top_p": 0.9, "top_k": 0, "min_p": 0}',  # it truncates by default
+    )
 
 
 def transformers(at: Surroundings, ports: Ports) -> Launch:
@@ -108,6 +113,8 @@ def transformers(at: Surroundings, ports: Ports) -> Launch:
         env={"OMP_NUM_THREADS": str(len(at.cores))},
         model=str(at.folder),
         extra='{"generation_config": "{\\"eos_token_id\\": -1, \\"do_sample\\": false}", "stream_options": null}',
+        sampled_extra='{"generation_config": "{\\"eos_token_id\\": -1, \\"do_sample\\": true, \\"temperature\\": 0.7, '
+        '\\"top_p\\": 0.9, \\"top_k\\": 0}", "stream_options": null}',
         ignore_eos=False,
         end_mark=False,
     )

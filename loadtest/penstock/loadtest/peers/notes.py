@@ -68,4 +68,9 @@ def first_line(reason: str) -> str:
 
 def case_name(case: Case) -> str:
     kind = f"{case.model} {PROTOCOLS[case.protocol]} " if case.table == "tensors" else ""
-    return f"{kind}{case.concurrency} at a time"
+    return f"{kind}{case.concurrency} at a time{', sampled' if case.sampled else ''}"
+
+
+def at_a_time(case: Case) -> str:
+    """The case's cell in the column of requests at a time."""
+    return f"{case.concurrency}, sampled" if case.sampled else str(case.concurrency)

@@ -23,6 +23,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     protocol: str
     concurrency: int
+    sampled: bool = False
+    """With temperature 0.7 and top_p 0.9 (generation); otherwise greedy."""
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +106,8 @@ def _tensors(peer: str, settings: PeersSettings) -> Group:
 
 def _generation(peer: str, model: str, settings: PeersSettings) -> Group:
     cases = [
-        Case(table="generation", model=model, protocol="openai-completions", concurrency=places)
-        for places in settings.concurrency
+        Case(table="generation", model=model, protocol="openai-completions", concurrency=places, sampled=sampled)
+        for sampled, counts in ((False, settings.concurrency), (True, settings.sampled))
+        for places in counts
     ]
     return Group(table="generation", contenders=(peer, *_GENERATION[peer]), cases=tuple(cases), model=model)

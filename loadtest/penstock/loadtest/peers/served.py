@@ -80,7 +80,7 @@ class Served:
             url=http,
             model=self.launch.model,
             protocol=case.protocol,
-            extra=self.launch.extra,
+            extra=self.launch.sampled_extra if case.sampled else self.launch.extra,
             ignore_eos=self.launch.ignore_eos,
             end_mark=self.launch.end_mark,
             request_timeout=timeout,

@@ -30,6 +30,9 @@ class PeersSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tables: Annotated[tuple[str, ...], Meta(description="of generation, tensors, streaming")] = TABLES
     models: Annotated[tuple[str, ...], Meta(description="for generation: tiny, qwen05b-shape")] = tuple(SHAPES)
     concurrency: Annotated[tuple[Positive, ...], Meta(description="generation: requests at a time")] = (1, 4, 16, 64)
+    sampled: Annotated[
+        tuple[Positive, ...], Meta(description="generation: requests at a time with temperature 0.7 and top_p 0.9")
+    ] = (32,)
     in_flight: Annotated[tuple[Positive, ...], Meta(description="tensors: requests at a time")] = (1, 32)
     streams: Annotated[tuple[Positive, ...], Meta(description="streaming: streams at a time")] = (64, 256)
     prompt_tokens: Annotated[Positive, Meta(description="generation: tokens of a prompt")] = 128
@@ -61,7 +64,7 @@ class PeersSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = ()
 
 
-LISTS = ("only", "tables", "models", "concurrency", "in_flight", "streams", "update")
+LISTS = ("only", "tables", "models", "concurrency", "sampled", "in_flight", "streams", "update")
 """Settings that take several values, with commas between."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from penstock.loadtest.metrics import Figures
 from penstock.loadtest.peers.catalog import PEERS
-from penstock.loadtest.peers.notes import first_line, notes
+from penstock.loadtest.peers.notes import at_a_time, first_line, notes
 from penstock.loadtest.peers.plan import PROTOCOLS
 from penstock.loadtest.peers.results import CaseResult, Cell, GroupResult, PeersReport
 from penstock.loadtest.peers.shapes import SHAPES
@@ -28,8 +28,8 @@ _ABOUT = {
     "tensors": "Requests/s (p50 / p99 of a request in ms). `add_sub` has two inputs and two outputs of 16 floats, "
     "`identity` one of 3 x 224 x 224 (602 kB). Every server has one instance of a model; Penstock and Triton wait up "
     "to 100 us for a batch.",
-    "generation": "Output tokens/s (TTFT / ITL in ms, medians). Greedy, streamed, without EOS and prefix caching; "
-    "random weights in bf16; at most 2,048 tokens in a step.",
+    "generation": "Output tokens/s (TTFT / ITL in ms, medians). Greedy, or sampled with temperature 0.7 and top_p "
+    "0.9; streamed, without EOS and prefix caching; random weights in bf16; at most 2,048 tokens in a step.",
 }
 _CAVEATS = (
     "Weights are random: lengths of real prompts and answers, EOS and stop strings play no role.",
@@ -146,7 +146,7 @@ def _row(result: CaseResult, names: list[str], others: list[str]) -> tuple[str, 
     ratios = result.ratios()
     return (
         *first,
-        str(case.concurrency),
+        at_a_time(case),
         *(_cell(case.table, result.cells[name]) for name in names),
         *(_ratio(ratios.get(name)) for name in others),
         _each(result, lambda cell: cell.middle("server_cpu_us")),

@@ -14,6 +14,7 @@ from penstock.loadtest.peers.checks import check_tensors
 from penstock.loadtest.peers.contenders import CONTENDERS, Contender
 from penstock.loadtest.peers.in_process import InProcess
 from penstock.loadtest.peers.launch import Surroundings, all_cores, genai
+from penstock.loadtest.peers.notes import case_name
 from penstock.loadtest.peers.place import Place
 from penstock.loadtest.peers.plan import Case, Group
 from penstock.loadtest.peers.process import Process, confined_to, free_ports
@@ -50,8 +51,8 @@ class Turns:
         self._settings = report.settings
         self._say = say
         self._up: dict[str, Served | InProcess] = {}
-        self._tried: set[tuple[str, str, str]] = set()
-        """Servers whose answers were right: name, model, protocol."""
+        self._tried: set[tuple[str, str, str, bool]] = set()
+        """Servers whose answers were right: name, model, protocol, sampled."""
         self._slow: dict[str, float] = {}
         """Servers by what a run of theirs took, in seconds."""
         self._calibrations: dict[str, Calibration] = {}
@@ -149,7 +150,7 @@ class Turns:
     def _try_out(self, name: str, case: Case) -> None:
         """Raises LoadTestError for a server whose answers are not what was asked for."""
         server, settings = self._up[name], self._settings
-        kind = (name, case.model, case.protocol)
+        kind = (name, case.model, case.protocol, case.sampled)
         if kind in self._tried:
             return
         short = msgspec.structs.replace(settings, output_tokens=min(_TRIAL_TOKENS, settings.output_tokens))
@@ -192,4 +193,5 @@ def describe(result: Result) -> str:
         for name, cell in result.cells.items()
         if (figures := cell.figures)
     ]
-    return f"{case.model}, {case.protocol}, {case.concurrency} at a time, {figure.title}: {', '.join(rates) or 'none'}"
+    name = case_name(case) if case.table == "tensors" else f"{case.model} {case_name(case)}"
+    return f"{name}, {figure.title}: {', '.join(rates) or 'none'}"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from penstock.engines.autonomous.core import AutonomousCore
-from penstock.engines.contract.batcher import StartRequest
+from penstock.engines.contract.continuous_batcher import StartRequest
 from penstock.engines.contract.messages import DownMessage, StepOutputs
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.simulated import SimulatedBatcher, SimulatedBatcherConfig
-from unit.engines.scheduler.harness import NAN, RAISE, VOCAB, CoreRig
+from unit.engines.scheduler.harness import FIRST, NAN, RAISE, VOCAB, CoreRig
 
 
 class WatchedBatcher(SimulatedBatcher):
@@ -18,6 +18,7 @@ class WatchedBatcher(SimulatedBatcher):
 
     def __init__(self, config: SimulatedBatcherConfig) -> None:
         super().__init__(config)
+        self._runner.adapters.add("a:1")
         self.started: list[StartRequest] = []
         self.aborted: list[list[int]] = []
 
@@ -65,6 +66,7 @@ def make_rig(
     """`budget`: tokens of one iteration of the engine. `config` is SchedulerConfig's."""
     engine = SimulatedBatcherConfig(
         vocab_size=VOCAB,
+        first_token_id=FIRST,
         max_model_len=max_model_len,
         block_size=block_size,
         num_blocks=num_blocks,

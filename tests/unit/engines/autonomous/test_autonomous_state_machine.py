@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from penstock.engines.contract.messages import AddRequest, DownMessage, FinishReason, RequestOutput, SamplingParams
-from penstock.engines.scheduler.policy import Policy
+from penstock.engines.contract.messages import AddRequest, DownMessage, FinishReason, RequestOutput
+from penstock.engines.scheduler.queues import Policy
 from penstock.engines.scheduler.request import Request
 from unit.engines.autonomous.rig import AutonomousRig, make_rig
-from unit.engines.scheduler.harness import NAN, RAISE, alone
+from unit.engines.scheduler.harness import NAN, RAISE, alone, greedy
 from unit.kvcache.profiles import MACHINE_TIMEOUT, machine_settings
 
 pytestmark = MACHINE_TIMEOUT
@@ -91,7 +91,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         message = self.rig.request(
             prompt if marker is None else [*prompt, marker],
             n,
-            params=SamplingParams(max_tokens=max_tokens),
+            params=greedy(max_tokens),
             priority=priority,
             tenant=tenant,
             deadline=None if patience is None else self.rig.clock.now + patience,
@@ -128,9 +128,11 @@ class AdmissionMachine(RuleBasedStateMachine):
         for output in rig.step(*messages).outputs:
             self._check_output(output)
         sent = {i for m in messages if isinstance(m, AddRequest) for i in m.ids}
-        assert sent - core.requests.keys() <= rig.ended.keys(), "neither live nor ended"
-        assert not core.requests.keys() & rig.ended.keys(), "live after its end"
-        overdue = [r.id for r in core.requests.values() if r.deadline is not None and r.deadline <= rig.clock.now]
+        assert sent - core.intake.requests.keys() <= rig.ended.keys(), "neither live nor ended"
+        assert not core.intake.requests.keys() & rig.ended.keys(), "live after its end"
+        overdue = [
+            r.id for r in core.intake.requests.values() if r.deadline is not None and r.deadline <= rig.clock.now
+        ]
         assert core.broken or not overdue, f"{overdue} are over their deadline"
         started = rig.batcher.started[self.num_started :]
         self.num_started += len(started)
@@ -138,16 +140,16 @@ class AdmissionMachine(RuleBasedStateMachine):
             blocks = sum(-(-len(request.prompt_token_ids) // 4) for request in started)
             assert blocks < free_before, "handed over more than there is room for, and one block stays free"
         self._check_order([self.samples[request.id].message for request in started])
-        assert taken_before or started or not len(core.waiting), "they wait for nobody"
+        assert taken_before or started or not len(core.intake.waiting), "they wait for nobody"
         stats = core.stats()
         assert stats.num_running <= core.config.max_num_seqs
-        assert stats.admitted == sum(stats.finished.values()) + len(core.requests)
+        assert stats.admitted == sum(stats.finished.values()) + len(core.intake.requests)
         assert stats.generation_tokens == sum(len(sample.got) for sample in self.samples.values())
 
     def _check_order(self, started: list[AddRequest]) -> None:
         """Nobody that waits was ahead of somebody that was handed over; `fair` has an order among tenants besides."""
         for message in started:
-            waiting: list[Request] = list(self.rig.core.waiting)
+            waiting: list[Request] = list(self.rig.core.intake.waiting)
             if self.rig.core.config.policy is Policy.FAIR:
                 waiting = [request for request in waiting if request.tenant == message.tenant]
             assert all(self._key(message) <= request.key[0] for request in waiting), "overtaken"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.engines.scheduler.policy import Policy
+from penstock.engines.scheduler.queues import Policy
 from unit.engines.autonomous.rig import make_rig
 from unit.engines.scheduler.harness import alone
 

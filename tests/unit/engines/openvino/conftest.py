@@ -18,7 +18,7 @@ def make_runner() -> Any:
     made: list[OpenVINORunner] = []
 
     def make(model_dir: Path, **settings: Any) -> OpenVINORunner:
-        defaults = {"dtype": "f32", "threads": 1, "num_blocks": 64, "max_num_seqs": 8}
+        defaults = {"dtype": "f32", "threads": 1, "num_blocks": 128, "max_num_seqs": 8}
         runner = OpenVINORunner(OpenVINOConfig(model_dir, **{**defaults, **settings}))
         made.append(runner)
         return runner

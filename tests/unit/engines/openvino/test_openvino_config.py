@@ -50,7 +50,7 @@ def test_no_adapters_are_no_reason(llama_dir: Path, make_runner: Any) -> None:
     [lost], [fine] = driver.add([5, 6, 7], 3, adapter="a:1"), driver.add([5, 6, 7], 3)
     driver.run()
     assert driver.tokens[lost] == []
-    assert driver.ends[lost].error.message == "this engine has no LoRA adapters"
+    assert driver.ends[lost].error.message == "the adapter 'a:1' is not loaded in this engine"
     assert len(driver.tokens[fine]) == 3
 
 

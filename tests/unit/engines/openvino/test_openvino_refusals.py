@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ from penstock.engines.openvino.families import FAMILIES, parse_config
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 100,
-    "hidden_size": 64,
+    "hidden_size": 512,
     "intermediate_size": 96,
     "num_hidden_layers": 4,
-    "num_attention_heads": 4,
+    "num_attention_heads": 32,
     "max_position_embeddings": 512,
 }
 
@@ -33,15 +34,20 @@ CONFIG: dict[str, Any] = {
         ),
         ({"architectures": None}, "unnamed is not supported"),
         ({"architectures": ["X"], "auto_map": {"AutoModel": "evil.py"}}, r"auto_map\) is never run"),
-        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported; supported is silu"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported; supported are silu, gelu_pytorch_tanh"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({"text_config": {}}, "text_config"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention: models that attend to later tokens"),
         ({"hidden_size": None}, "lacks 'hidden_size'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "RoPE type 'dynamic' .* default, linear, llama3, yarn"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "RoPE type 'longrope'"),
         ({"rope_parameters": {"rope_type": "linear"}}, "RoPE type 'linear' needs 'factor'"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "each layer type"),
+        ({"rope_parameters": [1]}, r"rope_parameters=\[1\], which is not an object"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "'linear' are not understood"),
+        ({"rope_theta": "ten"}, "'default' are not understood"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         (
             {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["chunked_attention"] * 4},
@@ -49,12 +55,62 @@ CONFIG: dict[str, Any] = {
         ),
         ({"architectures": ["Qwen2ForCausalLM"], "layer_types": ["full_attention"] * 3}, "3 entries for 4 layers"),
         ({"architectures": ["Qwen3ForCausalLM"], "layer_types": ["sliding_attention"] * 4}, "no sliding window"),
+        ({"architectures": ["Gemma3ForCausalLM"], "layer_types": ["full_attention"] * 5}, "5 entries for 4 layers"),
+        ({"architectures": ["Gemma3ForCausalLM"], "layer_types": [["full_attention"]] * 4}, "is not understood"),
+        ({"architectures": ["Gemma3ForCausalLM"], "sliding_window": 0}, "no sliding window"),
+        ({"architectures": ["Gemma3ForCausalLM"], "hidden_activation": "relu"}, "hidden_activation='relu'"),
+        ({"architectures": ["Gemma3ForCausalLM"], "query_pre_attn_scalar": -1}, "query_pre_attn_scalar=-1"),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+            "for each of full_attention, sliding_attention, not factor, rope_type",
+        ),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "rope_parameters": {"sliding_attention": "linear"}},
+            "sliding_attention=linear, which is not an object",
+        ),
+        ({"architectures": ["Gemma3ForCausalLM"], "rope_scaling": "linear"}, "rope_scaling=linear, which is not an"),
+        ({"num_key_value_heads": 3}, "32 heads of size 16 on 3 for keys and values do not go together"),
+        ({"head_dim": 15}, "32 heads of size 15"),
+        ({"num_hidden_layers": 0}, "a 0 among .* num_hidden_layers"),
+        ({"num_attention_heads": 0}, "a 0 among num_attention_heads"),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "max_window_layers": "2"},
+            "max_window_layers=2, which is no number of layers",
+        ),
+        ({"architectures": ["Gemma3ForCausalLM"], "sliding_window_pattern": 2.5}, "sliding_window_pattern=2.5"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps=small, which is not a positive number"),
     ],
 )
 def test_settings_that_are_not_supported(changes: dict[str, Any], message: str) -> None:
     config = {key: value for key, value in {**CONFIG, **changes}.items() if value is not None}
     with pytest.raises(UnsupportedError, match=message):
         parse_config(config)
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize(
+    "key",
+    [
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "hidden_size",
+        "intermediate_size",
+        "vocab_size",
+        "max_position_embeddings",
+        "sliding_window",
+    ],
+)
+@pytest.mark.parametrize("value", [10**8, -1, 4.0, "4", True, [4]])
+def test_sizes_that_no_model_has(architecture: str, key: str, value: Any) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(UnsupportedError, match=f"{key}=.* not a number from 0 to "):
+            parse_config({**CONFIG, "architectures": [architecture], key: value})
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
@@ -87,6 +143,18 @@ def test_qwen_sliding_windows(changes: dict[str, Any], windows: tuple[int, ...])
 @pytest.mark.parametrize(("window", "windows"), [({"sliding_window": None}, (0,) * 4), ({}, (4096,) * 4)])
 def test_mistral_sliding_window(window: dict[str, Any], windows: tuple[int, ...]) -> None:
     assert parse_config({**CONFIG, "architectures": ["MistralForCausalLM"], **window}).sliding_windows == windows
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"num_hidden_layers": 7}, (4096,) * 5 + (0, 4096)),
+        ({"sliding_window": 9, "sliding_window_pattern": 2}, (9, 0, 9, 0)),
+        ({"sliding_window": 9, "layer_types": ["full_attention"] * 3 + ["sliding_attention"]}, (0, 0, 0, 9)),
+    ],
+)
+def test_gemma_sliding_windows(changes: dict[str, Any], windows: tuple[int, ...]) -> None:
+    assert parse_config({**CONFIG, "architectures": ["Gemma3ForCausalLM"], **changes}).sliding_windows == windows
 
 
 def test_tensors_that_the_graph_would_ignore(tmp_path: Path, make_runner: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 from helpers_models import load_reference, make_model, reference_logprobs, reference_tokens
 from helpers_runner import GREEDY, Driver, prompt
 from penstock.engines.contract.messages import SamplingParams
+from penstock.engines.contract.step import BlockUpdate
 from penstock.engines.errors import EngineError
 
 
@@ -73,7 +74,7 @@ def test_replaced_last_block(llama_dir: Path, llama_reference: Any, make_runner:
     request = driver.add(1, tokens)
     driver.step()
     driver.pending.block_copies.append((request.blocks[1], 63))
-    driver.pending.new_block_ids[1] = (1, [63])
+    driver.pending.block_updates.append(BlockUpdate(1, 0, 1, [63]))
     driver.step()
     # Whatever is in the old block now, nobody looks at it.
     driver.pending.block_copies.append((5, request.blocks[1]))
@@ -195,9 +196,9 @@ def test_seeded_sampling_does_not_depend_on_the_batch(llama_dir: Path, make_runn
 
 def test_one_request_too_many(llama_dir: Path, make_runner: Any) -> None:
     driver = Driver(make_runner(llama_dir, max_num_seqs=2))
-    for request_id in range(3):
+    for request_id in range(5):  # as many again as live may have ended in steps that are under way
         driver.add(request_id, [5, 6])
-    with pytest.raises(EngineError, match="request 2 is one more than the 2 of max_num_seqs"):
+    with pytest.raises(EngineError, match="request 4 is one more than the 4 that there is room for"):
         driver.step()
 
 

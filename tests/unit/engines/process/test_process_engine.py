@@ -17,6 +17,7 @@ from penstock.engines.contract.messages import (
     AddRequest,
     EngineStats,
     FinishReason,
+    Heartbeat,
     RequestOutput,
     SamplingParams,
     StepRecord,
@@ -99,7 +100,7 @@ async def test_kill_9_ends_every_stream_with_one_error_and_the_engine_comes_back
 
 
 async def test_a_hung_process_is_replaced_within_the_watchdog_time(start):
-    engine = await start(WatchdogConfig(timeout=1.5, suspect_after=0.5), **SLOW, faults=f"hang={MARKER}")
+    engine = await start(WatchdogConfig(timeout=1.5, ready_timeout=0.5), **SLOW, faults=f"hang={MARKER}")
     stream = submit(engine, prompt=[1, MARKER, 2])
     await until(lambda: not engine.ready)
     assert ends(await collect(stream)) == [(FinishReason.ERROR, "engine_dead")]
@@ -127,7 +128,8 @@ async def test_a_folder_too_deep_for_a_socket_is_an_engine_error(monkeypatch, tm
 
 
 async def test_an_idle_engine_stays_ready_by_its_heart_beats(start):
-    engine = await start(WatchdogConfig(timeout=3.0, suspect_after=2.5))
+    engine = await start(WatchdogConfig(timeout=3.0, ready_timeout=2.5))
+    assert ends(await collect(submit(engine))) == [(FinishReason.LENGTH, None)]
     deadline = time.monotonic() + 4
     await until(lambda: time.monotonic() > deadline)
     assert engine.ready
@@ -197,11 +199,11 @@ async def test_every_step_is_seen_by_the_observer():
 async def test_the_socket_lies_in_a_folder_of_this_user_alone(start, monkeypatch, tmp_path):
     modes: list[int] = []
 
-    def link(address: str) -> Link:
+    def link(address: str, on_beat: Callable[[Heartbeat], None]) -> Link:
         [folder] = tmp_path.iterdir()
         assert address.startswith(f"ipc://{folder}/")
         modes.append(stat.S_IMODE(folder.stat().st_mode))
-        return Link(address)
+        return Link(address, on_beat)
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("penstock.engines.process.client.Link", link)

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
-from zlib import crc32
 
+from helpers_simulated import generate
 from penstock.engines.autonomous.core import AutonomousCore
 from penstock.engines.contract.messages import (
     AbortRequests,
     AddRequest,
     DownMessage,
     FinishReason,
+    PoolingParams,
     RequestOutput,
     SamplingParams,
     StepOutputs,
 )
+from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.core import EngineCore
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.engines.scheduler.request import Request, RequestStatus
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
+from penstock.kvcache import KVGroup
 
 RAISE, NAN = 901, 902
 """Marker tokens: the step that computes one fails, or this request's logits are not numbers."""
-VOCAB = 8
+FIRST, VOCAB = 1000, 1008
+"""What is generated lies between these."""
 
 
 class Clock:
@@ -44,19 +47,27 @@ class WatchedRunner(SimulatedRunner):
     """More to check, before and after a step is computed."""
 
     def __init__(self, config: SimulatedConfig) -> None:
-        super().__init__(config)
+        super().__init__(config, sleep=lambda _: None, clock=lambda: 0.0)
+        self.adapters.add("s")
         self.steps: list[SchedulerOutput] = []
+        self.num_computed = 0
+        """Steps that came to a result."""
         self.known: set[int] = set()
         self.problems: list[str] = []
         """An exception would look like a failed step: findings are kept until somebody asks."""
 
-    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+    def submit(self, step: SchedulerOutput) -> None:
         self.steps.append(step)
         self._check(self._check_ids, step)
         self._check(self._check_counts, step)
         self._check(self._check_writes, step)
         self._check(self.before, step)
-        result = super().execute(step)
+        super().submit(step)
+
+    def collect(self) -> ModelRunnerOutput:
+        step = self._under_way[0].step
+        result = super().collect()
+        self.num_computed += 1
         self._check(self.after, step, result)
         return result
 
@@ -75,12 +86,15 @@ class WatchedRunner(SimulatedRunner):
         dropped, new = set(step.dropped_ids), {request.id for request in step.new_requests}
         self._require(len(dropped) == len(step.dropped_ids), f"dropped twice: {step.dropped_ids}")
         self._require(dropped <= self.known, f"dropped but never introduced: {dropped - self.known}")
+        busy = {request_id for other in self._under_way for request_id in other.step.request_ids}
+        self._require(not dropped & busy, f"dropped while a step is under way: {dropped & busy}")
         self.known -= dropped
         self._require(not new & self.known, f"introduced twice: {new & self.known}")
         self._require(len(new) == len(step.new_requests), "introduced twice in one step")
         self.known |= new
-        self._require(set(step.request_ids) == self.known, f"{set(step.request_ids)} run, {self.known} are known")
-        self._require(set(step.new_block_ids) <= self.known, "blocks for somebody unknown")
+        self._require(set(step.request_ids) <= self.known, f"{step.request_ids} run, {self.known} are known")
+        updated = {update.request_id for update in step.block_updates}
+        self._require(updated <= set(step.request_ids) - new, "blocks for somebody who does not run, or is new")
 
     def _check_counts(self, step: SchedulerOutput) -> None:
         config = self.core.scheduler.config
@@ -89,22 +103,24 @@ class WatchedRunner(SimulatedRunner):
         self._require(min(step.num_scheduled_tokens) >= 1, "a request with nothing to compute")
         self._require(sum(step.num_scheduled_tokens) == step.total_num_scheduled_tokens, "the total is wrong")
         self._require(step.total_num_scheduled_tokens <= config.max_num_batched_tokens, "over the token budget")
+        busy = {request_id for other in self._under_way for request_id in other.step.drafts}
+        self._require(not busy & set(step.request_ids), "nobody knows what the step before will find out")
 
     def _check_writes(self, step: SchedulerOutput) -> None:
-        kv, requests = self.core.scheduler.kv, self.core.scheduler.requests
+        """Each block that is written has one holder, and nobody can find it."""
+        kv, groups = self.core.scheduler.kv, self.info.kv_groups
         writers: dict[int, int] = {}
-        for request_id, start, count in zip(
-            step.request_ids, step.num_computed_tokens, step.num_scheduled_tokens, strict=True
+        for run, start, count in zip(
+            self.core.scheduler.under_way[-1].requests, step.num_computed_tokens, step.num_scheduled_tokens, strict=True
         ):
-            table = requests[request_id].table
-            if table is None:
-                self.problems.append(f"request {request_id} runs without blocks")
-                continue
-            for index in range(start // kv.block_size, (start + count - 1) // kv.block_size + 1):
-                block_id = table.block_ids[index]
-                writer = writers.setdefault(block_id, request_id)
-                self._require(writer == request_id, f"{writer} and {request_id} both write block {block_id}")
-                self._require(kv.pool.is_writable(block_id), f"{request_id} writes shared or cached block {block_id}")
+            tables, name = run.tables, run.request.id
+            for group, table in zip(groups, tables.block_ids, strict=True):
+                size = group.block_size
+                for block_id in table[start // size : (start + count - 1) // size + 1]:
+                    writer = writers.setdefault(block_id, name)
+                    self._require(writer == name, f"{writer} and {name} both write block {block_id}")
+                    self._require(kv.pool.is_writable(block_id), f"{name} writes shared or cached block {block_id}")
+                self._require(len(table) * size >= start + count, f"{name} writes beyond its blocks")
 
     def reset(self) -> None:
         super().reset()
@@ -127,7 +143,7 @@ class CoreRig:
         prompt: Sequence[int],
         n: int = 1,
         *,
-        params: SamplingParams | None = None,
+        params: SamplingParams | PoolingParams | None = None,
         max_tokens: int = 4,
         priority: int = 0,
         tenant: str = "",
@@ -141,7 +157,7 @@ class CoreRig:
         return AddRequest(
             ids=ids,
             prompt_token_ids=list(prompt),
-            params=params or SamplingParams(max_tokens=max_tokens),
+            params=params or greedy(max_tokens),
             arrival_time=self.clock.now if arrival_time is None else arrival_time,
             deadline=deadline,
             priority=priority,
@@ -200,44 +216,59 @@ class Rig(CoreRig):
         """Tokens of each request in the last step."""
         return dict(zip(self.last.request_ids, self.last.num_scheduled_tokens, strict=True))
 
-    def running(self) -> list[Request]:
-        return [request for request in self.scheduler.running if request.status is RequestStatus.RUNNING]
+
+def greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, temperature=0)
 
 
 def make_rig(
-    num_blocks: int = 16, block_size: int = 4, *, eos: tuple[int, ...] = (), vocab_size: int = VOCAB, **config: object
+    num_blocks: int = 16,
+    block_size: int = 4,
+    *,
+    groups: Sequence[KVGroup] = (),
+    eos: tuple[int, ...] = (),
+    vocab_size: int = VOCAB,
+    **config: object,
 ) -> Rig:
-    """A rig with room to spare, unless told otherwise. `config` is SchedulerConfig's."""
-    limits: dict[str, object] = {"max_num_seqs": 8, "max_num_batched_tokens": 64} | config
+    """A rig with room to spare and one step at a time, unless told otherwise. `config` is SchedulerConfig's."""
+    limits: dict[str, object] = {
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "steps_in_flight": 1,
+        "itl_target_ms": 0,
+    }
     model = SimulatedConfig(
         vocab_size=vocab_size,
+        first_token_id=FIRST,
         max_model_len=1000,
         block_size=block_size,
+        kv_groups=tuple(groups),
         num_blocks=num_blocks,
         eos_token_ids=eos,
+        max_steps_in_flight=3,
         faults=f"raise={RAISE},nan={NAN}",
     )
-    return Rig(SchedulerConfig(**limits), model)  # type: ignore[arg-type]
-
-
-def next_token(history: Sequence[int], adapter: str = "", vocab_size: int = VOCAB) -> int:
-    """What the simulated model says after these tokens, straight from its definition and without any cache."""
-    digest = 0x9E3779B97F4A7C15 ^ crc32(adapter.encode())
-    for position, token in enumerate(history):
-        digest = ((digest ^ token) * 0xBF58476D1CE4E5B9 + position) % 2**64
-        digest ^= digest >> 29
-    return (digest >> 13) % vocab_size
+    return Rig(SchedulerConfig(**limits | config), model)  # type: ignore[arg-type]
 
 
 def alone(
-    prompt: Sequence[int], params: SamplingParams, *, adapter: str = "", eos: Sequence[int] = ()
+    prompt: Sequence[int],
+    params: SamplingParams,
+    *,
+    index: int = 0,
+    adapter: str = "",
+    eos: Sequence[int] = (),
+    groups: Sequence[KVGroup] = (KVGroup(1),),
+    vocab_size: int = VOCAB,
 ) -> tuple[list[int], FinishReason, int | None]:
-    """Output, finish reason and stop token of a request that has the model to itself."""
+    """Output, finish reason and stop token of a request's sample `index` that has the model to itself."""
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos))
-    tokens: list[int] = []
-    while len(tokens) < params.max_tokens:
-        token = next_token([*prompt, *tokens], adapter)
-        tokens.append(token)
-        if token in stops and len(tokens) > params.min_tokens:
-            return tokens, FinishReason.STOP, None if token in eos else token
+    info = ModelInfo(
+        vocab_size=vocab_size, max_model_len=1, kv_groups=tuple(groups), num_blocks=1, eos_token_ids=(), runner=""
+    )
+    seed = (params.seed or 0) + index
+    tokens = generate(info, prompt, params.max_tokens, first_token_id=FIRST, adapter=adapter, params=params, seed=seed)
+    for count, token in enumerate(tokens, 1):
+        if token in stops and count > params.min_tokens:
+            return tokens[:count], FinishReason.STOP, None if token in eos else token
     return tokens, FinishReason.LENGTH, None

@@ -9,8 +9,8 @@ from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.scheduler import Scheduler
-from penstock.kvcache import KVCacheManager
-from unit.engines.scheduler.harness import NAN, RAISE, make_rig
+from penstock.kvcache import KVGroup
+from unit.engines.scheduler.harness import FIRST, NAN, RAISE, make_rig
 
 
 def test_counters_add_up() -> None:
@@ -68,13 +68,29 @@ def test_gauges_are_of_this_moment() -> None:
     assert [(step.num_requests, step.num_tokens) for step in result.steps] == [(2, 9)]
 
 
-def test_promised_seats_are_not_waiting() -> None:
+def test_samples_wait_until_their_prompt_is_computed() -> None:
     rig = make_rig(32, max_num_seqs=4, max_num_batched_tokens=4)
     rig.step(rig.request(range(10), n=3))
-    assert rig.scheduler.stats().num_waiting == 0
+    assert rig.scheduler.stats().num_waiting == 2
     rig.step(rig.abort(1))
     rig.run()
     assert rig.scheduler.stats().finished == {"abort": 1, "length": 2}
+
+
+def test_guesses_are_counted() -> None:
+    rig = make_rig(64, vocab_size=FIRST + 1, speculative="ngram", max_draft_tokens=3)
+    rig.run(rig.request([FIRST] * 4, max_tokens=12))
+    stats = rig.scheduler.stats()
+    assert stats.draft_tokens == stats.accepted_tokens == 8, "a model that says one word only: 1, 4, 4, 3"
+    assert (stats.generation_tokens, stats.steps) == (12, 4)
+
+
+def test_failed_steps_are_counted() -> None:
+    rig = make_rig()
+    rig.run(rig.request([0]), rig.request([RAISE]))
+    stats = rig.scheduler.stats()
+    assert stats.step_failures == 2, "both together, then one alone"
+    assert stats.finished == {"length": 1, "error:step_failed": 1}
 
 
 def test_the_first_output_tells_of_the_prompt() -> None:
@@ -96,8 +112,15 @@ class LogprobsRig:
     """A scheduler whose runner answers with logprobs that name their position."""
 
     def __init__(self, *, num_blocks: int = 32, budget: int = 64, seats: int = 8) -> None:
-        config = SchedulerConfig(max_num_seqs=seats, max_num_batched_tokens=budget)
-        self.scheduler = Scheduler(config, KVCacheManager(num_blocks, 2), max_model_len=1000)
+        info = ModelInfo(
+            vocab_size=10,
+            max_model_len=1000,
+            kv_groups=(KVGroup(2),),
+            num_blocks=num_blocks,
+            eos_token_ids=(),
+            runner="",
+        )
+        self.scheduler = Scheduler(SchedulerConfig(max_num_seqs=seats, max_num_batched_tokens=budget), info)
         self.rig = make_rig()
         self.prompts: dict[int, PromptInfo] = {}
 
@@ -111,7 +134,7 @@ class LogprobsRig:
         for request_id, start, count in zip(
             step.request_ids, step.num_computed_tokens, step.num_scheduled_tokens, strict=True
         ):
-            request = self.scheduler.requests[request_id]
+            request = self.scheduler.intake.requests[request_id]
             done = start + count == request.num_tokens
             result.sampled_token_ids.append([5] if done else [])
             if request.params.prompt_logprobs is not None:
@@ -119,7 +142,8 @@ class LogprobsRig:
                 result.prompt_logprobs[request_id] = [entry(request.token_ids[p + 1]) for p in range(start, last)]
             if done:
                 result.logprobs[request_id] = [entry(5)]
-        for output in self.scheduler.update_from_output(step, result, 0.0):
+        self.scheduler.update_from_output(result, 0.0)
+        for output in self.scheduler.take_outputs():
             if output.prompt is not None:
                 self.prompts[output.id] = output.prompt
             assert output.logprobs == [entry(5)] * len(output.token_ids)

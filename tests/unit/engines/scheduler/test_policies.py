@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.engines.contract.messages import SamplingParams
-from penstock.engines.scheduler.fair import INPUT_WEIGHT, OUTPUT_WEIGHT, FairQueue
-from penstock.engines.scheduler.policy import Policy
+from penstock.engines.scheduler.queues import INPUT_WEIGHT, OUTPUT_WEIGHT, FairQueue, Policy
 from penstock.engines.scheduler.request import Request
 from unit.engines.scheduler.harness import Rig, make_rig
 
@@ -20,7 +19,7 @@ def first_steps(rig: Rig) -> list[int]:
 
 
 def fair_queue(rig: Rig) -> FairQueue:
-    queue = rig.scheduler.waiting
+    queue = rig.scheduler.intake.waiting
     assert isinstance(queue, FairQueue)
     return queue
 
@@ -97,6 +96,15 @@ def test_recomputation_after_a_preemption_is_free() -> None:
     assert fair_queue(rig).counter("b") == 3 * INPUT_WEIGHT + 3 * OUTPUT_WEIGHT
 
 
+def test_prompts_are_charged_when_they_are_admitted() -> None:
+    """Before their first token: a tenant whose long prompts run at the same time does not look as if it had nothing."""
+    rig = make_rig(64, max_num_seqs=4, max_num_batched_tokens=8, policy=Policy.FAIR)
+    rig.step(rig.request([5] * 40, tenant="a"))
+    assert fair_queue(rig).counter("a") == 40 * INPUT_WEIGHT
+    rig.run()
+    assert fair_queue(rig).counter("a") == 40 * INPUT_WEIGHT + 3 * OUTPUT_WEIGHT, "and not a second time"
+
+
 def test_nobody_saves_up_shares_while_idle() -> None:
     rig = make_rig(32, max_num_seqs=1, policy=Policy.FAIR)
     rig.run(*(rig.request([0, 1], max_tokens=20, tenant="busy") for _ in range(5)))
@@ -114,7 +122,7 @@ def test_nobody_saves_up_shares_while_idle() -> None:
 def test_two_backlogged_tenants_stay_within_the_bound(seats: int, long_prompt: int, long_output: int) -> None:
     """Theorem 4.4 of Sheng et al.: never more than 2 * max(input weight * longest prompt, output weight * tokens that
     run at once) apart, however different their requests are."""
-    rig = make_rig(64, 4, max_num_seqs=seats, policy=Policy.FAIR, max_queued_requests=1000, vocab_size=1 << 20)
+    rig = make_rig(64, 4, max_num_seqs=seats, policy=Policy.FAIR, max_queued_requests=1000, vocab_size=1 << 30)
     large = [rig.request([9, i, *range(long_prompt - 2)], max_tokens=long_output, tenant="large") for i in range(40)]
     small = [rig.request([8, i], max_tokens=2, tenant="small") for i in range(300)]
     rig.step(*large, *small)
@@ -147,6 +155,63 @@ def test_a_tenant_that_leaves_and_returns_is_in_line_once() -> None:
     assert queue.peek() is None
 
 
+# -- shares of a step ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", Policy)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_short_prompts_behind_a_long_one_get_their_first_token_soon(policy: Policy, depth: int) -> None:
+    rig = make_rig(
+        1000, 16, max_num_batched_tokens=64, policy=policy, steps_in_flight=depth, max_num_seqs=16, vocab_size=1 << 30
+    )
+    long = rig.request([5] * 960, max_tokens=8, tenant="long")
+    rig.step(long)
+    short = [rig.request([6, i] * 10, max_tokens=20, tenant="short") for i in range(6)]
+    rig.step(*short)
+    for _ in range(3 + depth):
+        rig.step()
+    assert all(rig.tokens.get(request.ids[0]) for request in short), "half of each step is theirs"
+    assert not rig.tokens.get(1)
+    rig.run()
+    assert len(rig.tokens[1]) == 8
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_short_prompts_behind_several_long_ones_get_their_first_token_soon(policy: Policy) -> None:
+    rig = make_rig(
+        1000, 16, max_num_batched_tokens=256, policy=policy, max_num_seqs=16, vocab_size=1 << 30, max_queued_tokens=9999
+    )
+    long = [rig.request([5, i] * 450, max_tokens=8, tenant="long") for i in range(4)]
+    rig.step(*long)
+    short = [rig.request([6, i] * 10, max_tokens=20, tenant="short") for i in range(6)]
+    rig.step(*short)
+    for _ in range(7):
+        rig.step()
+    assert all(rig.tokens.get(request.ids[0]) for request in short), "the long ones have got seats, and share"
+    rig.run()
+    assert all(len(rig.tokens[request.ids[0]]) == 8 for request in long)
+
+
+def test_half_of_a_step_goes_by_order_and_half_to_the_nearest_end() -> None:
+    rig = make_rig(200, max_num_seqs=4, max_num_batched_tokens=40, enable_prefix_caching=False)
+    rig.step(rig.request([1] * 300))
+    rig.step(rig.request([2] * 200))
+    assert rig.counts() == {1: 20, 2: 20}
+    rig.step(rig.request([3] * 30))
+    assert rig.counts() == {1: 20, 3: 20}, "what is longer than the newcomer leaves it half of the step"
+    rig.step()
+    assert rig.counts() == {1: 20, 2: 10, 3: 10}
+    rig.step()
+    assert rig.counts() == {1: 20, 2: 19, 3: 1}
+
+
+def test_what_nobody_else_can_use_goes_to_the_prompts_of_the_step() -> None:
+    rig = make_rig(200, max_num_seqs=4, max_num_batched_tokens=40)
+    rig.step(rig.request([1] * 300))
+    rig.step(rig.request([2] * 3))
+    assert rig.counts() == {1: 37, 2: 3}
+
+
 # -- preemption ------------------------------------------------------------------------------------------------
 
 
@@ -154,7 +219,7 @@ def test_a_tenant_that_leaves_and_returns_is_in_line_once() -> None:
 @pytest.mark.parametrize("seats", [2, 4, 8])
 def test_competing_for_too_few_blocks_does_not_livelock(policy: Policy, seats: int) -> None:
     """Eight requests of which each wants the whole pool: all of them end, and none is thrown out again and again."""
-    rig = make_rig(8, 2, max_num_seqs=seats, policy=policy, max_queued_requests=100, vocab_size=1 << 20)
+    rig = make_rig(8, 2, max_num_seqs=seats, policy=policy, max_queued_requests=100, vocab_size=1 << 30)
     requests = [
         rig.request([index, index], max_tokens=14, tenant=str(index % 3), priority=index % 2) for index in range(8)
     ]
@@ -162,7 +227,7 @@ def test_competing_for_too_few_blocks_does_not_livelock(policy: Policy, seats: i
     rig.step(*requests)
     steps = 1
     while rig.core.has_work:
-        worst |= {r.id: r.num_preemptions for r in rig.scheduler.requests.values()}
+        worst |= {r.id: r.num_preemptions for r in rig.scheduler.intake.requests.values()}
         rig.step()
         steps += 1
     assert max(worst.values()) >= 1, "the pool is too small for this to happen without"
@@ -173,21 +238,21 @@ def test_competing_for_too_few_blocks_does_not_livelock(policy: Policy, seats: i
 
 
 def test_the_first_in_order_is_never_preempted() -> None:
-    rig = make_rig(8, 2, max_num_seqs=8, vocab_size=1 << 20)
+    rig = make_rig(8, 2, max_num_seqs=8, vocab_size=1 << 30)
     rig.step(*(rig.request([index], max_tokens=15) for index in range(6)))
     while rig.core.has_work:
-        for first in rig.scheduler.running[:1]:
-            computed, preemptions = first.num_computed_tokens, first.num_preemptions
+        for first in rig.scheduler.running.runs[:1]:
+            computed, preemptions = first.num_computed_tokens, first.request.num_preemptions
             rig.step()
-            assert first.num_preemptions == preemptions
+            assert first.request.num_preemptions == preemptions
             assert first.num_computed_tokens > computed
-        if not rig.scheduler.running:
+        if not rig.scheduler.running.runs:
             rig.step()
     assert rig.scheduler.stats().preemptions
 
 
 def test_preempted_requests_go_before_those_that_came_later() -> None:
-    rig = make_rig(4, 2, max_num_seqs=3, vocab_size=1 << 20)
+    rig = make_rig(4, 2, max_num_seqs=3, vocab_size=1 << 30)
     rig.step(rig.request([0, 1], max_tokens=5), rig.request([1, 0, 1], max_tokens=4))
     while not rig.scheduler.stats().preemptions:
         rig.step()
@@ -202,7 +267,7 @@ def test_what_must_stay_free_doubles_with_each_preemption(num_preemptions: int) 
     rig = make_rig(16, 4, max_num_seqs=4)
     rig.step(rig.request([0], max_tokens=4))
     rig.scheduler.add(rig.request([1]))
-    rig.scheduler.requests[2].num_preemptions = num_preemptions
+    rig.scheduler.intake.requests[2].num_preemptions = num_preemptions
     rig.step()
     # of 16 blocks one is taken and one is wanted
     assert (2 in rig.last.request_ids) == (2**num_preemptions <= 14)
@@ -211,7 +276,7 @@ def test_what_must_stay_free_doubles_with_each_preemption(num_preemptions: int) 
 
 
 def test_a_step_that_preempts_admits_nobody() -> None:
-    rig = make_rig(8, 2, max_num_seqs=2, policy=Policy.PRIORITY, vocab_size=1 << 20)
+    rig = make_rig(8, 2, max_num_seqs=2, policy=Policy.PRIORITY, vocab_size=1 << 30)
     rig.step(rig.request([0, 1], max_tokens=13), rig.request([1] * 9, max_tokens=4))
     rig.step(rig.request([7], max_tokens=1, priority=-1))
     while not rig.scheduler.stats().preemptions:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import pytest
 
 from penstock.engines.contract.messages import RequestError, SamplingParams
+from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ModelRunnerOutput
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.engines.scheduler.deadlines import Deadlines
-from penstock.engines.scheduler.policy import Policy, make_queue
-from penstock.engines.scheduler.queue import KeyedQueue
+from penstock.engines.scheduler.intake import _Deadlines
+from penstock.engines.scheduler.queues import KeyedQueue, Policy, make_queue
 from penstock.engines.scheduler.request import Request
 from penstock.engines.scheduler.scheduler import Scheduler
-from penstock.kvcache import KVCacheManager
+from penstock.kvcache import KVGroup
 from unit.engines.scheduler.harness import Rig, make_rig
+
+INFO = ModelInfo(
+    vocab_size=1000, max_model_len=100, kv_groups=(KVGroup(4),), num_blocks=64, eos_token_ids=(), runner="none"
+)
 
 
 def refused(rig: Rig) -> dict[int, RequestError]:
@@ -60,7 +64,7 @@ def test_the_queue_is_bounded_in_tokens() -> None:
     rig.step(rig.request([0], max_tokens=9))
     rig.step(rig.request([0] * 6), rig.request([0] * 5), rig.request([0] * 4))
     assert list(refused(rig)) == [3]
-    assert rig.scheduler.num_waiting_tokens == 10
+    assert rig.scheduler.intake.num_waiting_tokens == 10
 
 
 def test_a_single_prompt_may_wait_however_long_it_is() -> None:
@@ -75,9 +79,9 @@ def test_room_in_the_queue_comes_back() -> None:
     rig.step(rig.request([0], max_tokens=9))
     for request_id in range(2, 6):
         rig.step(rig.request([0] * 8))
-        assert rig.scheduler.num_waiting_tokens == 8
+        assert rig.scheduler.intake.num_waiting_tokens == 8
         rig.step(rig.abort(request_id))
-        assert (rig.scheduler.num_waiting, rig.scheduler.num_waiting_tokens) == (0, 0)
+        assert (rig.scheduler.num_waiting, rig.scheduler.intake.num_waiting_tokens) == (0, 0)
     assert not refused(rig)
 
 
@@ -85,9 +89,9 @@ def test_samples_left_by_their_leader_wait_with_their_prompt() -> None:
     rig = make_rig(max_num_seqs=1)
     rig.step(rig.request([0], max_tokens=9))
     rig.step(rig.request([0] * 8, n=3))
-    assert (rig.scheduler.num_waiting, rig.scheduler.num_waiting_tokens) == (3, 8)
+    assert (rig.scheduler.num_waiting, rig.scheduler.intake.num_waiting_tokens) == (3, 8)
     rig.step(rig.abort(2))
-    assert (rig.scheduler.num_waiting, rig.scheduler.num_waiting_tokens) == (2, 8)
+    assert (rig.scheduler.num_waiting, rig.scheduler.intake.num_waiting_tokens) == (2, 8)
 
 
 def serve_one_a_second(rig: Rig, count: int) -> None:
@@ -139,13 +143,16 @@ def test_a_step_costs_the_same_however_many_wait(policy: Policy, monkeypatch: py
         config = SchedulerConfig(
             max_num_seqs=4, max_num_batched_tokens=8, policy=policy, max_queued_requests=num_waiting
         )
-        scheduler = Scheduler(config, KVCacheManager(64, 4), max_model_len=100)
+        scheduler = Scheduler(config, INFO)
         rig = make_rig()
         for index in range(4 + num_waiting):
             scheduler.add(rig.request([index % 7], max_tokens=50, tenant=str(index % 5)))
+
+        def step() -> None:
+            scheduler.update_from_output(ModelRunnerOutput([[1]] * len(scheduler.schedule(0.0).request_ids)), 0.0)
+
         for _ in range(3):
-            step = scheduler.schedule(0.0)
-            scheduler.update_from_output(step, ModelRunnerOutput([[1]] * len(step.request_ids)), 0.0)
+            step()
         touched = 0
 
         def count(self: Request, name: str) -> object:
@@ -156,12 +163,23 @@ def test_a_step_costs_the_same_however_many_wait(policy: Policy, monkeypatch: py
         with monkeypatch.context() as patch:
             patch.setattr(Request, "__getattribute__", count)
             for _ in range(5):
-                step = scheduler.schedule(0.0)
-                scheduler.update_from_output(step, ModelRunnerOutput([[1]] * len(step.request_ids)), 0.0)
-        assert len(scheduler.waiting) == num_waiting
+                step()
+        assert len(scheduler.intake.waiting) == num_waiting
         return touched
 
     assert cost(1000) == cost(10)
+
+
+def test_those_that_are_passed_by_are_few() -> None:
+    """A thousand twins of one long prompt: a step looks at no more of them than have seats."""
+    rig = make_rig(64, max_num_seqs=4, max_num_batched_tokens=8, max_queued_requests=1000)
+    rig.step(rig.request([5] * 100), *(rig.request([5] * 100, max_tokens=1) for _ in range(1000)))
+    for _ in range(5):
+        rig.step()
+        assert rig.scheduler.intake.num_passed_by <= 4
+    assert rig.scheduler.num_waiting == 1000
+    rig.run()
+    assert len(rig.ended) == 1001
 
 
 def test_taking_the_next_one_out_costs_a_logarithm() -> None:
@@ -204,7 +222,7 @@ def test_a_queue_does_not_keep_what_was_removed() -> None:
 
 
 def test_deadlines_are_due_in_order_and_once() -> None:
-    deadlines = Deadlines(lambda _: True)
+    deadlines = _Deadlines(lambda _: True)
     for request_id, deadline in ((1, 3.0), (2, 1.0), (3, 2.0)):
         deadlines.add(deadline, request_id)
     assert deadlines.due(0.5) == []
@@ -215,7 +233,7 @@ def test_deadlines_are_due_in_order_and_once() -> None:
 
 def test_compacting_keeps_every_live_deadline() -> None:
     live = set(range(0, 3000, 100))
-    deadlines = Deadlines(live.__contains__)
+    deadlines = _Deadlines(live.__contains__)
     for request_id in range(3000):
         deadlines.add(float(request_id), request_id)
     assert live <= set(deadlines.due(1e9))

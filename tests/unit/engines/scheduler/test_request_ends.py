@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engines.contract.messages import FinishReason, SamplingParams
-from unit.engines.scheduler.harness import NAN, RAISE, Rig, alone, make_rig, next_token
+from penstock.engines.contract.messages import FinishReason, PoolingParams, SamplingParams
+from unit.engines.scheduler.harness import FIRST, NAN, RAISE, VOCAB, Rig, alone, greedy, make_rig
 
 PROMPT = [0, 1, 1]
-OUTPUT = alone(PROMPT, SamplingParams(max_tokens=40))[0]
+OUTPUT = alone(PROMPT, greedy(40))[0]
 """What the model says after PROMPT; each of its eight tokens appears early."""
 
 
@@ -30,7 +30,7 @@ def test_max_tokens() -> None:
     assert rig.ended[1].finish_reason is FinishReason.LENGTH
 
 
-@pytest.mark.parametrize("token", range(8))
+@pytest.mark.parametrize("token", range(FIRST, VOCAB))
 def test_eos_ends_and_is_not_called_a_stop_token(token: int) -> None:
     rig = make_rig(32, eos=(token,))
     rig.run(rig.request(PROMPT, max_tokens=40))
@@ -41,7 +41,7 @@ def test_eos_ends_and_is_not_called_a_stop_token(token: int) -> None:
 
 def test_a_stop_token_is_named() -> None:
     rig = make_rig(32)
-    rig.run(rig.request(PROMPT, params=SamplingParams(max_tokens=40, stop_token_ids=(OUTPUT[2],))))
+    rig.run(rig.request(PROMPT, params=SamplingParams(temperature=0, max_tokens=40, stop_token_ids=(OUTPUT[2],))))
     assert rig.ended[1].stop_token_id == OUTPUT[2]
     assert rig.tokens[1] == OUTPUT[: position(OUTPUT[2]) + 1]
 
@@ -49,8 +49,12 @@ def test_a_stop_token_is_named() -> None:
 def test_eos_can_be_ignored_and_stop_tokens_still_count() -> None:
     eos, stop = OUTPUT[0], next(token for token in OUTPUT if token != OUTPUT[0])
     rig = make_rig(32, eos=(eos,))
-    rig.step(rig.request(PROMPT, params=SamplingParams(max_tokens=6, ignore_eos=True)))
-    rig.run(rig.request(PROMPT, params=SamplingParams(max_tokens=40, ignore_eos=True, stop_token_ids=(stop,))))
+    rig.step(rig.request(PROMPT, params=SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)))
+    rig.run(
+        rig.request(
+            PROMPT, params=SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, stop_token_ids=(stop,))
+        )
+    )
     assert rig.tokens[1] == OUTPUT[:6]
     assert rig.tokens[2] == OUTPUT[: position(stop) + 1]
 
@@ -58,7 +62,7 @@ def test_eos_can_be_ignored_and_stop_tokens_still_count() -> None:
 @pytest.mark.parametrize("min_tokens", range(1, 5))
 def test_nothing_stops_before_min_tokens(min_tokens: int) -> None:
     rig = make_rig(32, eos=(OUTPUT[0],))
-    rig.run(rig.request(PROMPT, params=SamplingParams(max_tokens=40, min_tokens=min_tokens)))
+    rig.run(rig.request(PROMPT, params=SamplingParams(temperature=0, max_tokens=40, min_tokens=min_tokens)))
     assert rig.tokens[1] == OUTPUT[: position(OUTPUT[0], min_tokens) + 1]
 
 
@@ -197,7 +201,7 @@ def test_many_deadlines_of_requests_that_are_gone_take_no_memory() -> None:
     rig = make_rig(max_num_seqs=8)
     for _ in range(300):
         rig.run(*(rig.request([0], max_tokens=1, deadline=rig.clock.now + 1e6) for _ in range(8)))
-    assert len(rig.scheduler._deadlines._heap) <= 1024
+    assert len(rig.scheduler.intake._deadlines._heap) <= 1024
 
 
 # -- failed ----------------------------------------------------------------------------------------------------
@@ -217,25 +221,147 @@ def test_what_a_numerical_error_left_behind_is_never_found() -> None:
     assert rig.scheduler.stats().num_cached_blocks == 0
 
 
-def test_a_failed_step_ends_its_requests_and_keeps_those_that_wait() -> None:
-    rig = make_rig(max_num_seqs=2)
-    first, failing, waiting = rig.request([0, 1, 0]), rig.request([RAISE]), rig.request([0, 1])
-    rig.step(first, failing, waiting)
-    assert [code(rig, 1), code(rig, 2)] == ["step_failed"] * 2
-    assert rig.core.failures_in_a_row == 1
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("guilty", [{1}, {4}, {2, 3}, {5, 7}, {1, 2, 3, 4, 5, 6, 7}])
+def test_a_failed_step_ends_the_guilty_and_nobody_else(depth: int, guilty: set[int]) -> None:
+    rig = make_rig(64, max_num_seqs=7, steps_in_flight=depth)
+    requests = [rig.request([i, 2, RAISE if i in guilty else 3, 4], max_tokens=5) for i in range(1, 8)]
+    late = rig.request([5, 6], max_tokens=2)
+    rig.step(*requests)
+    rig.run(late)
+    for request in (*requests, late):
+        (request_id,) = request.ids
+        if request_id in guilty:
+            assert code(rig, request_id) == "step_failed"
+        else:
+            assert rig.tokens[request_id] == alone(request.prompt_token_ids, request.params)[0]
+    assert not rig.core.failures_in_a_row
+
+
+def test_a_neighbour_of_a_guilty_one_that_was_given_up_is_not_blamed() -> None:
+    rig = make_rig(steps_in_flight=2)
+    innocent = rig.request([1] * 4, max_tokens=5)
+    rig.step(innocent)
+    rig.scheduler.add(rig.request([RAISE], max_tokens=2))
+    rig.runner.submit(rig.scheduler.schedule(rig.clock.now))  # the step of both is under way
+    rig.run(rig.abort(2))
+    assert rig.tokens[1] == alone([1] * 4, innocent.params)[0]
+
+
+def test_nobody_runs_beside_those_on_trial() -> None:
+    rig = make_rig(64, max_num_seqs=5)
+    rig.step(rig.request([9], max_tokens=30))
+    rig.step(*(rig.request([i, RAISE if i == 2 else 3], max_tokens=9) for i in range(3)))
+    rig.step(rig.request([7]))
+    steps = [step.request_ids for step in rig.runner.steps]
+    rig.step()
+    rig.step()
+    rig.step()
+    assert steps[1] == [1, 2, 3, 4]
+    assert [step.request_ids for step in rig.runner.steps[2:6]] == [[1, 2], [3, 4], [3], [4]]
     rig.run()
-    assert rig.tokens[3] == alone([0, 1], waiting.params)[0]
-    assert rig.core.failures_in_a_row == 0
+    assert code(rig, 4) == "step_failed"
 
 
-def test_a_failed_step_drops_the_prefix_cache() -> None:
+def test_three_in_a_row_that_fail_alone_call_for_a_new_process() -> None:
+    rig = make_rig()
+    for count in range(1, 4):
+        rig.run(rig.request([RAISE]))
+        assert rig.core.failures_in_a_row == count
+        assert rig.core.broken == (count == 3)
+
+
+def test_a_failed_step_keeps_the_prefix_cache() -> None:
     rig = make_rig()
     rig.run(rig.request(range(8), max_tokens=1))
+    rig.run(rig.request([RAISE]))
     assert rig.scheduler.stats().num_cached_blocks == 2
-    rig.step(rig.request([RAISE]))
-    assert rig.scheduler.stats().num_cached_blocks == 0
     rig.step(rig.request(range(8), max_tokens=1))
-    assert rig.counts() == {3: 8}
+    assert rig.counts() == {3: 1}
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_copies_of_a_failed_step_are_made_again(depth: int) -> None:
+    """A hit on everything, and samples that fork, in the same step as the guilty one; a newcomer takes every block that
+    is free meanwhile."""
+    rig = make_rig(10, max_num_seqs=6, steps_in_flight=depth)
+    rig.run(rig.request(range(8), max_tokens=1))
+    hit, samples = rig.request(range(8), max_tokens=3), rig.request([3] * 6, n=2, max_tokens=4)
+    rig.step(samples)
+    rig.run(hit, rig.request([RAISE]), rig.request([8] * 12, max_tokens=3))
+    assert rig.scheduler.stats().step_failures
+    assert any(step.block_copies for step in rig.runner.steps)
+    assert rig.tokens[hit.ids[0]] == alone(range(8), hit.params)[0]
+    for request_id in samples.ids:
+        assert rig.tokens[request_id] == alone([3] * 6, samples.params)[0]
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_tokens_behind_a_stop_are_discarded(depth: int) -> None:
+    rig = make_rig(32, eos=(OUTPUT[4],), steps_in_flight=depth)
+    rig.run(rig.request(PROMPT, max_tokens=40))
+    end = position(OUTPUT[4]) + 1
+    assert rig.tokens[1] == OUTPUT[:end]
+    assert len(rig.runner.steps) == end + depth - 1, "steps that were under way when the stop was seen"
+    assert rig.scheduler.stats().generation_tokens == end
+    assert rig.scheduler.stats().num_free_blocks == 32
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_no_step_is_wasted_behind_max_tokens(depth: int) -> None:
+    rig = make_rig(32, steps_in_flight=depth)
+    rig.run(rig.request(PROMPT, max_tokens=7))
+    assert len(rig.runner.steps) == 7
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_blocks_come_back_when_no_step_under_way_writes_to_them(depth: int) -> None:
+    rig = make_rig(32, steps_in_flight=depth)
+    rig.step(rig.request(PROMPT, max_tokens=20))
+    assert len(rig.scheduler.under_way) == depth - 1
+    rig.scheduler.abort([1], rig.clock.now)
+    assert rig.scheduler.stats().num_free_blocks < 32
+    assert rig.core.has_work
+    rig.run()
+    assert rig.scheduler.stats().num_free_blocks == 32
+    assert rig.ended[1].finish_reason is FinishReason.ABORT
+
+
+# -- vectors ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_vector_is_the_same_beside_others_in_parts_and_from_the_cache(depth: int) -> None:
+    rig = make_rig(32, max_num_batched_tokens=8, steps_in_flight=depth)
+    rig.run(rig.request(range(16), params=PoolingParams()))
+    chat = rig.request([1, 2, 3], max_tokens=9)
+    rig.run(chat, rig.request(range(16), params=PoolingParams()), rig.request([5], params=PoolingParams()))
+    assert rig.ended[1].pooled == rig.ended[3].pooled != rig.ended[4].pooled
+    assert rig.ended[1].pooled is not None
+    assert (rig.ended[3].finish_reason, rig.tokens[3]) == (FinishReason.STOP, [])
+    assert rig.ended[3].prompt is not None
+    assert rig.ended[3].prompt.num_cached_tokens == 15
+    assert rig.tokens[2] == alone([1, 2, 3], chat.params)[0]
+
+
+def test_a_vector_of_a_prompt_as_large_as_the_cache_is_given_again() -> None:
+    rig = make_rig(4)
+    for _ in range(2):
+        rig.run(rig.request(range(16), params=PoolingParams()))
+    assert rig.ended[1].pooled == rig.ended[2].pooled
+
+
+def test_what_vectors_cannot_be_asked_for() -> None:
+    rig = make_rig(4)
+    rig.step(
+        rig.request([1], 2, params=PoolingParams()),
+        rig.request([0] * 17, params=PoolingParams()),
+        rig.request([VOCAB], params=PoolingParams()),
+    )
+    assert [code(rig, i) for i in (1, 2, 3, 4)] == ["invalid_request"] * 2 + [
+        "context_length_exceeded",
+        "invalid_request",
+    ]
 
 
 def test_the_runner_is_not_told_to_drop_what_its_reset_has_dropped() -> None:
@@ -265,5 +391,4 @@ def test_ids_in_use_are_not_taken_twice() -> None:
 
 
 def test_the_reference_is_not_trivial() -> None:
-    assert set(OUTPUT) == set(range(8))
-    assert next_token([0]) != next_token([0, 0])
+    assert set(OUTPUT) == set(range(FIRST, VOCAB))

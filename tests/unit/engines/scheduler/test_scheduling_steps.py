@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.scheduler.config import SchedulerConfig
-from unit.engines.scheduler.harness import alone, make_rig, next_token
+from penstock.kvcache import KVGroup
+from penstock.kvcache.groups import blocks_of_request
+from unit.engines.scheduler.harness import alone, greedy, make_rig
 
 
 def test_a_prompt_is_computed_in_one_step_when_it_fits() -> None:
@@ -75,12 +76,12 @@ def test_a_hit_on_everything_computes_one_token_on_a_copy() -> None:
     assert rig.counts() == {2: 1}
     ((source, destination),) = rig.last.block_copies
     (new,) = rig.last.new_requests
-    assert new.block_ids[1] == destination != source
+    assert new.block_ids[0][1] == destination != source
     (output,) = result.outputs
     assert output.prompt is not None
     assert output.prompt.num_cached_tokens == 7
     rig.run()
-    assert rig.tokens[2] == alone(range(8), SamplingParams(max_tokens=2))[0]
+    assert rig.tokens[2] == alone(range(8), greedy(2))[0]
 
 
 def test_the_output_of_one_request_is_the_prefix_of_the_next() -> None:
@@ -122,23 +123,25 @@ def test_samples_that_find_no_seat_wait() -> None:
     assert max(len(step.request_ids) for step in rig.runner.steps) == 2
 
 
-def test_samples_keep_their_seats_while_the_prompt_is_computed() -> None:
-    rig = make_rig(32, max_num_seqs=3, max_num_batched_tokens=6)
-    rig.step(rig.request([0] * 10, n=3), rig.request([1]))
+def test_wide_requests_take_seats_as_they_come() -> None:
+    rig = make_rig(64, max_num_seqs=3, max_num_batched_tokens=6)
+    rig.step(rig.request([0] * 10, n=8, max_tokens=2), rig.request([1], max_tokens=1))
+    assert rig.counts() == {1: 6}
     rig.step()
-    assert rig.counts() == {1: 4}, "tokens are left, but no seats: two are promised"
-    assert rig.scheduler.num_waiting == 1
+    assert rig.counts() == {1: 4, 9: 1}, "nobody waits for the eight seats of the first"
     rig.step()
-    assert rig.last.request_ids == [1, 2, 3]
+    assert rig.last.request_ids == [1, 2, 3], "three seats are free, and three of the eight have them"
     rig.run()
-    assert len(rig.tokens[4]) == 4
+    assert [rig.tokens[i] for i in range(2, 9)] == [rig.tokens[1]] * 7
+    assert sum(step.total_num_scheduled_tokens for step in rig.runner.steps) <= 10 + 1 + 8 * 2 + 5 * 2
 
 
-def test_seats_that_were_promised_are_free_again_after_an_abort() -> None:
-    rig = make_rig(32, max_num_seqs=3, max_num_batched_tokens=6)
-    rig.step(rig.request([0] * 10, n=3), rig.request([1]))
-    rig.step(rig.abort(2))
-    assert rig.counts() == {1: 4, 4: 1}
+def test_samples_that_fork_find_the_seats_of_those_that_end_in_the_same_step() -> None:
+    rig = make_rig(32, max_num_seqs=2)
+    rig.step(rig.request([5], max_tokens=1), rig.request([0] * 6, n=2, max_tokens=3))
+    rig.step()
+    assert rig.last.request_ids == [2, 3]
+    rig.run()
 
 
 def test_the_last_in_order_is_preempted_and_starts_over() -> None:
@@ -152,8 +155,8 @@ def test_the_last_in_order_is_preempted_and_starts_over() -> None:
     assert rig.counts() == {1: 1}
     assert rig.last.dropped_ids == [2]
     rig.run()
-    assert rig.tokens[1] == alone([0, 1], SamplingParams(max_tokens=5))[0]
-    assert rig.tokens[2] == alone([1, 0, 1], SamplingParams(max_tokens=4))[0], "nothing twice, nothing missing"
+    assert rig.tokens[1] == alone([0, 1], greedy(5))[0]
+    assert rig.tokens[2] == alone([1, 0, 1], greedy(4))[0], "nothing twice, nothing missing"
 
 
 def test_a_preempted_request_is_introduced_with_the_tokens_it_has() -> None:
@@ -182,9 +185,54 @@ def test_nobody_overtakes_the_one_that_does_not_fit() -> None:
     assert [step.new_requests[0].id for step in rig.runner.steps if step.new_requests] == [1, 2, 3]
 
 
-def test_the_simulated_model_depends_on_every_token() -> None:
-    histories = [[a, b, c] for a in range(8) for b in range(8) for c in range(8)]
-    assert len({next_token(history, vocab_size=1 << 40) for history in histories}) == 512
+# -- windows ---------------------------------------------------------------------------------------------------
+
+
+WINDOWS = (KVGroup(16), KVGroup(16, 32))
+"""Small windows: at most 512 tokens of one request go into a step."""
+
+
+def test_a_step_takes_less_of_one_prompt_where_layers_have_windows() -> None:
+    rig = make_rig(400, groups=WINDOWS, max_num_batched_tokens=1200)
+    rig.step(rig.request(range(900)))
+    assert rig.counts() == {1: 512}
+    rig.step(rig.request(range(1, 901)), rig.request(range(2, 302)))
+    assert rig.counts() == {1: 388, 2: 512, 3: 300}
+    rig.run()
+
+
+def test_running_prompts_get_no_more_than_that_either() -> None:
+    rig = make_rig(600, groups=WINDOWS, max_num_batched_tokens=2400)
+    rig.step(*(rig.request(range(first, first + 900)) for first in range(5)))
+    assert rig.counts() == {1: 512, 2: 512, 3: 512, 4: 512, 5: 352}
+    rig.step()
+    assert rig.counts() == {1: 388, 2: 388, 3: 388, 4: 388, 5: 512}, "of 548"
+    rig.run()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_prompt_gives_back_what_lies_behind_its_windows_while_it_is_computed(depth: int) -> None:
+    rig = make_rig(400, groups=WINDOWS, max_num_batched_tokens=1200, steps_in_flight=depth)
+    pool, most = rig.scheduler.kv.pool, 0
+
+    def before(_: object) -> None:
+        nonlocal most
+        most = max(most, pool.num_blocks - pool.num_free)
+
+    rig.runner.before = before
+    rig.run(rig.request(range(900)))
+    assert 900 // 16 < most <= blocks_of_request(WINDOWS, 904, depth * 512)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_a_window_needs_at_once_is_reckoned_with_what_a_step_takes(depth: int) -> None:
+    """The smallest pool that holds the request: it runs there, and one with a block less refuses it."""
+    num_blocks = blocks_of_request(WINDOWS, 904, 512)
+    assert num_blocks < blocks_of_request(WINDOWS, 904, 1200)
+    for short, reason in ((0, "length"), (1, "error")):
+        rig = make_rig(num_blocks - short, groups=WINDOWS, max_num_batched_tokens=1200, steps_in_flight=depth)
+        rig.run(rig.request(range(900)))
+        assert rig.ended[1].finish_reason == reason
 
 
 @pytest.mark.parametrize(
@@ -195,6 +243,9 @@ def test_the_simulated_model_depends_on_every_token() -> None:
         {"max_queued_tokens": 0},
         {"max_queued_requests": -1},
         {"ageing_seconds": -1.0},
+        {"steps_in_flight": 0},
+        {"itl_target_ms": -1.0},
+        {"max_draft_tokens": -1},
         {"max_num_seqs": 9, "max_num_batched_tokens": 8},
     ],
 )

@@ -7,17 +7,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.engines.contract.batcher import BatcherOutput, NewTokens, StartRequest
+from penstock.engines.contract.continuous_batcher import BatcherOutput, NewTokens, StartRequest
 from penstock.engines.contract.messages import FinishReason, SamplingParams
 from penstock.engines.contract.runner import AdapterHost
 from penstock.engines.errors import NumericalError
 from penstock.engines.simulated import OwnThread, SimulatedBatcher, SimulatedBatcherConfig
-from unit.engines.scheduler.harness import NAN, RAISE, VOCAB, alone
+from unit.engines.scheduler.harness import FIRST, NAN, RAISE, VOCAB, alone
 
 
 def config(**options: object) -> SimulatedBatcherConfig:
     settings: dict[str, object] = {
         "vocab_size": VOCAB,
+        "first_token_id": FIRST,
         "block_size": 4,
         "num_blocks": 64,
         "max_model_len": 1000,
@@ -27,7 +28,7 @@ def config(**options: object) -> SimulatedBatcherConfig:
 
 
 def start(request_id: int, prompt: list[int], max_tokens: int = 5, adapter: str = "") -> StartRequest:
-    return StartRequest(request_id, prompt, SamplingParams(max_tokens=max_tokens), None, adapter=adapter)
+    return StartRequest(request_id, prompt, SamplingParams(max_tokens=max_tokens, temperature=0), None, adapter=adapter)
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_tokens_are_those_of_the_model(own_thread: bool, thread: OwnThread) -> N
         batcher.start(start(request_id, prompt, 3 + request_id, "x:1" if request_id == 3 else ""))
     found = gather(batcher, 3)
     for request_id, prompt in prompts.items():
-        params = SamplingParams(max_tokens=3 + request_id)
+        params = SamplingParams(max_tokens=3 + request_id, temperature=0)
         tokens = [token for new in found[request_id] for token in new.token_ids]
         assert tokens == alone(prompt, params, adapter="x:1" if request_id == 3 else "")[0]
         assert found[request_id][-1].finish_reason is FinishReason.LENGTH

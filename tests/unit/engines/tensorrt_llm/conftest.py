@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import helpers_tensorrt_llm as stand_in
-from penstock.engines.contract.batcher import BatcherOutput, NewTokens, StartRequest
+from penstock.engines.contract.continuous_batcher import BatcherOutput, NewTokens, StartRequest
 from penstock.engines.contract.messages import SamplingParams
 
 CONFIG = {
@@ -92,7 +92,7 @@ def make(package: None, tmp_path: Path) -> Iterator[Callable[..., Fetcher]]:
     made: list[Any] = []
 
     def make_one(faults: dict[str, Any] | None = None, farewell: float = 20.0, **options: Any) -> Fetcher:
-        from penstock.engines.tensorrt_llm.adapters import Adapters
+        from penstock.engines.tensorrt_llm.adapters import TensorRTLLMAdapters
         from penstock.engines.tensorrt_llm.batcher import TensorRTLLMBatcher
         from penstock.engines.tensorrt_llm.checkpoint import read_checkpoint
         from penstock.engines.tensorrt_llm.config import read_config
@@ -102,7 +102,7 @@ def make(package: None, tmp_path: Path) -> Iterator[Callable[..., Fetcher]]:
         folder = write_model(tmp_path / "model")
         config = read_config({"model_dir": str(folder), "num_blocks": 24, "max_num_seqs": 8} | options)
         checkpoint = read_checkpoint(config)
-        adapters, llm = Adapters(config), start(config, checkpoint)
+        adapters, llm = TensorRTLLMAdapters(config), start(config, checkpoint)
         llm.faults = stand_in.Faults(**faults or {})
         times = {"interval": 0.005, "farewell": farewell}
         batcher = TensorRTLLMBatcher(llm, adapters, config, checkpoint, "1.2.1", clock, **times)

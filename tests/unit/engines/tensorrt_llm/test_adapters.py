@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from helpers_adapters import load_adapter
 from helpers_tensorrt_llm import greedy
 from penstock.engines.contract.runner import AdapterHost
 from penstock.engines.errors import InvalidRequestError, OverloadedError, UnsupportedError
@@ -36,7 +37,7 @@ def test_requests_run_with_their_adapter(make, tmp_path):
     assert isinstance(engine.batcher, AdapterHost)
     config = engine.llm.args.lora_config
     assert (config.max_loras, config.max_cpu_loras, config.max_lora_rank) == (2, 2, 8)
-    engine.batcher.load_adapter("b:1", save(tmp_path / "b"))
+    load_adapter(engine.batcher, "b:1", save(tmp_path / "b"))
     first, second = engine.start(PROMPT, adapter="a:1"), engine.start(PROMPT, adapter="b:1")
     plain = engine.start(PROMPT)
     engine.finish(first, second, plain)
@@ -51,7 +52,7 @@ def test_numbers_are_never_used_twice(make, tmp_path):
     adapters = engine.batcher._adapters
     first = adapters["a:1"].lora_int_id
     engine.batcher.unload_adapter("a:1")
-    engine.batcher.load_adapter("a:2", folder)
+    load_adapter(engine.batcher, "a:2", folder)
     assert adapters["a:2"].lora_int_id != first
     assert adapters["a:2"].lora_path == str(folder)
     with pytest.raises(InvalidRequestError, match="no LoRA adapter 'a:1' is loaded"):
@@ -62,13 +63,13 @@ def test_numbers_are_never_used_twice(make, tmp_path):
 def test_slots(make, tmp_path):
     folder = save(tmp_path / "a")
     engine = make(max_loras=1)
-    engine.batcher.load_adapter("a:1", folder)
+    load_adapter(engine.batcher, "a:1", folder)
     with pytest.raises(InvalidRequestError, match="loaded already"):
-        engine.batcher.load_adapter("a:1", folder)
+        load_adapter(engine.batcher, "a:1", folder)
     with pytest.raises(OverloadedError, match="all 1 adapter slots"):
-        engine.batcher.load_adapter("b:1", folder)
+        load_adapter(engine.batcher, "b:1", folder)
     with pytest.raises(UnsupportedError, match="--lora"):
-        make().batcher.load_adapter("a:1", folder)
+        load_adapter(make().batcher, "a:1", folder)
 
 
 @pytest.mark.parametrize(
@@ -85,11 +86,11 @@ def test_slots(make, tmp_path):
 def test_adapters_that_do_not_fit(make, tmp_path, changes, message):
     engine = make(max_loras=1)
     with pytest.raises(InvalidRequestError, match=message):
-        engine.batcher.load_adapter("a:1", save(tmp_path / "a", **changes))
-    engine.batcher.load_adapter("b:1", save(tmp_path / "b"))
+        load_adapter(engine.batcher, "a:1", save(tmp_path / "a", **changes))
+    load_adapter(engine.batcher, "b:1", save(tmp_path / "b"))
 
 
 def test_files_that_are_missing(make, tmp_path):
     engine = make(max_loras=1)
     with pytest.raises(InvalidRequestError, match=r"adapter_config\.json"):
-        engine.batcher.load_adapter("a:1", tmp_path)
+        load_adapter(engine.batcher, "a:1", tmp_path)

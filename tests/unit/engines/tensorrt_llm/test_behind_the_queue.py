@@ -7,7 +7,6 @@ what of it applies is asked here.
 from __future__ import annotations
 
 import random
-import select
 
 import pytest
 
@@ -15,16 +14,6 @@ from helpers_engine import Driver
 from helpers_tensorrt_llm import BLOCK, greedy
 from penstock.engines.contract.messages import FinishReason
 from penstock.engines.core import Core
-
-
-class SelfRunning(Driver):
-    """For an engine that says by itself when there is something to fetch."""
-
-    def run(self, until=None):
-        while (self._inbox or self.core.requests or self.core.seats.aborted) and not (until is not None and until()):
-            self.step()
-            if self.core.requests or self.core.seats.aborted:
-                assert select.select([self.core.wakeup], [], [], 20)[0], "the engine says nothing any more"
 
 
 def prompt(length, seed=0):
@@ -36,7 +25,7 @@ def prompt(length, seed=0):
 def drive(make):
     def drive_one(faults=None, options=None, **scheduler):
         engine = make(faults, **options or {})
-        driver = SelfRunning(engine.batcher, **{"max_num_seqs": 8} | scheduler)
+        driver = Driver(engine.batcher, **{"max_num_seqs": 8} | scheduler)
         driver.llm = engine.llm
         return driver
 
@@ -45,7 +34,7 @@ def drive(make):
 
 def test_it_is_a_core(drive):
     core: Core = drive().core
-    assert core.wakeup is not None
+    assert core.wakeups
     assert not core.has_work
 
 

@@ -32,7 +32,8 @@ def installed(tmp_path, monkeypatch):
         info = site / f"tensorrt_llm-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: tensorrt-llm\nVersion: {version}\n")
-        monkeypatch.setenv("PYTHONPATH", f"{site}:{Path(stand_in.__file__).parent}")
+        found = [str(site), str(Path(stand_in.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(found))
 
     return install
 

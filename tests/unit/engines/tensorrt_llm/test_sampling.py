@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engines.contract.batcher import StartRequest
+from penstock.engines.contract.continuous_batcher import StartRequest
 from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.tensorrt_llm.sampling import TRTLLM_SAMPLER, sampling_arguments, stop_tokens

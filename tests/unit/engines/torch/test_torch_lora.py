@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from helpers_adapters import load_adapter
 from helpers_engine import Driver
 from helpers_models import ATTENTION_LAYERS, load_reference, make_adapter, make_model, merge_adapter, reference_tokens
 from helpers_runner import prompt
@@ -53,7 +54,7 @@ def runner(adapted: Adapted, make_runner: Any) -> TorchRunner:
 
 
 def hooks_of(runner: TorchRunner) -> int:
-    return sum(len(module._forward_hooks) for module in runner._model._model.modules())
+    return sum(len(module._forward_hooks) for module in runner._threaded._model._model.modules())
 
 
 @pytest.mark.parametrize("budget", [5, 33, 256])
@@ -113,7 +114,7 @@ def test_coming_and_going_while_others_run(adapted: Adapted, make_runner: Any) -
     answers = []
     for key, path in ("name:1", adapted.adapters["a:1"]), ("name:2", adapted.adapters["b:2"]):
         driver.step()
-        runner.load_adapter(key, path)
+        load_adapter(runner, key, path)
         [request] = driver.add(tokens, 12, adapter=key)
         driver.run(until=lambda request=request: request in driver.ends)
         answers.append(driver.tokens[request])
@@ -146,7 +147,7 @@ def test_a_request_whose_adapter_is_not_there_fails_alone(adapted: Adapted, runn
     [fine] = driver.add(prompt(30, 9), 8, adapter="a:1")
     driver.run()
     assert driver.ends[lost].finish_reason is FinishReason.ERROR
-    assert driver.ends[lost].error.message == "the request's LoRA adapter is not loaded"
+    assert driver.ends[lost].error.message == "the adapter 'a:9' is not loaded in this engine"
     assert driver.tokens[lost] == []
     assert driver.tokens[fine] == adapted.expect("a:1", prompt(30, 9), 8)
 

@@ -1,12 +1,14 @@
-"""Adapters that cannot be loaded beside a model, and models that have no room for them."""
+"""TorchAdapters that cannot be loaded beside a model, and models that have no room for them."""
 
 from __future__ import annotations
 
+import select
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helpers_adapters import load_adapter
 from helpers_engine import Driver
 from helpers_models import ATTENTION_LAYERS, load_reference, make_adapter, merge_adapter, reference_tokens
 from helpers_runner import prompt
@@ -28,7 +30,7 @@ def test_a_model_that_was_loaded_without(llama_dir: Path, adapter: Path, make_ru
     runner = make_runner(llama_dir)
     assert isinstance(runner, AdapterHost)
     with pytest.raises(UnsupportedError, match="loaded without LoRA: --lora and --lora-directory turn it on"):
-        runner.load_adapter("a:1", adapter)
+        load_adapter(runner, "a:1", adapter)
     with pytest.raises(UnsupportedError, match=r"LoRA adapter a:1: .* loaded without LoRA"):
         make_runner(llama_dir, adapters={"a:1": adapter})
     runner.unload_adapter("a:1")
@@ -37,12 +39,12 @@ def test_a_model_that_was_loaded_without(llama_dir: Path, adapter: Path, make_ru
 def test_slots_and_keys(llama_dir: Path, llama_reference: Any, adapter: Path, make_runner: Any) -> None:
     runner = make_runner(llama_dir, max_loras=2, adapters={"a:1": adapter})
     with pytest.raises(AlreadyExistsError):
-        runner.load_adapter("a:1", adapter)
-    runner.load_adapter("a:2", adapter)
+        load_adapter(runner, "a:1", adapter)
+    load_adapter(runner, "a:2", adapter)
     with pytest.raises(OverloadedError, match="All 2 slots for LoRA adapters are taken"):
-        runner.load_adapter("a:3", adapter)
+        load_adapter(runner, "a:3", adapter)
     runner.unload_adapter("a:1")
-    runner.load_adapter("a:3", adapter)
+    load_adapter(runner, "a:3", adapter)
 
 
 def test_layers_that_the_model_lacks(llama_dir: Path, llama_reference: Any, tmp_path: Path, make_runner: Any) -> None:
@@ -53,17 +55,17 @@ def test_layers_that_the_model_lacks(llama_dir: Path, llama_reference: Any, tmp_
     with pytest.raises(
         InvalidRequestError, match=r"no linear layer model\.layers\.3\.\S+ that an adapter could change"
     ):
-        runner.load_adapter("a:1", make_adapter(tmp_path / "deeper", deeper))
+        load_adapter(runner, "a:1", make_adapter(tmp_path / "deeper", deeper))
     wider = type(llama_reference)(type(config)(**config.to_dict() | {"intermediate_size": 100}))
     with pytest.raises(
         InvalidRequestError, match=r"down_proj has 100 inputs and 64 outputs, the model's has 96 and 64"
     ):
-        runner.load_adapter("a:2", make_adapter(tmp_path / "wider", wider))
+        load_adapter(runner, "a:2", make_adapter(tmp_path / "wider", wider))
     embedding = make_adapter(tmp_path / "embedding", llama_reference, targets=("embed_tokens",))
     with pytest.raises(InvalidRequestError, match=r"no linear layer model\.embed_tokens"):
-        runner.load_adapter("a:3", embedding)
+        load_adapter(runner, "a:3", embedding)
     good = make_adapter(tmp_path / "good", llama_reference, targets=ATTENTION_LAYERS)
-    runner.load_adapter("a:4", good)
+    load_adapter(runner, "a:4", good)
     driver = Driver(runner, max_num_seqs=8)
     [request] = driver.add(prompt(20, 1), 6, adapter="a:4")
     driver.run()
@@ -78,9 +80,9 @@ def test_layers_that_do_not_see_all_tokens(tmp_path: Path, make_runner: Any) -> 
     runner = make_runner(tmp_path, max_loras=1)
     router = make_adapter(tmp_path / "router", reference, targets=("gate",))
     with pytest.raises(InvalidRequestError, match=r"no linear layer model\.layers\.1\.mlp\.gate that"):
-        runner.load_adapter("a:1", router)
+        load_adapter(runner, "a:1", router)
     path = make_adapter(tmp_path / "shared", reference, targets=("gate_proj", "up_proj"))
-    runner.load_adapter("a:2", path)
+    load_adapter(runner, "a:2", path)
     driver = Driver(runner, max_num_seqs=8, max_num_batched_tokens=13)
     tokens = [token % 300 for token in prompt(20, 2)]
     [request] = driver.add(tokens, 6, adapter="a:2")
@@ -91,11 +93,11 @@ def test_layers_that_do_not_see_all_tokens(tmp_path: Path, make_runner: Any) -> 
 def test_ranks_and_numbers(llama_dir: Path, llama_reference: Any, tmp_path: Path, make_runner: Any) -> None:
     runner = make_runner(llama_dir, dtype="f16", max_loras=1, max_lora_rank=8)
     with pytest.raises(InvalidRequestError, match="rank of 9 is above max_lora_rank=8"):
-        runner.load_adapter("a:1", make_adapter(tmp_path / "rank", llama_reference, rank=9))
+        load_adapter(runner, "a:1", make_adapter(tmp_path / "rank", llama_reference, rank=9))
     with pytest.raises(InvalidRequestError, match="_proj is not finite in the model's precision"):
-        runner.load_adapter("a:2", make_adapter(tmp_path / "large", llama_reference, lora_alpha=1e9))
+        load_adapter(runner, "a:2", make_adapter(tmp_path / "large", llama_reference, lora_alpha=1e9))
     with pytest.raises(UnsupportedError, match="DoRA"):
-        runner.load_adapter("a:3", make_adapter(tmp_path / "dora", llama_reference, use_dora=True))
+        load_adapter(runner, "a:3", make_adapter(tmp_path / "dora", llama_reference, use_dora=True))
 
 
 def test_room_is_kept_for_adapters(llama_dir: Path, make_runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +127,12 @@ def test_messages_of_the_gateway(llama_dir: Path, adapter: Path) -> None:
         LoadAdapter(4, "a:4", str(adapter / "nothing")),
         LoadAdapter(5, "a:5", str(adapter)),
     ]
-    replies = core.step(calls).replies
+    replies = []
+    for call in calls:
+        replies += core.step([call]).replies
+        while replies[-1:] == [] or replies[-1].call != call.call:
+            assert select.select(core.wakeups, [], [], 30)[0], "no reply comes"
+            replies += core.step([]).replies
     errors = {reply.call: reply.error and reply.error.code for reply in replies}
     assert errors == {1: None, 2: "overloaded", 3: None, 4: "invalid_request", 5: None}
     assert str(adapter) not in replies[3].error.message

@@ -12,10 +12,13 @@ import torch
 from helpers_models import load_reference, make_model, reference_logprobs, reference_tokens
 from helpers_runner import Driver, prompt
 from penstock.engines.contract.messages import SamplingParams
+from penstock.engines.contract.step import BlockUpdate
 from penstock.engines.errors import EngineError
+from penstock.engines.kit.batch import Batch, GroupTables
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.runner import OpenVINORunner
 from penstock.engines.torch import step as steps
+from penstock.engines.torch.kv_cache import View
 from penstock.engines.torch.step import make_step
 
 
@@ -26,7 +29,7 @@ def test_copied_and_replaced_blocks(llama_dir: Path, llama_reference: Any, make_
     driver.step()
     # A chain of copies is followed in order: 1 -> 62 -> 63.
     driver.pending.block_copies += [(request.blocks[1], 62), (62, 63)]
-    driver.pending.new_block_ids[1] = (1, [63])
+    driver.pending.block_updates.append(BlockUpdate(1, 0, 1, [63]))
     driver.step()
     driver.pending.block_copies += [(5, request.blocks[1]), (5, 62)]
     for _ in range(5):
@@ -45,31 +48,57 @@ def test_decodes_of_very_different_lengths(
     assert driver.generate(tokens, 5) == [reference_tokens(llama_reference, t, 5) for t in tokens]
 
 
-def test_groups_of_a_step() -> None:
-    """A decode of 5, a chunk of 3 behind 8, a decode of 200 and one of 6; blocks of 4."""
-    tokens = np.arange(4 * 256, dtype=np.int32).reshape(4, 256)
-    tables = np.arange(4 * 64, dtype=np.int32).reshape(4, 64)
-    rows = np.array([3, 2, 1, 0])
-    computed, scheduled = np.array([4, 8, 199, 5]), np.array([1, 3, 1, 1])
-    step = make_step(tokens, tables, 4, rows, computed, scheduled, torch.device("cpu"))
+def test_what_attends_together() -> None:
+    """A decode of 5, a chunk of 3 behind 8, a decode of 200 and one of 6; blocks of 4, a window of 2 in a group of its
+    own."""
+    computed, scheduled = [4, 8, 199, 5], [1, 3, 1, 1]
+    positions = np.concatenate(
+        [np.arange(start, start + count) for start, count in zip(computed, scheduled, strict=True)]
+    )
+    tables = np.arange(4 * 64, dtype=np.int32).reshape(4, 64)[::-1]
+    whole = GroupTables(tables, np.zeros(4, np.int64), np.array([2, 3, 50, 2]))
+    near = GroupTables(tables + 1000, np.array([0, 1, 49, 1]), np.array([2, 3, 50, 2]))
+    batch = Batch(
+        token_ids=np.arange(100, 106, dtype=np.int32),
+        positions=positions,
+        begins=np.array([0, 1, 4, 5, 6]),
+        computed=np.array(computed),
+        scheduled=np.array(scheduled),
+        groups=(whole, near),
+        logits_at=np.array([0, 3]),
+        adapter_slots=np.zeros(4, np.int64),
+        wants_hidden=False,
+    )
+    step = make_step(batch, [View(0, 0), View(1, 2), View(0, 3)], 4, torch.device("cpu"))
     assert step.positions.tolist() == [4, 5, 199, 8, 9, 10]
-    assert step.begins.tolist() == [0, 3, 2, 1]
-    assert step.token_ids.tolist() == [772, 5, 455, 520, 521, 522]
-    assert step.slot_mapping.tolist() == [772, 5, 455, 520, 521, 522]
-    short, long, chunk = step.groups
-    assert short.slots.tolist() == [[768, 769, 770, 771, 772, 772], [0, 1, 2, 3, 4, 5]]
-    assert short.mask(0)[:, 0, 0].tolist() == [[True] * 5 + [False], [True] * 6]
-    assert short.mask(2)[:, 0, 0].tolist() == [[False] * 3 + [True] * 2 + [False], [False] * 4 + [True] * 2]
-    assert long.mask(0) is None
-    assert chunk.mask(0)[0, 0].sum(dim=1).tolist() == [9, 10, 11]
-    assert chunk.mask(3)[0, 0].sum(dim=1).tolist() == [3, 3, 3]
-    assert [group.whole for group in step.groups] == [False] * 3
+    assert step.token_ids.tolist() == [100, 105, 104, 101, 102, 103]
+    assert step.places.tolist() == [0, 3, 4, 5, 2, 1]
+    assert step.owners.tolist() == [0, 3, 2, 1, 1, 1]
+    own = [772, 5, 455, 520, 521, 522]
+    assert step.slot_mappings.tolist() == [own, [slot + 4000 for slot in own], own]
+    short, long, chunk = step.slices
+    assert [part.views[0][0].whole for part in step.slices] == [False] * 3
+    reach, slots = short.views[0]
+    assert slots.tolist() == [[768, 769, 770, 771, 772, 772], [0, 1, 2, 3, 4, 5]]
+    assert reach.mask is not None
+    assert reach.mask[:, 0, 0].tolist() == [[True] * 5 + [False], [True] * 6]
+    assert short.views[1][1].tolist() == [[4771, 4772], [4004, 4005]]
+    assert short.views[1][0].mask.all()
+    assert long.views[0][0].mask is None
+    assert long.views[2][1].tolist() == [[453, 454, 455]]
+    assert chunk.views[0][0].mask[0, 0].sum(dim=1).tolist() == [9, 10, 11]
+    assert chunk.views[1][1].tolist() == [[4519, 4520, 4521, 4522]]
+    assert chunk.views[1][0].mask[0, 0].tolist() == [
+        [True, True, False, False],
+        [False, True, True, False],
+        [False, False, True, True],
+    ]
 
 
 @pytest.mark.parametrize(("chunk", "scored"), [(100, 1000), (13, 1000), (100, 9)])
 def test_prompt_logprobs(chunk: int, scored: int, llama_dir: Path, llama_reference: Any, make_runner: Any) -> None:
     runner = make_runner(llama_dir)
-    runner._sampler._max_scored = scored
+    runner._max_scored = scored
     driver = Driver(runner)
     tokens = prompt(60, 10)
     wanted = reference_logprobs(llama_reference, tokens).numpy()
@@ -146,9 +175,9 @@ def test_reset_empty_steps_and_one_request_too_many(llama_dir: Path, llama_refer
         assert driver.generate([tokens, tokens], 3) == [reference_tokens(llama_reference, tokens, 3)] * 2
         runner.reset()
     driver = Driver(runner)
-    for request_id in range(3):
+    for request_id in range(5):  # as many again as live may have ended in steps that are under way
         driver.add(request_id, [5, 6])
-    with pytest.raises(EngineError, match="request 2 is one more than the 2 of max_num_seqs"):
+    with pytest.raises(EngineError, match="request 4 is one more than the 4 that there is room for"):
         driver.step()
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from helpers_adapters import load_adapter
 from helpers_engine import Driver
 from helpers_models import load_reference, reference_tokens
 from penstock.engines.contract.runner import AdapterHost
@@ -81,12 +82,12 @@ def test_adapters_come_and_go_beside_the_base_model(host, adapters):
     [base], [poet] = driver.add(PROMPT, 30), driver.add(PROMPT, 30, adapter="poet:0")
     for _ in range(5):
         driver.step()
-    host.load_adapter("judge:0", folders["judge"])  # in the middle of the others
+    load_adapter(host, "judge:0", folders["judge"])  # in the middle of the others
     [judge] = driver.add(PROMPT, 30, adapter="judge:0")
     driver.run()
     assert [driver.tokens[i] for i in (base, poet, judge)] == [expected[name] for name in ("", "poet", "judge")]
     with pytest.raises(OverloadedError, match="all 2 adapter slots are taken"):
-        host.load_adapter("poet:1", folders["poet"])
+        load_adapter(host, "poet:1", folders["poet"])
     host.unload_adapter("poet:0")
     host.unload_adapter("nobody")
     driver = driver_of(host)
@@ -94,7 +95,7 @@ def test_adapters_come_and_go_beside_the_base_model(host, adapters):
     driver.run()
     assert "no LoRA adapter is loaded as 'poet:0'" in driver.ends[gone].error.message
     assert driver.tokens[base] == expected[""]
-    host.load_adapter("poet:1", folders["poet"])
+    load_adapter(host, "poet:1", folders["poet"])
     found = tokens_of(host, "judge:0", "poet:1", "")
     assert found == [expected[name] for name in ("judge", "poet", "")]
     host.unload_adapter("judge:0")
@@ -102,9 +103,9 @@ def test_adapters_come_and_go_beside_the_base_model(host, adapters):
 
 
 def test_an_equal_key_cannot_be_loaded_twice(host, adapters):
-    host.load_adapter("twice", adapters[0]["judge"])
+    load_adapter(host, "twice", adapters[0]["judge"])
     with pytest.raises(InvalidRequestError, match="this adapter is loaded already"):
-        host.load_adapter("twice", adapters[0]["poet"])
+        load_adapter(host, "twice", adapters[0]["poet"])
     assert tokens_of(host, "twice") == [adapters[1]["judge"]]
     host.unload_adapter("twice")
 
@@ -127,33 +128,33 @@ def test_adapters_that_do_not_fit_leave_the_engine_as_it_was(host, adapters, tmp
     make_adapter(tmp_path / "bad", 9, **faults)
     for _ in range(3):  # more often than there are slots
         with pytest.raises(InvalidRequestError, match=message):
-            host.load_adapter("bad", tmp_path / "bad")
-    host.load_adapter("good", adapters[0]["judge"])
+            load_adapter(host, "bad", tmp_path / "bad")
+    load_adapter(host, "good", adapters[0]["judge"])
     assert tokens_of(host, "good", "") == [adapters[1]["judge"], adapters[1][""]]
     host.unload_adapter("good")
 
 
 def test_files_that_are_not_there(host, tmp_path):
     with pytest.raises(InvalidRequestError, match=r"adapter_config\.json cannot be read"):
-        host.load_adapter("x", tmp_path)
+        load_adapter(host, "x", tmp_path)
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": 8}')
     (tmp_path / "adapter_model.bin").write_bytes(b"a pickle")
     with pytest.raises(InvalidRequestError, match=r"the adapter has no adapter_model\.safetensors"):
-        host.load_adapter("x", tmp_path)
+        load_adapter(host, "x", tmp_path)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"not that")
     with pytest.raises(InvalidRequestError, match=r"adapter_model\.safetensors cannot be read"):
-        host.load_adapter("x", tmp_path)
+        load_adapter(host, "x", tmp_path)
 
 
 def test_without_slots_there_is_no_lora(engine, adapters):
     with pytest.raises(UnsupportedError, match="loaded without LoRA: --lora or --lora-directory"):
-        engine.load_adapter("poet", adapters[0]["poet"])
+        engine.prepare_adapter("poet", adapters[0]["poet"])
 
 
 def test_adapters_survive_a_failed_step(host, adapters, monkeypatch):
     if not hasattr(host, "reset"):
         pytest.skip("a step that fails ends the process of a batcher")
-    host.load_adapter("judge:7", adapters[0]["judge"])
+    load_adapter(host, "judge:7", adapters[0]["judge"])
     driver = driver_of(host)
     [victim] = driver.add(PROMPT, 30, adapter="judge:7")
     driver.step()
@@ -163,7 +164,7 @@ def test_adapters_survive_a_failed_step(host, adapters, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(host._executor, "sample_tokens", broken)
-        driver.step()
+        driver.run()
     assert driver.ends[victim].error.code == "step_failed"
     assert tokens_of(host, "judge:7") == [adapters[1]["judge"]]
     host.unload_adapter("judge:7")

@@ -6,7 +6,7 @@ import pytest
 
 from helpers_engine import Driver
 from helpers_models import load_reference, reference_logprobs, reference_tokens
-from penstock.engines.contract.batcher import StartRequest
+from penstock.engines.contract.continuous_batcher import StartRequest
 from penstock.engines.contract.messages import FinishReason, SamplingParams
 from penstock.engines.errors import ContextLengthError, InvalidRequestError
 
@@ -119,6 +119,15 @@ def test_seeds(batcher):
     assert run(0) == run(0) == crowd.tokens(1)
     assert run(1) == crowd.tokens(3) != run(0)
     assert run(None) != run(None)
+
+
+def test_a_seed_gives_the_same_whatever_the_chunks_and_preemptions(batcher):
+    """vLLM's own generators for CPUs cannot be set back behind a chunk of a prompt."""
+    asked = [request(i, prompt(i, 120), 60, temperature=1.0, seed=i) for i in range(4)]
+    expected = [Collected(batcher, r).tokens(r.id) for r in asked]
+    strangers = [request(9 + i, prompt(9 + i, 150), 100) for i in range(2)]
+    crowd = Collected(batcher, *strangers, *asked)  # 256 tokens a step
+    assert [crowd.tokens(r.id) for r in asked] == expected
 
 
 def test_cached_prompts_are_shared_within_a_salt(batcher):

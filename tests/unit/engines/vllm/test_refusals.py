@@ -54,7 +54,7 @@ def test_settings_of_the_other_scheduler_are_refused_by_name():
 @pytest.mark.usefixtures("needs_vllm")
 @pytest.mark.parametrize(
     ("specs", "reason"),
-    [([1, 2], "need 2 block tables"), ([], "need 0 block tables"), ([SimpleNamespace()], "kind SimpleNamespace")],
+    [([], "no KV cache"), ([SimpleNamespace()], "kind SimpleNamespace"), ([SimpleNamespace()] * 2, "kind Simple")],
 )
 def test_caches_of_another_kind_are_refused(specs, reason):
     groups = [SimpleNamespace(kv_cache_spec=spec) for spec in specs]

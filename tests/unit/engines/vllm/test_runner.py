@@ -1,11 +1,15 @@
-"""What the vLLM runner adds to the suite of all engines: sampling under preemption, grammars, failures, adapters."""
+"""What the vLLM runner adds to the suite of all engines: sampling under preemption, steps under way, failures."""
 
 from __future__ import annotations
 
-import numpy as np
+from concurrent.futures import Future
+
 import pytest
 
 from helpers_engine import Driver
+from penstock.engines.contract.messages import SamplingParams
+from penstock.engines.contract.step import NewRequest, SchedulerOutput
+from penstock.engines.errors import EngineError
 
 SAMPLING = [
     {"temperature": 0.9, "seed": 3},
@@ -28,10 +32,12 @@ def alone(runner, tokens, count, **params):
     return driver.tokens[request]
 
 
-@pytest.mark.parametrize("caching", [False, True])
-def test_sampling_survives_preemption_and_chunks(runner, caching):
+@pytest.mark.parametrize(("caching", "depth"), [(False, 1), (False, 2), (True, 2)])
+def test_sampling_survives_preemption_and_chunks(runner, caching, depth):
     expected = [alone(runner, prompt(n), 80, **params) for n, params in enumerate(SAMPLING)]
-    driver = Driver(runner, max_num_seqs=8, max_num_batched_tokens=24, enable_prefix_caching=caching)
+    driver = Driver(
+        runner, max_num_seqs=8, max_num_batched_tokens=24, enable_prefix_caching=caching, steps_in_flight=depth
+    )
     strangers = [driver.add(prompt(20 + n), 120)[0] for n in range(2)]
     ids = [driver.add(prompt(n), 80, **params)[0] for n, params in enumerate(SAMPLING)]
     driver.run()
@@ -88,30 +94,6 @@ def test_logprobs_of_different_widths_share_a_batch(runner):
     assert driver.tokens[scored] == alone(runner, prompt(9, 70), 12)
 
 
-def test_a_grammar_rules_only_its_request(runner):
-    allowed = {30, 31, 32, 383}
-    mask = np.zeros(12, np.int32)
-    for token in allowed:
-        mask[token // 32] |= np.int32(np.uint32(1 << token % 32).astype(np.int32))
-    free = alone(runner, prompt(3), 20)
-    driver = Driver(runner, max_num_seqs=8, max_num_batched_tokens=30)
-    [ruled], [other] = driver.add(prompt(5), 20), driver.add(prompt(3), 20)
-    asked = []
-
-    def bitmasks(ids):
-        asked.append(list(ids))
-        return {ruled: mask} if ruled in ids else {}
-
-    runner.bitmasks = bitmasks
-    try:
-        driver.run()
-    finally:
-        runner.bitmasks = None
-    assert set(driver.tokens[ruled]) <= allowed
-    assert driver.tokens[other] == free
-    assert asked[0] == []  # nobody's prompt was computed yet
-
-
 def test_an_adapter_that_is_not_there_is_refused_by_name(runner):
     driver = Driver(runner, max_num_seqs=8, max_num_batched_tokens=256)
     [neighbour], [poet] = driver.add(prompt(1), 10), driver.add(prompt(2), 10, adapter="poet")
@@ -120,26 +102,142 @@ def test_an_adapter_that_is_not_there_is_refused_by_name(runner):
     assert driver.tokens[neighbour] == alone(runner, prompt(1), 10)
 
 
-@pytest.mark.parametrize("method", ["execute_model", "sample_tokens"])
-def test_after_a_failed_step_the_runner_goes_on(runner, monkeypatch, method):
-    expected = alone(runner, prompt(6), 20)
-    driver = Driver(runner, max_num_seqs=8, max_num_batched_tokens=256)
-    victims = [driver.add(prompt(n), 30)[0] for n in range(3)]
-    for _ in range(4):
-        driver.step()
+def fail_steps(runner, patch, method, fails):
+    """The executor's method raises in steps for which `fails` holds, which is given vLLM's SchedulerOutput."""
+    execute, original = runner._executor.execute_model, getattr(runner._executor, method)
+    steps = []
+
+    def watched(output, **options):
+        steps.append(output)
+        return broken(output, **options) if method == "execute_model" else execute(output, **options)
 
     def broken(*arguments, **options):
+        if fails(steps[-1]):
+            raise RuntimeError("the device fell off the bus")
+        return original(*arguments, **options)
+
+    patch.setattr(runner._executor, method, broken)
+    patch.setattr(runner._executor, "execute_model", watched)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("method", ["execute_model", "sample_tokens"])
+def test_a_step_that_fails_once_costs_nobody_a_token(runner, monkeypatch, method, depth):
+    asked = [prompt(n, 40 + 9 * n) for n in range(len(SAMPLING))]
+    expected = [alone(runner, tokens, 30, **params) for tokens, params in zip(asked, SAMPLING, strict=True)]
+    driver = Driver(runner, max_num_seqs=8, max_num_batched_tokens=64, steps_in_flight=depth)
+    ids = [driver.add(tokens, 30, **params)[0] for tokens, params in zip(asked, SAMPLING, strict=True)]
+    calls = iter(range(1000))
+    with monkeypatch.context() as patch:
+        fail_steps(runner, patch, method, lambda output: output.num_scheduled_tokens and next(calls) in (3, 12))
+        driver.run()
+    assert driver.stats.step_failures == 2
+    assert [driver.tokens[i] for i in ids] == expected
+
+
+@pytest.mark.parametrize("method", ["execute_model", "sample_tokens"])
+def test_of_a_step_that_fails_only_the_guilty_request_ends(runner, monkeypatch, method):
+    expected = [alone(runner, prompt(n), 20, **params) for n, params in enumerate(SAMPLING[:3])]
+    driver = Driver(runner, max_num_seqs=8, max_num_batched_tokens=256)
+    ids = [driver.add(prompt(n), 20, **params)[0] for n, params in enumerate(SAMPLING[:3])]
+    for _ in range(4):
+        driver.step()
+    [guilty] = driver.add(prompt(9), 20)
+    with monkeypatch.context() as patch:
+
+        def is_guilty(output):
+            return prompt(9) in [new.prompt_token_ids for new in output.scheduled_new_reqs]
+
+        fail_steps(runner, patch, method, is_guilty)
+        driver.run()
+    assert driver.ends[guilty].error.code == "step_failed"
+    assert [driver.tokens[i] for i in ids] == expected
+    assert alone(runner, prompt(9), 20)
+
+
+def test_a_step_builds_on_tokens_that_are_still_to_be_sampled(runner):
+    runner.reset()
+    expected = alone(runner, prompt(3), 3)
+    runner.reset()
+    params = SamplingParams(max_tokens=3, temperature=0)
+    first = SchedulerOutput([NewRequest(7, prompt(3), 50, ([3, 5],), params, 0)], [7], [50], [0])
+    runner.submit(first)
+    runner.submit(SchedulerOutput([], [7], [1], [50]))
+    assert runner.collect().sampled_token_ids == [expected[:1]]
+    runner.submit(SchedulerOutput([], [7], [1], [51]))
+    assert [runner.collect().sampled_token_ids for _ in range(2)] == [[expected[1:2]], [expected[2:]]]
+
+
+class Late(Future):
+    """A result that is there only when it is asked for, as with vLLM's asynchronous scheduling."""
+
+    def __init__(self, outcome):
+        super().__init__()
+        self.outcome = outcome
+
+    def result(self, timeout=None):
+        return self.outcome()
+
+
+def test_results_that_come_late(runner, monkeypatch):
+    expected = [alone(runner, prompt(n), 20, **params) for n, params in enumerate(SAMPLING)]
+    sample = runner._executor.sample_tokens
+    driver = Driver(runner, max_num_seqs=8, max_num_batched_tokens=64)
+    ids = [driver.add(prompt(n), 20, **params)[0] for n, params in enumerate(SAMPLING)]
+    calls = iter(range(1000))
+
+    def late(*arguments, **options):
+        found = sample(*arguments, **options)
+        fails = next(calls) == 9
+
+        def outcome():
+            if fails:
+                raise RuntimeError("the device fell off the bus")
+            return found.result()
+
+        return Late(outcome)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner._executor, "sample_tokens", late)
+        driver.run()
+    assert driver.stats.step_failures == 1
+    assert [driver.tokens[i] for i in ids] == expected
+
+
+def test_scores_that_a_failed_step_has_lost_are_told(runner, monkeypatch):
+    expected = alone(runner, prompt(2), 10)
+    driver = Driver(runner, max_num_seqs=8, max_num_batched_tokens=40)
+    [scored] = driver.add(prompt(1, 150), 10, prompt_logprobs=1)
+    [neighbour] = driver.add(prompt(2), 10)
+    calls = iter(range(1000))
+    with monkeypatch.context() as patch:
+        fail_steps(runner, patch, "execute_model", lambda output: output.num_scheduled_tokens and next(calls) == 2)
+        driver.run()
+    assert "logprobs of this prompt" in driver.ends[scored].error.message
+    assert driver.tokens[neighbour] == expected
+
+
+def test_what_was_handed_out_behind_a_failed_step_is_not_computed(runner, monkeypatch):
+    driver = Driver(runner, max_num_seqs=8, max_num_batched_tokens=256)
+    driver.add(prompt(1), 30)
+    driver.step()
+    asked = []
+
+    def broken(output, **options):
+        asked.append(output)
         raise RuntimeError("the device fell off the bus")
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner._executor, method, broken, raising=False)
-        patch.setattr(runner, "reset", lambda: None)
-        driver.step()
+        patch.setattr(runner._executor, "execute_model", broken)
+        steps = [SchedulerOutput([], [1], [1], [50 + n]) for n in (1, 2)]
+        runner.collect()
+        for step in steps:
+            runner.submit(step)
+        for _ in steps:
+            with pytest.raises((RuntimeError, EngineError), match=r"fell off|a step before this one failed"):
+                runner.collect()
+    assert len(asked) == 1
     runner.reset()
-    assert all(driver.ends[i].error.code == "step_failed" for i in victims)
-    [request] = driver.add(prompt(6), 20)
-    driver.run()
-    assert driver.tokens[request] == expected
 
 
 def test_broken_logits_end_their_request_alone(runner):

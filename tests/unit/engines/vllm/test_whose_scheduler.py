@@ -1,4 +1,4 @@
-"""Which scheduler a model gets when that is left open, and models that only vLLM's own can run.
+"""Which scheduler a model gets when that is left open, and what only vLLM's own can run.
 
 The last file of this folder: engines are closed here, and with the first one vLLM ends what all of a process share.
 """
@@ -9,11 +9,9 @@ import gc
 import logging
 
 import pytest
-import torch
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from helpers_engine import Driver
-from helpers_models import load_reference, make_tokenizer, reference_tokens
+from helpers_models import load_reference, reference_tokens
 from penstock.engines.autonomous.core import AutonomousCore
 from penstock.engines.contract.messages import FinishReason
 from penstock.engines.core import EngineCore
@@ -28,38 +26,6 @@ def prompt(n, length=90):
     return [3 + (7 * n + 11 * i + i * i) % 250 for i in range(length)]
 
 
-@pytest.fixture(scope="module")
-def hybrid_dir(needs_vllm, tmp_path_factory):
-    """Two layers with a window of 32 tokens, one with full attention."""
-    folder = tmp_path_factory.mktemp("gemma3")
-    torch.manual_seed(0)
-    config = Gemma3TextConfig(
-        vocab_size=384,
-        hidden_size=128,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        query_pre_attn_scalar=32,
-        max_position_embeddings=512,
-        sliding_window=32,
-        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
-        eos_token_id=None,
-        bos_token_id=None,
-        pad_token_id=0,
-        tie_word_embeddings=False,  # else it repeats its input
-    )
-    model = Gemma3ForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.copy_(torch.randn(parameter.shape) * 2 / parameter.shape[1] ** 0.5)
-    model.save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
-    return folder
-
-
 def load(folder, scheduling="auto", **options):
     spec = EngineSpec(runner="vllm", scheduling=scheduling, options=BASE | {"model_dir": str(folder)} | options)
     return load_core(spec, lambda: 0.0)
@@ -71,17 +37,21 @@ def num_models():
     return sum(type(thing).__name__ == "Gemma3ForCausalLM" for thing in gc.get_objects())
 
 
-def test_several_groups_of_layers_are_for_vllms_scheduler(hybrid_dir, caplog):
-    """Whether a model needs several block tables is known when it has been loaded: then it is loaded once more."""
+def test_a_cache_that_ours_cannot_fill_is_for_vllms_scheduler(windows_dir, caplog, monkeypatch):
+    """What a model's cache is like is known when it has been loaded: then it is loaded once more."""
+    from penstock.engines.vllm import start
+    from penstock.engines.vllm.supported import refuse
+
+    monkeypatch.setattr(start, "check_cache", lambda cache: refuse("some of its KV cache is of another kind"))
     before = num_models()
     with caplog.at_level(logging.WARNING):
-        core = load(hybrid_dir, num_blocks=60, engine_args={"disable_hybrid_kv_cache_manager": False})
+        core = load(windows_dir, num_blocks=60, engine_args={"disable_hybrid_kv_cache_manager": False})
     assert isinstance(core, AutonomousCore)
     assert "vllm schedules by itself" in caplog.text
-    assert "its layers need 3 block tables for each request" in caplog.text
+    assert "some of its KV cache is of another kind" in caplog.text
     assert num_models() == before + 1
     batcher = core.batcher
-    reference = load_reference(hybrid_dir)
+    reference = load_reference(windows_dir)
     driver = Driver(batcher, max_num_seqs=4, max_num_batched_tokens=64)
     ids = {driver.add(prompt(n), 60)[0]: n for n in range(4)}
     driver.run()
@@ -91,9 +61,9 @@ def test_several_groups_of_layers_are_for_vllms_scheduler(hybrid_dir, caplog):
     batcher.close()
 
 
-def test_a_request_as_long_as_a_small_cache_allows(hybrid_dir):
+def test_a_request_as_long_as_a_small_cache_allows(windows_dir):
     """What is said to fit must fit: vLLM would preempt a longer one for ever."""
-    core = load(hybrid_dir, "engine", num_blocks=20)
+    core = load(windows_dir, "engine", num_blocks=20)
     info = core.info
     assert 96 < info.context_length < 512
     driver = Driver(core.batcher, max_num_seqs=4, max_num_batched_tokens=64)
@@ -114,9 +84,9 @@ def test_other_models_are_for_ours(model_dir):
     core.close()
 
 
-def test_what_was_told_is_not_overruled(hybrid_dir):
+def test_what_was_told_is_not_overruled(windows_dir):
     with pytest.raises(UnsupportedError, match="--scheduler engine"):
-        load(hybrid_dir, "penstock", num_blocks=60, engine_args={"speculative_config": {"method": "ngram"}})
+        load(windows_dir, "penstock", num_blocks=60, engine_args={"speculative_config": {"method": "ngram"}})
 
 
 def test_values_that_vllm_does_not_take(model_dir):

@@ -61,6 +61,15 @@ def test_settings_that_we_have_are_ours_and_the_rest_is_the_engine_s(tmp_path: P
     }
 
 
+def test_settings_of_our_scheduler_are_for_other_models(tmp_path: Path) -> None:
+    server = load_config(
+        {"speculative": "ngram", "steps_in_flight": 1, "scheduler": "penstock", "policy": "fair"}, environ={}
+    )
+    version = write_trtllm(tmp_path, "m", "org/model")
+    found = TrtllmLayout().configure(server, context(version)).scheduling
+    assert (found.scheduler, found.speculative, found.steps_in_flight, found.policy) == ("auto", "off", 2, "fair")
+
+
 def test_what_triton_itself_is_told_is_so_anyway(tmp_path: Path) -> None:
     triton = {"max_batch_size": 0, "decoupled": True, "cancellation_check_period_ms": 50, "multimodal": False}
     assert configured(tmp_path, {"triton_config": triton}) == configured(tmp_path / "other")

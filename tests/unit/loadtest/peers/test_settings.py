@@ -10,6 +10,7 @@ import pytest
 from penstock.gateway.cli import main
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.peers.contenders import CONTENDERS
+from penstock.loadtest.peers.notes import case_name
 from penstock.loadtest.peers.plan import Case, plan, requests_of
 from penstock.loadtest.peers.settings import settings
 
@@ -42,8 +43,14 @@ def test_settings_that_cannot_be(given: dict[str, Any], said: str) -> None:
 
 def test_each_peer_meets_penstock_with_the_same_engine_and_with_its_own_choice() -> None:
     assert groups(only=["vllm"], models=["tiny"], concurrency=["1", "4"]) == [
-        ("generation", "tiny", ("vllm", "penstock-vllm", "penstock-vllm-engine", "penstock"), 2)
+        ("generation", "tiny", ("vllm", "penstock-vllm", "penstock-vllm-engine", "penstock"), 3)
     ]
+
+
+def test_sampled_rows_come_last_in_the_generation_tables() -> None:
+    [group] = plan(settings({"dir": "d", "only": ["llamacpp"], "models": ["tiny"], "concurrency": [1, 4]}))
+    assert [(case.concurrency, case.sampled) for case in group.cases] == [(1, False), (4, False), (32, True)]
+    assert [case_name(case) for case in group.cases[1:]] == ["4 at a time", "32 at a time, sampled"]
 
 
 def test_protocols_that_a_peer_does_not_offer_are_left_out() -> None:

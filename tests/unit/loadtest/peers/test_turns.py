@@ -61,7 +61,7 @@ def calls() -> list[tuple[str, int, int]]:
 def turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *servers: Told, tokens: int = 4) -> Turns:
     chosen = settings(
         {"dir": "d", "only": ["vllm"], "models": ["tiny"], "concurrency": [1, 2], "output_tokens": tokens}
-        | {"longest": 10}
+        | {"longest": 10, "sampled": []}
     )
     [group] = plan(chosen)
     report = PeersReport(date="2026-01-01", command="c", settings=chosen, environment={}, versions={})

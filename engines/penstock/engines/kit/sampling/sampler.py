@@ -1,121 +1,190 @@
-"""From logits to tokens, for a batch of requests."""
+"""From logits to tokens and their log-probabilities, for a batch of requests."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.engines.contract.messages import TokenLogprobs
-from penstock.engines.kit.sampling.logprobs import token_logprobs
+from penstock.engines.kit.sampling.drawing import Cuts, Memory, column_maxima, draw, in_order, kth_largest
 from penstock.engines.kit.sampling.state import SamplingState
-from penstock.engines.kit.sampling.truncation import truncate
-from penstock.engines.kit.sampling.uniform import uniform
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
-_BLOCK = 256
-"""Weights are summed by blocks of this many tokens; only the block that the number falls into is walked through."""
-_SLAB_ELEMENTS = 1 << 18
-"""Logits worked on at a time: 1 MiB, which stays in a core's cache."""
+_ROWS_PER_THREAD = 4
+"""At least: fewer are not worth waking a thread."""
+_ROWS_AT_A_TIME = 64
+"""Of which logprobs are computed: bounds the memory for them."""
 
 
 @dataclass(slots=True)
-class SampleResult:
-    token_ids: Ids
-    """[S]; -1 where the row has a NaN or an infinite maximum."""
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    """By row, for those that asked."""
+class Extension:
+    """What a request is extended by in a step."""
+
+    token_ids: list[int] = field(default_factory=list)
+    finite: bool = True
+    """False where a row that was needed has a NaN or an infinite maximum; `token_ids` are those before it."""
+
+
+class _Request(NamedTuple):
+    row: int
+    state: SamplingState
+    offset: int
 
 
 class Sampler:
-    """Chooses tokens; holds nothing but working memory. Not for use from several threads."""
+    """Chooses tokens; holds nothing but working memory and threads. Not for use from several threads."""
 
-    def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
-        blocks = -(-vocab_size // _BLOCK)
-        self._slab = np.empty((max(1, _SLAB_ELEMENTS // (blocks * _BLOCK)), blocks * _BLOCK), np.float32)
+    def __init__(self, vocab_size: int, num_threads: int = 1) -> None:
+        """`num_threads` share the rows; the model should leave them idle meanwhile."""
+        self._memories = [Memory(vocab_size) for _ in range(num_threads)]
+        self._threads = ThreadPoolExecutor(num_threads - 1, "sampling") if num_threads > 1 else None
 
-    def sample(self, logits: Floats, states: Sequence[SamplingState | None]) -> SampleResult:
-        """One token for each row of `logits` [S, vocab] f32, which is not changed. None in `states`: plain greedy.
+    def extend(
+        self, logits: Floats, states: Sequence[SamplingState | None], drafts: Sequence[Sequence[int]]
+    ) -> list[Extension]:
+        """Tokens for each request, also appended to the states.
 
-        In this order: logprobs of the unscaled logits, logit_bias, min_tokens, penalties, temperature, min_p, top_k,
-        top_p, one uniform number. The tokens are appended to their states.
+        Request r has 1 + len(drafts[r]) rows of `logits` [N, vocab], one request after the other: behind its last known
+        token and behind each draft. Its tokens are kept up to and including the first one that differs from its draft:
+        what sampling one by one gives.
         """
-        token_ids = logits.argmax(axis=1)
+        extensions = [Extension() for _ in states]
+        counts = np.array([1 + len(guesses) for guesses in drafts], np.int64)
+        starts = np.cumsum(counts) - counts
+        left = list(range(len(states)))
+        while left:
+            # All rows of a request at once, unless they depend on one another: then the next one only.
+            pieces = []
+            for r in left:
+                state, first = states[r], int(starts[r]) + len(extensions[r].token_ids)
+                pieces.append(np.arange(first, first + (1 if state and state.depends_on_output else int(counts[r]))))
+            rows = np.concatenate(pieces)
+            owners = [states[r] for r, piece in zip(left, pieces, strict=True) for _ in piece]
+            offsets = np.concatenate([np.arange(len(piece)) for piece in pieces])
+            found = iter(self.sample(logits if len(rows) == len(logits) else logits[rows], owners, offsets).tolist())
+            left = [
+                r
+                for r, piece in zip(left, pieces, strict=True)
+                if _keep([next(found) for _ in piece], states[r], drafts[r], extensions[r])
+            ]
+        return extensions
+
+    def sample(self, logits: Floats, states: Sequence[SamplingState | None], offsets: Ids | None = None) -> Ids:
+        """[S]: a token for each row of `logits` [S, vocab] f32; -1 where it has a NaN or an infinite maximum.
+
+        None in `states`: plain greedy. Row r gets output token number num_output_tokens + offsets[r] of its state (0
+        where not given); several rows may be of one state, unless it depends on the output. States are only read: the
+        caller appends what it keeps. `logits` are as before when this returns; until then they are changed in place
+        where bias, min_tokens or penalties say so (in a copy, if they cannot be written to).
+
+        In this order: logit_bias, min_tokens, penalties, temperature, min_p, top_k, top_p, random numbers.
+        """
+        token_ids = np.empty(len(states), np.int64)
+        if not any(states):  # nothing to look up: at one request in flight that would take longer than the choice
+            self._take_largest(logits, np.arange(len(states)), token_ids)
+            return token_ids
+        if offsets is None:
+            offsets = np.zeros(len(states), np.int64)
+        numbered = enumerate(zip(states, offsets.tolist(), strict=True))
+        active = [_Request(row, state, offset) for row, (state, offset) in numbered if state is not None]
+        changed = [one for one in active if one.state.changes_logits(one.offset)]
+        if changed and not logits.flags.writeable:
+            logits = logits.copy()
+        undo = [(one.row, *one.state.adjust(logits[one.row], one.offset)) for one in changed]
+        drawn = [one for one in active if not one.state.greedy]
+        self._take_largest(logits, np.setdiff1d(np.arange(len(states)), [one.row for one in drawn]), token_ids)
+        if drawn:
+            self._draw(logits, drawn, token_ids)
+        for index, ids, values in undo:
+            logits[index, ids] = values
+        return token_ids
+
+    def _take_largest(self, logits: Floats, rows: Ids, token_ids: Ids) -> None:
+        """Fills in `token_ids` of these rows."""
+        if len(rows) == len(logits):
+            token_ids[:] = logits.argmax(axis=1)
+        else:
+            token_ids[rows] = [logits[row].argmax() for row in rows.tolist()]
         # NaN is the argmax of a row that has one, so this one look finds NaN and +inf anywhere, and rows of -inf.
-        bad = ~np.isfinite(logits[np.arange(len(token_ids)), token_ids])
-        if bad.any():
-            token_ids[bad] = -1
-        active = [row for row, state in enumerate(states) if state is not None and token_ids[row] >= 0]
-        height = len(self._slab)
-        for start in range(0, len(active), height):
-            self._choose(logits, active[start : start + height], states, token_ids)
-        result = SampleResult(token_ids)
-        for row in active:
-            state, token_id = states[row], int(token_ids[row])
-            if state is None:
-                continue
-            if state.params.logprobs is not None:
-                result.logprobs[row] = token_logprobs(logits[row], token_id, state.params.logprobs)
-            state.append(token_id)
-        return result
+        token_ids[rows[~np.isfinite(logits[rows, token_ids[rows]])]] = -1
 
-    def _choose(self, logits: Floats, rows: list[int], states: Sequence[SamplingState | None], token_ids: Ids) -> None:
-        """Replaces the argmax of these rows, which fit in the slab, by their tokens."""
-        drawn: list[int] = []
-        peaks, temperatures, numbers = [], [], []
-        truncated: list[tuple[int, SamplingState]] = []
-        for row in rows:
-            state = states[row]
-            if state is None or (state.greedy and not state.changes_logits):
-                continue
-            slot = self._slab[len(drawn), : self._vocab_size]
-            slot[:] = logits[row]
-            if state.changes_logits:
-                state.adjust(slot)
-                token_ids[row] = slot.argmax()
-            if state.greedy:
-                continue
-            if state.truncated:
-                truncated.append((len(drawn), state))
-            drawn.append(row)
-            peaks.append(slot[token_ids[row]])
-            temperatures.append(state.params.temperature)
-            numbers.append(uniform(state.key, state.num_output_tokens))
-        if not drawn:
-            return
-        weights = self._to_weights(np.array(peaks, np.float32), np.array(temperatures, np.float32))
-        for n, state in truncated:
-            truncate(weights[n, : self._vocab_size], state.params)
-        token_ids[drawn] = _inverse_cdf(weights, np.array(numbers))
+    def _draw(self, logits: Floats, drawn: list[_Request], token_ids: Ids) -> None:
+        """Fills in `token_ids` of these rows, shared among the threads."""
+        vocab = logits.shape[1]
+        rows = np.array([one.row for one in drawn])
+        params = [one.state.params for one in drawn]
+        cuts = Cuts(
+            temperatures=np.array([p.temperature for p in params], np.float64),
+            top_k=np.array([min(p.top_k, vocab) or vocab for p in params], np.int64),
+            top_p=np.array([p.top_p for p in params], np.float64),
+            min_p=np.array([p.min_p for p in params], np.float64),
+            keys=np.array([one.state.random_key(one.offset) for one in drawn], np.uint64),
+        )
+        num_parts = min(len(self._memories), max(1, len(rows) // _ROWS_PER_THREAD))
+        parts = np.array_split(np.arange(len(rows)), num_parts)
+        work = [(logits, rows[part], cuts[part], memory) for part, memory in zip(parts, self._memories, strict=False)]
+        others = [self._threads.submit(draw, *one) for one in work[1:]] if self._threads else []
+        token_ids[rows[parts[0]]] = draw(*work[0])
+        for part, other in zip(parts[1:], others, strict=True):
+            token_ids[rows[part]] = other.result()
 
-    def _to_weights(self, peaks: Floats, temperatures: Floats) -> Floats:
-        """The first rows of the slab, from logits to e^((logit - peak) / temperature); 0 beyond the vocabulary."""
-        weights = self._slab[: len(peaks)]
-        weights[:, self._vocab_size :] = -np.inf
+
+def token_logprobs_rows(logits: Floats, token_ids: Ids, top: int | Ids) -> list[TokenLogprobs]:
+    """Log-probabilities of the model's own distribution.
+
+    Of token_ids[n] at each row of `logits` [N, vocab], unscaled and with a finite maximum; with the top[n] likeliest
+    tokens, by probability and then by id.
+    """
+    tops = np.broadcast_to(np.asarray(top, np.int64), len(token_ids))
+    entries: list[TokenLogprobs] = []
+    for start in range(0, len(token_ids), _ROWS_AT_A_TIME):
+        some = slice(start, start + _ROWS_AT_A_TIME)
+        entries += _token_logprobs(logits[some], token_ids[some], tops[some])
+    return entries
+
+
+def _token_logprobs(logits: Floats, token_ids: Ids, top: Ids) -> list[TokenLogprobs]:
+    rows = np.arange(len(logits))
+    maxima = column_maxima(logits, rows)
+    peaks = maxima.max(axis=1)
+    floors = np.where(top > 0, kth_largest(maxima, np.maximum(top, 1)), peaks)
+    best, values = in_order(logits, rows, maxima >= floors[:, None], floors)
+    entries = []
+    weights = np.empty(logits.shape[1], np.float32)
+    for n, (row, token_id) in enumerate(zip(logits, token_ids.tolist(), strict=True)):
         with np.errstate(over="ignore", under="ignore"):
-            weights -= peaks[:, None]
-            weights /= temperatures[:, None]
+            np.subtract(row, peaks[n], out=weights)
             np.exp(weights, out=weights)
-        return weights
+        total = float(peaks[n]) + float(np.log(weights.sum()))
+        likeliest = (values[n, : top[n]].astype(np.float64) - total).tolist()
+        entries.append(
+            TokenLogprobs(
+                token_id=token_id,
+                logprob=float(row[token_id]) - total,
+                rank=1 + int(np.count_nonzero(row > row[token_id])),
+                top=list(zip(best[n, : top[n]].tolist(), likeliest, strict=True)),
+            )
+        )
+    return entries
 
 
-def _inverse_cdf(weights: Floats, numbers: npt.NDArray[np.float64]) -> Ids:
-    """For each row of `weights` [n, blocks * _BLOCK] the first id at which the sum exceeds number * total."""
-    rows = np.arange(len(weights))
-    blocks = weights.reshape(len(weights), -1, _BLOCK)
-    sums = np.cumsum(blocks.sum(axis=2), axis=1, dtype=np.float64)
-    targets = numbers * sums[:, -1]
-    chosen = np.minimum((sums <= targets[:, None]).sum(axis=1), blocks.shape[1] - 1)
-    inside = blocks[rows, chosen]
-    before = np.where(chosen > 0, sums[rows, chosen - 1], 0.0)
-    walked = np.cumsum(inside, axis=1, dtype=np.float64)
-    offsets = (walked <= (targets - before)[:, None]).sum(axis=1)
-    # Rounding may lead a hair past the last token of the block that has a weight: that token it is, then.
-    last = _BLOCK - 1 - (inside[:, ::-1] > 0).argmax(axis=1)
-    ids: Ids = chosen * _BLOCK + np.minimum(offsets, last)
-    return ids
+def _keep(token_ids: Iterable[int], state: SamplingState | None, drafts: Sequence[int], extension: Extension) -> bool:
+    """Takes over tokens as far as the drafts before them were right; whether all, with drafts still to be checked."""
+    for token_id in token_ids:
+        position = len(extension.token_ids)
+        if token_id < 0:
+            extension.finite = False
+            return False
+        extension.token_ids.append(token_id)
+        if state is not None:
+            state.append(token_id)
+        if position == len(drafts) or token_id != drafts[position]:
+            return False
+    return True

@@ -9,11 +9,62 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engines.contract.messages import SamplingParams
-from penstock.engines.kit.sampling.penalties import TokenCounts
-from penstock.engines.kit.sampling.uniform import stream_key
+from penstock.engines.kit.sampling.uniform import branch, stream_key
+
+Floats = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
+
+_NO_IDS = np.zeros(0, np.int64)
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy: dividing by them leaves nothing but the largest logit."""
+
+
+class TokenCounts:
+    """How often each token occurs in the output; prompt tokens are known too, with count 0.
+
+    Kept as pairs of id and count, so that a step costs what the request is long and not the whole vocabulary.
+    """
+
+    def __init__(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        ids = np.unique(np.asarray([*prompt, *output], np.int64))
+        self._slots = {token_id: slot for slot, token_id in enumerate(ids.tolist())}
+        self._size = len(ids)
+        self._ids = np.concatenate([ids, np.zeros(64, np.int64)])
+        self._counts = np.zeros(len(self._ids), np.float32)
+        for token_id in output:
+            self.add(token_id)
+
+    def add(self, token_id: int) -> None:
+        """Counts one more output token."""
+        slot = self._slots.get(token_id)
+        if slot is None:
+            slot = self._slots[token_id] = self._size
+            self._size += 1
+            if slot == len(self._ids):
+                self._ids, self._counts = np.resize(self._ids, 2 * slot), np.resize(self._counts, 2 * slot)
+            self._ids[slot], self._counts[slot] = token_id, 0
+        self._counts[slot] += 1
+
+    @property
+    def ids(self) -> Ids:
+        """Of all tokens that are counted."""
+        return self._ids[: self._size]
+
+    def penalize(self, logits: Floats, params: SamplingParams) -> None:
+        """Changes `logits` [vocab] in place.
+
+        Repetition: tokens of prompt and output, positive logits divided, negative ones multiplied (arXiv:1909.05858).
+        Frequency and presence: tokens of the output, count * frequency and once presence subtracted (OpenAI's API).
+        """
+        ids, counts = self.ids, self._counts[: self._size]
+        values = logits[ids]
+        repetition = np.float32(params.repetition_penalty)
+        if repetition != 1:
+            values = np.where(values > 0, values / repetition, values * repetition)
+        values -= np.float32(params.frequency_penalty) * counts
+        values -= np.float32(params.presence_penalty) * (counts > 0)
+        logits[ids] = values
 
 
 @dataclass(slots=True)
@@ -29,9 +80,9 @@ class SamplingState:
     """top_k, min_p or top_p leave tokens out."""
     counts: TokenCounts | None
     """None where no penalty is asked for."""
-    bias: tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]] | None
+    bias: tuple[Ids, Floats] | None
     """Token ids and what is added to their logits."""
-    stop_ids: npt.NDArray[np.int64]
+    stop_ids: Ids
     """Not to be sampled before min_tokens."""
 
     @staticmethod
@@ -57,26 +108,45 @@ class SamplingState:
         )
 
     @property
-    def changes_logits(self) -> bool:
-        """Whether `adjust` has anything to do for the next token."""
-        return self.counts is not None or self.bias is not None or self._stop_is_masked
+    def depends_on_output(self) -> bool:
+        """Whether the next token depends on which tokens came out before, other than through the logits."""
+        return self.counts is not None
 
-    def adjust(self, logits: npt.NDArray[np.float32]) -> None:
-        """Changes a row of logits [vocab] in place: logit_bias, then min_tokens, then penalties."""
+    def changes_logits(self, offset: int = 0) -> bool:
+        """Whether `adjust` has anything to do for the token `offset` places behind the next one."""
+        return self.counts is not None or self.bias is not None or self._stop_is_masked(offset)
+
+    def adjust(self, logits: Floats, offset: int = 0) -> tuple[Ids, Floats]:
+        """Changes a row of logits [vocab] in place: logit_bias, then min_tokens, then penalties.
+
+        Returns the ids whose logits may have changed, and what these were.
+        """
+        changed = np.concatenate(
+            [
+                self.bias[0] if self.bias is not None else _NO_IDS,
+                self.stop_ids if self._stop_is_masked(offset) else _NO_IDS,
+                self.counts.ids if self.counts is not None else _NO_IDS,
+            ]
+        )
+        before = logits[changed]
         if self.bias is not None:
             ids, values = self.bias
             logits[ids] += values
-        if self._stop_is_masked:
+        if self._stop_is_masked(offset):
             logits[self.stop_ids] = -np.inf
         if self.counts is not None:
             self.counts.penalize(logits, self.params)
+        return changed, before
+
+    def random_key(self, offset: int = 0) -> int:
+        """Of the random numbers for the token `offset` places behind the next one."""
+        return branch(self.key, self.num_output_tokens + offset)
 
     def append(self, token_id: int) -> None:
-        """Takes note of a sampled token."""
+        """Takes note of a sampled token that the request keeps."""
         self.num_output_tokens += 1
         if self.counts is not None:
             self.counts.add(token_id)
 
-    @property
-    def _stop_is_masked(self) -> bool:
-        return self.num_output_tokens < self.params.min_tokens and len(self.stop_ids) > 0
+    def _stop_is_masked(self, offset: int) -> bool:
+        return self.num_output_tokens + offset < self.params.min_tokens and len(self.stop_ids) > 0

@@ -19,11 +19,11 @@ def _queue(number: int) -> Work:
     """Requests arrive and are taken as one batch."""
     from google.protobuf import text_format
 
-    from penstock.classic.batcher import Batcher
+    from penstock.classic.batcher import DynamicBatcher
     from penstock.classic.model_config import ModelConfig
     from penstock.classic.queue import Waiting
 
-    batcher: Batcher[Waiting] = Batcher(text_format.Parse(_CONFIG % number, ModelConfig()))
+    batcher: DynamicBatcher[Waiting] = DynamicBatcher(text_format.Parse(_CONFIG % number, ModelConfig()))
     items = [Waiting() for _ in range(number)]
 
     def run() -> None:

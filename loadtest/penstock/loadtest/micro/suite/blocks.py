@@ -73,18 +73,18 @@ def _hashing() -> Work:
 
 def _prefix_hit() -> Work:
     """A prompt of 128 blocks that the cache holds, but for its last token: admitted and freed."""
-    from penstock.kvcache import KVCacheManager
+    from penstock.kvcache import KVCacheManager, KVGroup
 
-    manager = KVCacheManager(_NUM_BLOCKS, _BLOCK_SIZE)
+    manager = KVCacheManager(_NUM_BLOCKS, [KVGroup(_BLOCK_SIZE)])
     prompt = list(range(128 * _BLOCK_SIZE + 1))
 
     def run() -> int:
-        admitted = manager.admit(prompt)
+        admitted = manager.admit(prompt, manager.chains(), len(prompt))
         if admitted is None:
             raise RuntimeError("the pool is too small")
-        table, cached, _ = admitted
-        manager.publish(table, prompt, len(prompt))
-        manager.free(table)
+        tables, cached = admitted
+        manager.publish(tables, prompt, len(prompt))
+        manager.free(tables)
         return cached
 
     run()

@@ -6,16 +6,17 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 
 from penstock.engines.autonomous.core import AutonomousCore
-from penstock.engines.contract.batcher import BatcherOutput, NewTokens, StartRequest
+from penstock.engines.contract.continuous_batcher import BatcherOutput, NewTokens, StartRequest
 from penstock.engines.contract.messages import AddRequest, FinishReason, SamplingParams
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.kvcache import KVGroup
 
 _PROMPT = 256
 
 
 class InstantBatcher:
-    """Implements Batcher. Each request gets one token in every step, and ends with its last."""
+    """Implements ContinuousBatcher. Each request gets one token in every step, and ends with its last."""
 
     wakeup: int | None = None
     num_free_blocks = 1 << 20
@@ -24,7 +25,7 @@ class InstantBatcher:
         self.info = ModelInfo(
             vocab_size=32_000,
             max_model_len=1 << 20,
-            block_size=16,
+            kv_groups=(KVGroup(16),),
             num_blocks=self.num_free_blocks,
             eos_token_ids=(),
             runner="instant",

@@ -15,9 +15,15 @@ _SAMPLING = {"max_tokens": 256, "temperature": 0.7, "top_p": 0.95, "seed": 7, "s
 def _served() -> ServedModel:
     from penstock.engines.contract.model_info import ModelInfo
     from penstock.gateway.models import ServedModel
+    from penstock.kvcache import KVGroup
 
     info = ModelInfo(
-        vocab_size=32_000, max_model_len=8192, block_size=16, num_blocks=4096, eos_token_ids=(2,), runner="none"
+        vocab_size=32_000,
+        max_model_len=8192,
+        kv_groups=(KVGroup(16),),
+        num_blocks=4096,
+        eos_token_ids=(2,),
+        runner="none",
     )
     return ServedModel("model", "model", 0, info, {"temperature": 0.8})
 

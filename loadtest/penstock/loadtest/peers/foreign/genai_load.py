@@ -1,8 +1,9 @@
 """OpenVINO GenAI in this process: `genai_load.py MODEL THREADS PLACES`, then a JSON job per line on standard input.
 
-A job is {"prompts": [...], "concurrency": N, "output_tokens": N}; its answer on standard output one line of JSON with
-`seconds` and, for each request, `sent`, `ended` and `arrivals` (a pair of time and tokens for each piece), in seconds
-after the start. Requests join as places become free. Times are taken after each step of the pipeline.
+A job is {"prompts": [...], "concurrency": N, "output_tokens": N, "sampled": bool}. Its answer is one line of JSON on
+standard output, with `seconds` and, for each request, `sent`, `ended` and `arrivals` (a pair of time and tokens for
+each piece), in seconds after the start. Requests join as places become free. Times are taken after each step of the
+pipeline.
 """
 
 from __future__ import annotations
@@ -30,15 +31,17 @@ def pipeline(model: str, threads: int, places: int) -> Any:
     return genai.ContinuousBatchingPipeline(model, scheduler, "CPU", {"INFERENCE_NUM_THREADS": threads})
 
 
-def greedy(tokens: int) -> Any:
+def generation(tokens: int, sampled: bool) -> Any:
     config = genai.GenerationConfig()
     config.max_new_tokens = config.min_new_tokens = tokens
-    config.ignore_eos, config.do_sample, config.apply_chat_template = True, False, False
+    config.ignore_eos, config.do_sample, config.apply_chat_template = True, sampled, False
+    if sampled:
+        config.temperature, config.top_p = 0.7, 0.9
     return config
 
 
 def load(pipe: Any, ids: Any, job: dict[str, Any]) -> dict[str, Any]:
-    start, config = perf_counter(), greedy(job["output_tokens"])
+    start, config = perf_counter(), generation(job["output_tokens"], job["sampled"])
     waiting: list[str] = job["prompts"][::-1]
     running: list[tuple[Any, dict[str, Any]]] = []
     done: list[dict[str, Any]] = []

@@ -57,7 +57,7 @@ class BatcherOutput:
     """In this step."""
 
 
-class Batcher(Protocol):
+class ContinuousBatcher(Protocol):
     """An engine with a scheduler and a KV cache of its own: vLLM's core, TensorRT-LLM.
 
     It is handed requests only when it can run them now (`engines.autonomous`): who waits, for how long and behind whom

@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.engines.scheduler.request import Request
 
 
-class Seats:
+class BatcherSeats:
     """Requests that were handed over. A seat stays taken until the batcher says that its request is gone.
 
     A batcher gives a prompt its blocks some time after it was handed over, and an engine that runs by itself says so

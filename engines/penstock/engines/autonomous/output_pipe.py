@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 
-from penstock.engines.contract.batcher import BatcherOutput
+from penstock.engines.bell import Bell
+from penstock.engines.contract.continuous_batcher import BatcherOutput
 
 
-class Outbox:
+class OutputPipe:
     """However much is put in between two fetches, the descriptor becomes readable once."""
 
     def __init__(self) -> None:
@@ -16,9 +16,8 @@ class Outbox:
         """Guards all that follows."""
         self._made = BatcherOutput()
         self._failure: Exception | None = None
-        self._rung = False
-        self._closed = False
-        self.wakeup, self._bell = os.pipe()
+        self._bell = Bell()
+        self.wakeup = self._bell.wakeup
 
     def put(self, new: BatcherOutput) -> None:
         """Tokens and releases ring; the counts of a step without either wait for them."""
@@ -28,18 +27,18 @@ class Outbox:
             self._made.num_scheduled_tokens += new.num_scheduled_tokens
             self._made.num_preemptions += new.num_preemptions
             if new.tokens or new.released:
-                self._ring()
+                self._bell.ring()
 
     def ring(self) -> None:
         """There is reason to look, though nothing to fetch."""
         with self._lock:
-            self._ring()
+            self._bell.ring()
 
     def fail(self, failure: Exception) -> None:
         """The first one counts. What was put in before it can still be fetched."""
         with self._lock:
             self._failure = self._failure or failure
-            self._ring()
+            self._bell.ring()
 
     def fetch(self) -> BatcherOutput:
         """Raises what `fail` was told, once everything else is fetched."""
@@ -47,18 +46,10 @@ class Outbox:
             made, self._made = self._made, BatcherOutput()
             if self._failure is not None and not (made.tokens or made.released):
                 raise self._failure
-            if self._rung and self._failure is None:
-                os.read(self.wakeup, 1)
-                self._rung = False
+            if self._failure is None:
+                self._bell.silence()
         return made
 
     def close(self) -> None:
         with self._lock:
-            self._closed = True
-            os.close(self.wakeup)
-            os.close(self._bell)
-
-    def _ring(self) -> None:
-        if not self._rung and not self._closed:
-            os.write(self._bell, b"!")
-            self._rung = True
+            self._bell.close()

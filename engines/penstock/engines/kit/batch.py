@@ -1,0 +1,94 @@
+"""What a model computes at a time, and what a runner supplies for it: little more than a forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+
+NO_INTS: Ints = np.zeros(0, np.int64)
+NO_TOKENS: Int32s = np.zeros(0, np.int32)
+
+
+@dataclass(slots=True)
+class GroupTables:
+    """Block tables of a batch's requests in one of `ModelInfo.kv_groups`."""
+
+    block_ids: Int32s
+    """[S, W]: position p of request i lives in block_ids[i, p // block_size], slot p % block_size."""
+    first: Ints
+    """[S]: entries before it lie behind the group's window and must not be read."""
+    end: Ints
+    """[S]: entries from it on are not in use; those of `first`..`end` hold all that the batch reads and writes."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """Some tokens of S requests, T in all, that are computed together; tokens of a request are next to each other."""
+
+    token_ids: Int32s
+    """[T]; those that a step under way has still to sample are handed to `Model.start`."""
+    positions: Ints
+    """[T], in their requests."""
+    begins: Ints
+    """[S + 1]: where the tokens of request i begin; the last entry is T."""
+    computed: Ints
+    """[S]: tokens of the request that are in the KV cache already."""
+    scheduled: Ints
+    """[S]: how many follow now."""
+    groups: tuple[GroupTables, ...]
+    logits_at: Ints
+    """[N]: which of the T tokens get logits, and hidden states if those are wanted."""
+    adapter_slots: Ints
+    """[S]: what `Model.adapter_slot` gave for the request's adapter."""
+    wants_hidden: bool
+    """Hidden states are asked for, too."""
+
+
+class Outputs(NamedTuple):
+    """Valid until the next batch is started in the same buffer."""
+
+    logits: Floats
+    """[N, vocab], not scaled."""
+    hidden: Floats | None
+    """[N, hidden size]: the last hidden states after the final norm; may be None if the batch does not want them."""
+
+
+class Model(Protocol):
+    """A forward pass in one of `num_buffers` buffers: each has room for the inputs and the outputs of a batch.
+
+    One batch computes at a time; meanwhile the next one is prepared in another buffer.
+    """
+
+    @property
+    def num_buffers(self) -> int:
+        """Steps that can be under way."""
+        ...
+
+    def adapter_slot(self, key: str) -> int | None:
+        """What stands for the adapter in batches; never asked for the base model, which is 0. None: not loaded."""
+        ...
+
+    def prepare(self, buffer: int, batch: Batch) -> None:
+        """Fills the buffer, while another one may compute."""
+        ...
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """(source, destination), one after the other, all layers. Nothing computes."""
+        ...
+
+    def start(self, buffer: int, late: Ints, token_ids: Int32s) -> None:
+        """Begins to compute what was prepared, with `token_ids` [L] at the indices `late` [L] of the batch's tokens.
+        Nothing computes. Returns at once wherever the device works by itself."""
+        ...
+
+    def wait(self, buffer: int) -> Outputs:
+        """What the batch that was started came to; when this returns or raises, it computes no more."""
+        ...

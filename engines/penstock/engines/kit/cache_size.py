@@ -1,0 +1,105 @@
+"""What the memory and the model's own limits make of a runner's settings: context length, KV cache, sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from penstock.engines.errors import ContextLengthError, UnsupportedError
+from penstock.engines.host.memory import parse_memory
+from penstock.kvcache import KVGroup
+from penstock.kvcache.groups import blocks_of_request
+
+_LARGEST = {
+    "num_hidden_layers": 1024,
+    "hidden_size": 1 << 18,
+    "intermediate_size": 1 << 20,
+    "num_attention_heads": 4096,
+    "num_key_value_heads": 4096,
+    "head_dim": 1 << 14,
+    "vocab_size": 1 << 24,
+    "max_position_embeddings": 1 << 26,
+    "sliding_window": 1 << 26,
+}
+"""Several times what any model of the field has: beyond, the file is damaged, and building such a model would take all
+memory before it fails."""
+
+
+class LayerGroup(NamedTuple):
+    """Layers with the same window, which share a block table (`ModelInfo.kv_groups`)."""
+
+    window: int
+    layers: tuple[int, ...]
+    """The n-th of them lives in slot n of the cache: memory that all groups share, since a block belongs to one group
+    at a time."""
+
+
+def group_layers(windows: Sequence[int]) -> list[LayerGroup]:
+    """Deals the layers out to groups of about equal size, so that a block is as large in all of them; `windows` as in
+    `KVGroup.window`, for each layer. One kind of layer is one group. (The rule of vLLM's hybrid KV cache manager.)"""
+    kinds: dict[int, list[int]] = {}
+    for layer, window in enumerate(windows):
+        kinds.setdefault(window, []).append(layer)
+    counts = [len(layers) for layers in kinds.values()]
+    # Where the kinds are about as many, a few slots that stay empty cost less than more groups.
+    size = max(counts) if max(counts) < 1.25 * min(counts) else min(counts)
+    groups = []
+    for window, layers in kinds.items():
+        parts = -(-len(layers) // size)
+        groups += [LayerGroup(window, tuple(layers[part::parts])) for part in range(parts)]
+    return groups
+
+
+class CacheSettings(Protocol):
+    """What the settings of all runners have in common."""
+
+    @property
+    def num_blocks(self) -> int | None: ...
+    @property
+    def kv_cache_memory(self) -> int | str | None: ...
+    @property
+    def max_num_seqs(self) -> int: ...
+    @property
+    def max_num_batched_tokens(self) -> int: ...
+
+
+def check_model_sizes(settings: Mapping[str, Any]) -> None:
+    """`settings` is config.json. Raises UnsupportedError for sizes that no model has."""
+    for key, most in _LARGEST.items():
+        value = settings.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+            raise UnsupportedError(f"config.json has {key}={value!r:.40}, which is not a number from 0 to {most}")
+
+
+def max_model_len(wanted: int | None, limit: int | None) -> int:
+    """As asked for, or what the model was made for. Raises ContextLengthError when more than that is asked for,
+    UnsupportedError when neither is known."""
+    length = wanted or limit
+    if length is None:
+        raise UnsupportedError("config.json does not say how long a context can be: max_model_len must be set")
+    if limit is not None and length > limit:
+        raise ContextLengthError(f"max_model_len={length} is above the model's {limit}", param="max_model_len")
+    return int(length)
+
+
+def num_blocks(
+    config: CacheSettings, groups: Sequence[KVGroup], model_len: int, block_bytes: int, *, free: int, share: float
+) -> int:
+    """Of the pool, for all groups: as asked for, or as many as `share` of the `free` bytes hold and max_num_seqs full
+    requests can use. `block_bytes`: of one block in all layers of a group."""
+    if config.num_blocks is not None:
+        return config.num_blocks
+    if config.kv_cache_memory is not None:
+        count = parse_memory(config.kv_cache_memory, free=free) // block_bytes
+    else:
+        usable = config.max_num_seqs * blocks_of_request(groups, model_len, config.max_num_batched_tokens)
+        count = min(usable, int(free * share) // block_bytes)
+    least = len(groups)
+    if count < least:
+        raise UnsupportedError(
+            f"the KV cache does not hold {'one block' if least == 1 else f'{least} blocks'} of {block_bytes} bytes",
+            param="kv_cache_memory",
+        )
+    return count

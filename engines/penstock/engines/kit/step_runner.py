@@ -1,0 +1,336 @@
+"""`StepRunner`: a `ModelRunner` for every model that gives logits. What is left to a runner is a `Model`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+import numpy as np
+
+from penstock.engines.contract.model_info import ModelInfo
+from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
+from penstock.engines.errors import EngineError
+from penstock.engines.host.cores import usable_cores
+from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, Batch, Floats, Ints, Model, Outputs
+from penstock.engines.kit.request_table import RequestTable
+from penstock.engines.kit.sampling import Extension, Sampler, SamplingState, token_logprobs_rows
+
+_SCORED_BYTES = 256 << 20
+"""Most logits that prompt logprobs may take at a time; longer prompts are computed in several batches."""
+
+_SAMPLING_THREADS = 4
+"""At most; they work while the model waits for the tokens."""
+
+_NOT_FINITE = "the model's logits are not finite"
+
+
+@dataclass(slots=True)
+class _PlannedBatch:
+    """A batch, and what its outputs are for. Rows of the logits: one for each of `sampling`; then 1 + len(draft) for
+    each of `verifying`; then those of `pooling`; then the prompt positions."""
+
+    batch: Batch
+    indices: Ints
+    """[S]: of its requests in the step."""
+    rows: Ints
+    """[S]: of the request table."""
+    sampling: Ints
+    """[n]: which of its requests get one token, from the logits of their last one."""
+    sampling_rows: Ints
+    """[n]: of the request table."""
+    places: Ints
+    """[n]: the position of that token."""
+    states: list[SamplingState | None]
+    """[n]"""
+    late: Ints
+    """[L]: which of the batch's tokens steps under way may have to sample first: the last ones of all of `sampling`, or
+    none."""
+    verifying: list[int]
+    """Which requests have guesses."""
+    drafts: list[list[int]]
+    """The guesses of each of `verifying`."""
+    pooling: list[int]
+    """Which requests get a vector."""
+    prompts: list[tuple[int, int, int]]
+    """(request, first position, count) of prompt positions whose successor is a prompt token."""
+    sampled: Ints = field(default_factory=lambda: NO_INTS)
+    """[n]: -1 where the logits are not finite."""
+    verified: list[Extension] = field(default_factory=list)
+    """Of each of `verifying`."""
+
+
+@dataclass(slots=True)
+class _Step:
+    request_ids: list[int]
+    copies: list[tuple[int, int]]
+    buffer: int
+    batches: list[_PlannedBatch]
+    """Computed one after the other, in the same buffer. The first is prepared when the step is submitted."""
+    output: ModelRunnerOutput
+
+
+class StepRunner:
+    """Keeps the books of a `ModelRunner` and samples; `Model` computes.
+
+    While a step computes, the next one is in a buffer of its own, complete but for the tokens that the first one has
+    still to sample. When they are there, they are put in and the next step starts; only then is the first one's answer
+    made.
+    """
+
+    def __init__(self, model: Model, info: ModelInfo, max_num_seqs: int) -> None:
+        self._model = model
+        self._info = info
+        # Requests that ended keep their rows until no step under way has them, and others have their seats by then.
+        num_rows = max_num_seqs * max(2, model.num_buffers)
+        self._table = RequestTable(info, num_rows, model.adapter_slot)
+        self._sampler = Sampler(info.vocab_size, min(usable_cores(), _SAMPLING_THREADS))
+        self._max_scored = max(1, _SCORED_BYTES // (4 * info.vocab_size))
+        self._under_way: deque[_Step] = deque()
+        self._computing: int | None = None
+        """The buffer that was started and not waited for."""
+        self._next_buffer = 0
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def max_steps_in_flight(self) -> int:
+        return self._model.num_buffers
+
+    def submit(self, step: SchedulerOutput) -> None:
+        """`ModelRunner.submit`."""
+        self._table.apply(step)
+        batches = list(self._plan(step))
+        buffer, self._next_buffer = self._next_buffer, (self._next_buffer + 1) % self._model.num_buffers
+        if batches:
+            self._model.prepare(buffer, batches[0].batch)
+        output = ModelRunnerOutput([[] for _ in step.request_ids])
+        refused = self._table.refused
+        if refused:
+            output.failed = {i: refused[i] for i in step.request_ids if i in refused}
+        self._under_way.append(_Step(step.request_ids, step.block_copies, buffer, batches, output))
+        if len(self._under_way) == 1:
+            self._begin_next()
+
+    def collect(self) -> ModelRunnerOutput:
+        """`ModelRunner.collect`."""
+        step = self._under_way.popleft()
+        for planned, following in zip_longest(step.batches, step.batches[1:]):
+            self._computing = None
+            outputs = self._model.wait(step.buffer)
+            self._sample(planned, outputs.logits)
+            if following is None:
+                self._begin_next()
+                self._answer(step, planned, outputs)
+            else:
+                self._answer(step, planned, outputs)
+                self._model.prepare(step.buffer, following.batch)
+                self._start(step.buffer, following)
+        if not step.batches:
+            self._begin_next()
+        return step.output
+
+    def reset(self) -> None:
+        """`ModelRunner.reset`."""
+        self._under_way.clear()
+        self._table.clear()
+        if self._computing is not None:
+            with contextlib.suppress(Exception):  # the failure that brought us here was told already
+                self._model.wait(self._computing)
+            self._computing = None
+
+    def close(self) -> None:
+        """Nothing computes any more; the runner cannot be used afterwards."""
+        self.reset()
+
+    # -- before a step computes ------------------------------------------------------------------------------
+
+    def _plan(self, step: SchedulerOutput) -> Iterator[_PlannedBatch]:
+        """What is computed one after the other.
+
+        That is all at once, unless prompt logprobs ask for more logits than memory should be spent on: those prompts
+        are then computed by themselves, in pieces.
+        """
+        table = self._table
+        if not step.request_ids:
+            return
+        rows = table.rows_of(step.request_ids)
+        computed = np.array(step.num_computed_tokens, np.int64)
+        scheduled = np.array(step.num_scheduled_tokens, np.int64)
+        indices = np.arange(len(rows))
+        if table.refused:
+            indices = np.flatnonzero([request_id not in table.refused for request_id in step.request_ids])
+        scored = indices[(table.num_prompt_logprobs[rows] >= 0)[indices]]
+        scored = scored[(computed < table.num_prompt_tokens[rows] - 1)[scored]]
+        if len(scored):
+            scored = scored if scheduled[scored].sum() > self._max_scored else NO_INTS
+            indices = np.setdiff1d(indices, scored)
+        if len(indices):
+            yield self._plan_batch(step, indices, rows[indices], computed[indices], scheduled[indices])
+        for i in scored:
+            end = int(computed[i] + scheduled[i])
+            for start in range(int(computed[i]), end, self._max_scored):
+                count = min(self._max_scored, end - start)
+                yield self._plan_batch(step, np.array([i]), rows[[i]], np.array([start]), np.array([count]))
+
+    def _plan_batch(
+        self, step: SchedulerOutput, indices: Ints, rows: Ints, computed: Ints, scheduled: Ints
+    ) -> _PlannedBatch:
+        table = self._table
+        total, num_tokens = computed + scheduled, table.num_tokens[rows]
+        begins = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(scheduled, out=begins[1:])
+        sampling = np.flatnonzero(total >= num_tokens)
+        pooling = sampling[table.pools[rows[sampling]]].tolist()
+        verifying = [i for i in sampling.tolist() if step.request_ids[indices[i]] in step.drafts] if step.drafts else []
+        if pooling or verifying:
+            sampling = np.setdiff1d(sampling, pooling + verifying)
+        drafts = [step.drafts[step.request_ids[indices[i]]] for i in verifying]
+        for i, guesses in zip(verifying, drafts, strict=True):
+            table.tokens[rows[i], num_tokens[i] : num_tokens[i] + len(guesses)] = guesses
+        prompts = self._scored_positions(rows, computed, total)
+        logits_at = begins[1:][sampling] - 1
+        if pooling or verifying or prompts:
+            parts = [
+                np.arange(begins[i + 1] - 1 - len(g), begins[i + 1]) for i, g in zip(verifying, drafts, strict=True)
+            ]
+            parts += [begins[1:][pooling] - 1]
+            parts += [begins[i] + first - computed[i] + np.arange(count) for i, first, count in prompts]
+            logits_at = np.concatenate([logits_at, *parts])
+        if begins[-1] == len(rows):
+            owners, positions = rows, computed
+        else:
+            owners = np.repeat(rows, scheduled)
+            positions = np.arange(begins[-1]) + np.repeat(computed - begins[:-1], scheduled)
+        batch = Batch(
+            token_ids=table.tokens[owners, positions],
+            positions=positions,
+            begins=begins,
+            computed=computed,
+            scheduled=scheduled,
+            groups=table.group_tables(rows, computed, total),
+            logits_at=logits_at,
+            adapter_slots=table.adapter_slots[rows],
+            wants_hidden=bool(pooling),
+        )
+        places, sampling_rows = num_tokens[sampling], rows[sampling]
+        table.num_tokens[sampling_rows] = places + 1
+        states = [table.sampling[row] for row in sampling_rows.tolist()]
+        late = logits_at[: len(sampling)] if self._under_way else NO_INTS
+        return _PlannedBatch(
+            batch=batch,
+            indices=indices,
+            rows=rows,
+            sampling=sampling,
+            sampling_rows=sampling_rows,
+            places=places,
+            states=states,
+            late=late,
+            verifying=verifying,
+            drafts=drafts,
+            pooling=pooling,
+            prompts=prompts,
+        )
+
+    def _scored_positions(self, rows: Ints, computed: Ints, total: Ints) -> list[tuple[int, int, int]]:
+        table, found = self._table, []
+        for i in np.flatnonzero(table.num_prompt_logprobs[rows] >= 0).tolist():
+            first = int(computed[i])
+            count = min(int(total[i]), int(table.num_prompt_tokens[rows[i]]) - 1) - first
+            if count > 0:
+                found.append((i, first, count))
+        return found
+
+    def _begin_next(self) -> None:
+        """Lets the oldest step under way compute, if there is one. Only now may its copies be made: the steps before
+        may have written to their sources."""
+        if not self._under_way:
+            return
+        step = self._under_way[0]
+        if step.copies:
+            self._model.copy_blocks(step.copies)
+        if step.batches:
+            self._start(step.buffer, step.batches[0])
+
+    def _start(self, buffer: int, planned: _PlannedBatch) -> None:
+        late = planned.late
+        token_ids = self._table.tokens[planned.sampling_rows, planned.places - 1] if len(late) else NO_TOKENS
+        self._computing = buffer
+        self._model.start(buffer, late, token_ids)
+
+    # -- after it has computed -------------------------------------------------------------------------------
+
+    def _sample(self, planned: _PlannedBatch, logits: Floats) -> None:
+        """Chooses tokens and puts them into the table: all that the next step has to wait for."""
+        table, count = self._table, len(planned.sampling)
+        if count:
+            planned.sampled = sampled = self._sampler.sample(logits[:count], planned.states)
+            # A request with -1 fails. A step that follows still needs a valid token in its place.
+            table.tokens[planned.sampling_rows, planned.places] = np.maximum(sampled, 0)
+            if any(planned.states):
+                for state, token in zip(planned.states, sampled.tolist(), strict=True):
+                    if state is not None and token >= 0:
+                        state.append(token)
+        if planned.verifying:
+            rows = planned.rows[planned.verifying]
+            end = count + len(rows) + sum(map(len, planned.drafts))
+            states = [table.sampling[row] for row in rows.tolist()]
+            planned.verified = self._sampler.extend(logits[count:end], states, planned.drafts)
+            for row, extension in zip(rows.tolist(), planned.verified, strict=True):
+                start, tokens = int(table.num_tokens[row]), extension.token_ids
+                table.tokens[row, start : start + len(tokens)] = tokens
+                table.num_tokens[row] = start + len(tokens)
+
+    def _answer(self, step: _Step, planned: _PlannedBatch, outputs: Outputs) -> None:
+        """Puts what a batch came to into the step's output."""
+        logits, start = outputs.logits, len(planned.sampling)
+        sampled = planned.sampled.tolist()
+        tokens = [[token] if token >= 0 else [] for token in sampled]
+        self._answer_prompts(step, planned, logits)
+        for nth, i in enumerate(planned.sampling.tolist()):
+            self._answer_tokens(step, planned, i, tokens[nth], logits[nth : nth + 1], finite=sampled[nth] >= 0)
+        for i, guesses, extension in zip(planned.verifying, planned.drafts, planned.verified, strict=True):
+            following = logits[start : start + len(extension.token_ids)]
+            self._answer_tokens(step, planned, i, extension.token_ids, following, finite=extension.finite)
+            start += 1 + len(guesses)
+        if planned.pooling:
+            self._answer_vectors(step, planned, outputs.hidden, start)
+
+    def _answer_tokens(
+        self, step: _Step, planned: _PlannedBatch, i: int, token_ids: list[int], logits: Floats, *, finite: bool
+    ) -> None:
+        """Of request i of the batch: each of `token_ids` was sampled from the row of `logits` at its place."""
+        output, index, state = step.output, planned.indices[i], self._table.sampling[planned.rows[i]]
+        request_id = step.request_ids[index]
+        if not finite or request_id in output.failed:
+            output.failed.setdefault(request_id, _NOT_FINITE)
+            return
+        output.sampled_token_ids[index] = token_ids
+        if state is not None and state.params.logprobs is not None:
+            output.logprobs[request_id] = token_logprobs_rows(logits, np.array(token_ids), state.params.logprobs)
+
+    def _answer_vectors(self, step: _Step, planned: _PlannedBatch, hidden: Floats | None, start: int) -> None:
+        if hidden is None:
+            raise EngineError("the model gave no hidden states")
+        for row, i in enumerate(planned.pooling, start):
+            request_id, vector = step.request_ids[planned.indices[i]], hidden[row]
+            if np.isfinite(vector).all():
+                step.output.pooled[request_id] = vector.tolist()
+            else:
+                step.output.failed.setdefault(request_id, _NOT_FINITE)
+
+    def _answer_prompts(self, step: _Step, planned: _PlannedBatch, logits: Floats) -> None:
+        table, start = self._table, len(logits) - sum(count for _, _, count in planned.prompts)
+        for i, first, count in planned.prompts:
+            row, request_id = int(planned.rows[i]), step.request_ids[planned.indices[i]]
+            scores, start = logits[start : start + count], start + count
+            if not np.isfinite(scores.max(axis=1)).all():
+                step.output.failed.setdefault(request_id, _NOT_FINITE)
+                continue
+            targets = table.tokens[row, first + 1 : first + count + 1].astype(np.int64)
+            entries = step.output.prompt_logprobs.setdefault(request_id, [])
+            entries += token_logprobs_rows(scores, targets, int(table.num_prompt_logprobs[row]))

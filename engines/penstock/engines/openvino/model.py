@@ -1,0 +1,134 @@
+"""`PagedModel`: the compiled decoder with its buffers, as the runner kit's `Model`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import openvino as ov
+
+from penstock.engines.kit.batch import Batch, GroupTables, Int32s, Ints, Outputs
+from penstock.engines.openvino.decoder import group_suffix, step_inputs
+from penstock.engines.openvino.device import ThreadPlan
+from penstock.engines.openvino.kv_cache import KVCache
+
+
+class PagedModel:
+    """Each buffer has an infer request of each compiled model; inputs and outputs are theirs alone.
+
+    The infer requests of a compiled model share its one stream and its working memory, and all of them the KV cache:
+    `StepRunner` sees to it that one runs at a time. What an infer request gave stays while another one runs.
+    """
+
+    num_buffers = 2
+
+    cache: KVCache
+
+    def __init__(
+        self, compiled: Sequence[tuple[ThreadPlan, Any]], num_groups: int, block_size: int, capacity: int
+    ) -> None:
+        """`compiled` by ascending `min_tokens`; `capacity`: tokens for which there is room at the start."""
+        self._plans = [plan for plan, _ in compiled]
+        self._block_size = block_size
+        self._buffers = [
+            _Buffer([model.create_infer_request() for _, model in compiled], num_groups, capacity)
+            for _ in range(self.num_buffers)
+        ]
+
+    def use_cache(self, cache: KVCache) -> None:
+        """Before the first batch, or in place of a smaller cache."""
+        self.cache = cache
+        for buffer in self._buffers:
+            for request in buffer.requests:
+                cache.bind(request)
+
+    def adapter_slot(self, key: str) -> int | None:
+        """There are no LoRA adapters here."""
+        return None
+
+    def prepare(self, buffer: int, batch: Batch) -> None:
+        """`Model.prepare`."""
+        target, inputs = self._buffers[buffer], self._buffers[buffer].inputs
+        num_tokens = len(batch.positions)
+        chosen = next(n for n in reversed(range(len(self._plans))) if num_tokens >= self._plans[n].min_tokens)
+        target.chosen = target.requests[chosen]
+        target.wants_hidden = batch.wants_hidden
+        inputs["input_ids"].put(batch.token_ids)
+        inputs["position_ids"].put(batch.positions)
+        inputs["subsequence_begins"].put(batch.begins)
+        inputs["sampled_tokens_indices"].put(batch.logits_at)
+        for number, group in enumerate(batch.groups):
+            self._put_group(inputs, group_suffix(number, len(batch.groups)), group, batch)
+
+    def _put_group(self, inputs: dict[str, _Input], suffix: str, group: GroupTables, batch: Batch) -> None:
+        """Leaves out the blocks behind the window: attention goes by distance, and keys are rotated by their true
+        positions already."""
+        past_lens = batch.computed - group.first * self._block_size
+        begins = np.zeros(len(past_lens) + 1, np.int64)
+        np.cumsum(group.end - group.first, out=begins[1:])
+        entries = np.arange(group.block_ids.shape[1])
+        present = (entries >= group.first[:, None]) & (entries < group.end[:, None])
+        inputs["past_lens" + suffix].put(past_lens)
+        inputs["max_context_len" + suffix].put((past_lens + batch.scheduled).max())
+        inputs["block_indices" + suffix].put(group.block_ids[present])
+        inputs["block_indices_begins" + suffix].put(begins)
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """`Model.copy_blocks`."""
+        self.cache.copy_blocks(copies)
+
+    def start(self, buffer: int, late: Ints, token_ids: Int32s) -> None:
+        """`Model.start`."""
+        target = self._buffers[buffer]
+        if len(late):
+            target.inputs["input_ids"].memory[late] = token_ids
+        target.chosen.start_async()
+
+    def wait(self, buffer: int) -> Outputs:
+        """`Model.wait`; the arrays are views of the infer request's outputs."""
+        target = self._buffers[buffer]
+        target.chosen.wait()
+        hidden = target.chosen.get_output_tensor(1).data if target.wants_hidden else None
+        return Outputs(target.chosen.get_output_tensor(0).data, hidden)
+
+
+class _Buffer:
+    """Infer requests, of which a batch takes one, and the inputs that they share."""
+
+    def __init__(self, requests: list[Any], num_groups: int, capacity: int) -> None:
+        self.requests = requests
+        self.chosen = requests[0]
+        self.wants_hidden = False
+        kinds = step_inputs(num_groups)
+        self.inputs = {name: _Input(requests, name, *kind, capacity) for name, kind in kinds.items()}
+
+
+class _Input:
+    """A tensor that keeps its memory and is given a new length for each batch; it grows by doubling."""
+
+    def __init__(
+        self, requests: list[Any], name: str, dtype: type[np.generic], shape: list[int], capacity: int
+    ) -> None:
+        self._requests = requests
+        self._name = name
+        self._dtype = dtype
+        self._scalar = not shape
+        self._grow(1 if self._scalar else capacity)
+
+    def put(self, values: npt.NDArray[Any]) -> None:
+        if self._scalar:
+            self.memory[0] = values
+            return
+        count = len(values)
+        if count > len(self.memory):
+            self._grow(2 * count)
+        self._tensor.shape = [count]
+        self.memory[:count] = values
+
+    def _grow(self, capacity: int) -> None:
+        self.memory = np.zeros(capacity, self._dtype)
+        self._tensor = ov.Tensor(self.memory.reshape(()) if self._scalar else self.memory, shared_memory=True)
+        for request in self._requests:
+            request.set_tensor(self._name, self._tensor)

@@ -1,0 +1,96 @@
+"""Heartbeats: a thread of the engine process says how its loop is doing, whatever the loop does.
+
+They have a pipe of their own, since a ZeroMQ socket belongs to the thread that steps. Each fits into an atomic write
+(pipe(7), PIPE_BUF); where nobody reads for half an hour the pipe is full, and those that do not fit are dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+from penstock.engines.contract.messages import Heartbeat
+from penstock.engines.core import Core
+
+_PIPE_BYTES = 1 << 16
+"""At least what a pipe holds, so that a read ends with a whole heartbeat (pipe(7))."""
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Heartbeat).decode
+
+
+class HeartbeatThread:
+    """The engine process's end. Native code that does not let go of the interpreter's lock stops it, like everything
+    in this process: the gateway takes that for silence."""
+
+    def __init__(self, pipe: int, interval: float, clock: Callable[[], float]) -> None:
+        """`interval` in seconds; `core`: once there is one."""
+        self.core: Core | None = None
+        self._pipe = pipe
+        self._interval = interval
+        self._clock = clock
+        self._step_began: float | None = None
+        os.set_inheritable(pipe, False)
+        os.set_blocking(pipe, False)
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
+
+    def step_begins(self) -> None:
+        self._step_began = self._clock()
+
+    def step_ends(self) -> None:
+        self._step_began = None
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        while True:
+            try:
+                # left out where nobody reads, and where the steps under way change while they are counted
+                with suppress(BlockingIOError, RuntimeError):
+                    os.write(self._pipe, _encode(self.now()) + b"\n")
+            except OSError:  # the gateway is gone, and so is this process in a moment
+                return
+            pause.wait(self._interval)
+
+    def now(self) -> Heartbeat:
+        """The heartbeat of this moment."""
+        core, began = self.core, self._step_began
+        now = self._clock()
+        quiet = core.quiet_since if core is not None else None
+        since = min(now if began is None else began, now if quiet is None else quiet)
+        return Heartbeat(now - since, core.expected_seconds if core is not None else None)
+
+
+class HeartbeatPipe:
+    """The gateway's end, on its event loop."""
+
+    def __init__(self, on_beat: Callable[[Heartbeat], None]) -> None:
+        """`on_beat` gets the newest of those that have come. Raises OSError when there can be no pipe."""
+        self._loop = asyncio.get_running_loop()
+        self._on_beat = on_beat
+        self._pipe, self.far_end = os.pipe()
+        self._loop.add_reader(self._pipe, self._read)
+
+    def handed_over(self) -> None:
+        """The process has its end."""
+        os.close(self.far_end)
+        self.far_end = -1
+
+    def _read(self) -> None:
+        beats = os.read(self._pipe, _PIPE_BYTES).splitlines()
+        if beats:
+            self._on_beat(_decode(beats[-1]))
+        else:
+            self._loop.remove_reader(self._pipe)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._pipe)
+        os.close(self._pipe)
+        if self.far_end != -1:
+            self.handed_over()

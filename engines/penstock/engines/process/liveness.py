@@ -1,0 +1,91 @@
+"""Slow is not hung: what is thought of an engine process by what it says of itself."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+import msgspec
+
+from penstock.engines.contract.messages import Heartbeat
+
+_BEATS_WITHIN = 4
+"""Heartbeats within the shortest bound, at least: a single one that is late says nothing."""
+_MOST_SECONDS_BETWEEN_BEATS = 1.0
+
+
+class WatchdogConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine process may take its time for, in seconds, and how often it may be replaced."""
+
+    ready_timeout: float = 10.0
+    """Without progress for so long, the process counts as slow: `ready` is false until it goes on."""
+    slow_factor: float = 3.0
+    """A step may take this many times what it was expected to, if that is longer than `ready_timeout`."""
+    timeout: float = 60.0
+    """Without progress for so long, the process counts as hung: it is killed and replaced."""
+    hung_factor: float = 10.0
+    """As `slow_factor`, for `timeout`."""
+    load_timeout: float = 1800.0
+    """For the model to be loaded, before the process is killed; 0: as long as it takes."""
+    max_restarts: int = 5
+    """Within `restart_window`; then the engine stays down and the server says so."""
+    restart_window: float = 600.0
+    """Counted while the engine serves: time that goes into loading models clears no account."""
+
+    @property
+    def heartbeat_interval(self) -> float:
+        return min(_MOST_SECONDS_BETWEEN_BEATS, self.ready_timeout / _BEATS_WITHIN, self.timeout / _BEATS_WITHIN)
+
+
+class Health(Enum):
+    LIVE = auto()
+    SLOW = auto()
+    HUNG = auto()
+
+
+class Liveness:
+    """Judges one process that has loaded its model. Knows no clock: times are seconds of one that is passed in.
+
+    A process makes no progress while it is silent, and while a step goes on: for that its word is taken (`Heartbeat`),
+    since the thread that says so runs beside the step. Both are measured against the same bounds, which grow with what
+    the step was expected to take. Nothing expected, as for the first step of all and for engines that schedule by
+    themselves, is the bound as it was set.
+    """
+
+    def __init__(self, config: WatchdogConfig, now: float) -> None:
+        self._config = config
+        self._heard_at = now
+        self.step_seconds = 0.0
+        """How long the step under way had taken when its process last spoke of it; 0 with none."""
+        self._expected_seconds = 0.0
+
+    def heard(self, now: float) -> None:
+        """A message has come."""
+        self._heard_at = now
+
+    def stepped(self) -> None:
+        """A step's result has come: the next one may take its own time."""
+        self.step_seconds = 0.0
+
+    def beat(self, beat: Heartbeat, now: float) -> None:
+        self._heard_at = now
+        self.step_seconds = beat.step_seconds
+        self._expected_seconds = beat.expected_seconds or 0.0
+
+    def silence(self, now: float) -> float:
+        """Seconds since the last message of any kind."""
+        return now - self._heard_at
+
+    def judge(self, now: float) -> Health:
+        stuck = max(self.step_seconds, self.silence(now))
+        if stuck >= max(self._config.timeout, self._config.hung_factor * self._expected_seconds):
+            return Health.HUNG
+        if stuck >= max(self._config.ready_timeout, self._config.slow_factor * self._expected_seconds):
+            return Health.SLOW
+        return Health.LIVE
+
+    def complaint(self, now: float) -> str:
+        """Why it is not live, for the operator."""
+        if self.silence(now) >= self.step_seconds:
+            return f"it gave no sign of life for {self.silence(now):.1f} s"
+        expected = f"{self._expected_seconds:.1f} s were expected" if self._expected_seconds else "nothing was expected"
+        return f"its step has taken {self.step_seconds:.1f} s ({expected})"

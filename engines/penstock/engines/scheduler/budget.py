@@ -1,0 +1,164 @@
+"""What goes into a step: how many tokens prompts get of it, and which prompts, and how many guesses pay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.engines.scheduler.request import Request, Run
+
+_PROMPT_FLOOR = 32
+"""Tokens that prompts get of every step, even if those who generate alone take longer than the target."""
+_QUIET_FACTOR = 4.0
+"""While no request generates, a step may take this many times the target: only those who arrive wait for its end."""
+_MEMORY = 0.99
+"""Weight of a step against the one after it: some hundred steps count."""
+_SWEEPS = 3
+_TOKENS_SCALE, _ATTENDED_SCALE = 1e-2, 1e-5
+"""Bring tokens and attended tokens of a step to like sizes."""
+
+
+class Pace:
+    """seconds = a + b * tokens + c * (sum over tokens of the context that each attends to), a, b, c >= 0.
+
+    Least squares with exponential forgetting; the coefficients are improved by a few sweeps of coordinate descent at
+    each step, so that what a stretch of equal steps says nothing about keeps its value.
+    """
+
+    def __init__(self) -> None:
+        self.num_observed = 0
+        self._base = self._per_token = self._per_attended = 0.0
+        # weighted sums over the steps: 1, t, a, t*t, t*a, a*a, and the seconds times 1, t and a
+        self._sums = (0.0,) * 9
+
+    def observe(self, num_tokens: int, attended: float, seconds: float) -> None:
+        """A step was measured. `attended`: see the class."""
+        t, a = num_tokens * _TOKENS_SCALE, attended * _ATTENDED_SCALE
+        n, st, sa, stt, sta, saa, ss, sts, sas = self._sums
+        m = _MEMORY
+        n, st, sa, stt, sta, saa = m * n + 1, m * st + t, m * sa + a, m * stt + t * t, m * sta + t * a, m * saa + a * a
+        ss, sts, sas = m * ss + seconds, m * sts + t * seconds, m * sas + a * seconds
+        self._sums = (n, st, sa, stt, sta, saa, ss, sts, sas)
+        base, per_token, per_attended = self._base, self._per_token, self._per_attended
+        for _ in range(_SWEEPS):
+            if stt:
+                best = (sts - st * base - sta * per_attended) / stt
+                per_token = best if best > 0 else 0.0
+            if saa:
+                best = (sas - sa * base - sta * per_token) / saa
+                per_attended = best if best > 0 else 0.0
+            best = (ss - st * per_token - sa * per_attended) / n
+            base = best if best > 0 else 0.0
+        self._base, self._per_token, self._per_attended = base, per_token, per_attended
+        self.num_observed += 1
+
+    def seconds(self, num_tokens: int, attended: float) -> float:
+        """What a step is expected to take; 0 while nothing is known."""
+        tokens, attended = num_tokens * _TOKENS_SCALE, attended * _ATTENDED_SCALE
+        return self._base + self._per_token * tokens + self._per_attended * attended
+
+    def seconds_per_token(self, context: float) -> float:
+        """What one more token of a step is expected to take that attends to so many."""
+        return self._per_token * _TOKENS_SCALE + self._per_attended * context * _ATTENDED_SCALE
+
+    def tokens_within(self, seconds: float, context: float) -> float:
+        """How many tokens that each attend to `context` take so long."""
+        each = self.seconds_per_token(context)
+        return seconds / each if each > 0 else float("inf")
+
+
+@dataclass(slots=True)
+class Plan:
+    """What a step gives to prompts and to recomputation."""
+
+    prompt_tokens: int
+    shares: dict[int, int] = field(default_factory=dict)
+    """Tokens of running requests that have more than one to compute, by id; 0 for those that wait for a later step."""
+
+
+_DECODES = Plan(0)
+
+
+class StepBudget:
+    """Divides steps. Knows how long they take, once some were measured."""
+
+    def __init__(self, config: SchedulerConfig, chunk: int) -> None:
+        """`chunk`: most tokens of one request in a step (`largest_chunk`)."""
+        self.pace = Pace()
+        self.chunk = chunk
+        self._config = config
+        self._guesses = config.speculative != "off"
+        self._target = config.itl_target_ms / 1e3
+        self._base_seconds = 0.0
+        """What the tokens of those who generate are expected to take in the planned step."""
+        self._num_generating = 0
+
+    def plan(
+        self,
+        ready: Sequence[Run],
+        prompts: Sequence[tuple[Run, int]],
+        running: Sequence[Run],
+        head: Request | None,
+    ) -> Plan:
+        """`ready`, `prompts`: see `RunningRequests.ready`; `head`: the next one that waits and could have a seat."""
+        if not prompts and head is None and not self._guesses:
+            return _DECODES
+        num_singles = len(ready) - len(prompts)
+        attended = sum(run.num_computed_tokens for run in ready) - sum(run.num_computed_tokens for run, _ in prompts)
+        self._base_seconds = self.pace.seconds(num_singles, attended)
+        self._num_generating = sum(run.request.num_tokens > run.request.num_prompt_tokens for run in running)
+        if not prompts and head is None:
+            return _DECODES
+        limit = self._config.max_num_batched_tokens - num_singles
+        if self._target and self.pace.num_observed:
+            patience = self._target if self._num_generating else self._target * _QUIET_FACTOR
+            context = prompts[0][0].num_computed_tokens if prompts else 0
+            within = self.pace.tokens_within(patience - self._base_seconds, context)
+            limit = max(min(limit, _PROMPT_FLOOR), int(min(limit, within)))
+        return Plan(limit, _shares(prompts, limit, self.chunk, head))
+
+    def guesses(self, run: Run, room: int) -> list[int]:
+        """Tokens to verify beside the request's next one, at most `room`.
+
+        A guess is worth its time if the time that it takes is less than what it saves: with the probability that it
+        and all before it are right, one request's share of a step. So there are fewer as the batch grows.
+        """
+        request, lookup = run.request, run.request.lookup
+        if lookup is None:
+            return []
+        limit = min(room, request.max_num_tokens - request.num_tokens - 1, self._config.max_draft_tokens)
+        each = self.pace.seconds_per_token(run.num_computed_tokens)
+        saved = self._base_seconds / max(1, self._num_generating)
+        chance, worth = lookup.acceptance, 0
+        while worth < limit and chance * saved >= each:
+            worth += 1
+            chance *= lookup.acceptance
+        return lookup.guess(worth)
+
+
+def _shares(prompts: Sequence[tuple[Run, int]], limit: int, chunk: int, head: Request | None) -> dict[int, int]:
+    """Divides `limit` tokens among prompts that are computed in parts, at most `chunk` for each.
+
+    Half goes by the policy's order, so that the first always advances. The other half goes to those that are nearest
+    to their end, so that nobody waits behind a long prompt; of it, what is longer than the prompt at the head of the
+    queue gets nothing before that one had its turn, and some is kept for the head in any case: with a seat it makes way
+    for shorter ones behind it.
+    """
+    shares: dict[int, int] = {}
+    alone = len(prompts) == 1 and head is None
+    in_order, left = limit if alone else (limit + 1) // 2, limit
+    for run, count in prompts:
+        share = shares[run.id] = min(count, in_order, chunk)
+        in_order -= share
+        left -= share
+    if head is not None:
+        left -= min(left, head.num_tokens, _PROMPT_FLOOR)
+    for run, count in sorted(prompts, key=lambda entry: entry[1] - shares[entry[0].id]):
+        share = shares[run.id]
+        rest = count - share
+        if head is None or rest <= head.num_tokens:
+            more = min(rest, left, chunk - share)
+            shares[run.id] += more
+            left -= more
+    return shares

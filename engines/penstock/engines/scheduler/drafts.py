@@ -1,0 +1,77 @@
+"""Prompt lookup: the next tokens are guessed from what followed the newest ones when they occurred before.
+
+Guesses cost nothing to make and are verified by the model, several in one step (Saxena, "Prompt Lookup Decoding", 2023;
+Leviathan et al., arXiv:2211.17192, for the verification). How many are made follows how many were right.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+
+_LONGEST, _SHORTEST = 4, 2
+"""Newest tokens that must have occurred before: longer matches first, since they are right more often."""
+_FIRST_LENGTH = 3
+"""Guesses before anything is known of how good they are."""
+_FIRST_ACCEPTANCE = 0.5
+_FIRST_PAUSE, _LONGEST_PAUSE = 16, 512
+"""Tokens without a guess after guesses that were all wrong; doubled each time."""
+_BYTES = 4
+
+
+class PromptLookup:
+    """Guesses for one request."""
+
+    def __init__(self, token_ids: Iterable[int], max_length: int) -> None:
+        self._data = bytearray(array("i", token_ids).tobytes())
+        """All known tokens, in a form that can be searched."""
+        self._max_length = max_length
+        self._length = min(_FIRST_LENGTH, max_length)
+        self._pause = _FIRST_PAUSE
+        self._resume_at = 0
+        """Known tokens from which on guesses are made again."""
+        self.acceptance = _FIRST_ACCEPTANCE
+        """Moving average of the share of guesses that were right."""
+
+    def append(self, token_ids: Iterable[int]) -> None:
+        self._data += array("i", token_ids).tobytes()
+
+    def guess(self, limit: int) -> list[int]:
+        """At most `limit` tokens that may come next; often none."""
+        count = min(self._length, limit)
+        if count < 1 or len(self._data) < self._resume_at * _BYTES:
+            return []
+        for size in range(_LONGEST, _SHORTEST - 1, -1):
+            at = _find_last(self._data, size)
+            if at is not None:
+                behind = array("i", self._data[at + size * _BYTES :][: count * _BYTES])
+                # what repeats itself is expected to go on repeating itself
+                return [behind[i % len(behind)] for i in range(count)]
+        return []
+
+    def verified(self, num_guessed: int, num_right: int) -> None:
+        """Adapts how many are guessed. Called after `append`."""
+        self.acceptance += 0.25 * (num_right / num_guessed - self.acceptance)
+        if num_right == num_guessed:
+            self._length = min(2 * self._length, self._max_length)
+            self._pause = _FIRST_PAUSE
+        elif num_right:
+            self._length = max(1, min(self._length, num_right + 1))
+        elif self._length > 1:
+            self._length //= 2
+        else:
+            self._resume_at = len(self._data) // _BYTES + self._pause
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            self.acceptance = max(self.acceptance, _FIRST_ACCEPTANCE)  # after the pause they get another chance
+
+
+def _find_last(data: bytearray, size: int) -> int | None:
+    """Where the last `size` tokens occurred before, most recently: the offset of the first of them."""
+    if len(data) <= size * _BYTES:
+        return None
+    pattern, end = data[-size * _BYTES :], len(data) - _BYTES
+    while True:
+        at = data.rfind(pattern, 0, end)
+        if at < 0 or at % _BYTES == 0:
+            return at if at >= 0 else None
+        end = at + len(pattern) - 1

@@ -1,0 +1,309 @@
+"""Requests from arrival to their end: bounds, the queue, deadlines, counters, and exactly one terminal output for each.
+
+Shared by our scheduler and by the admission queue in front of engines that schedule by themselves.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from penstock.engines.contract.messages import (
+    AddRequest,
+    EngineStats,
+    FinishReason,
+    PoolingParams,
+    RequestError,
+    RequestOutput,
+)
+from penstock.engines.contract.model_info import ModelInfo
+from penstock.engines.errors import (
+    ContextLengthError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    PenstockError,
+    QueueFullError,
+    UnsupportedError,
+)
+from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.engines.scheduler.queues import make_queue, order_key
+from penstock.engines.scheduler.request import Request, RequestStatus
+from penstock.kvcache.pool import require
+
+
+class Intake:
+    """Who may join the queue, who waits in it, and what the clients are told in the end."""
+
+    def __init__(self, config: SchedulerConfig, info: ModelInfo, fits: Callable[[int], bool]) -> None:
+        """`fits(num_tokens)`: the KV cache can hold a request of that length when it is alone."""
+        self.config = config
+        self.info = info
+        self.requests: dict[int, Request] = {}
+        """Without a terminal output so far."""
+        self.waiting = make_queue(config.policy)
+        self.num_waiting_tokens = 0
+        """Known tokens of requests that wait."""
+        self._passed_by: dict[int, tuple[Request, Callable[[], bool]]] = {}
+        self.loading_adapters: set[str] = set()
+        """Keys of LoRA adapters whose requests have to wait."""
+        self._adapter_errors: dict[str, PenstockError] = {}
+        self.stats = EngineStats(num_blocks=info.num_blocks)
+        self.eos = frozenset(info.eos_token_ids)
+        self._fits = fits
+        self._deadlines = _Deadlines(self.requests.__contains__)
+        self._finished: Counter[str] = Counter()
+        self.outputs: list[RequestOutput] = []
+        """For the clients, since `take_outputs`; who adds a terminal one calls `count_end`."""
+        self._finish_interval = 0.0
+        self._last_finish: float | None = None
+
+    # -- in --------------------------------------------------------------------------------------------------
+
+    def receive(self, message: AddRequest, num_waiting: int, free_seats: int) -> list[Request]:
+        """One Request for each of the message's ids, in order, not queued yet; or none, and the ids end with the
+        reason why not. Ids that are in use are ignored."""
+        if any(request_id in self.requests for request_id in message.ids):
+            return []
+        self.stats.admitted += len(message.ids)
+        error = self._refusal(message) or self._queue_full(message, num_waiting, free_seats)
+        if error is not None:
+            for request_id in message.ids:
+                self.emit_end(request_id, FinishReason.ERROR, error)
+            return []
+        samples = self._samples_of(message)
+        for request in samples:
+            self.requests[request.id] = request
+            if request.deadline is not None:
+                self._deadlines.add(request.deadline, request.id)
+        return samples
+
+    def _samples_of(self, message: AddRequest) -> list[Request]:
+        params = message.params
+        stop: frozenset[int] = frozenset()
+        seed = None
+        if not isinstance(params, PoolingParams):
+            seed = params.seed
+            stop = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos)
+        samples = []
+        for index, request_id in enumerate(message.ids):
+            own_seed = random.getrandbits(63) if seed is None else seed + index
+            request = Request(request_id, message, list(message.prompt_token_ids), own_seed, stop)
+            request.key = order_key(self.config.policy, request, self.config.ageing_seconds)
+            samples.append(request)
+        return samples
+
+    def _refusal(self, message: AddRequest) -> PenstockError | None:
+        """The error that ends a request which could never run."""
+        prompt, params, info = message.prompt_token_ids, message.params, self.info
+        pooling = isinstance(params, PoolingParams)
+        max_tokens = 1 if isinstance(params, PoolingParams) else params.max_tokens
+        if not prompt or max_tokens < 1 or not message.ids:
+            return InvalidRequestError("a request needs at least one prompt token and one token to generate")
+        if pooling and not info.supports_pooling:
+            return UnsupportedError("This engine gives no vectors for this model.")
+        if pooling and len(message.ids) > 1:
+            return InvalidRequestError("a request for a vector has one result")
+        if min(prompt) < 0 or max(prompt) >= info.vocab_size:
+            wrong = next(t for t in prompt if not 0 <= t < info.vocab_size)
+            return InvalidRequestError(
+                f"The prompt has the token {wrong}, but the model's vocabulary ends at {info.vocab_size - 1}."
+            )
+        total = len(prompt) + (0 if pooling else max_tokens)
+        if total > info.max_model_len:
+            return ContextLengthError(
+                f"This model's maximum context length is {info.max_model_len} tokens; the request asks for "
+                f"{len(prompt)} prompt tokens and up to {max_tokens} output tokens."
+            )
+        if not self._fits(total):
+            return ContextLengthError(
+                f"The request could grow to {total} tokens, but the whole KV cache holds {info.num_kv_tokens}."
+            )
+        return None
+
+    def _queue_full(self, message: AddRequest, num_waiting: int, free_seats: int) -> QueueFullError | None:
+        excess = num_waiting + len(message.ids) - free_seats
+        if excess > self.config.max_queued_requests and num_waiting >= free_seats:
+            return self._full(f"{num_waiting} requests are waiting", num_waiting)
+        waiting_tokens = self.num_waiting_tokens
+        if waiting_tokens and waiting_tokens + len(message.prompt_token_ids) > self.config.max_queued_tokens:
+            return self._full(f"{waiting_tokens} prompt tokens are waiting", num_waiting)
+        return None
+
+    def _full(self, what: str, num_waiting: int) -> QueueFullError:
+        wait = min(60.0, max(1.0, num_waiting * self._finish_interval))
+        return QueueFullError(f"The queue is full: {what}. Try again later.", retry_after=wait)
+
+    # -- the queue -------------------------------------------------------------------------------------------
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting) + len(self._passed_by)
+
+    def __iter__(self) -> Iterator[Request]:
+        """All that wait, those that are passed by included."""
+        yield from self.waiting
+        yield from (request for request, _ in self._passed_by.values())
+
+    def enqueue(self, request: Request) -> None:
+        self.waiting.push(request)
+        self.num_waiting_tokens += request.num_tokens
+
+    def pop(self) -> Request:
+        """The next one, which runs from now on."""
+        request = self.waiting.pop()
+        self.num_waiting_tokens -= request.num_tokens
+        return request
+
+    @property
+    def num_passed_by(self) -> int:
+        return len(self._passed_by)
+
+    def pass_by(self, request: Request, is_blocked: Callable[[], bool]) -> None:
+        """The next one waits for something that the queue behind it need not wait for. It keeps its place: once
+        `is_blocked` is false, `requeue_unblocked` puts it back."""
+        self.waiting.remove(request)
+        self._passed_by[request.id] = (request, is_blocked)
+
+    def requeue_unblocked(self) -> None:
+        """Puts back those that were passed by and wait for nothing any more."""
+        for request, is_blocked in tuple(self._passed_by.values()) if self._passed_by else ():
+            if not is_blocked():
+                del self._passed_by[request.id]
+                self.waiting.push(request)
+
+    def waits_for_adapter(self, request: Request) -> bool:
+        """Passes the next one by if its LoRA adapter is still being loaded."""
+        if request.adapter not in self.loading_adapters:
+            return False
+        self.pass_by(request, partial(self.loading_adapters.__contains__, request.adapter))
+        return True
+
+    def adapter_failed(self, key: str, error: PenstockError) -> None:
+        """Requests that have waited for this adapter end with the error (`due`)."""
+        self._adapter_errors[key] = error
+
+    @property
+    def can_go_on(self) -> bool:
+        """Some request waits for nothing but room in a step."""
+        return len(self.waiting) > 0 or any(not is_blocked() for _, is_blocked in self._passed_by.values())
+
+    def withdraw(self, request: Request) -> None:
+        """Takes one out that will not run."""
+        if self._passed_by.pop(request.id, None) is None:
+            self.waiting.remove(request)
+        self.num_waiting_tokens -= request.num_tokens
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError when the queue and what is counted of it contradict one another."""
+        waiting = list(self)
+        require(len(waiting) == self.num_waiting, "the queue's length is wrong")
+        require(self.num_waiting_tokens == sum(r.num_tokens for r in waiting), "waiting tokens miscounted")
+
+    # -- out -------------------------------------------------------------------------------------------------
+
+    def due(self, now: float) -> Iterator[tuple[Request, PenstockError]]:
+        """Requests that end now, and what they are told: their time is over, or their adapter did not load."""
+        if self._adapter_errors:
+            errors, self._adapter_errors = self._adapter_errors, {}
+            for waiting in list(self.requests.values()):
+                if waiting.adapter in errors and waiting.status is RequestStatus.WAITING:
+                    yield waiting, errors[waiting.adapter]
+        for request_id in self._deadlines.due(now):
+            request = self.requests.get(request_id)
+            if request is not None:
+                what = "scheduled" if request.first_scheduled is None else "complete"
+                yield request, DeadlineExceededError(f"The request's time was over before it was {what}.")
+
+    @property
+    def next_deadline(self) -> float | None:
+        """The earliest deadline of a live request."""
+        return self._deadlines.next()
+
+    def ended(self, request: Request, now: float) -> None:
+        """The book-keeping of every end: the request is nowhere any more.
+
+        Keeps a moving average of the time between two ends, from which `retry_after` is estimated. Once no request is
+        left, how long it takes until the next one comes says nothing about how long service takes.
+        """
+        request.status = RequestStatus.FINISHED
+        del self.requests[request.id]
+        if self._last_finish is not None:
+            self._finish_interval += 0.1 * (now - self._last_finish - self._finish_interval)
+        self._last_finish = now if self.requests else None
+
+    def emit(self, output: RequestOutput) -> None:
+        """What a step has brought a request."""
+        self.outputs.append(output)
+        if output.finish_reason is not None:
+            self.count_end(output)
+
+    def count_end(self, output: RequestOutput) -> None:
+        """A terminal output is among those for the clients."""
+        reason, error = str(output.finish_reason), output.error
+        self._finished[reason if error is None else f"{reason}:{error.code}"] += 1
+
+    def emit_end(self, request_id: int, reason: FinishReason, error: PenstockError | None = None) -> None:
+        """Tells the client of an end outside of a step's results: refused, timed out, aborted, failed."""
+        self.emit(RequestOutput(request_id, [], reason, error=None if error is None else wire_error(error)))
+
+    def take_outputs(self) -> list[RequestOutput]:
+        """What was emitted since the last call."""
+        outputs, self.outputs = self.outputs, []
+        return outputs
+
+    # -- what operators see ----------------------------------------------------------------------------------
+
+    def looked_up(self, num_tokens: int, num_cached: int) -> None:
+        """A prompt's first look into the prefix cache."""
+        self.stats.prefix_queries += num_tokens
+        self.stats.prefix_hits += num_cached
+
+    def stepped(self, num_prompt_tokens: int, num_sampled: int) -> None:
+        """A step succeeded: it computed so many tokens of prompts, and the clients got so many new ones."""
+        self.stats.steps += 1
+        self.stats.prompt_tokens += num_prompt_tokens
+        self.stats.generation_tokens += num_sampled
+
+    def snapshot(self) -> EngineStats:
+        """The same object each time, its gauges left to the caller."""
+        self.stats.finished = dict(self._finished)
+        self.stats.num_waiting_tokens = self.num_waiting_tokens
+        return self.stats
+
+
+def wire_error(error: PenstockError) -> RequestError:
+    return RequestError(error.code, error.message, error.retry_after)
+
+
+class _Deadlines:
+    """Deadlines of all live requests, cheapest to ask "who is due?": a heap, not a scan of the queue.
+
+    Entries of finished requests stay until they surface or until most of the heap is stale.
+    """
+
+    def __init__(self, is_live: Callable[[int], bool]) -> None:
+        self._is_live = is_live
+        self._heap: list[tuple[float, int]] = []
+        self._compact_at = 1024
+
+    def add(self, deadline: float, request_id: int) -> None:
+        heapq.heappush(self._heap, (deadline, request_id))
+        if len(self._heap) > self._compact_at:
+            self._heap = [entry for entry in self._heap if self._is_live(entry[1])]
+            heapq.heapify(self._heap)
+            self._compact_at = max(1024, 2 * len(self._heap))
+
+    def due(self, now: float) -> list[int]:
+        """Takes out the ids whose time has come; finished ones may be among them."""
+        ids = []
+        while self._heap and self._heap[0][0] <= now:
+            ids.append(heapq.heappop(self._heap)[1])
+        return ids
+
+    def next(self) -> float | None:
+        while self._heap and not self._is_live(self._heap[0][1]):
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None

@@ -1,0 +1,203 @@
+"""Who is next: policies as keys that are fixed when a request arrives, and the queues that order by them."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Protocol
+
+from penstock.engines.scheduler.request import Request
+
+INPUT_WEIGHT = 1.0
+OUTPUT_WEIGHT = 2.0
+_PRUNE_ABOVE = 1024
+
+
+class Policy(StrEnum):
+    FCFS = "fcfs"
+    PRIORITY = "priority"
+    FAIR = "fair"
+
+
+def order_key(policy: Policy, request: Request, ageing_seconds: float) -> tuple[float, int]:
+    """Lower is earlier. Ties go to the lower id.
+
+    With linear ageing, "priority p, waiting since t" is at every moment as urgent as "priority 0, waiting since
+    t + p * ageing_seconds". So priorities with ageing need no clock and no re-sorting.
+    """
+    if policy is Policy.PRIORITY:
+        return (request.arrival_time + request.priority * ageing_seconds, request.id)
+    return (request.arrival_time, request.id)
+
+
+class RequestQueue(Protocol):
+    """Requests that wait, the next one first. A preempted one comes back with its old key, so ahead of later ones."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Request]: ...
+    def push(self, request: Request) -> None: ...
+    def peek(self) -> Request | None: ...
+    def pop(self) -> Request: ...
+    def remove(self, request: Request) -> None: ...
+    def charge(self, request: Request, num_computed: int) -> None:
+        """Tells that the request's first `num_computed` tokens are computed, or about to be."""
+        ...
+
+
+def make_queue(policy: Policy) -> RequestQueue:
+    return FairQueue() if policy is Policy.FAIR else KeyedQueue()
+
+
+class KeyedQueue:
+    """A heap by key. Removal is lazy: O(1) now, the entry goes when it surfaces or half of the heap is dead."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[float, int], int, Request]] = []
+        self._live: dict[int, int] = {}
+        """Request id -> number of its entry; other entries of the same request are dead."""
+        self._num_pushed = 0
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __iter__(self) -> Iterator[Request]:
+        return (request for _, number, request in self._heap if self._live.get(request.id) == number)
+
+    def push(self, request: Request) -> None:
+        self._num_pushed += 1
+        self._live[request.id] = self._num_pushed
+        heapq.heappush(self._heap, (request.key, self._num_pushed, request))
+
+    def peek(self) -> Request | None:
+        heap = self._heap
+        while heap:
+            _, number, request = heap[0]
+            if self._live.get(request.id) == number:
+                return request
+            heapq.heappop(heap)
+        return None
+
+    def pop(self) -> Request:
+        request = self.peek()
+        if request is None:
+            raise IndexError("the queue is empty")
+        heapq.heappop(self._heap)
+        del self._live[request.id]
+        return request
+
+    def remove(self, request: Request) -> None:
+        del self._live[request.id]
+        if len(self._heap) > 2 * len(self._live) + 16:
+            self._heap = [entry for entry in self._heap if self._live.get(entry[2].id) == entry[1]]
+            heapq.heapify(self._heap)
+
+    def charge(self, request: Request, num_computed: int) -> None:
+        """Order does not depend on service."""
+
+
+class FairQueue:
+    """Fair queueing between tenants by virtual token counters (Sheng et al., "Fairness in Serving Large Language
+    Models", OSDI 2024): the tenant that has been served least goes first, and none saves up credit while idle.
+
+    One KeyedQueue per tenant, and a heap of the tenants that have requests waiting, by their counters.
+
+    Counters only grow, so a stale heap entry is always too low: it is corrected when it surfaces.
+    """
+
+    def __init__(self) -> None:
+        self._queues: dict[str, KeyedQueue] = {}
+        self._counters: dict[str, float] = {}
+        self._backlogged: list[tuple[float, str]] = []
+        self._in_heap: set[str] = set()
+        self._floor = 0.0
+        """No tenant that waits is below; it only grows."""
+        self._served_last = ""
+        self._size = 0
+        self._prune_at = _PRUNE_ABOVE
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[Request]:
+        return (request for queue in self._queues.values() for request in queue)
+
+    def counter(self, tenant: str) -> float:
+        """Weighted tokens served to a tenant, lifted to the others' level whenever it comes back from idleness."""
+        return self._counters.get(tenant, 0.0)
+
+    def push(self, request: Request) -> None:
+        tenant = request.tenant
+        queue = self._queues.get(tenant)
+        if queue is None:
+            self._raise_floor()
+            self._prune()
+            self._counters[tenant] = max(self.counter(tenant), self._floor)
+            queue = self._queues[tenant] = KeyedQueue()
+            if tenant not in self._in_heap:
+                self._in_heap.add(tenant)
+                heapq.heappush(self._backlogged, (self._counters[tenant], tenant))
+        queue.push(request)
+        self._size += 1
+
+    def peek(self) -> Request | None:
+        lowest = self._lowest()
+        return None if lowest is None else self._queues[lowest[1]].peek()
+
+    def pop(self) -> Request:
+        lowest = self._lowest()
+        if lowest is None:
+            raise IndexError("the queue is empty")
+        self._floor, tenant = lowest
+        self._served_last = tenant
+        request = self._queues[tenant].pop()
+        self._size -= 1
+        self._drop_if_empty(tenant)
+        return request
+
+    def remove(self, request: Request) -> None:
+        queue = self._queues[request.tenant]
+        queue.remove(request)
+        self._size -= 1
+        self._drop_if_empty(request.tenant)
+
+    def charge(self, request: Request, num_computed: int) -> None:
+        """Adds what is computed for the first time; prefix hits cost nothing, nor does recomputation."""
+        known = request.charged_tokens
+        if num_computed <= known:
+            return
+        input_tokens = max(0, min(num_computed, request.num_prompt_tokens) - known)
+        output_tokens = num_computed - known - input_tokens
+        request.charged_tokens = num_computed
+        self._counters[request.tenant] = (
+            self.counter(request.tenant) + INPUT_WEIGHT * input_tokens + OUTPUT_WEIGHT * output_tokens
+        )
+
+    def _raise_floor(self) -> None:
+        """To the lowest of those that wait; when nobody does, to the tenant that was served last."""
+        lowest = self._lowest()
+        level = self.counter(self._served_last) if lowest is None else lowest[0]
+        self._floor = max(self._floor, level)
+
+    def _lowest(self) -> tuple[float, str] | None:
+        heap = self._backlogged
+        while heap:
+            counter, tenant = heap[0]
+            if tenant not in self._queues:
+                heapq.heappop(heap)
+                self._in_heap.discard(tenant)
+            elif counter < self._counters[tenant]:
+                heapq.heapreplace(heap, (self._counters[tenant], tenant))
+            else:
+                return heap[0]
+        return None
+
+    def _drop_if_empty(self, tenant: str) -> None:
+        if not len(self._queues[tenant]):
+            del self._queues[tenant]
+
+    def _prune(self) -> None:
+        """Forgets idle tenants that would be lifted to the floor anyway: names are the callers', memory is ours."""
+        if len(self._counters) >= self._prune_at:
+            self._counters = {t: c for t, c in self._counters.items() if t in self._queues or c > self._floor}
+            self._prune_at = max(_PRUNE_ABOVE, 2 * len(self._counters))

@@ -1,0 +1,123 @@
+"""Who has a seat: their blocks, and what the runner has been told of them."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+
+from penstock.engines.contract.step import BlockUpdate, NewRequest, SchedulerOutput
+from penstock.engines.scheduler.request import Request, RequestStatus, Run
+from penstock.kvcache import BlockTables, KVCacheManager
+
+
+class RunningRequests:
+    """Sorted by key: the last one is the one to preempt. Blocks of a request that lost its seat are given back when no
+    step under way can write to them any more."""
+
+    def __init__(self, kv: KVCacheManager) -> None:
+        self.runs: list[Run] = []
+        self._kv = kv
+        self._known_to_runner: set[int] = set()
+        """Ids that the runner knows."""
+        self._dropped: list[int] = []
+        """Ids that it may forget, and has not been told of."""
+        self.last_collected = 0
+        """Number of the newest step that is not under way any more."""
+
+    def ready(self) -> tuple[list[Run], list[tuple[Run, int]]]:
+        """Who could compute something next, in order: nobody for whom a result must come first. And those of them that
+        could compute more than one token, with how many."""
+        ready, prompts = [], []
+        for run in self.runs:
+            request = run.request
+            count = request.num_tokens - run.num_computed_tokens
+            if count < 1:  # steps under way compute all that is known of it, and sample its next token
+                if run.num_computed_tokens + 1 >= request.max_num_tokens or run.verifies:
+                    continue
+                if request.followers:
+                    continue  # they fork from it when its prompt's last step is collected
+            elif count > 1:
+                prompts.append((run, count))
+            ready.append(run)
+        return ready, prompts
+
+    def start(self, request: Request, tables: BlockTables, num_computed_tokens: int) -> Run:
+        """Gives the request a seat."""
+        run = request.run = Run(request, tables, num_computed_tokens)
+        request.status = RequestStatus.RUNNING
+        insort(self.runs, run, key=_key)
+        return run
+
+    def stop(self, run: Run) -> None:
+        """The request loses its seat; `sweep` takes it out of the list."""
+        run.has_seat = False
+        run.request.run = None
+        self.vacate(run)
+
+    def sweep(self) -> None:
+        self.runs = [run for run in self.runs if run.has_seat]
+
+    def vacate(self, run: Run) -> None:
+        """Gives the blocks of a request without a seat back, and lets the runner forget it, unless a step under way
+        writes for it: then this is called again when that step is collected."""
+        if run.last_step > self.last_collected:
+            return
+        self._kv.free(run.tables)
+        if run.id in self._known_to_runner:
+            self._known_to_runner.discard(run.id)
+            self._dropped.append(run.id)
+
+    def grow(self, run: Run, count: int, step: SchedulerOutput) -> bool:
+        """Makes the next `count` positions writable. False, and nothing changes, when blocks are short."""
+        start = run.num_computed_tokens
+        if start + count <= run.tables.capacity:
+            return True
+        growth = self._kv.grow(run.tables, start, start + count)
+        if growth is None:
+            return False
+        if run.id in self._known_to_runner:
+            step.block_updates += [BlockUpdate(run.id, *update) for update in growth.updates]
+            step.block_copies += growth.copies
+        return True
+
+    def tell(self, step: SchedulerOutput, runs: Iterable[Run]) -> None:
+        """Adds to the step what the runner must know before it computes tokens of these."""
+        step.dropped_ids, self._dropped = self._dropped, []
+        if self._known_to_runner.issuperset(step.request_ids):
+            return
+        for run in runs:
+            if run.id not in self._known_to_runner:
+                self._known_to_runner.add(run.id)
+                step.new_requests.append(_new_request(run))
+                step.block_copies += run.tables.copies
+
+    def copied(self, runs: Iterable[Run]) -> None:
+        """A step of these has made their copies: none of them was part of a step before it."""
+        for run in runs:
+            if run.tables.copies:
+                self._kv.copied(run.tables)
+
+    def lost(self, runs: Iterable[Run]) -> None:
+        """The runner has lost steps of these, and forgotten all requests."""
+        self._known_to_runner.clear()
+        self._dropped.clear()
+        for run in runs:
+            if not run.has_seat:
+                self.vacate(run)
+
+
+def _key(run: Run) -> tuple[float, int]:
+    return run.request.key
+
+
+def _new_request(run: Run) -> NewRequest:
+    request = run.request
+    return NewRequest(
+        id=request.id,
+        token_ids=request.token_ids,
+        num_prompt_tokens=request.num_prompt_tokens,
+        block_ids=run.tables.block_ids,
+        params=request.pooling or request.params,
+        seed=request.seed,
+        adapter=request.adapter,
+    )

@@ -1,0 +1,76 @@
+"""A step while it is put together, and until its result is there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from penstock.engines.contract.step import SchedulerOutput
+from penstock.engines.scheduler.request import Run
+
+
+@dataclass(slots=True)
+class StepUnderWay:
+    """A step that is handed out as soon as it is complete, and has no result yet."""
+
+    number: int
+    """Steps count from 1, in the order in which they are computed."""
+    step: SchedulerOutput = field(default_factory=SchedulerOutput)
+    requests: list[Run] = field(default_factory=list)
+    """In the order of `step.request_ids`."""
+    attended: float = 0.0
+    """Sum over its tokens of the contexts that they attend to."""
+    expected_seconds: float = 0.0
+    """0: not known yet."""
+    scheduled_at: float = 0.0
+
+    def include_decodes(self, runs: Sequence[Run]) -> None:
+        """Adds one token of each: what `include` does, for what most of most steps is."""
+        step, number = self.step, self.number
+        step.request_ids += [run.id for run in runs]
+        step.num_computed_tokens += [run.num_computed_tokens for run in runs]
+        step.num_scheduled_tokens += [1] * len(runs)
+        self.requests += runs
+        for run in runs:
+            run.num_computed_tokens += 1
+            run.last_step = number
+
+    def include(self, run: Run, count: int, guesses: list[int] | None = None) -> None:
+        """Adds the request's next `count` tokens, and guesses of those behind its last known one to verify."""
+        step, start = self.step, run.num_computed_tokens
+        if guesses:
+            step.drafts[run.id] = guesses
+            run.verifies = True
+            count += len(guesses)
+        step.request_ids.append(run.id)
+        step.num_scheduled_tokens.append(count)
+        step.num_computed_tokens.append(start)
+        run.num_computed_tokens = start + count
+        run.last_step = self.number
+        self.requests.append(run)
+
+    def top_up(self, left: int, chunk: int) -> None:
+        """Gives `left` tokens that no waiting request could use to the prompts of this step, in order, up to `chunk`
+        tokens of each."""
+        counts = self.step.num_scheduled_tokens
+        for index, run in enumerate(self.requests):
+            start = run.num_computed_tokens
+            more = min(left, run.request.num_tokens - start, chunk - counts[index])
+            if more > 0 and start + more <= run.tables.capacity:  # where a window would have to grow: next time
+                counts[index] += more
+                run.num_computed_tokens = start + more
+                left -= more
+
+    def complete(self) -> None:
+        """Nothing is added any more: sums up."""
+        counts, starts = self.step.num_scheduled_tokens, self.step.num_computed_tokens
+        total = self.step.total_num_scheduled_tokens = sum(counts)
+        if total == len(counts):
+            self.attended = sum(starts) + 0.5 * total
+        else:
+            self.attended = sum(n * (start + 0.5 * n) for n, start in zip(counts, starts, strict=True))
+
+    def rewind(self) -> None:
+        """The step is lost: its requests are where they were before it, and before those that followed it."""
+        for run, start in zip(self.requests, self.step.num_computed_tokens, strict=True):
+            run.rewind(start)

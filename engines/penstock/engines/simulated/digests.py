@@ -1,0 +1,77 @@
+"""What the simulated engine computes: a digest for each position, kept in the slots of a paged cache.
+
+The digest of a position is made of the adapter, the token, the position, and what each group of layers lets it see of
+earlier positions, read back through the group's block table. With full attention that is the position before it and one
+more at a place that depends on the position alone; with a window, all positions in it. So digests depend on the whole
+history as attention does, and a wrong block table, a copy that was missed, a stale prefix hit, a slot that
+another request wrote, a block that was given back too early: each of them changes digests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from zlib import crc32
+
+from penstock.kvcache import KVGroup
+
+_MASK = (1 << 64) - 1
+_FACTOR = 0xBF58476D1CE4E5B9
+_GOLDEN = 0x9E3779B97F4A7C15
+_SPOILT = 0xBAD
+
+
+def mix(value: int, number: int) -> int:
+    """One round of a multiplicative hash, 64 bits: enough to make every bit of `value` matter."""
+    value = (value * _FACTOR + number) & _MASK
+    return value ^ value >> 29
+
+
+def origin_of(adapter: str) -> int:
+    """What an adapter's weights would do to the tokens, its key does."""
+    return _GOLDEN ^ crc32(adapter.encode("utf-8", "surrogatepass"))
+
+
+class PagedDigests:
+    """Slots for `num_blocks` blocks, each of which any group may use."""
+
+    def __init__(self, groups: Sequence[KVGroup], num_blocks: int) -> None:
+        # groups hold the keys and values of different layers: one's slots are of no use to another
+        self._groups = [(g.block_size, g.window, number * _GOLDEN & _MASK) for number, g in enumerate(groups)]
+        self._stride = max(group.block_size for group in groups)
+        self._slots = [0] * (num_blocks * self._stride)
+
+    def copy(self, source: int, destination: int) -> None:
+        """Copies a whole block."""
+        slots, size = self._slots, self._stride
+        slots[destination * size : (destination + 1) * size] = slots[source * size : (source + 1) * size]
+
+    def compute(self, tables: Sequence[Sequence[int]], token_id: int, position: int, origin: int) -> int:
+        """The digest of a position, which is in its slots then. `tables`: one for each group."""
+        slots, stride = self._slots, self._stride
+        seen = origin ^ token_id
+        for table, (size, window, _) in zip(tables, self._groups):  # noqa: B905 - called for each token
+            if window:
+                seen += self._window(table, size, max(0, position - window + 1), position)
+            elif position:
+                near, far = position - 1, (position * 0x9E3779B1 % 2**32 >> 8) % position
+                seen += slots[table[near // size] * stride + near % size]
+                seen += slots[table[far // size] * stride + far % size]
+        digest = (seen * _FACTOR + position) & _MASK  # as `mix`
+        digest ^= digest >> 29
+        for table, (size, _, salt) in zip(tables, self._groups):  # noqa: B905
+            slots[table[position // size] * stride + position % size] = digest ^ salt
+        return digest
+
+    def _window(self, table: Sequence[int], size: int, start: int, end: int) -> int:
+        """The sum of the slots of positions start..end-1."""
+        total = 0
+        for index in range(start // size, -(-end // size)):
+            first, at = index * size, table[index] * self._stride
+            total += sum(self._slots[at + max(start - first, 0) : at + min(end - first, size)])
+        return total
+
+    def spoil(self, tables: Sequence[Sequence[int]], start: int, end: int) -> None:
+        """Leaves behind what a computation that failed may leave in its slots: nothing of any use."""
+        for table, (size, _, _) in zip(tables, self._groups, strict=True):
+            for position in range(start, end):
+                self._slots[table[position // size] * self._stride + position % size] = _SPOILT

@@ -1,0 +1,150 @@
+"""Live, slow or hung: by silence, by what a step takes, and by what it was expected to take."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from penstock.engines.contract.messages import Heartbeat
+from penstock.engines.core import Core
+from penstock.engines.process.heartbeat import HeartbeatPipe, HeartbeatThread
+from penstock.engines.process.liveness import Health, Liveness, WatchdogConfig
+
+CONFIG = WatchdogConfig(ready_timeout=10, slow_factor=3, timeout=60, hung_factor=10)
+NOW = 1000.0
+
+
+def after(*beats: Heartbeat, config: WatchdogConfig = CONFIG) -> Liveness:
+    liveness = Liveness(config, NOW)
+    for beat in beats:
+        liveness.beat(beat, NOW)
+    return liveness
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "expected_seconds", "health"),
+    [
+        (0, None, Health.LIVE),
+        (9.9, None, Health.LIVE),
+        (10, None, Health.SLOW),
+        (59.9, None, Health.SLOW),
+        (60, None, Health.HUNG),
+        (60, 0.02, Health.HUNG),  # short steps do not shorten the bounds
+        (10, 3, Health.SLOW),
+        (29.9, 10, Health.LIVE),  # expected to take long: both bounds grow with it
+        (30, 10, Health.SLOW),
+        (99.9, 10, Health.SLOW),
+        (100, 10, Health.HUNG),
+        (80, 30, Health.LIVE),  # ready although it is beyond the timeout
+    ],
+)
+def test_a_step_is_measured_by_what_was_expected(
+    step_seconds: float, expected_seconds: float | None, health: Health
+) -> None:
+    assert after(Heartbeat(step_seconds, expected_seconds)).judge(NOW) is health
+
+
+@pytest.mark.parametrize(
+    ("beats", "silence", "health"),
+    [
+        ((), 9.9, Health.LIVE),
+        ((), 10, Health.SLOW),
+        ((), 60, Health.HUNG),
+        ((Heartbeat(5, None),), 59.9, Health.SLOW),
+        ((Heartbeat(5, None),), 60, Health.HUNG),
+        ((Heartbeat(5, 10),), 29.9, Health.LIVE),  # the step may have taken the interpreter's lock
+        ((Heartbeat(5, 10),), 100, Health.HUNG),
+        ((Heartbeat(5, 10), Heartbeat(0, None)), 60, Health.HUNG),  # that step is over
+    ],
+)
+def test_silence_is_measured_by_the_same_bounds(beats: tuple[Heartbeat, ...], silence: float, health: Health) -> None:
+    assert after(*beats).judge(NOW + silence) is health
+
+
+def test_heartbeats_alone_are_no_progress_and_any_message_breaks_the_silence() -> None:
+    liveness = after()
+    for second in range(60):
+        liveness.beat(Heartbeat(second, None), NOW + second)
+    assert liveness.judge(NOW + 60) is Health.SLOW
+    liveness.beat(Heartbeat(60, None), NOW + 60)
+    assert liveness.judge(NOW + 60) is Health.HUNG
+    quiet = after()
+    quiet.heard(NOW + 59)
+    assert quiet.judge(NOW + 60) is Health.LIVE
+
+
+def test_a_steps_result_is_progress_before_the_next_heartbeat_says_so() -> None:
+    liveness = after(Heartbeat(30, None))
+    assert liveness.judge(NOW) is Health.SLOW
+    liveness.stepped()
+    assert liveness.judge(NOW) is Health.LIVE
+
+
+def test_the_complaint_names_what_was_waited_for() -> None:
+    assert after().complaint(NOW + 70) == "it gave no sign of life for 70.0 s"
+    assert after(Heartbeat(70, None)).complaint(NOW) == "its step has taken 70.0 s (nothing was expected)"
+    assert after(Heartbeat(400, 30)).complaint(NOW) == "its step has taken 400.0 s (30.0 s were expected)"
+
+
+def test_heartbeats_keep_step_with_short_bounds() -> None:
+    assert WatchdogConfig().heartbeat_interval == 1.0
+    assert WatchdogConfig(ready_timeout=2).heartbeat_interval == 0.5
+    assert WatchdogConfig(timeout=2).heartbeat_interval == 0.5
+
+
+# -- what a heartbeat says
+
+
+class StubCore(Core):
+    quiet_since = None
+    expected_seconds = None
+
+
+@pytest.mark.parametrize(
+    ("step_began", "quiet_since", "seconds"),
+    [(None, None, 0), (93, None, 7), (None, 90, 10), (93, 90, 10), (90, 93, 10)],
+)
+def test_a_heartbeat_tells_the_longer_of_step_and_work_beside_it(
+    step_began: float | None, quiet_since: float | None, seconds: float
+) -> None:
+    clock = [0.0]
+    reader, writer = os.pipe()
+    heart = HeartbeatThread(writer, 1.0, lambda: clock[0])
+    os.close(reader)
+    os.close(writer)
+    assert heart.now() == Heartbeat(0, None), "while the model is loaded"
+    heart.core = core = StubCore()
+    core.quiet_since, core.expected_seconds = quiet_since, 2.5
+    if step_began is not None:
+        clock[0] = step_began
+        heart.step_begins()
+    clock[0] = 100
+    assert heart.now() == Heartbeat(seconds, 2.5)
+    heart.step_ends()
+    assert heart.now().step_seconds == (0 if quiet_since is None else 100 - quiet_since)
+
+
+async def test_heartbeats_go_on_where_one_cannot_be_said_and_the_newest_counts() -> None:
+    class Changing(StubCore):
+        num_asked = 0
+
+        @property
+        def expected_seconds(self) -> float | None:
+            self.num_asked += 1
+            if self.num_asked % 2:
+                raise RuntimeError("deque mutated during iteration")
+            return float(self.num_asked)
+
+    seen: asyncio.Queue[Heartbeat] = asyncio.Queue()
+    pipe = HeartbeatPipe(seen.put_nowait)
+    heart = HeartbeatThread(os.dup(pipe.far_end), 0.001, lambda: 0.0)
+    pipe.handed_over()
+    heart.core = Changing()
+    heart.start()
+    async with asyncio.timeout(30):
+        told = [(await seen.get()).expected_seconds for _ in range(3)]
+    pipe.close()  # the thread ends by itself
+    assert told == sorted(told)
+    assert all(seconds is not None and seconds % 2 == 0 for seconds in told)

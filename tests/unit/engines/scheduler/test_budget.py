@@ -1,0 +1,136 @@
+"""How long steps take, as learned from them, and what that makes of a target for the time between tokens."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
+from penstock.engines.scheduler.budget import _PROMPT_FLOOR, Pace
+from unit.engines.scheduler.harness import FIRST, Rig, make_rig
+
+
+def machine(num_tokens: int, attended: float) -> float:
+    """5 ms, 0.2 ms for each token, 0.1 microseconds for each token that one attends to."""
+    return 5e-3 + 2e-4 * num_tokens + 1e-7 * attended
+
+
+def taught(noise: float = 0.0, num_steps: int = 400) -> Pace:
+    rng, pace = random.Random(1), Pace()
+    for _ in range(num_steps):
+        tokens = rng.choice([1, 4, 16, 64, 256])
+        attended = tokens * rng.uniform(10, 4000)
+        pace.observe(tokens, attended, machine(tokens, attended) * (1 + rng.uniform(-noise, noise)))
+    return pace
+
+
+@pytest.mark.parametrize(("noise", "error"), [(0.0, 0.02), (0.2, 0.15)])
+def test_a_linear_machine_is_learned(noise: float, error: float) -> None:
+    pace = taught(noise)
+    for tokens, context in ((1, 100), (32, 1000), (256, 3000)):
+        expected = machine(tokens, tokens * context)
+        assert pace.seconds(tokens, tokens * context) == pytest.approx(expected, rel=error, abs=1e-3)
+    assert pace.seconds_per_token(1000) == pytest.approx(3e-4, rel=0.3)
+
+
+def test_nothing_is_known_before_the_first_step() -> None:
+    pace = Pace()
+    assert pace.seconds(100, 1000) == 0
+    assert pace.tokens_within(0.1, 100) == float("inf")
+
+
+def test_equal_steps_do_not_spoil_what_was_learned() -> None:
+    pace = taught()
+    for _ in range(2000):
+        pace.observe(32, 32 * 500, machine(32, 32 * 500))
+    assert pace.seconds(256, 256 * 500) == pytest.approx(machine(256, 256 * 500), rel=0.1)
+
+
+def test_a_machine_that_becomes_slower_is_learned_anew() -> None:
+    rng, pace = random.Random(1), taught()
+    for _ in range(600):
+        tokens = rng.choice([1, 16, 256])
+        pace.observe(tokens, tokens * 100, 3 * machine(tokens, tokens * 100))
+    assert pace.seconds(256, 256 * 100) == pytest.approx(3 * machine(256, 256 * 100), rel=0.1)
+
+
+# -- plans -----------------------------------------------------------------------------------------------------
+
+
+def timed_rig(target_ms: float, **config: object) -> Rig:
+    """The clock goes on by what a step takes on the machine above."""
+    limits: dict[str, object] = {"max_num_seqs": 64, "max_num_batched_tokens": 2048, "enable_prefix_caching": False}
+    rig = make_rig(4000, 16, itl_target_ms=target_ms, **{"vocab_size": 1 << 30} | limits | config)  # type: ignore[arg-type]
+
+    def after(step: SchedulerOutput, _: ModelRunnerOutput) -> None:
+        pairs = zip(step.num_scheduled_tokens, step.num_computed_tokens, strict=True)
+        rig.clock.now += machine(step.total_num_scheduled_tokens, sum(n * (start + 0.5 * n) for n, start in pairs))
+
+    rig.runner.after = after
+    return rig
+
+
+def learn(rig: Rig) -> None:
+    for length in (10, 300, 900, 100, 500):
+        rig.run(rig.request([1, length] * (length // 2), max_tokens=20))
+
+
+def durations(rig: Rig, request_id: int) -> list[float]:
+    """Of the steps until the request has its first token."""
+    taken = []
+    while not rig.tokens.get(request_id):
+        taken += [record.seconds for record in rig.step().steps]
+    return taken
+
+
+@pytest.mark.parametrize("target_ms", [20, 50, 100])
+def test_while_others_generate_a_step_stays_within_the_target(target_ms: float) -> None:
+    rig = timed_rig(target_ms)
+    learn(rig)
+    rig.step(*(rig.request([i, 2, 3], max_tokens=400) for i in range(8)))
+    rig.step()
+    late = rig.request([4] * 900, max_tokens=2)
+    rig.step(late)
+    taken = durations(rig, late.ids[0])
+    assert max(taken) <= 1.1 * target_ms / 1e3
+    assert max(taken) >= 0.7 * target_ms / 1e3, "and uses what the target leaves"
+
+
+def test_without_a_target_a_step_takes_all_that_it_may() -> None:
+    rig = timed_rig(0)
+    learn(rig)
+    rig.step(rig.request([2, 3], max_tokens=50))
+    rig.step(rig.request([4] * 900, max_tokens=2))
+    assert rig.last.total_num_scheduled_tokens == 901
+
+
+def test_while_nobody_generates_steps_may_be_longer() -> None:
+    rig = timed_rig(20)
+    learn(rig)
+    late = rig.request([4] * 900, max_tokens=2)
+    rig.step(late)
+    taken = durations(rig, late.ids[0])
+    assert 0.02 < max(taken) <= 0.09
+
+
+def test_prompts_keep_a_floor_where_decodes_alone_exceed_the_target() -> None:
+    rig = timed_rig(6)
+    learn(rig)
+    rig.step(*(rig.request([i, 2, 3], max_tokens=400) for i in range(40)))
+    for _ in range(3):
+        rig.step()
+    rig.step(rig.request([4] * 900, max_tokens=2))
+    assert rig.last.total_num_scheduled_tokens == 40 + _PROMPT_FLOOR
+
+
+def test_guesses_are_made_where_they_pay() -> None:
+    """Alone a request waits for the whole step, and guesses save much of it; one of sixty would save less than its
+    guesses cost."""
+    for number, some in ((1, True), (60, False)):
+        rig = timed_rig(0, speculative="ngram", vocab_size=FIRST + 1)
+        learn(rig)
+        before = rig.scheduler.stats().draft_tokens
+        rig.run(*(rig.request([i, *[FIRST] * 9], max_tokens=30) for i in range(number)))
+        made = rig.scheduler.stats().draft_tokens - before
+        assert (made > 0) == some, f"{made} guesses for {number} requests"

@@ -1,0 +1,150 @@
+"""Prompt lookup: what is guessed, and how guessing adapts to how good the guesses are."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from penstock.engines.core import EngineCore
+from penstock.engines.errors import UnsupportedError
+from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.engines.scheduler.drafts import PromptLookup
+from unit.engines.scheduler.harness import FIRST, Clock, alone, make_rig
+
+
+def test_what_followed_the_newest_tokens_before_is_guessed() -> None:
+    lookup = PromptLookup([1, 2, 3, 4, 5, 9, 9, 1, 2, 3], 8)
+    assert lookup.guess(8) == [4, 5, 9]
+    assert lookup.guess(2) == [4, 5]
+    assert lookup.guess(0) == []
+
+
+def test_the_longest_match_counts_and_of_equal_ones_the_newest() -> None:
+    assert PromptLookup([1, 2, 3, 4, 7, 0, 3, 4, 8, 1, 2, 3, 4], 1).guess(1) == [7], "four tokens match there"
+    assert PromptLookup([3, 4, 7, 0, 3, 4, 8, 0, 3, 4], 1).guess(1) == [8]
+
+
+def test_one_token_is_no_match() -> None:
+    assert PromptLookup([1, 2, 3, 1], 8).guess(8) == []
+    assert PromptLookup([1], 8).guess(8) == []
+
+
+def test_a_match_lies_on_the_border_of_a_token() -> None:
+    """0x01000000 and 0x00000001 side by side hold each other's bytes."""
+    lookup = PromptLookup([0x00010000, 0x00000000, 0x00000100, 7, 0x01000000, 0x00000000], 8)
+    assert lookup.guess(8) == []
+
+
+def test_what_repeats_itself_goes_on() -> None:
+    assert PromptLookup([1, 2, 1, 2, 1, 2], 8).guess(8) == [1, 2, 1]
+
+
+def follow(lookup: PromptLookup, say: Callable[[int], int], count: int, limit: int = 8) -> tuple[int, int, int]:
+    """Generates tokens with guesses: how many steps that took, and how many guesses were made and right."""
+    steps = guessed = right = number = 0
+    while number < count:
+        guesses = lookup.guess(limit)
+        tokens: list[int] = []
+        for guess in [*guesses, None]:
+            tokens.append(say(number + len(tokens)))
+            if tokens[-1] != guess:
+                break
+        lookup.append(tokens)
+        if guesses:
+            lookup.verified(len(guesses), len(tokens) - 1)
+        steps, guessed, right, number = steps + 1, guessed + len(guesses), right + len(tokens) - 1, number + len(tokens)
+    return steps, guessed, right
+
+
+def test_who_quotes_needs_few_steps() -> None:
+    quoted = random.Random(0).sample(range(1000), 200)
+    steps, guessed, right = follow(PromptLookup([*quoted, *quoted[:2]], 8), lambda n: quoted[2 + n], 190)
+    assert steps <= 190 / 8 + 3
+    assert right == guessed
+
+
+def test_who_never_quotes_is_left_alone() -> None:
+    """Every pair of tokens has occurred, what followed it never follows again."""
+    rng = random.Random(0)
+    lookup = PromptLookup([rng.randrange(8) for _ in range(500)], 8)
+    wrong = [token % 8 for token in (rng.randrange(8) for _ in range(4000))]
+    steps, guessed, _ = follow(lookup, lambda n: wrong[n], 2000)
+    assert steps > 1500
+    assert guessed < 0.2 * steps
+
+
+def test_guesses_that_are_all_wrong_become_rare() -> None:
+    lookup = PromptLookup([1, 2, 3] * 10, 8)
+    guessed = 0
+    for number in range(2000):
+        guesses = lookup.guess(8)
+        guessed += len(guesses)
+        lookup.append([1, 2][number % 2 : number % 2 + 1])
+        if guesses:
+            lookup.verified(len(guesses), 0)
+    assert 0 < guessed < 30
+
+
+def test_after_a_pause_guessing_starts_again() -> None:
+    lookup = PromptLookup([1, 2, 3] * 10, 8)
+    for _ in range(20):
+        lookup.append([1])
+        if guesses := lookup.guess(8):
+            lookup.verified(len(guesses), 0)
+    assert not lookup.guess(8)
+    steps, _, right = follow(lookup, lambda n: n % 3, 2000)
+    assert right > 1000
+    assert steps < 1000
+
+
+# -- in the scheduler ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("end", ["stop", "max_tokens", "context"])
+def test_guesses_beside_the_end(depth: int, end: str) -> None:
+    """A model with two words, which quotes itself often."""
+    rig = make_rig(
+        400,
+        eos=(FIRST + 1,) if end == "stop" else (),
+        vocab_size=FIRST + 2,
+        speculative="ngram",
+        steps_in_flight=depth,
+    )
+    prompt = [FIRST, FIRST + 1] * (498 if end == "context" else 20)
+    requests = [rig.request([i, *prompt], max_tokens=3 if end == "context" else 1 + 3 * i) for i in range(6)]
+    rig.run(*requests)
+    for request in requests:
+        eos = (FIRST + 1,) if end == "stop" else ()
+        assert (
+            rig.tokens[request.ids[0]]
+            == alone(request.prompt_token_ids, request.params, eos=eos, vocab_size=FIRST + 2)[0]
+        )
+    assert rig.scheduler.stats().draft_tokens
+
+
+def test_guesses_stay_within_the_budget_of_a_step() -> None:
+    rig = make_rig(200, max_num_seqs=4, max_num_batched_tokens=6, vocab_size=FIRST + 1, speculative="ngram")
+    rig.run(*(rig.request([FIRST] * 8, max_tokens=20) for _ in range(6)))
+    totals = [step.total_num_scheduled_tokens for step in rig.runner.steps]  # none above 6: the runner looks
+    assert max(totals) == 6
+    assert rig.scheduler.stats().accepted_tokens
+
+
+def test_nobody_is_preempted_for_a_guess() -> None:
+    rig = make_rig(6, 4, max_num_seqs=2, vocab_size=FIRST + 1, speculative="ngram", enable_prefix_caching=False)
+    rig.run(rig.request([FIRST] * 7, max_tokens=5), rig.request([FIRST] * 7, max_tokens=5))
+    assert rig.scheduler.stats().draft_tokens
+    assert not rig.scheduler.stats().preemptions
+
+
+def test_an_engine_that_cannot_verify_says_so_at_once() -> None:
+    rig = make_rig()
+    rig.runner.info = type(rig.runner.info)(
+        **{name: getattr(rig.runner.info, name) for name in rig.runner.info.__struct_fields__}
+        | {"supports_drafts": False}
+    )
+    with pytest.raises(UnsupportedError, match="speculative"):
+        EngineCore(rig.runner, SchedulerConfig(speculative="ngram"), Clock())

@@ -1,0 +1,43 @@
+"""The descriptor by which one thread wakes another."""
+
+from __future__ import annotations
+
+import os
+import select
+
+import pytest
+
+from penstock.engines.bell import Bell
+
+
+def is_readable(bell: Bell) -> bool:
+    poll = select.poll()
+    poll.register(bell.wakeup, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def test_however_often_it_is_rung_one_silence_is_enough() -> None:
+    bell = Bell()
+    bell.silence()
+    assert not is_readable(bell)
+    bell.ring()
+    bell.ring()
+    assert is_readable(bell)
+    bell.silence()
+    assert not is_readable(bell)
+    bell.close()
+
+
+def test_closed_it_can_still_be_rung_and_closed() -> None:
+    bell = Bell()
+    bell.close()
+    bell.ring()
+    bell.close()
+
+
+def test_dropped_it_gives_its_descriptors_back() -> None:
+    bell = Bell()
+    descriptor = bell.wakeup
+    del bell
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)

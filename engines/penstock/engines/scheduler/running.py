@@ -54,6 +54,12 @@ class RunningRequests:
         run.request.run = None
         self.vacate(run)
 
+    def stop_last(self) -> Run:
+        """The one to preempt loses its seat."""
+        run = self.runs.pop()
+        self.stop(run)
+        return run
+
     def sweep(self) -> None:
         self.runs = [run for run in self.runs if run.has_seat]
 

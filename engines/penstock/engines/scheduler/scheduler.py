@@ -195,22 +195,20 @@ class Scheduler:
             if self.under_way:
                 self._must_drain = True
                 return False
-            victim = self.running.runs[-1]
-            self._preempt(victim)
-            if victim is run:
+            if self._preempt() is run:
                 return False
         return True
 
-    def _preempt(self, run: Run) -> None:
-        """Takes a request's blocks away; its tokens will be computed again. No step is under way."""
-        self.running.stop(run)
-        self.running.sweep()
+    def _preempt(self) -> Run:
+        """Takes the last request's blocks away; its tokens will be computed again. No step is under way."""
+        run = self.running.stop_last()
         request = run.request
         request.status = RequestStatus.PREEMPTED
         request.prompt_logprobs = []  # a new list: the old one may be on its way to the client
         request.num_preemptions += 1
         self.intake.stats.preemptions += 1
         self.intake.enqueue(request)
+        return run
 
     def _schedule_waiting(self, new: StepUnderWay, left: int, now: float) -> int:
         """Admits waiting requests in order; stops at the first that finds no seat or too few blocks. Returns how many

@@ -18,6 +18,8 @@ class StepUnderWay:
     step: SchedulerOutput = field(default_factory=SchedulerOutput)
     requests: list[Run] = field(default_factory=list)
     """In the order of `step.request_ids`."""
+    cut: list[int] = field(default_factory=list)
+    """Which of them have known tokens that this step does not compute."""
     attended: float = 0.0
     """Sum over its tokens of the contexts that they attend to."""
     expected_seconds: float = 0.0
@@ -47,13 +49,16 @@ class StepUnderWay:
         step.num_computed_tokens.append(start)
         run.num_computed_tokens = start + count
         run.last_step = self.number
+        if start + count < run.request.num_tokens:
+            self.cut.append(len(self.requests))
         self.requests.append(run)
 
     def top_up(self, left: int, chunk: int) -> None:
         """Gives `left` tokens that no waiting request could use to the prompts of this step, in order, up to `chunk`
         tokens of each."""
         counts = self.step.num_scheduled_tokens
-        for index, run in enumerate(self.requests):
+        for index in self.cut:
+            run = self.requests[index]
             start = run.num_computed_tokens
             more = min(left, run.request.num_tokens - start, chunk - counts[index])
             if more > 0 and start + more <= run.tables.capacity:  # where a window would have to grow: next time

@@ -95,7 +95,7 @@ def test_it_is_computed_again_if_whoever_computed_it_was_preempted() -> None:
     rig.step()
     run = rig.scheduler.running.runs[-1]
     assert run.request.id == 2
-    rig.scheduler._preempt(run)
+    assert rig.scheduler._preempt() is run
     rig.run()
     assert rig.tokens[2] == rig.tokens[3] == alone(PROMPT, greedy(2))[0]
 

@@ -242,6 +242,20 @@ CANDIDATES: dict[str, Callable[[Path], Candidate]] = {
 }
 
 
-@pytest.fixture(scope="session", params=CANDIDATES)
+VARIANTS = {
+    f"{engine}-{family}" for engine in ("openvino", "torch", "vllm") for family in FAMILIES.keys() - {"llama", "gemma3"}
+} - {"vllm-qwen2"} | {"torch-gemma3"}
+"""They differ from another candidate in the model alone: only tests marked `every_family` run on them. (vllm-qwen2 is
+the one with adapters, openvino-gemma3 the one with several groups.)"""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "candidate" in metafunc.fixturenames:
+        every = metafunc.definition.get_closest_marker("every_family") is not None
+        names = [name for name in CANDIDATES if every or name not in VARIANTS]
+        metafunc.parametrize("candidate", names, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
 def candidate(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Candidate:
     return CANDIDATES[request.param](tmp_path_factory.mktemp(request.param))

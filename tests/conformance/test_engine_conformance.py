@@ -29,6 +29,7 @@ def driver_of(candidate, **scheduler):
     return Driver(candidate.engine, **defaults | scheduler)
 
 
+@pytest.mark.every_family
 @pytest.mark.parametrize("length", [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
 def test_a_single_request(candidate, length):
     driver = driver_of(candidate)
@@ -38,6 +39,7 @@ def test_a_single_request(candidate, length):
     assert driver.ends[request].finish_reason is FinishReason.LENGTH
 
 
+@pytest.mark.every_family
 def test_a_batch_of_different_lengths(candidate):
     driver = driver_of(candidate)
     asked = {driver.add(prompt(5 + 11 * n, n), 8 + n)[0]: (prompt(5 + 11 * n, n), 8 + n) for n in range(7)}
@@ -58,6 +60,7 @@ def test_requests_that_join_while_others_decode(candidate):
         assert driver.tokens[request] == candidate.expect(tokens, 16)
 
 
+@pytest.mark.every_family
 @pytest.mark.parametrize("budget", [3, 7, 32, 33])
 def test_chunked_prefill_beside_decodes(candidate, budget):
     candidate.needs("our scheduler")  # else how its steps are cut is the engine's own affair
@@ -68,6 +71,7 @@ def test_chunked_prefill_beside_decodes(candidate, budget):
         assert driver.tokens[request] == candidate.expect(tokens, 12)
 
 
+@pytest.mark.every_family
 @pytest.mark.parametrize("shared", [BLOCK, 2 * BLOCK, 2 * BLOCK + 5])
 def test_prefix_hits(candidate, shared):
     driver = driver_of(candidate, enable_prefix_caching=True)
@@ -100,6 +104,7 @@ def test_an_answer_that_becomes_a_prompt_is_found_in_the_cache(candidate):
     assert driver.stats.prefix_hits == 2 * BLOCK
 
 
+@pytest.mark.every_family
 @pytest.mark.parametrize("caching", [False, True])
 def test_preemption_and_resumption(candidate, caching):
     driver = driver_of(candidate, enable_prefix_caching=caching)
@@ -110,6 +115,7 @@ def test_preemption_and_resumption(candidate, caching):
         assert driver.tokens[request] == candidate.expect(tokens, 90)
 
 
+@pytest.mark.every_family
 @pytest.mark.parametrize("length", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 7])
 def test_forked_samples_share_the_prompt_and_part_ways_in_peace(candidate, length):
     driver = driver_of(candidate)
@@ -145,6 +151,7 @@ def test_aborts_leave_the_others_alone(candidate):
             assert len(got) == 30
 
 
+@pytest.mark.every_family
 def test_logprobs_do_not_change_tokens(candidate):
     candidate.needs("logprobs")
     driver = driver_of(candidate)
@@ -278,6 +285,7 @@ def test_guesses_from_the_text_itself_change_nothing(candidate):
 # -- vectors ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_family
 @pytest.mark.parametrize("length", [1, BLOCK, 2 * BLOCK + 5])
 def test_a_vector_is_the_last_hidden_state(candidate, length):
     candidate.needs("vectors")
@@ -365,6 +373,7 @@ def test_a_step_that_fails_ends_only_the_guilty(candidate, depth):
 # -- windows ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_family
 def test_blocks_behind_a_window_are_given_back(candidate):
     candidate.needs("windows")
     groups = candidate.engine.info.kv_groups
@@ -381,6 +390,7 @@ def test_blocks_behind_a_window_are_given_back(candidate):
     assert most < sum(-(-190 // group.block_size) for group in groups)
 
 
+@pytest.mark.every_family
 def test_blocks_that_a_window_leaves_are_somebody_else_s_at_once(candidate):
     """Prompts come in as fast as blocks are given back, and overwrite them."""
     candidate.needs("windows")

@@ -26,6 +26,11 @@ def mix(value: int, number: int) -> int:
     return value ^ value >> 29
 
 
+def _far(position: int) -> int:
+    """An earlier position, anywhere."""
+    return (position * 0x9E3779B1 % 2**32 >> 8) % position
+
+
 def origin_of(adapter: str) -> int:
     """What an adapter's weights would do to the tokens, its key does."""
     return _GOLDEN ^ crc32(adapter.encode("utf-8", "surrogatepass"))
@@ -39,6 +44,8 @@ class PagedDigests:
         self._groups = [(g.block_size, g.window, number * _GOLDEN & _MASK) for number, g in enumerate(groups)]
         self._stride = max(group.block_size for group in groups)
         self._slots = [0] * (num_blocks * self._stride)
+        if len(groups) == 1 and not groups[0].window:
+            self.compute = self._compute_plain  # type: ignore[method-assign]
 
     def copy(self, source: int, destination: int) -> None:
         """Copies a whole block."""
@@ -49,17 +56,27 @@ class PagedDigests:
         """The digest of a position, which is in its slots then. `tables`: one for each group."""
         slots, stride = self._slots, self._stride
         seen = origin ^ token_id
-        for table, (size, window, _) in zip(tables, self._groups):  # noqa: B905 - called for each token
+        for table, (size, window, _) in zip(tables, self._groups, strict=True):
             if window:
                 seen += self._window(table, size, max(0, position - window + 1), position)
             elif position:
-                near, far = position - 1, (position * 0x9E3779B1 % 2**32 >> 8) % position
-                seen += slots[table[near // size] * stride + near % size]
-                seen += slots[table[far // size] * stride + far % size]
-        digest = (seen * _FACTOR + position) & _MASK  # as `mix`
-        digest ^= digest >> 29
-        for table, (size, _, salt) in zip(tables, self._groups):  # noqa: B905
+                for place in (position - 1, _far(position)):
+                    seen += slots[table[place // size] * stride + place % size]
+        digest = mix(seen, position)
+        for table, (size, _, salt) in zip(tables, self._groups, strict=True):
             slots[table[position // size] * stride + position % size] = digest ^ salt
+        return digest
+
+    def _compute_plain(self, tables: Sequence[Sequence[int]], token_id: int, position: int, origin: int) -> int:
+        """`compute` for one group without a window, in one piece: this is called for each token of a load test."""
+        slots, size, (table,) = self._slots, self._stride, tables
+        seen = origin ^ token_id
+        if position:
+            near, far = position - 1, (position * 0x9E3779B1 % 2**32 >> 8) % position
+            seen += slots[table[near // size] * size + near % size] + slots[table[far // size] * size + far % size]
+        digest = (seen * _FACTOR + position) & _MASK
+        digest ^= digest >> 29
+        slots[table[position // size] * size + position % size] = digest
         return digest
 
     def _window(self, table: Sequence[int], size: int, start: int, end: int) -> int:

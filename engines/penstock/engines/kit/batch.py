@@ -31,7 +31,10 @@ class GroupTables:
 
 @dataclass(slots=True)
 class Batch:
-    """Some tokens of S requests, T in all, that are computed together; tokens of a request are next to each other."""
+    """Some tokens of S requests, T in all, that are computed together; tokens of a request are next to each other.
+
+    Arrays and tables may be those of an earlier batch where nothing in them has changed: they are not to be written to.
+    """
 
     token_ids: Int32s
     """[T]; those that a step under way has still to sample are handed to `Model.start`."""

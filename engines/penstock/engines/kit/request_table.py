@@ -70,6 +70,14 @@ class RequestTable:
             tables.append(GroupTables(block_ids[rows, : end.max()], first, end))
         return tuple(tables)
 
+    def suffice(self, groups: Sequence[GroupTables], total: Ints) -> bool:
+        """Tables that `group_tables` gave for fewer positions of the same rows are what it would give for `total`, if
+        no block was replaced."""
+        return not any(
+            group.window or (tables.end * group.block_size < total).any()
+            for group, tables in zip(self._groups, groups, strict=True)
+        )
+
     def clear(self) -> None:
         for request_id in list(self._rows):
             self._drop(request_id)

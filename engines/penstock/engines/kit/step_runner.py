@@ -61,6 +61,11 @@ class _PlannedBatch:
     verified: list[Extension] = field(default_factory=list)
     """Of each of `verifying`."""
 
+    @property
+    def only_decodes(self) -> bool:
+        """Each request of the step gets its next token, and nothing else is computed."""
+        return len(self.sampling) == len(self.indices) == len(self.batch.positions)
+
 
 @dataclass(slots=True)
 class _Step:
@@ -92,6 +97,8 @@ class StepRunner:
         self._computing: int | None = None
         """The buffer that was started and not waited for."""
         self._next_buffer = 0
+        self._last: tuple[list[int], _PlannedBatch] | None = None
+        """The newest step's requests and batch, if it `only_decodes`."""
 
     @property
     def info(self) -> ModelInfo:
@@ -104,7 +111,8 @@ class StepRunner:
     def submit(self, step: SchedulerOutput) -> None:
         """`ModelRunner.submit`."""
         self._table.apply(step)
-        batches = list(self._plan(step))
+        batches = self._plan_again(step) or list(self._plan(step))
+        self._last = (step.request_ids, batches[0]) if len(batches) == 1 and batches[0].only_decodes else None
         buffer, self._next_buffer = self._next_buffer, (self._next_buffer + 1) % self._model.num_buffers
         if batches:
             self._model.prepare(buffer, batches[0].batch)
@@ -138,6 +146,7 @@ class StepRunner:
         """`ModelRunner.reset`."""
         self._under_way.clear()
         self._table.clear()
+        self._last = None
         if self._computing is not None:
             with contextlib.suppress(Exception):  # the failure that brought us here was told already
                 self._model.wait(self._computing)
@@ -148,6 +157,47 @@ class StepRunner:
         self.reset()
 
     # -- before a step computes ------------------------------------------------------------------------------
+
+    def _plan_again(self, step: SchedulerOutput) -> list[_PlannedBatch]:
+        """What `_plan` gives where the requests of the step before get one more token each, from what that one gave;
+        empty for other steps."""
+        if self._last is None or step.new_requests or step.drafts or step.request_ids != self._last[0]:
+            return []
+        table, last = self._table, self._last[1]
+        positions = last.batch.positions + 1
+        if positions.tolist() != step.num_computed_tokens or step.total_num_scheduled_tokens != len(positions):
+            return []
+        groups, places = last.batch.groups, last.places + 1
+        if step.block_updates or not table.suffice(groups, places):
+            groups = table.group_tables(last.rows, positions, places)
+        batch = Batch(
+            token_ids=table.tokens[last.rows, positions],
+            positions=positions,
+            begins=last.batch.begins,
+            computed=positions,
+            scheduled=last.batch.scheduled,
+            groups=groups,
+            logits_at=last.batch.logits_at,
+            adapter_slots=last.batch.adapter_slots,
+            wants_hidden=False,
+        )
+        table.num_tokens[last.rows] = places + 1
+        return [
+            _PlannedBatch(
+                batch=batch,
+                indices=last.indices,
+                rows=last.rows,
+                sampling=last.sampling,
+                sampling_rows=last.rows,
+                places=places,
+                states=last.states,
+                late=batch.logits_at if self._under_way else NO_INTS,
+                verifying=[],
+                drafts=[],
+                pooling=[],
+                prompts=[],
+            )
+        ]
 
     def _plan(self, step: SchedulerOutput) -> Iterator[_PlannedBatch]:
         """What is computed one after the other.

@@ -60,18 +60,21 @@ class PagedModel:
         inputs["subsequence_begins"].put(batch.begins)
         inputs["sampled_tokens_indices"].put(batch.logits_at)
         for number, group in enumerate(batch.groups):
-            self._put_group(inputs, group_suffix(number, len(batch.groups)), group, batch)
+            suffix = group_suffix(number, len(batch.groups))
+            past_lens = batch.computed - group.first * self._block_size
+            inputs["past_lens" + suffix].put(past_lens)
+            inputs["max_context_len" + suffix].put((past_lens + batch.scheduled).max())
+            if number >= len(target.groups) or target.groups[number] is not group:
+                self._put_blocks(inputs, suffix, group)
+        target.groups = batch.groups
 
-    def _put_group(self, inputs: dict[str, _Input], suffix: str, group: GroupTables, batch: Batch) -> None:
+    def _put_blocks(self, inputs: dict[str, _Input], suffix: str, group: GroupTables) -> None:
         """Leaves out the blocks behind the window: attention goes by distance, and keys are rotated by their true
         positions already."""
-        past_lens = batch.computed - group.first * self._block_size
-        begins = np.zeros(len(past_lens) + 1, np.int64)
+        begins = np.zeros(len(group.end) + 1, np.int64)
         np.cumsum(group.end - group.first, out=begins[1:])
         entries = np.arange(group.block_ids.shape[1])
         present = (entries >= group.first[:, None]) & (entries < group.end[:, None])
-        inputs["past_lens" + suffix].put(past_lens)
-        inputs["max_context_len" + suffix].put((past_lens + batch.scheduled).max())
         inputs["block_indices" + suffix].put(group.block_ids[present])
         inputs["block_indices_begins" + suffix].put(begins)
 
@@ -101,6 +104,8 @@ class _Buffer:
         self.requests = requests
         self.chosen = requests[0]
         self.wants_hidden = False
+        self.groups: tuple[GroupTables, ...] = ()
+        """What the inputs hold."""
         kinds = step_inputs(num_groups)
         self.inputs = {name: _Input(requests, name, *kind, capacity) for name, kind in kinds.items()}
 
@@ -115,12 +120,17 @@ class _Input:
         self._name = name
         self._dtype = dtype
         self._scalar = not shape
+        self._values: npt.NDArray[Any] | None = None
+        """What `put` was last called with: arrays that have not changed come again as they are."""
         self._grow(1 if self._scalar else capacity)
 
     def put(self, values: npt.NDArray[Any]) -> None:
         if self._scalar:
             self.memory[0] = values
             return
+        if values is self._values:
+            return
+        self._values = values
         count = len(values)
         if count > len(self.memory):
             self._grow(2 * count)

@@ -57,7 +57,16 @@ class PromptLookup:
             self._pause = _FIRST_PAUSE
         elif num_right:
             self._length = max(1, min(self._length, num_right + 1))
-        elif self._length > 1:
+        else:
+            self._fewer()
+
+    def missed(self) -> None:
+        """A step was held back for guesses, and the token that it waited for left none."""
+        self._fewer()
+
+    def _fewer(self) -> None:
+        """Shorter guesses; behind the shortest a pause, each longer than the last."""
+        if self._length > 1:
             self._length //= 2
         else:
             self._resume_at = len(self._data) // _BYTES + self._pause

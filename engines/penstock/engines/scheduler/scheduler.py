@@ -54,6 +54,8 @@ class Scheduler:
         self.budget = StepBudget(config, chunk)
         self._charges = config.policy is Policy.FAIR
         self._speculates = config.speculative != "off"
+        self._awaited: Run | None = None
+        """The next step was held back until its guesses could be made."""
         self._num_steps = 0
         """That were handed out so far."""
         self._num_followers = 0
@@ -138,7 +140,7 @@ class Scheduler:
         self.intake.requeue_unblocked()
         num_preemptions = self.intake.stats.preemptions
         ready, prompts = self.running.ready()
-        if self._speculates and self.under_way and self._verifies_next(ready):
+        if self._speculates and self.under_way and self._waits_for_guesses(ready):
             return
         head = self.intake.waiting.peek() if self._free_seats > 0 else None
         plan = self.budget.plan(ready, prompts, self.running.runs, head)
@@ -151,16 +153,20 @@ class Scheduler:
         if left > 0:
             new.top_up(left, self.budget.chunk)
 
-    def _verifies_next(self, ready: list[Run]) -> bool:
+    def _waits_for_guesses(self, ready: list[Run]) -> bool:
         """Some request has guesses, which need its newest token.
 
         While guesses are verified, one step is under way at a time: requests that verify and others would else take
         turns, in steps that each read all of the weights.
         """
+        if self.under_way[-1].step.drafts:
+            return True
         room = self.config.max_num_batched_tokens
-        return bool(self.under_way[-1].step.drafts) or any(
-            run.num_computed_tokens + 1 >= run.request.num_tokens and self.budget.guesses(run, room) for run in ready
-        )
+        for run in ready:
+            if run.num_computed_tokens + 1 >= run.request.num_tokens and self.budget.guesses(run, room):
+                self._awaited = run
+                return True
+        return False
 
     def _schedule_running(self, new: StepUnderWay, ready: list[Run], shares: dict[int, int]) -> None:
         """Gives running requests their next tokens, preempting from the end of the list where blocks are short.
@@ -172,10 +178,13 @@ class Scheduler:
         for run in self._with_blocks([run for run in ready if shares.get(run.id, 1)], shares, new.step):
             count = shares.get(run.id, 1)
             guesses = [] if run.id in shares or run.num_pending_tokens else self.budget.guesses(run, room)
+            if run is self._awaited and not guesses and run.request.lookup is not None:
+                run.request.lookup.missed()
             if guesses and not self.running.grow(run, 1 + len(guesses), new.step):
                 guesses = []
             room -= len(guesses)
             new.include(run, count, guesses)
+        self._awaited = None
 
     def _with_blocks(self, ready: list[Run], shares: dict[int, int], step: SchedulerOutput) -> list[Run]:
         """Those of `ready` that have blocks for their next tokens."""

@@ -99,6 +99,17 @@ def test_after_a_pause_guessing_starts_again() -> None:
     assert steps < 1000
 
 
+def test_guesses_that_are_gone_when_they_could_be_made_become_rare() -> None:
+    lookup = PromptLookup([1, 2, 3] * 10, 8)
+    waits = 0
+    for _ in range(2000):
+        if lookup.guess(8):
+            waits += 1
+            lookup.missed()
+        lookup.append([1, 2, 3])
+    assert 0 < waits < 30
+
+
 # -- in the scheduler ------------------------------------------------------------------------------------------
 
 
@@ -138,6 +149,19 @@ def test_nobody_is_preempted_for_a_guess() -> None:
     rig.run(rig.request([FIRST] * 7, max_tokens=5), rig.request([FIRST] * 7, max_tokens=5))
     assert rig.scheduler.stats().draft_tokens
     assert not rig.scheduler.stats().preemptions
+
+
+def test_steps_are_seldom_held_back_for_guesses_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is a match for every other token, always before the newest one is known."""
+    monkeypatch.setattr(
+        "penstock.engines.scheduler.drafts._find_last", lambda data, size: None if len(data) // 4 % 2 else 0
+    )
+    rig = make_rig(100, speculative="ngram", steps_in_flight=2)
+    behind_another = []
+    rig.runner.before = lambda step: behind_another.append(len(rig.runner._under_way))
+    rig.run(rig.request([FIRST] * 9, max_tokens=200))
+    assert rig.scheduler.stats().draft_tokens < 20
+    assert behind_another.count(0) < 30
 
 
 def test_an_engine_that_cannot_verify_says_so_at_once() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,15 @@ from penstock.engines.kit.sampling.drawing import Memory, _Nucleus
 from unit.engines.sampling.oracle import adjusted, distribution
 
 EOS = (2,)
+
+
+@pytest.fixture(autouse=True, scope="module", params=["small", "large"])
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Vocabularies of a few thousand tokens, drawn from as such and as if they were large."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "large":
+            patch.setattr("penstock.engines.kit.sampling.drawing._SMALL_VOCABULARY", 0)
+        yield
 
 
 def params(**settings: Any) -> SamplingParams:

@@ -6,7 +6,8 @@ is taken of what the two have left.
 
 The vocabulary is laid out as a matrix of 32 lines: token `line * width + column` is in `column`. One pass over a row
 finds the maxima of its columns. They bound everything else: a token above some value is in a column whose maximum is
-above it, and a column weighs at most 32 times its maximum. With them, a row is drawn from in one of three ways:
+above it, and a column weighs at most 32 times its maximum. With them, a row is drawn from in one of three ways (a small
+vocabulary is not worth it: `_draw_from_few`):
 
 - **From the likeliest** (top_k, peaked distributions): tokens of the columns with the largest maxima are ordered and
   drawn from, if they provably hold all that is kept.
@@ -39,6 +40,10 @@ _MOST_COLUMNS = 1 / 4
 _TRIES = 64
 """Of rejection in a round."""
 _ROUNDS = 8
+_SMALL_VOCABULARY = 8192
+_TRIES_FROM_FEW = 3
+_SPAN = 64
+"""Tokens of a small vocabulary whose weights are summed up first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +74,14 @@ class Memory:
 def draw(logits: Floats, rows: Ids, cuts: Cuts, memory: Memory) -> Ids:
     """A token for each of these rows [n] of `logits` [N, vocab]; -1 where one has a NaN or an infinite maximum."""
     vocab = logits.shape[1]
+    tokens = np.full(len(rows), -1)
+    if vocab <= _SMALL_VOCABULARY:
+        values = logits[rows]
+        left = np.flatnonzero(np.isfinite(values.max(axis=1)))
+        tokens[left] = _draw_from_few(values[left], cuts[left])
+        return tokens
     maxima = column_maxima(logits, rows)
     peaks = maxima.max(axis=1)
-    tokens = np.full(len(rows), -1)
     left = np.flatnonzero(np.isfinite(peaks))
     if len(left) == 0:
         return tokens
@@ -261,6 +271,63 @@ def _draw_by_rejection(logits: Floats, columns: _Columns, memory: Memory) -> Ids
             elif len(tries):
                 tokens[n] = tries[0]
     return tokens
+
+
+def _draw_from_few(values: Floats, cuts: Cuts) -> Ids:
+    """[n]: a token for each row of `values` [n, vocab], by passes over all of the row.
+
+    Where top_p cuts, a token of what min_p and top_k leave is drawn until one is in the nucleus.
+    """
+    vocab = values.shape[1]
+    tokens = np.full(len(values), -1)
+    peaks = values.max(axis=1, initial=-np.inf)
+    least = _least_kept(peaks, cuts)
+    numbers = uniforms(cuts.keys, 1, _TRIES_FROM_FEW)
+    spans = np.zeros((-(-vocab // _SPAN), _SPAN), np.float32)
+    padded = spans.reshape(-1)
+    weights = padded[:vocab]
+    for n, (row, top_p, top_k) in enumerate(zip(values, cuts.top_p.tolist(), cuts.top_k.tolist(), strict=True)):
+        with np.errstate(over="ignore", under="ignore"):
+            np.subtract(row, peaks[n], out=weights)
+            np.multiply(weights, np.float32(1 / cuts.temperatures[n]), out=weights)
+            np.exp(weights, out=weights)
+        if least[n] > -np.inf:
+            weights[row < least[n]] = 0
+        if top_k < vocab:
+            weights[_beyond_rank(row, top_k)] = 0
+        sums = np.cumsum(spans.sum(axis=1), dtype=np.float64)
+        total = float(sums[-1])
+        for number in numbers[n].tolist():
+            token = _at(spans, sums, number * total)
+            # A sum that was rounded may lead to a token that was left out.
+            if padded[token] and (top_p >= 1 or _weight_of_likelier(row, weights, token) < top_p * total):
+                tokens[n] = token
+                break
+        else:
+            tokens[n] = _draw_from_all(row, cuts[np.array([n])])
+    return tokens
+
+
+def _at(spans: Floats, sums: Doubles, weight: float) -> int:
+    """The token at which the sum of weights, laid out in spans, exceeds `weight`. `sums`: of the spans, up to each."""
+    span = min(int(sums.searchsorted(weight, "right")), len(sums) - 1)
+    before = float(sums[span - 1]) if span else 0.0
+    place = int(spans[span].cumsum(dtype=np.float64).searchsorted(weight - before, "right"))
+    return span * _SPAN + min(place, _SPAN - 1)
+
+
+def _beyond_rank(row: Floats, rank: int) -> Ids:
+    """The tokens of a row that are not among the `rank` likeliest."""
+    floor = np.partition(row, len(row) - rank)[len(row) - rank]
+    ties = np.flatnonzero(row == floor)
+    return np.concatenate([np.flatnonzero(row < floor), ties[rank - np.count_nonzero(row > floor) :]])
+
+
+def _weight_of_likelier(row: Floats, weights: Floats, token: int) -> float:
+    """Of the tokens that are likelier than this one, or as likely and before it."""
+    likelier = row > row[token]
+    likelier[:token] |= row[:token] == row[token]
+    return float(np.dot(likelier, weights))
 
 
 _LN2 = float(np.log(2.0))

@@ -17,8 +17,8 @@ from penstock.engines.kit.sampling.state import SamplingState
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
-_ROWS_PER_THREAD = 4
-"""At least: fewer are not worth waking a thread."""
+_LOGITS_PER_THREAD = 1 << 18
+"""At least: fewer are not worth waking a thread, and threads with short array operations wait for the interpreter."""
 _ROWS_AT_A_TIME = 64
 """Of which logprobs are computed: bounds the memory for them."""
 
@@ -127,7 +127,7 @@ class Sampler:
             min_p=np.array([p.min_p for p in params], np.float64),
             keys=np.array([one.state.random_key(one.offset) for one in drawn], np.uint64),
         )
-        num_parts = min(len(self._memories), max(1, len(rows) // _ROWS_PER_THREAD))
+        num_parts = min(len(self._memories), max(1, len(rows) * vocab // _LOGITS_PER_THREAD))
         parts = np.array_split(np.arange(len(rows)), num_parts)
         work = [(logits, rows[part], cuts[part], memory) for part, memory in zip(parts, self._memories, strict=False)]
         others = [self._threads.submit(draw, *one) for one in work[1:]] if self._threads else []

@@ -21,6 +21,7 @@ Which way is taken depends on nothing but the row and its parameters: a token is
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,12 +75,9 @@ class Memory:
 def draw(logits: Floats, rows: Ids, cuts: Cuts, memory: Memory) -> Ids:
     """A token for each of these rows [n] of `logits` [N, vocab]; -1 where one has a NaN or an infinite maximum."""
     vocab = logits.shape[1]
-    tokens = np.full(len(rows), -1)
     if vocab <= _SMALL_VOCABULARY:
-        values = logits[rows]
-        left = np.flatnonzero(np.isfinite(values.max(axis=1)))
-        tokens[left] = _draw_from_few(values[left], cuts[left])
-        return tokens
+        return _draw_from_few(logits, rows, cuts)
+    tokens = np.full(len(rows), -1)
     maxima = column_maxima(logits, rows)
     peaks = maxima.max(axis=1)
     left = np.flatnonzero(np.isfinite(peaks))
@@ -273,38 +271,42 @@ def _draw_by_rejection(logits: Floats, columns: _Columns, memory: Memory) -> Ids
     return tokens
 
 
-def _draw_from_few(values: Floats, cuts: Cuts) -> Ids:
-    """[n]: a token for each row of `values` [n, vocab], by passes over all of the row.
+def _draw_from_few(logits: Floats, rows: Ids, cuts: Cuts) -> Ids:
+    """`draw`, by passes over all of each row.
 
     Where top_p cuts, a token of what min_p and top_k leave is drawn until one is in the nucleus.
     """
-    vocab = values.shape[1]
-    tokens = np.full(len(values), -1)
-    peaks = values.max(axis=1, initial=-np.inf)
-    least = _least_kept(peaks, cuts)
-    numbers = uniforms(cuts.keys, 1, _TRIES_FROM_FEW)
+    vocab = logits.shape[1]
+    tokens = np.full(len(rows), -1)
+    numbers = uniforms(cuts.keys, 1, _TRIES_FROM_FEW).tolist()
     spans = np.zeros((-(-vocab // _SPAN), _SPAN), np.float32)
     padded = spans.reshape(-1)
     weights = padded[:vocab]
-    for n, (row, top_p, top_k) in enumerate(zip(values, cuts.top_p.tolist(), cuts.top_k.tolist(), strict=True)):
-        with np.errstate(over="ignore", under="ignore"):
-            np.subtract(row, peaks[n], out=weights)
-            np.multiply(weights, np.float32(1 / cuts.temperatures[n]), out=weights)
+    each = (rows, cuts.temperatures, cuts.top_k, cuts.top_p, cuts.min_p)
+    settings = zip(*(values.tolist() for values in each), strict=True)
+    with np.errstate(over="ignore", under="ignore"):
+        for n, (index, temperature, top_k, top_p, min_p) in enumerate(settings):
+            row = logits[index]
+            peak = row.max()
+            if not np.isfinite(peak):
+                continue
+            np.subtract(row, peak, out=weights)
+            np.multiply(weights, np.float32(1 / temperature), out=weights)
             np.exp(weights, out=weights)
-        if least[n] > -np.inf:
-            weights[row < least[n]] = 0
-        if top_k < vocab:
-            weights[_beyond_rank(row, top_k)] = 0
-        sums = np.cumsum(spans.sum(axis=1), dtype=np.float64)
-        total = float(sums[-1])
-        for number in numbers[n].tolist():
-            token = _at(spans, sums, number * total)
-            # A sum that was rounded may lead to a token that was left out.
-            if padded[token] and (top_p >= 1 or _weight_of_likelier(row, weights, token) < top_p * total):
-                tokens[n] = token
-                break
-        else:
-            tokens[n] = _draw_from_all(row, cuts[np.array([n])])
+            if min_p > 0:
+                weights[row < np.float32(peak + temperature * math.log(min_p))] = 0
+            if top_k < vocab:
+                weights[_beyond_rank(row, top_k)] = 0
+            sums = spans.sum(axis=1).cumsum(dtype=np.float64)
+            total = float(sums[-1])
+            for number in numbers[n]:
+                token = _at(spans, sums, number * total)
+                # A sum that was rounded may lead to a token that was left out.
+                if padded[token] and (top_p >= 1 or _weight_of_likelier(row, weights, token) < top_p * total):
+                    tokens[n] = token
+                    break
+            else:
+                tokens[n] = _draw_from_all(row, cuts[np.array([n])])
     return tokens
 
 

@@ -99,7 +99,9 @@ class Sampler:
             logits = logits.copy()
         undo = [(one.row, *one.state.adjust(logits[one.row], one.offset)) for one in changed]
         drawn = [one for one in active if not one.state.greedy]
-        self._take_largest(logits, np.setdiff1d(np.arange(len(states)), [one.row for one in drawn]), token_ids)
+        if len(drawn) < len(states):
+            greedy = [row for row, state in enumerate(states) if state is None or state.greedy]
+            self._take_largest(logits, np.array(greedy), token_ids)
         if drawn:
             self._draw(logits, drawn, token_ids)
         for index, ids, values in undo:
@@ -127,7 +129,10 @@ class Sampler:
             min_p=np.array([p.min_p for p in params], np.float64),
             keys=np.array([one.state.random_key(one.offset) for one in drawn], np.uint64),
         )
-        num_parts = min(len(self._memories), max(1, len(rows) * vocab // _LOGITS_PER_THREAD))
+        num_parts = min(len(self._memories), len(rows) * vocab // _LOGITS_PER_THREAD)
+        if num_parts < 2:
+            token_ids[rows] = draw(logits, rows, cuts, self._memories[0])
+            return
         parts = np.array_split(np.arange(len(rows)), num_parts)
         work = [(logits, rows[part], cuts[part], memory) for part, memory in zip(parts, self._memories, strict=False)]
         others = [self._threads.submit(draw, *one) for one in work[1:]] if self._threads else []

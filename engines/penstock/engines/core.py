@@ -96,7 +96,7 @@ class EngineCore:
 
     @property
     def info(self) -> ModelInfo:
-        return self.runner.info
+        return self.scheduler.info
 
     @property
     def has_work(self) -> bool:

@@ -1,6 +1,6 @@
 """The paged KV cache's book-keeping: blocks, pool, prefix cache, block tables. Block ids only, never tensors."""
 
-from penstock.kvcache.groups import KVGroup, largest_chunk
+from penstock.kvcache.groups import KVGroup, largest_chunk, longest_request
 from penstock.kvcache.hashing import BlockHasher
 from penstock.kvcache.manager import KVCacheManager
 from penstock.kvcache.pool import BlockHash, BlockPool, IntegrityError
@@ -18,4 +18,5 @@ __all__ = [
     "KVCacheManager",
     "KVGroup",
     "largest_chunk",
+    "longest_request",
 ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 _WINDOWS_UNDER_WAY = 2
 """Most tokens of one prompt in all steps under way, in windows: their blocks go back only when the steps are collected,
@@ -54,3 +56,9 @@ def blocks_of_request(groups: Sequence[KVGroup], num_tokens: int, chunk: int) ->
             blocks = min(blocks, -(-(group.window - 1 + chunk) // group.block_size) + 1)
         total += blocks
     return total
+
+
+@lru_cache(maxsize=64)
+def longest_request(groups: tuple[KVGroup, ...], num_blocks: int, chunk: int, limit: int) -> int:
+    """Most tokens, up to `limit`, of a request that runs in a pool of `num_blocks` when it is alone."""
+    return bisect_right(range(1, limit + 1), num_blocks, key=lambda length: blocks_of_request(groups, length, chunk))

@@ -50,10 +50,6 @@ class KVCacheManager:
         """Share of blocks that requests hold, 0..1."""
         return 1 - self.pool.num_free / self.pool.num_blocks
 
-    def fits(self, num_tokens: int, chunk: int) -> bool:
-        """Whether a request of so many tokens, computed `chunk` at a time, can have its blocks when it is alone."""
-        return blocks_of_request(self.groups, num_tokens, chunk) <= self.pool.num_blocks
-
     def chains(self, *, adapter: str = "", salt: str = "") -> Chains:
         """For a new sequence of tokens: its owner keeps them for as long as it appends to that sequence."""
         root = self._hasher.root(adapter=adapter, salt=salt)

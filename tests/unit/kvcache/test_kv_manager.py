@@ -388,12 +388,11 @@ def test_a_request_alone_is_admitted_wherever_it_fits(matched: int) -> None:
     groups = [KVGroup(2, 6)]
     for num_blocks in range(1, 12):
         kv = KVCacheManager(num_blocks, groups)
-        if kv.fits(20, 2):
+        if blocks_of_request(groups, 20, 2) <= num_blocks:
             if matched:
                 serve(kv, list(range(matched)), chunk=2)
             assert try_to_admit(kv, list(range(20)), chunk=2) is not None, num_blocks
-    assert KVCacheManager(5, groups).fits(20, 2)
-    assert not KVCacheManager(4, groups).fits(20, 2)
+    assert blocks_of_request(groups, 20, 2) == 5
 
 
 def test_a_window_saves_memory() -> None:

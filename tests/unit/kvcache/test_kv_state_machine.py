@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from penstock.kvcache import NO_BLOCK, BlockHasher, BlockTables, HashChain, KVCacheManager, KVGroup
+from penstock.kvcache.groups import blocks_of_request
 from unit.kvcache.profiles import MACHINE_TIMEOUT, machine_settings
 
 pytestmark = MACHINE_TIMEOUT
@@ -74,7 +75,8 @@ class KVMachine(RuleBasedStateMachine):
         admitted = self.kv.admit(tokens, chains, chunk, reserve=reserve, read_cache=read_cache)
         if admitted is None:
             assert self._snapshot() == before
-            assert self.live or reserve or not self.kv.fits(len(tokens), chunk), "alone, and it would fit"
+            needed = blocks_of_request(self.groups, len(tokens), chunk)
+            assert self.live or reserve or needed > self.kv.pool.num_blocks, "alone, and it would fit"
             return
         tables, num_cached = admitted
         assert self.kv.pool.num_free >= reserve

@@ -51,7 +51,7 @@ class AutonomousCore:
         self.batcher = batcher
         self.config = config
         self.broken = False
-        self.intake = Intake(config, info, lambda num_tokens: num_tokens <= info.num_kv_tokens)
+        self.intake = Intake(config, info)
         self.adapters = AdapterLoader(batcher, self.intake)
         self.seats = BatcherSeats(config.max_num_seqs, info.num_blocks, info.block_size)
         self._aborting: list[int] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.kvcache import KVGroup
+from penstock.kvcache import KVGroup, longest_request
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,9 +25,10 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """False where tokens come from no distribution (the simulated runner)."""
     supports_pooling: bool = False
     """Requests may ask for a vector (`PoolingParams`)."""
-
     supports_drafts: bool = False
     """Steps may carry guesses to verify (`SchedulerOutput.drafts`)."""
+    chunk: int = 0
+    """Most tokens of one request in a step, which windows need blocks for. The scheduler knows, a runner does not."""
 
     @property
     def block_size(self) -> int:
@@ -42,8 +43,4 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def context_length(self) -> int:
         """Prompt and output together that a request can have: a small KV cache shortens the model's own limit."""
-        windows = sum(-(-group.window // group.block_size) + 2 for group in self.kv_groups if group.window)
-        whole = [group.block_size for group in self.kv_groups if not group.window]
-        if not whole:
-            return self.max_model_len
-        return max(1, min(self.max_model_len, (self.num_blocks - windows) // len(whole) * min(whole)))
+        return longest_request(self.kv_groups, self.num_blocks, self.chunk, self.max_model_len)

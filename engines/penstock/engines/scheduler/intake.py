@@ -37,8 +37,7 @@ from penstock.kvcache.pool import require
 class Intake:
     """Who may join the queue, who waits in it, and what the clients are told in the end."""
 
-    def __init__(self, config: SchedulerConfig, info: ModelInfo, fits: Callable[[int], bool]) -> None:
-        """`fits(num_tokens)`: the KV cache can hold a request of that length when it is alone."""
+    def __init__(self, config: SchedulerConfig, info: ModelInfo) -> None:
         self.config = config
         self.info = info
         self.requests: dict[int, Request] = {}
@@ -52,7 +51,6 @@ class Intake:
         self._adapter_errors: dict[str, PenstockError] = {}
         self.stats = EngineStats(num_blocks=info.num_blocks)
         self.eos = frozenset(info.eos_token_ids)
-        self._fits = fits
         self._deadlines = _Deadlines(self.requests.__contains__)
         self._finished: Counter[str] = Counter()
         self.outputs: list[RequestOutput] = []
@@ -117,7 +115,7 @@ class Intake:
                 f"This model's maximum context length is {info.max_model_len} tokens; the request asks for "
                 f"{len(prompt)} prompt tokens and up to {max_tokens} output tokens."
             )
-        if not self._fits(total):
+        if total > info.context_length:
             return ContextLengthError(
                 f"The request could grow to {total} tokens, but the whole KV cache holds {info.num_kv_tokens}."
             )

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Iterable
 from functools import partial
 
+import msgspec
+
 from penstock.engines.contract.messages import AddRequest, EngineStats, FinishReason, RequestOutput
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
@@ -50,7 +52,8 @@ class Scheduler:
         self.under_way: deque[StepUnderWay] = deque()
         self.trials = Trials()
         chunk = largest_chunk(info.kv_groups, config.max_num_batched_tokens, config.steps_in_flight)
-        self.intake = Intake(config, info, lambda tokens: self.kv.fits(tokens, chunk))
+        self.info = msgspec.structs.replace(info, chunk=chunk)
+        self.intake = Intake(config, self.info)
         self.budget = StepBudget(config, chunk)
         self._charges = config.policy is Policy.FAIR
         self._speculates = config.speculative != "off"

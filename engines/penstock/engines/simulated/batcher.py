@@ -40,7 +40,9 @@ class SimulatedBatcher:
             enable_prefix_caching=config.prefix_caching,
         )
         self._scheduler = Scheduler(limits, self._runner.info)
-        self.info: ModelInfo = msgspec.structs.replace(self._runner.info, supports_pooling=False, supports_drafts=False)
+        self.info: ModelInfo = msgspec.structs.replace(
+            self._scheduler.info, supports_pooling=False, supports_drafts=False
+        )
         """Its seam has no word for either."""
         self._abort_after = config.abort_after
         self._dying: dict[int, int] = {}

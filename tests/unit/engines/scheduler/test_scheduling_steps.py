@@ -235,6 +235,17 @@ def test_what_a_window_needs_at_once_is_reckoned_with_what_a_step_takes(depth: i
         assert rig.ended[1].finish_reason == reason
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_context_that_is_told_is_the_longest_request_that_is_taken(depth: int) -> None:
+    """Windows that cost as much as the full attention: 33 blocks of each for a window and a step."""
+    rig = make_rig(265, groups=[KVGroup(4), *[KVGroup(4, 64)] * 5], steps_in_flight=depth)
+    longest = rig.core.info.context_length
+    assert longest == 4 * (265 - 5 * 33)
+    prompt = range(longest - 1)
+    rig.run(rig.request(prompt, max_tokens=1), rig.request(prompt, max_tokens=2))
+    assert [rig.ended[i].finish_reason for i in (1, 2)] == ["length", "error"]
+
+
 @pytest.mark.parametrize(
     "limits",
     [

@@ -181,12 +181,15 @@ class _Server:
         await model.engine.start()
         model.loaded = True
         info = model.engine.info
+        num_groups = len(info.kv_groups)
         logger.info(
-            "ready: %s on %s; context %d tokens, KV cache %d tokens",
+            "ready: %s on %s; context %d tokens, KV cache %d blocks of %d tokens%s",
             model.names[0],
             info.runner,
             info.context_length,
-            info.num_kv_tokens,
+            info.num_blocks,
+            info.block_size,
+            f", shared by {num_groups} groups of layers" if num_groups > 1 else "",
         )
 
     def _handle_signals(self) -> None:

@@ -36,11 +36,6 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.kv_groups[0].block_size
 
     @property
-    def num_kv_tokens(self) -> int:
-        """Tokens that the KV cache holds if every group keeps all of them."""
-        return self.num_blocks // len(self.kv_groups) * self.block_size
-
-    @property
     def context_length(self) -> int:
         """Prompt and output together that a request can have: a small KV cache shortens the model's own limit."""
         return longest_request(self.kv_groups, self.num_blocks, self.chunk, self.max_model_len)

@@ -117,7 +117,8 @@ class Intake:
             )
         if total > info.context_length:
             return ContextLengthError(
-                f"The request could grow to {total} tokens, but the whole KV cache holds {info.num_kv_tokens}."
+                f"The request could grow to {total} tokens, but the KV cache has room for {info.context_length} of one "
+                "request."
             )
         return None
 

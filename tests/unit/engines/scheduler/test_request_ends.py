@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.engines.contract.messages import FinishReason, PoolingParams, SamplingParams
+from penstock.kvcache import KVGroup
 from unit.engines.scheduler.harness import FIRST, NAN, RAISE, VOCAB, Rig, alone, greedy, make_rig
 
 PROMPT = [0, 1, 1]
@@ -80,6 +81,16 @@ def test_what_can_never_fit_is_refused_at_once() -> None:
     rig.step(rig.request([0] * 10, max_tokens=7), rig.request([0] * 10, max_tokens=6))
     assert code(rig, 1) == "context_length_exceeded"
     assert rig.last.request_ids == [2], "the next one is not held up"
+
+
+def test_the_refusal_says_how_long_a_request_may_be() -> None:
+    """In a pool for two groups of layers, one of which keeps a window of each request."""
+    rig = make_rig(40, groups=[KVGroup(4), KVGroup(4, 8)], max_num_batched_tokens=8)
+    rig.step(rig.request([0] * 140, max_tokens=1))
+    room = 4 * (40 - 5)
+    assert f"grow to 141 tokens, but the KV cache has room for {room} of one request" in rig.ended[1].error.message
+    rig.run(rig.request([0] * (room - 1), max_tokens=1))
+    assert rig.ended[2].finish_reason is FinishReason.LENGTH
 
 
 def test_the_models_context_is_a_bound_too() -> None:

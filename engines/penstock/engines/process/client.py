@@ -211,6 +211,8 @@ class ProcessEngine:
                 logger.warning("the engine is back (restart %d)", self.num_restarts)
             except EngineError as error:
                 logger.error("the engine could not be restarted: %s", error.message)
+            except Exception:  # whatever it is, the next try comes
+                logger.exception("the engine could not be restarted")
 
     async def _until_dead(self) -> str:
         process = self._process

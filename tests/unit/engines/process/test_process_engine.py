@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import stat
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+import zmq
 
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.messages import (
@@ -23,7 +26,7 @@ from penstock.engines.contract.messages import (
     StepRecord,
 )
 from penstock.engines.errors import EngineError, NotReadyError
-from penstock.engines.process import ProcessEngine, WatchdogConfig
+from penstock.engines.process import ProcessEngine, WatchdogConfig, wire
 from penstock.engines.process.link import Link
 from penstock.engines.registry import EngineSpec
 
@@ -125,6 +128,34 @@ async def test_a_folder_too_deep_for_a_socket_is_an_engine_error(monkeypatch, tm
         await engine.start()
     await engine.stop()
     assert not list(deep.iterdir())
+
+
+async def test_without_a_free_descriptor_there_is_an_engine_error(monkeypatch):
+    def none_left() -> NoReturn:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    monkeypatch.setattr("penstock.engines.process.link.pair_socket", none_left)
+    engine = ProcessEngine(spec())
+    with pytest.raises(EngineError, match="no socket: Too many open files"):
+        await engine.start()
+    await engine.stop()
+
+
+@pytest.mark.parametrize("error", [zmq.ZMQError(errno.EMFILE), RuntimeError("nobody expects it")])
+async def test_a_restart_that_fails_is_logged_and_tried_again(error, start, monkeypatch, caplog):
+    engine = await start()
+    failures = [error]
+
+    def pair_socket() -> wire.Socket:
+        if failures:
+            raise failures.pop()
+        return wire.pair_socket()
+
+    monkeypatch.setattr("penstock.engines.process.link.pair_socket", pair_socket)
+    os.kill(engine.pid, signal.SIGKILL)
+    await until(lambda: engine.num_restarts == 2 and engine.ready)
+    assert "the engine could not be restarted" in caplog.text
+    assert ends(await collect(submit(engine))) == [(FinishReason.LENGTH, None)]
 
 
 async def test_an_idle_engine_stays_ready_by_its_heart_beats(start):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.engines.contract.messages import PoolingParams, SamplingParams, TokenLogprobs
+from penstock.engines.errors import PenstockError
 
 
 @dataclass(slots=True)
@@ -90,6 +91,7 @@ class ModelRunnerOutput:
     pooled: dict[int, list[float]] = field(default_factory=dict)
     """id -> the vector of a pooling request whose last token was computed in this step, as the model gives it: float32,
     not normalized."""
-    failed: dict[int, str] = field(default_factory=dict)
-    """id -> message: requests with NaN or infinite logits in this step, or with an adapter that the runner does not
-    have. They sampled nothing; others are unharmed."""
+    failed: dict[int, PenstockError] = field(default_factory=dict)
+    """id -> what its client is told: NumericalError for NaN or infinite logits in this step, ModelNotFoundError for an
+    adapter that the runner does not have, InvalidRequestError for parameters that it does not take. They sampled
+    nothing; others are unharmed."""

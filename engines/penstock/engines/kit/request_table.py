@@ -10,7 +10,7 @@ import numpy.typing as npt
 from penstock.engines.contract.messages import PoolingParams
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import NewRequest, SchedulerOutput
-from penstock.engines.errors import EngineError
+from penstock.engines.errors import EngineError, ModelNotFoundError, PenstockError
 from penstock.engines.kit.batch import GroupTables, Ints
 from penstock.engines.kit.sampling import SamplingState
 
@@ -39,7 +39,7 @@ class RequestTable:
         """-1: none are wanted."""
         self.adapter_slots: Ints = np.zeros(num_rows, np.int64)
         self.sampling: list[SamplingState | None] = [None] * num_rows
-        self.refused: dict[int, str] = {}
+        self.refused: dict[int, PenstockError] = {}
         """id -> why: requests that are never computed."""
         self._groups = info.kv_groups
         self._eos_token_ids = info.eos_token_ids
@@ -98,7 +98,9 @@ class RequestTable:
         self.num_prompt_tokens[row] = request.num_prompt_tokens
         slot = self._adapter_slot(request.adapter) if request.adapter else 0
         if slot is None:
-            self.refused[request.id] = f"the adapter {request.adapter!r} is not loaded in this engine"
+            self.refused[request.id] = ModelNotFoundError(
+                f"the adapter {request.adapter!r} is not loaded in this engine", param="model"
+            )
         self.adapter_slots[row] = slot or 0
         self.pools[row] = isinstance(params, PoolingParams)
         if isinstance(params, PoolingParams):

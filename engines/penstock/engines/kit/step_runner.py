@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
-from penstock.engines.errors import EngineError
+from penstock.engines.errors import EngineError, NumericalError
 from penstock.engines.host.cores import usable_cores
 from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, Batch, Floats, Ints, Model, Outputs
 from penstock.engines.kit.request_table import RequestTable
@@ -357,7 +357,7 @@ class StepRunner:
         output, index, state = step.output, planned.indices[i], self._table.sampling[planned.rows[i]]
         request_id = step.request_ids[index]
         if not finite or request_id in output.failed:
-            output.failed.setdefault(request_id, _NOT_FINITE)
+            output.failed.setdefault(request_id, NumericalError(_NOT_FINITE))
             return
         output.sampled_token_ids[index] = token_ids
         if state is not None and state.params.logprobs is not None:
@@ -371,7 +371,7 @@ class StepRunner:
             if np.isfinite(vector).all():
                 step.output.pooled[request_id] = vector.tolist()
             else:
-                step.output.failed.setdefault(request_id, _NOT_FINITE)
+                step.output.failed.setdefault(request_id, NumericalError(_NOT_FINITE))
 
     def _answer_prompts(self, step: _Step, planned: _PlannedBatch, logits: Floats) -> None:
         table, start = self._table, len(logits) - sum(count for _, _, count in planned.prompts)
@@ -379,7 +379,7 @@ class StepRunner:
             row, request_id = int(planned.rows[i]), step.request_ids[planned.indices[i]]
             scores, start = logits[start : start + count], start + count
             if not np.isfinite(scores.max(axis=1)).all():
-                step.output.failed.setdefault(request_id, _NOT_FINITE)
+                step.output.failed.setdefault(request_id, NumericalError(_NOT_FINITE))
                 continue
             targets = table.tokens[row, first + 1 : first + count + 1].astype(np.int64)
             entries = step.output.prompt_logprobs.setdefault(request_id, [])

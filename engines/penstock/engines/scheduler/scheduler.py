@@ -17,7 +17,7 @@ import msgspec
 from penstock.engines.contract.messages import AddRequest, EngineStats, FinishReason, RequestOutput
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
-from penstock.engines.errors import NumericalError, PenstockError
+from penstock.engines.errors import PenstockError
 from penstock.engines.scheduler.budget import StepBudget
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.drafts import PromptLookup
@@ -318,7 +318,7 @@ class Scheduler:
                 continue
             request, tables = run.request, run.tables
             if failed and request.id in failed:
-                self._fail(request, NumericalError(failed[request.id]), now)
+                self._fail(request, failed[request.id], now)
                 continue
             computed, output = start + count, None
             if start < request.num_prompt_tokens:

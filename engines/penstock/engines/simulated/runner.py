@@ -22,6 +22,7 @@ import msgspec
 from penstock.engines.contract.messages import PoolingParams, SamplingParams
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ModelRunnerOutput, NewRequest, SchedulerOutput
+from penstock.engines.errors import ModelNotFoundError, NumericalError, PenstockError
 from penstock.engines.simulated.adapters import AdapterShelf
 from penstock.engines.simulated.digests import PagedDigests, mix, origin_of
 from penstock.engines.simulated.faults import Faults, strike
@@ -76,7 +77,7 @@ class _State:
     greedy: bool
     seed: int
     origin: int
-    failed: str = ""
+    failed: PenstockError | None = None
     """Why it gets no more tokens."""
 
 
@@ -167,7 +168,7 @@ class SimulatedRunner(AdapterShelf):
             self._states[update.request_id].tables[update.group][update.start :] = update.block_ids
         for request in step.new_requests:
             if self._config.max_loras and request.adapter and request.adapter not in self.adapters:
-                submitted.new[request.id].failed = "its LoRA adapter is not loaded"
+                submitted.new[request.id].failed = ModelNotFoundError("its LoRA adapter is not loaded")
 
     def _misbehave(self, step: SchedulerOutput) -> float:
         """The faults of this step's tokens, before it changes the cache: the seconds by which it takes longer."""
@@ -182,7 +183,7 @@ class SimulatedRunner(AdapterShelf):
             if fault.kind == "slow":
                 seconds += fault.seconds
             elif fault.kind == "nan":
-                state.failed = "the model's output is not a number"
+                state.failed = NumericalError("the model's output is not a number")
             elif fault.kind in ("kill", "hang"):
                 strike(fault.kind)
             else:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tensorrt_llm.executor.request import LoRARequest
 
-from penstock.engines.errors import InvalidRequestError, OverloadedError, UnsupportedError
+from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, OverloadedError, UnsupportedError
 from penstock.engines.formats.adapter_files import read_adapter
 from penstock.engines.tensorrt_llm.arguments import TARGET_MODULES
 from penstock.engines.tensorrt_llm.config import TensorRTLLMConfig
@@ -48,13 +48,13 @@ class TensorRTLLMAdapters:
         self._loaded.pop(key, None)
 
     def __getitem__(self, key: str) -> LoRARequest | None:
-        """None for the base model, whose key is empty. Raises InvalidRequestError for a key that is not loaded."""
+        """None for the base model, whose key is empty. Raises ModelNotFoundError for a key that is not loaded."""
         if not key:
             return None
         try:
             return self._loaded[key]
         except KeyError:
-            raise InvalidRequestError(f"no LoRA adapter {key!r} is loaded", param="model") from None
+            raise ModelNotFoundError(f"no LoRA adapter {key!r} is loaded", param="model") from None
 
 
 def check_adapter(folder: Path, max_rank: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm.lora.request import LoRARequest
 
-from penstock.engines.errors import InvalidRequestError, OverloadedError, UnsupportedError
+from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, OverloadedError, UnsupportedError
 from penstock.engines.vllm.adapter_files import check_adapter
 from penstock.engines.vllm.config import VLLMConfig
 
@@ -67,10 +67,10 @@ class VLLMAdapters:
             self._executor.remove_lora(request.lora_int_id)
 
     def __getitem__(self, key: str) -> LoRARequest | None:
-        """None for the base model, whose key is empty. Raises InvalidRequestError for a key that is not loaded."""
+        """None for the base model, whose key is empty. Raises ModelNotFoundError for a key that is not loaded."""
         if not key:
             return None
         request = self._loaded.get(key)
         if request is None:
-            raise InvalidRequestError(f"no LoRA adapter is loaded as {key!r}", param="model")
+            raise ModelNotFoundError(f"no LoRA adapter is loaded as {key!r}", param="model")
         return request

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.engines.contract.messages import TokenLogprobs
 from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
-from penstock.engines.errors import EngineError
+from penstock.engines.errors import EngineError, NumericalError
 from penstock.engines.vllm.requests import RequestTable
 from penstock.engines.vllm.step import Row
 
@@ -26,7 +26,7 @@ def read_output(step: SchedulerOutput, rows: Sequence[Row], table: RequestTable,
         request.num_pending -= samples
         index = theirs.req_id_to_index[name]
         if broken.get(name):
-            output.failed[request_id] = NOT_FINITE
+            output.failed[request_id] = NumericalError(NOT_FINITE)
             table.taint(request)
             continue
         scored = theirs.prompt_logprobs_dict.get(name)
@@ -42,7 +42,7 @@ def read_output(step: SchedulerOutput, rows: Sequence[Row], table: RequestTable,
             sampled = theirs.logprobs.slice_request(index, 1)
             entries = token_logprobs(sampled[0], sampled[1], sampled[2], request.params.logprobs)
             if not math.isfinite(entries[0].logprob):
-                output.failed[request_id] = NOT_FINITE
+                output.failed[request_id] = NumericalError(NOT_FINITE)
                 table.taint(request)
                 continue
             output.logprobs[request_id] = entries

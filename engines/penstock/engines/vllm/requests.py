@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from penstock.engines.contract.messages import PoolingParams, SamplingParams
 from penstock.engines.contract.step import NewRequest
-from penstock.engines.errors import EngineError
+from penstock.engines.errors import EngineError, PenstockError
 from penstock.engines.kit.sampling.state import GREEDY_BELOW
 from penstock.kvcache import NO_BLOCK
 
@@ -30,7 +30,7 @@ class LiveRequest:
     adapter: str
     num_pending: int = 0
     """Tokens that steps under way are to sample."""
-    refusal: str | None = None
+    refusal: PenstockError | None = None
     """Why vLLM was never told of it."""
 
     @property

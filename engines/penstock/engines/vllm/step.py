@@ -13,7 +13,7 @@ from vllm.v1.core.sched.output import CachedRequestData, NewRequestData
 from vllm.v1.core.sched.output import SchedulerOutput as VLLMSchedulerOutput
 
 from penstock.engines.contract.step import SchedulerOutput
-from penstock.engines.errors import InvalidRequestError
+from penstock.engines.errors import InvalidRequestError, PenstockError, StepFailedError
 from penstock.engines.vllm.adapters import VLLMAdapters
 from penstock.engines.vllm.requests import NULL_BLOCK, LiveRequest, RequestTable, to_vllm_blocks
 from penstock.kvcache import KVGroup
@@ -146,8 +146,11 @@ class StepBuilder:
     ) -> None:
         try:
             data = self._data_of(request, computed)
-        except (ValueError, VLLMValidationError, InvalidRequestError) as e:
-            request.refusal = str(e)
+        except PenstockError as e:
+            request.refusal = e
+            return
+        except (ValueError, VLLMValidationError) as e:
+            request.refusal = InvalidRequestError(str(e))
             return
         output_token_ids = request.output_token_ids
         if self._introduces_resumed or not output_token_ids:
@@ -162,7 +165,7 @@ class StepBuilder:
         # a prompt is scored once, by the request that computes all of it; vLLM gives the scores when that is done
         scores = request.params.prompt_logprobs is not None and len(request.token_ids) == request.num_prompt_tokens
         if scores and 0 < computed < request.num_prompt_tokens - 1:
-            raise ValueError("a step failed while the logprobs of this prompt were computed")
+            raise StepFailedError("a step failed while the logprobs of this prompt were computed")
         return NewRequestData(
             req_id=request.name,
             prompt_token_ids=request.token_ids[: request.num_prompt_tokens],

@@ -160,7 +160,8 @@ def test_an_adapter_that_is_not_loaded() -> None:
     [lost], [known], [plain] = driver.add([1], 4, adapter="b"), driver.add([1], 4, adapter="a"), driver.add([1], 4)
     driver.run()
     assert driver.tokens[lost] == []
-    assert driver.ends[lost].error.message == "the adapter 'b' is not loaded in this engine"
+    error = driver.ends[lost].error
+    assert (error.code, error.message) == ("model_not_found", "the adapter 'b' is not loaded in this engine")
     assert driver.tokens[known] == driver.tokens[plain] == alone([1], 4, 0, [0])[0]
 
 

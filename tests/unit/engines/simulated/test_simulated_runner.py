@@ -222,7 +222,7 @@ def test_a_vector_comes_with_the_last_token() -> None:
 def test_an_adapter_that_is_not_there_ends_its_request() -> None:
     runner = runner_of(max_loras=1)
     [result] = run(runner, step((1, 0, 6), (2, 0, 1), new=[new(1, PROMPT, adapter="x:1"), new(2, [4], [5])]))
-    assert result.failed.keys() == {1}
+    assert [(i, error.code) for i, error in result.failed.items()] == [(1, "model_not_found")]
     assert result.sampled_token_ids == [[], generate(runner.info, [4], 1)]
 
 
@@ -239,7 +239,8 @@ def test_not_a_number_ends_one_request_and_poisons_what_it_wrote() -> None:
     )
     expected = generate(runner.info, good, 2)
     assert [result.sampled_token_ids for result in results] == [[[], [expected[0]]], [[], [expected[1]]]]
-    assert [list(result.failed) for result in results] == [[1], [1]]
+    failed = [[(i, error.code) for i, error in result.failed.items()] for result in results]
+    assert failed == [[(1, "numerical_error")]] * 2
     reader = new(3, [*PROMPT[:5], 4], [0, 9])
     assert tokens_of(run(runner, step((3, 4, 2), new=[reader]))) != generate(runner.info, reader.token_ids, 1)
 

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from helpers_adapters import load_adapter
 from helpers_tensorrt_llm import greedy
 from penstock.engines.contract.runner import AdapterHost
-from penstock.engines.errors import InvalidRequestError, OverloadedError, UnsupportedError
+from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, OverloadedError, UnsupportedError
 
 PROMPT = list(range(10, 50))
 
@@ -55,7 +55,7 @@ def test_numbers_are_never_used_twice(make, tmp_path):
     load_adapter(engine.batcher, "a:2", folder)
     assert adapters["a:2"].lora_int_id != first
     assert adapters["a:2"].lora_path == str(folder)
-    with pytest.raises(InvalidRequestError, match="no LoRA adapter 'a:1' is loaded"):
+    with pytest.raises(ModelNotFoundError, match="no LoRA adapter 'a:1' is loaded"):
         engine.start(PROMPT, adapter="a:1")
     engine.batcher.unload_adapter("never there")
 

@@ -148,6 +148,7 @@ def test_a_request_whose_adapter_is_not_there_fails_alone(adapted: Adapted, runn
     driver.run()
     assert driver.ends[lost].finish_reason is FinishReason.ERROR
     assert driver.ends[lost].error.message == "the adapter 'a:9' is not loaded in this engine"
+    assert driver.ends[lost].error.code == "model_not_found"
     assert driver.tokens[lost] == []
     assert driver.tokens[fine] == adapted.expect("a:1", prompt(30, 9), 8)
 

@@ -57,6 +57,7 @@ def test_parameters_that_vllm_does_not_take_end_their_request_alone(runner):
     [hot], [neighbour] = driver.add(prompt(1), 10, temperature=3.0), driver.add(prompt(2), 10)
     driver.run()
     assert "temperature must be in" in driver.ends[hot].error.message
+    assert driver.ends[hot].error.code == "invalid_request"
     assert driver.tokens[neighbour] == alone(runner, prompt(2), 10)
 
 
@@ -99,6 +100,7 @@ def test_an_adapter_that_is_not_there_is_refused_by_name(runner):
     [neighbour], [poet] = driver.add(prompt(1), 10), driver.add(prompt(2), 10, adapter="poet")
     driver.run()
     assert "no LoRA adapter is loaded as 'poet'" in driver.ends[poet].error.message
+    assert driver.ends[poet].error.code == "model_not_found"
     assert driver.tokens[neighbour] == alone(runner, prompt(1), 10)
 
 
@@ -214,6 +216,7 @@ def test_scores_that_a_failed_step_has_lost_are_told(runner, monkeypatch):
         fail_steps(runner, patch, "execute_model", lambda output: output.num_scheduled_tokens and next(calls) == 2)
         driver.run()
     assert "logprobs of this prompt" in driver.ends[scored].error.message
+    assert driver.ends[scored].error.code == "step_failed"
     assert driver.tokens[neighbour] == expected
 
 

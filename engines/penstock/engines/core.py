@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+import msgspec
+
 from penstock.engines.adapter_loading import AdapterLoader
 from penstock.engines.contract.messages import (
     AbortRequests,
@@ -85,12 +87,12 @@ class EngineCore:
         if config.speculative != "off" and not runner.info.supports_drafts:
             raise UnsupportedError(f"This engine has no speculative decoding ({runner.info.runner}).")
         self.runner = runner
-        self.scheduler = Scheduler(config, runner.info)
+        self._depth = min(config.steps_in_flight, runner.max_steps_in_flight)
+        self.scheduler = Scheduler(msgspec.structs.replace(config, steps_in_flight=self._depth), runner.info)
         self.adapters = AdapterLoader(runner, self.scheduler.intake)
         self.failures_in_a_row = 0
         """Requests that failed alone since the last good step."""
         self.broken = False
-        self._depth = min(config.steps_in_flight, runner.max_steps_in_flight)
         self._clock = clock
         self._last_collected = 0.0
 

@@ -210,6 +210,13 @@ def test_running_prompts_get_no_more_than_that_either() -> None:
     rig.run()
 
 
+def test_windows_leave_a_step_as_much_as_the_runners_own_depth_allows() -> None:
+    """Two windows of 1024 for the three steps that the runner takes, not for the six that were asked for."""
+    rig = make_rig(600, groups=[KVGroup(4), KVGroup(4, 1024)], max_num_batched_tokens=900, steps_in_flight=6)
+    rig.run(rig.request(range(900)))
+    assert rig.runner.steps[0].num_scheduled_tokens == [2 * 1024 // 3]
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_prompt_gives_back_what_lies_behind_its_windows_while_it_is_computed(depth: int) -> None:
     rig = make_rig(400, groups=WINDOWS, max_num_batched_tokens=1200, steps_in_flight=depth)

@@ -145,6 +145,11 @@ def _check_engine_settings(config: Config, runner: str) -> None:
         for name, default in OF_OUR_SCHEDULER.items():
             if getattr(config.scheduling, name) != default:
                 raise ConfigError(f"{name.replace('_', '-')}: an engine under its own scheduler lacks this setting")
+    if config.scheduling.speculative != "off" and runner == "vllm":
+        raise ConfigError(
+            "speculative: the vllm engine guesses only under its own scheduler (scheduler=engine, and "
+            "speculative_config in engine-args)"
+        )
     if runner in _LARGE_ENGINES:
         return
     for name in EngineConfig.__struct_fields__:

@@ -101,6 +101,12 @@ def test_engines_that_schedule_by_themselves_refuse_settings_of_our_scheduler(
         spec(**engine, **{name: value})
 
 
+@pytest.mark.parametrize("scheduler", ["auto", "penstock"])
+def test_vllm_guesses_under_its_own_scheduler_alone(scheduler: str) -> None:
+    with pytest.raises(ConfigError, match="speculative: the vllm engine guesses only under its own scheduler"):
+        spec(engine="vllm", scheduler=scheduler, speculative="ngram")
+
+
 @pytest.mark.parametrize("text", ["{", "[1]", "nonsense", "1"])
 def test_engine_args_must_be_an_object(text: str) -> None:
     with pytest.raises(ConfigError, match="engine-args: not a JSON object"):

@@ -12,6 +12,7 @@ from penstock.classic.base import ModelContext
 from penstock.classic.model_config import ModelConfig, ModelInstanceGroup
 from penstock.engines.host.gpus import visible_gpus
 from penstock.gateway.config import Config, ConfigError, overlay
+from penstock.gateway.config_sections import OF_OUR_SCHEDULER
 from penstock.gateway.kserve.llm_layout import (
     beside,
     check_fetching,
@@ -63,6 +64,8 @@ _PARAMETERS = {
     "GPU_DEVICE_IDS": "the GPUs of a KIND_MODEL instance",
 }
 """Parameters of config.pbtxt, and how they are met."""
+_NO_GUESSES = {name: OF_OUR_SCHEDULER[name] for name in ("speculative", "max_draft_tokens")}
+"""vLLM has guesses of its own, `speculative_config`."""
 _BOOLS = {"true": True, "false": False}
 
 
@@ -92,7 +95,9 @@ class VllmLayout:
             settings["dtype"] = precision("dtype", given.pop("dtype"))
         if "kv_cache_dtype" in given:
             settings["kv_cache_dtype"] = _cache_precision(given.pop("kv_cache_dtype"))
-        if engine != "vllm":
+        if engine == "vllm":
+            settings |= _NO_GUESSES  # whatever other models do
+        else:
             _only_common(given, engine)
         settings |= {ours: given.pop(name) for name, ours in _SETTINGS.items() if name in given}
         return overlay(without_own_model(server), settings | ({"engine_args": given} if given else {}))

@@ -95,6 +95,14 @@ def test_the_command_line_s_model_and_engine_are_not_this_model_s(tmp_path: Path
     assert config.cache.kv_cache_memory == "1GiB"
 
 
+def test_guesses_of_our_scheduler_are_for_other_models(tmp_path: Path) -> None:
+    server = {"speculative": "ngram", "max_draft_tokens": 4, "itl_target_ms": 100}
+    found = configured(tmp_path, **server).scheduling
+    assert (found.speculative, found.max_draft_tokens, found.itl_target_ms) == ("off", 8, 100)
+    found = configured(tmp_path / "other", engine="openvino", **server).scheduling
+    assert (found.speculative, found.max_draft_tokens) == ("ngram", 4)
+
+
 def test_models_and_tokenizers_may_lie_beside_their_settings(tmp_path: Path) -> None:
     version = write_vllm(tmp_path, "m", "weights", {"tokenizer": "weights"})
     (version / "weights").mkdir()

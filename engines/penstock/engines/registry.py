@@ -14,7 +14,7 @@ from penstock.engines.contract.continuous_batcher import ContinuousBatcher
 from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.core import Core, EngineCore
 from penstock.engines.errors import EngineError, UnsupportedError
-from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.engines.scheduler.config import OF_OUR_SCHEDULER, SchedulerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -123,9 +123,19 @@ def load_core(spec: EngineSpec, clock: Callable[[], float]) -> Core:
             if spec.scheduler.speculative != "off":
                 raise UnsupportedError(f"--speculative needs penstock's scheduler: {error.message}") from error
             logger.warning("%s schedules by itself: %s", spec.runner, error.message)
+            _tell_unused(spec)
         else:
             return EngineCore(runner, spec.scheduler, clock)
     return AutonomousCore(BATCHERS[spec.runner](spec.options), spec.scheduler, clock)
+
+
+def _tell_unused(spec: EngineSpec) -> None:
+    """What the engine's own scheduler does not heed is refused where it is known before the model is loaded."""
+    defaults = SchedulerConfig()
+    changed = [name for name in OF_OUR_SCHEDULER if getattr(spec.scheduler, name) != getattr(defaults, name)]
+    if changed:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
+        logger.warning("not used by %s's own scheduler: %s", spec.runner, flags)
 
 
 def load_runner(spec: EngineSpec) -> ModelRunner:

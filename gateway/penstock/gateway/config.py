@@ -85,9 +85,16 @@ def load_config(
 
 def _convert(tree: Mapping[str, Any]) -> Config:
     try:
-        return msgspec.convert(tree, Config, strict=False)
+        config = msgspec.convert(tree, Config, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(str(error))) from None
+    ready, hung = config.server.ready_timeout, config.server.watchdog_timeout
+    if ready is not None and ready >= hung:
+        raise ConfigError(
+            f"ready-timeout: {ready:g} s is not below watchdog-timeout, {hung:g} s: the engine would be replaced "
+            "before the server says that it is not ready"
+        )
+    return config
 
 
 def _explain(message: str) -> str:

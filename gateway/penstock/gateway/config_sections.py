@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from penstock.engines.scheduler import config as scheduler_config
+
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0)]
@@ -163,10 +165,7 @@ class SchedulingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 0.0
 
 
-OF_OUR_SCHEDULER = {
-    name: getattr(SchedulingConfig(), name)
-    for name in ("itl_target_ms", "steps_in_flight", "speculative", "max_draft_tokens")
-}
+OF_OUR_SCHEDULER = {name: getattr(SchedulingConfig(), name) for name in scheduler_config.OF_OUR_SCHEDULER}
 """Settings that mean nothing to an engine that schedules by itself, and their defaults."""
 
 
@@ -265,12 +264,12 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 60.0
     ready_timeout: Annotated[
-        Annotated[float, Meta(gt=0)],
+        Annotated[float, Meta(gt=0)] | None,
         Meta(
             description="seconds without progress of the engine after which the server is not ready; a step that was "
-            "expected to take long gets more"
+            "expected to take long gets more; default: 10, or half of watchdog-timeout where that is less"
         ),
-    ] = 10.0
+    ] = None
     load_timeout: Annotated[
         Seconds, Meta(description="seconds after which an engine that is still loading its model is ended; 0: never")
     ] = 1800.0

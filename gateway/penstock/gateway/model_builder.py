@@ -46,17 +46,18 @@ def build_model(
         directory=parse_directory(config.adapters.lora_directory),
         max_loaded=spec.options.get("max_loras", 0),
     )
+    server = config.server
     observed: list[ModelMetrics] = []
     engine = BudgetedEngine(
         budget or MemoryBudget(),
         names[0],
         spec,
         WatchdogConfig(
-            timeout=config.server.watchdog_timeout,
-            ready_timeout=config.server.ready_timeout,
-            load_timeout=config.server.load_timeout,
+            timeout=server.watchdog_timeout,
+            ready_timeout=server.ready_timeout or min(WatchdogConfig().ready_timeout, server.watchdog_timeout / 2),
+            load_timeout=server.load_timeout,
         ),
-        log_level=config.server.logging_level,
+        log_level=server.logging_level,
         on_step=lambda step: observed[0].step(step),
     )
     observed.append(
@@ -145,6 +146,9 @@ def _check_engine_settings(config: Config, runner: str) -> None:
         for name, default in OF_OUR_SCHEDULER.items():
             if getattr(config.scheduling, name) != default:
                 raise ConfigError(f"{name.replace('_', '-')}: an engine under its own scheduler lacks this setting")
+    guesses = config.scheduling.max_draft_tokens
+    if config.scheduling.speculative == "off" and guesses != OF_OUR_SCHEDULER["max_draft_tokens"]:
+        raise ConfigError("max-draft-tokens: nothing is guessed without speculative=ngram")
     if config.scheduling.speculative != "off" and runner == "vllm":
         raise ConfigError(
             "speculative: the vllm engine guesses only under its own scheduler (scheduler=engine, and "

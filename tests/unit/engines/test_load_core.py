@@ -69,6 +69,16 @@ def test_the_engines_own_where_ours_cannot(monkeypatch, caplog):
         load("simulated", "penstock")
 
 
+def test_settings_that_the_engines_own_does_not_heed_are_named(monkeypatch, caplog):
+    monkeypatch.setitem(registry.RUNNERS, "simulated", refuse)
+    config = SchedulerConfig(itl_target_ms=50, steps_in_flight=1, max_queued_requests=7)
+    load_core(EngineSpec(runner="simulated", scheduler=config), lambda: 0.0)
+    assert "not used by simulated's own scheduler: --itl-target-ms, --steps-in-flight" in caplog.messages
+    caplog.clear()
+    load("simulated", "auto")
+    assert "not used" not in caplog.text
+
+
 def test_no_way_out_without_an_own_scheduler(monkeypatch):
     monkeypatch.setitem(registry.RUNNERS, "torch", refuse)
     with pytest.raises(UnsupportedError):

@@ -85,6 +85,13 @@ def test_a_bad_value_is_refused_by_name(flags, named):
         load(flags)
 
 
+@pytest.mark.parametrize("ready", [60, 100])
+def test_readiness_cannot_wait_until_the_engine_is_replaced(ready):
+    with pytest.raises(ConfigError, match=f"ready-timeout: {ready} s is not below watchdog-timeout, 60 s"):
+        load({"ready_timeout": ready})
+    assert load({"ready_timeout": ready, "watchdog_timeout": 101}).server.ready_timeout == ready
+
+
 @pytest.mark.parametrize("text", ["htp_port = 1", "[server]\nhtp_port = 1", "= 1", '["a"]'])
 def test_a_bad_file_is_refused(tmp_path, text):
     file = tmp_path / "penstock.toml"

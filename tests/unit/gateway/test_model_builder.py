@@ -101,6 +101,26 @@ def test_engines_that_schedule_by_themselves_refuse_settings_of_our_scheduler(
         spec(**engine, **{name: value})
 
 
+@pytest.mark.parametrize("engine", ["openvino", "torch", "vllm", "simulated"])
+def test_a_number_of_guesses_is_nothing_without_guesses(engine: str) -> None:
+    with pytest.raises(ConfigError, match="max-draft-tokens: nothing is guessed without speculative=ngram"):
+        spec(engine=engine, max_draft_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "ready_timeout"),
+    [
+        ({}, 10),
+        ({"watchdog_timeout": 2}, 1),
+        ({"ready_timeout": 59}, 59),
+        ({"watchdog_timeout": 2, "ready_timeout": 1.5}, 1.5),
+    ],
+)
+def test_readiness_ends_before_the_engine_is_replaced(settings: dict[str, Any], ready_timeout: float) -> None:
+    model = build_model(load_config({"engine": "simulated"} | settings, environ={}), DEMO)
+    assert model.engine._watchdog.ready_timeout == ready_timeout
+
+
 @pytest.mark.parametrize("scheduler", ["auto", "penstock"])
 def test_vllm_guesses_under_its_own_scheduler_alone(scheduler: str) -> None:
     with pytest.raises(ConfigError, match="speculative: the vllm engine guesses only under its own scheduler"):

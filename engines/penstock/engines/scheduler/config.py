@@ -8,6 +8,9 @@ import msgspec
 
 from penstock.engines.scheduler.queues import Policy
 
+OF_OUR_SCHEDULER = ("itl_target_ms", "steps_in_flight", "speculative", "max_draft_tokens")
+"""Settings that mean nothing to an engine that schedules by itself."""
+
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 256

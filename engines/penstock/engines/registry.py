@@ -106,7 +106,8 @@ or when it is told to."""
 def load_core(spec: EngineSpec, clock: Callable[[], float]) -> Core:
     """Loads the model behind the scheduler that the specification asks for.
 
-    Raises ValueError and PenstockError for a configuration that cannot be.
+    Raises ValueError and PenstockError for a configuration that cannot be. A runner that cannot drive a model which the
+    engine's own scheduler can run raises UnsupportedError with `scheduler` as its `param`.
     """
     if spec.runner not in RUNNERS.keys() | BATCHERS.keys():
         raise ValueError(f"no engine is called {spec.runner!r}; there are {', '.join(sorted(RUNNERS | BATCHERS))}")
@@ -118,8 +119,11 @@ def load_core(spec: EngineSpec, clock: Callable[[], float]) -> Core:
         try:
             runner = load_runner(spec)
         except UnsupportedError as error:
-            if spec.scheduling == "penstock" or spec.runner not in BATCHERS:
+            if error.param != "scheduler" or spec.runner not in BATCHERS:
                 raise
+            if spec.scheduling == "penstock":
+                hint = f"{error.message}. Its own scheduler can: --scheduler engine"
+                raise UnsupportedError(hint, param=error.param) from error
             if spec.scheduler.speculative != "off":
                 raise UnsupportedError(f"--speculative needs penstock's scheduler: {error.message}") from error
             logger.warning("%s schedules by itself: %s", spec.runner, error.message)

@@ -58,15 +58,26 @@ def test_an_engine_that_cannot_verify_guesses_says_so(monkeypatch):
 
 
 def refuse(options):
-    raise UnsupportedError("a model with several kinds of layers")
+    raise UnsupportedError("a model with several kinds of layers", param="scheduler")
 
 
 def test_the_engines_own_where_ours_cannot(monkeypatch, caplog):
     monkeypatch.setitem(registry.RUNNERS, "simulated", refuse)
     assert isinstance(load("simulated", "auto"), AutonomousCore)
     assert "several kinds of layers" in caplog.text
-    with pytest.raises(UnsupportedError):
+    assert "--scheduler engine" not in caplog.text, "it does so already"
+    with pytest.raises(UnsupportedError, match=r"several kinds of layers\. Its own scheduler can: --scheduler engine"):
         load("simulated", "penstock")
+
+
+@pytest.mark.parametrize("scheduling", ["auto", "penstock"])
+def test_no_way_out_for_what_no_scheduler_can_run(monkeypatch, scheduling):
+    def refuse_for_good(options):
+        raise UnsupportedError("a model with two prompts")
+
+    monkeypatch.setitem(registry.RUNNERS, "simulated", refuse_for_good)
+    with pytest.raises(UnsupportedError, match=r"a model with two prompts$"):
+        load("simulated", scheduling)
 
 
 def test_settings_that_the_engines_own_does_not_heed_are_named(monkeypatch, caplog):

@@ -20,7 +20,7 @@ from penstock.engines.kit.package_contract import refuse
 from penstock.engines.vllm.config import VLLMConfig
 from penstock.engines.vllm.engine_args import checked
 from penstock.engines.vllm.requests import blocks_to_ask_for
-from penstock.engines.vllm.supported import check_arguments, check_cache, check_model
+from penstock.engines.vllm.supported import check_arguments, check_cache, check_generates, check_model
 
 _DTYPES = {"auto": "auto", "bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 _CACHE_DTYPES = {"auto": "auto", "bf16": "bfloat16", "f16": "float16", "fp8": "fp8"}
@@ -61,17 +61,6 @@ def own_scheduler(config: VLLMConfig) -> dict[str, Any]:
         "enable_prefix_caching": None if config.prefix_caching else False,
         "language_model_only": True,  # requests are text: no image encoder is loaded or profiled
     }
-
-
-def check_generates(vllm_config: Any) -> None:
-    """Raises UnsupportedError for a model that is not made for text after text."""
-    model = vllm_config.model_config
-    if model.runner_type != "generate":
-        raise UnsupportedError("vLLM cannot run this model here: it does not generate text")
-    if model.is_encoder_decoder:
-        raise UnsupportedError(
-            "vLLM cannot run this model here: it is an encoder-decoder model, which wants two prompts"
-        )
 
 
 def _start(arguments: dict[str, Any], check: Callable[[Any], None], version: str) -> Any:

@@ -8,8 +8,6 @@ from typing import Any
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.vllm.engine_args import OWN_SCHEDULER
 
-_HINT = "vLLM's own scheduler can run it: --scheduler engine"
-
 
 def check_arguments(names: Iterable[str]) -> None:
     """Raises UnsupportedError for settings of vLLM's scheduler, which stands still under ours."""
@@ -20,10 +18,9 @@ def check_arguments(names: Iterable[str]) -> None:
 
 def check_model(vllm_config: Any) -> None:
     """Raises UnsupportedError, with the reason, for a model that needs more of a step than token ids and blocks."""
+    check_generates(vllm_config)
     model = vllm_config.model_config
     reasons = (
-        (model.runner_type != "generate", "it does not generate text"),
-        (model.is_encoder_decoder, "it is an encoder-decoder model"),
         (model.is_multimodal_model, "it is multimodal"),
         (model.is_hybrid or model.has_inner_state, "it keeps a state beside the KV cache"),
         (vllm_config.speculative_config is not None, "it is configured for speculative decoding"),
@@ -31,6 +28,17 @@ def check_model(vllm_config: Any) -> None:
     for applies, reason in reasons:
         if applies:
             refuse(reason)
+
+
+def check_generates(vllm_config: Any) -> None:
+    """Raises UnsupportedError for a model that is not made for text after text, whoever schedules it."""
+    model = vllm_config.model_config
+    if model.runner_type != "generate":
+        raise UnsupportedError("vLLM cannot run this model here: it does not generate text")
+    if model.is_encoder_decoder:
+        raise UnsupportedError(
+            "vLLM cannot run this model here: it is an encoder-decoder model, which wants two prompts"
+        )
 
 
 def check_cache(kv_cache_config: Any) -> None:
@@ -47,4 +55,5 @@ def check_cache(kv_cache_config: Any) -> None:
 
 
 def refuse(reason: str) -> None:
-    raise UnsupportedError(f"vLLM cannot run this model under Penstock's scheduler: {reason}. {_HINT}")
+    """For what vLLM's own scheduler can run: `registry.load_core` leaves it to that one, or says so."""
+    raise UnsupportedError(f"vLLM cannot run this model under Penstock's scheduler: {reason}", param="scheduler")

@@ -10,7 +10,7 @@ import pytest
 from helpers_models import make_model
 from penstock.engines.errors import EngineError, InvalidRequestError, UnsupportedError
 from penstock.engines.registry import EngineSpec, load_runner
-from penstock.engines.vllm.supported import check_arguments, check_cache, check_model
+from penstock.engines.vllm.supported import check_arguments, check_cache, check_generates, check_model
 
 SERVED = {
     "runner_type": "generate",
@@ -32,8 +32,6 @@ def test_a_plain_decoder_is_served():
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (config_of(runner_type="pooling"), "does not generate text"),
-        (config_of(is_encoder_decoder=True), "encoder-decoder"),
         (config_of(is_multimodal_model=True), "multimodal"),
         (config_of(is_hybrid=True), "state beside the KV cache"),
         (config_of(has_inner_state=True), "state beside the KV cache"),
@@ -41,14 +39,30 @@ def test_a_plain_decoder_is_served():
     ],
 )
 def test_other_models_are_refused(config, reason):
-    with pytest.raises(UnsupportedError, match=f"{reason}.*--scheduler engine"):
+    with pytest.raises(UnsupportedError, match=reason) as refusal:
         check_model(config)
+    assert refusal.value.param == "scheduler"
+
+
+@pytest.mark.parametrize("check", [check_model, check_generates])
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (config_of(runner_type="pooling"), "does not generate text"),
+        (config_of(is_encoder_decoder=True), "encoder-decoder"),
+    ],
+)
+def test_what_neither_scheduler_can_run_is_not_left_to_the_other(check, config, reason):
+    with pytest.raises(UnsupportedError, match=f"cannot run this model here: .*{reason}") as refusal:
+        check(config)
+    assert refusal.value.param is None
 
 
 def test_settings_of_the_other_scheduler_are_refused_by_name():
     check_arguments({"seed": 1, "enforce_eager": True})
-    with pytest.raises(UnsupportedError, match=r"kv_transfer_config and speculative_config .*--scheduler engine"):
+    with pytest.raises(UnsupportedError, match="kv_transfer_config and speculative_config ") as refusal:
         check_arguments(["speculative_config", "kv_transfer_config", "seed"])
+    assert refusal.value.param == "scheduler"
 
 
 @pytest.mark.usefixtures("needs_vllm")
@@ -58,7 +72,7 @@ def test_settings_of_the_other_scheduler_are_refused_by_name():
 )
 def test_caches_of_another_kind_are_refused(specs, reason):
     groups = [SimpleNamespace(kv_cache_spec=spec) for spec in specs]
-    with pytest.raises(UnsupportedError, match=f"{reason}.*--scheduler engine"):
+    with pytest.raises(UnsupportedError, match=reason):
         check_cache(SimpleNamespace(kv_cache_groups=groups))
 
 

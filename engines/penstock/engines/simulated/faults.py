@@ -12,7 +12,7 @@ _SLOW_SECONDS = 10.0
 
 
 class Fault(NamedTuple):
-    """What happens in the step that computes a marker token.
+    """What happens in the step that computes a marker token of a prompt.
 
     hang: the process stands still; kill: it dies; nan: the logits of this request are not numbers; raise: the step
     raises; slow: it takes `seconds` longer; stall: it does not end before the runner is closed.

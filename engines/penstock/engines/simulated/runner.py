@@ -171,13 +171,13 @@ class SimulatedRunner(AdapterShelf):
                 submitted.new[request.id].failed = ModelNotFoundError("its LoRA adapter is not loaded")
 
     def _misbehave(self, step: SchedulerOutput) -> float:
-        """The faults of this step's tokens, before it changes the cache: the seconds by which it takes longer."""
+        """The faults of this step's prompt tokens, before it changes the cache: the seconds that it takes longer."""
         seconds = 0.0
         for request_id, count, start in zip(
             step.request_ids, step.num_scheduled_tokens, step.num_computed_tokens, strict=True
         ):
             state = self._states[request_id]
-            fault = self._faults.of(state.token_ids, start, start + count)
+            fault = self._faults.of(state.token_ids, start, min(start + count, state.num_prompt_tokens))
             if fault is None:
                 continue
             if fault.kind == "slow":

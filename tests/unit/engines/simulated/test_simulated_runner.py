@@ -258,6 +258,17 @@ def test_a_step_that_raises_leaves_what_was_there_before() -> None:
     assert tokens_of(run(runner, step((1, 6, 1), new=[again]), step((1, 7, 1)))) == expected[1:]
 
 
+def test_a_marker_that_was_generated_is_a_token_like_any_other() -> None:
+    """Also where the request is told again, with its output, after a preemption."""
+    expected = generate(runner_of().info, PROMPT, 4)
+    runner = runner_of(faults=",".join(f"raise={token}" for token in expected))
+    steps = step((1, 0, 6), new=[new(1, PROMPT)]), step((1, 6, 1)), step((1, 7, 1))
+    assert tokens_of(run(runner, *steps)) == expected[:3]
+    runner.reset()
+    again = new(1, [*PROMPT, *expected[:3]], prompt=6)
+    assert tokens_of(run(runner, step((1, 0, 9), new=[again]))) == expected[3:]
+
+
 def test_a_slow_step_ends() -> None:
     time = Time()
     runner = runner_of(time, faults="slow=99:2.5")

@@ -257,14 +257,14 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Annotated[float, Meta(gt=0)], Meta(description="seconds after which a client that does not read is cut off")
     ] = 60.0
     watchdog_timeout: Annotated[
-        Annotated[float, Meta(gt=0)],
+        Annotated[float, Meta(ge=0.4)],
         Meta(
             description="seconds without progress after which the engine is replaced; a step that was expected to take "
             "long gets more"
         ),
     ] = 60.0
     ready_timeout: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
+        Annotated[float, Meta(ge=0.2)] | None,
         Meta(
             description="seconds without progress of the engine after which the server is not ready; a step that was "
             "expected to take long gets more; default: 10, or half of watchdog-timeout where that is less"

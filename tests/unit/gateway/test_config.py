@@ -78,6 +78,8 @@ def test_memory_is_a_number_of_bytes_or_a_text(tmp_path, text, memory):
         ({"policy": "lifo"}, "policy"),
         ({"drain_timeout": "-1"}, "drain_timeout"),
         ({"prefix_caching": "perhaps"}, "prefix_caching"),
+        ({"ready_timeout": "1e-9"}, "ready_timeout"),
+        ({"watchdog_timeout": "0.1"}, "watchdog_timeout"),
     ],
 )
 def test_a_bad_value_is_refused_by_name(flags, named):

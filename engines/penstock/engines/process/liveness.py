@@ -11,6 +11,8 @@ from penstock.engines.contract.messages import Heartbeat
 _BEATS_WITHIN = 4
 """Heartbeats within the shortest bound, at least: a single one that is late says nothing."""
 _MOST_SECONDS_BETWEEN_BEATS = 1.0
+_LEAST_SECONDS_BETWEEN_BEATS = 0.05
+"""More of them would keep two processes busy with nothing else."""
 
 
 class WatchdogConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +35,8 @@ class WatchdogConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def heartbeat_interval(self) -> float:
-        return min(_MOST_SECONDS_BETWEEN_BEATS, self.ready_timeout / _BEATS_WITHIN, self.timeout / _BEATS_WITHIN)
+        shortest = min(self.ready_timeout, self.timeout)
+        return min(_MOST_SECONDS_BETWEEN_BEATS, max(_LEAST_SECONDS_BETWEEN_BEATS, shortest / _BEATS_WITHIN))
 
 
 class Health(Enum):

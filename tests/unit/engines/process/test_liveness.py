@@ -92,6 +92,7 @@ def test_heartbeats_keep_step_with_short_bounds() -> None:
     assert WatchdogConfig().heartbeat_interval == 1.0
     assert WatchdogConfig(ready_timeout=2).heartbeat_interval == 0.5
     assert WatchdogConfig(timeout=2).heartbeat_interval == 0.5
+    assert WatchdogConfig(ready_timeout=1e-9).heartbeat_interval == 0.05
 
 
 # -- what a heartbeat says

@@ -171,13 +171,14 @@ async def test_a_failure_is_told_and_the_engine_goes_on(engine: InlineEngine, ma
     assert output.token_ids == alone([1, 2], request.params)[0]
 
 
-async def test_an_engine_that_breaks_ends_its_streams(engine: InlineEngine) -> None:
+async def test_an_engine_that_breaks_ends_its_streams(engine: InlineEngine, caplog: pytest.LogCaptureFixture) -> None:
     runner = engine.core.runner
     assert isinstance(runner, PausingRunner)
     runner.broken = True
     results = await collect(engine.submit([add(engine, [RAISE], n=2), add(engine, [1])]))
     assert {output.error.code for output in results.values() if output.error} == {"engine_dead"}
     assert len(results) == 3
+    assert "it cannot even be reset" in caplog.text
     assert not engine.ready
     with pytest.raises(NotReadyError):
         engine.submit([add(engine, [1])])

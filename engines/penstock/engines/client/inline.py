@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.core import Core, EngineCore
 from penstock.engines.errors import EngineDeadError, NotReadyError, PenstockError
 from penstock.engines.scheduler.config import SchedulerConfig
+
+logger = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=Core)
 
@@ -62,7 +65,10 @@ class CoreEngine(Generic[C]):
                     await self._something()
                 self._step()
                 await asyncio.sleep(0)
-        finally:  # also when a step raises: the books may be wrong then, nobody can be served any more
+        except Exception:
+            logger.exception("a step failed: the books may be wrong now, nobody can be served any more")
+            raise
+        finally:
             for descriptor in self.core.wakeups:
                 asyncio.get_running_loop().remove_reader(descriptor)
             self._fail_all(EngineDeadError("The engine has failed."))

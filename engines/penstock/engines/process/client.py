@@ -197,8 +197,8 @@ class ProcessEngine:
     async def _keep(self) -> None:
         """Watches the process, buries it, and raises the next one; gives up when it dies too often."""
         while True:
-            reason = await self._until_dead()
-            self._bury(reason)
+            if self._link is not None and self._process is not None:
+                self._bury(self._link, await self._until_dead(self._process))
             await self._kill()
             if not self._may_restart():
                 logger.critical("the engine died %d times; it stays down", len(self._restarts) + 1)
@@ -214,10 +214,7 @@ class ProcessEngine:
             except Exception:  # whatever it is, the next try comes
                 logger.exception("the engine could not be restarted")
 
-    async def _until_dead(self) -> str:
-        process = self._process
-        if process is None or self._link is None:
-            return "it was not running"
+    async def _until_dead(self, process: asyncio.subprocess.Process) -> str:
         ended = asyncio.ensure_future(process.wait())
         try:
             while True:
@@ -236,12 +233,11 @@ class ProcessEngine:
         finally:
             ended.cancel()
 
-    def _bury(self, reason: str) -> None:
+    def _bury(self, link: Link, reason: str) -> None:
         logger.error("the engine is dead: %s; %d requests end with an error", reason, len(self._streams))
-        if self._link is not None:
-            self._link.close()
-            self._link = None
-            self._seconds_up += time.monotonic() - self._up_since
+        link.close()
+        self._link = None
+        self._seconds_up += time.monotonic() - self._up_since
         self._stats = EngineStats()  # what it held is gone with it
         message = "The engine died while it worked on this request."
         self._fail_all(EngineDeadError(message, retry_after=_RETRY_AFTER))

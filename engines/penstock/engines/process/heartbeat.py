@@ -17,8 +17,8 @@ import msgspec
 from penstock.engines.contract.messages import Heartbeat
 from penstock.engines.core import Core
 
-_PIPE_BYTES = 1 << 16
-"""At least what a pipe holds, so that a read ends with a whole heartbeat (pipe(7))."""
+_MOST_BYTES = 1 << 16
+"""Of one read; where pages are large a pipe holds more (pipe(7))."""
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Heartbeat).decode
@@ -74,6 +74,8 @@ class HeartbeatPipe:
         """`on_beat` gets the newest of those that have come. Raises OSError when there can be no pipe."""
         self._loop = asyncio.get_running_loop()
         self._on_beat = on_beat
+        self._begun = b""
+        """What has come of a heartbeat whose end has not."""
         self._pipe, self.far_end = os.pipe()
         self._loop.add_reader(self._pipe, self._read)
 
@@ -83,11 +85,13 @@ class HeartbeatPipe:
         self.far_end = -1
 
     def _read(self) -> None:
-        beats = os.read(self._pipe, _PIPE_BYTES).splitlines()
+        data = os.read(self._pipe, _MOST_BYTES)
+        if not data:
+            self._loop.remove_reader(self._pipe)
+            return
+        *beats, self._begun = (self._begun + data).split(b"\n")
         if beats:
             self._on_beat(_decode(beats[-1]))
-        else:
-            self._loop.remove_reader(self._pipe)
 
     def close(self) -> None:
         self._loop.remove_reader(self._pipe)

@@ -86,6 +86,7 @@ def test_the_complaint_names_what_was_waited_for() -> None:
     assert after().complaint(NOW + 70) == "it gave no sign of life for 70.0 s"
     assert after(Heartbeat(70, None)).complaint(NOW) == "its step has taken 70.0 s (nothing was expected)"
     assert after(Heartbeat(400, 30)).complaint(NOW) == "its step has taken 400.0 s (30.0 s were expected)"
+    assert after(Heartbeat(70, 0.005)).complaint(NOW) == "its step has taken 70.0 s (0.005 s were expected)"
 
 
 def test_heartbeats_keep_step_with_short_bounds() -> None:
@@ -93,6 +94,18 @@ def test_heartbeats_keep_step_with_short_bounds() -> None:
     assert WatchdogConfig(ready_timeout=2).heartbeat_interval == 0.5
     assert WatchdogConfig(timeout=2).heartbeat_interval == 0.5
     assert WatchdogConfig(ready_timeout=1e-9).heartbeat_interval == 0.05
+
+
+async def test_a_heartbeat_that_is_cut_in_two_is_put_together() -> None:
+    """By a read from a pipe that holds more than is read at once."""
+    seen: asyncio.Queue[Heartbeat] = asyncio.Queue()
+    pipe = HeartbeatPipe(seen.put_nowait)
+    async with asyncio.timeout(5):
+        os.write(pipe.far_end, b"[1.0,null]\n[2.0,null]\n[3.")
+        assert await seen.get() == Heartbeat(2.0, None)
+        os.write(pipe.far_end, b"0,null]\n")
+        assert await seen.get() == Heartbeat(3.0, None)
+    pipe.close()
 
 
 # -- what a heartbeat says

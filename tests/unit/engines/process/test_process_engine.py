@@ -155,6 +155,7 @@ async def test_a_restart_that_fails_is_logged_and_tried_again(error, start, monk
     os.kill(engine.pid, signal.SIGKILL)
     await until(lambda: engine.num_restarts == 2 and engine.ready)
     assert "the engine could not be restarted" in caplog.text
+    assert caplog.text.count("the engine is dead") == 1, "it has not died again"
     assert ends(await collect(submit(engine))) == [(FinishReason.LENGTH, None)]
 
 

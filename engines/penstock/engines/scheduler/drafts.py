@@ -6,7 +6,7 @@ Leviathan et al., arXiv:2211.17192, for the verification). How many are made fol
 
 from __future__ import annotations
 
-from array import array
+import sys
 from collections.abc import Iterable
 
 _LONGEST, _SHORTEST = 4, 2
@@ -16,15 +16,16 @@ _FIRST_LENGTH = 3
 _FIRST_ACCEPTANCE = 0.5
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 512
 """Tokens without a guess after guesses that were all wrong; doubled each time."""
-_BYTES = 4
+MAX_VOCAB_SIZE = sys.maxunicode + 1
+"""Token ids are kept as characters."""
 
 
 class PromptLookup:
     """Guesses for one request."""
 
     def __init__(self, token_ids: Iterable[int], max_length: int) -> None:
-        self._data = bytearray(array("i", token_ids).tobytes())
-        """All known tokens, in a form that can be searched."""
+        self._text = "".join(map(chr, token_ids))
+        """All known tokens, a character for each: text is searched fast, and only from character to character."""
         self._max_length = max_length
         self._length = min(_FIRST_LENGTH, max_length)
         self._pause = _FIRST_PAUSE
@@ -34,19 +35,19 @@ class PromptLookup:
         """Moving average of the share of guesses that were right."""
 
     def append(self, token_ids: Iterable[int]) -> None:
-        self._data += array("i", token_ids).tobytes()
+        self._text += "".join(map(chr, token_ids))
 
     def guess(self, limit: int) -> list[int]:
         """At most `limit` tokens that may come next; often none."""
         count = min(self._length, limit)
-        if count < 1 or len(self._data) < self._resume_at * _BYTES:
+        if count < 1 or len(self._text) < self._resume_at:
             return []
         for size in range(_LONGEST, _SHORTEST - 1, -1):
-            at = _find_last(self._data, size)
-            if at is not None:
-                behind = array("i", self._data[at + size * _BYTES :][: count * _BYTES])
+            at = _find_last(self._text, size)
+            if at >= 0:
+                behind = self._text[at + size : at + size + count]
                 # what repeats itself is expected to go on repeating itself
-                return [behind[i % len(behind)] for i in range(count)]
+                return [ord(behind[i % len(behind)]) for i in range(count)]
         return []
 
     def verified(self, num_guessed: int, num_right: int) -> None:
@@ -69,18 +70,11 @@ class PromptLookup:
         if self._length > 1:
             self._length //= 2
         else:
-            self._resume_at = len(self._data) // _BYTES + self._pause
+            self._resume_at = len(self._text) + self._pause
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
             self.acceptance = max(self.acceptance, _FIRST_ACCEPTANCE)  # after the pause they get another chance
 
 
-def _find_last(data: bytearray, size: int) -> int | None:
-    """Where the last `size` tokens occurred before, most recently: the offset of the first of them."""
-    if len(data) <= size * _BYTES:
-        return None
-    pattern, end = data[-size * _BYTES :], len(data) - _BYTES
-    while True:
-        at = data.rfind(pattern, 0, end)
-        if at < 0 or at % _BYTES == 0:
-            return at if at >= 0 else None
-        end = at + len(pattern) - 1
+def _find_last(text: str, size: int) -> int:
+    """Where the last `size` tokens occurred before, most recently: the place of the first of them, or -1."""
+    return text.rfind(text[-size:], 0, len(text) - 1)

@@ -20,7 +20,7 @@ from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.errors import PenstockError
 from penstock.engines.scheduler.budget import StepBudget
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.engines.scheduler.drafts import PromptLookup
+from penstock.engines.scheduler.drafts import MAX_VOCAB_SIZE, PromptLookup
 from penstock.engines.scheduler.intake import Intake
 from penstock.engines.scheduler.queues import Policy
 from penstock.engines.scheduler.request import Request, RequestStatus, Run
@@ -56,7 +56,7 @@ class Scheduler:
         self.intake = Intake(config, self.info)
         self.budget = StepBudget(config, chunk)
         self._charges = config.policy is Policy.FAIR
-        self._speculates = config.speculative != "off"
+        self._speculates = config.speculative != "off" and info.vocab_size <= MAX_VOCAB_SIZE
         self._awaited: Run | None = None
         """The next step was held back until its guesses could be made."""
         self._num_steps = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import timeit
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from penstock.engines.core import EngineCore
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.engines.scheduler.drafts import PromptLookup
+from penstock.engines.scheduler.drafts import MAX_VOCAB_SIZE, PromptLookup
 from unit.engines.scheduler.harness import FIRST, Clock, alone, make_rig
 
 
@@ -32,9 +33,26 @@ def test_one_token_is_no_match() -> None:
 
 
 def test_a_match_lies_on_the_border_of_a_token() -> None:
-    """0x01000000 and 0x00000001 side by side hold each other's bytes."""
-    lookup = PromptLookup([0x00010000, 0x00000000, 0x00000100, 7, 0x01000000, 0x00000000], 8)
-    assert lookup.guess(8) == []
+    """0x00000001 three times holds the bytes of 0x00000100 twice."""
+    assert PromptLookup([1, 1, 1, 7, 256, 256], 8).guess(8) == []
+
+
+def test_a_guess_takes_little_time_whatever_the_prompt_is() -> None:
+    """Each token of the first prompt, seen as bytes, has the last tokens' pattern in it, between two tokens."""
+    repetitive, plain = PromptLookup([*[1] * 50_000, 256, 256], 8), PromptLookup(range(50_000), 8)
+
+    def seconds(lookup: PromptLookup) -> float:
+        return min(timeit.repeat(lambda: lookup.guess(3), number=1, repeat=3))
+
+    assert seconds(repetitive) < 20 * seconds(plain)
+
+
+def test_every_token_id_of_a_vocabulary_can_be_guessed() -> None:
+    ids = [0, 0xD800, 0xFEFF, 0xFFFF, MAX_VOCAB_SIZE - 1]
+    assert PromptLookup([7, 8, *ids, 7, 8], 8).guess(3) == ids[:3]
+    lookup = PromptLookup([9, 9], 8)
+    lookup.append([*ids, 0, 0xD800])
+    assert lookup.guess(3) == ids[2:]
 
 
 def test_what_repeats_itself_goes_on() -> None:
@@ -153,15 +171,21 @@ def test_nobody_is_preempted_for_a_guess() -> None:
 
 def test_steps_are_seldom_held_back_for_guesses_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is a match for every other token, always before the newest one is known."""
-    monkeypatch.setattr(
-        "penstock.engines.scheduler.drafts._find_last", lambda data, size: None if len(data) // 4 % 2 else 0
-    )
+    monkeypatch.setattr("penstock.engines.scheduler.drafts._find_last", lambda text, size: -1 if len(text) % 2 else 0)
     rig = make_rig(100, speculative="ngram", steps_in_flight=2)
     behind_another = []
     rig.runner.before = lambda step: behind_another.append(len(rig.runner._under_way))
     rig.run(rig.request([FIRST] * 9, max_tokens=200))
     assert rig.scheduler.stats().draft_tokens < 20
     assert behind_another.count(0) < 30
+
+
+def test_a_vocabulary_that_is_too_large_gets_no_guesses() -> None:
+    rig = make_rig(100, vocab_size=MAX_VOCAB_SIZE + 8, speculative="ngram")
+    request = rig.request([MAX_VOCAB_SIZE + 1, 3, 4, 3, 4, 3], max_tokens=4)
+    rig.run(request)
+    assert rig.tokens[1] == alone(request.prompt_token_ids, request.params, vocab_size=MAX_VOCAB_SIZE + 8)[0]
+    assert not rig.scheduler.stats().draft_tokens
 
 
 def test_an_engine_that_cannot_verify_says_so_at_once() -> None:

@@ -19,6 +19,8 @@ from penstock.kvcache.table import NO_BLOCK, BlockTable, BlockTables, Growth, Ha
 
 Chains = tuple[HashChain, ...]
 """One for each group; groups with equal block sizes share theirs."""
+Rank = tuple[float, ...]
+"""Of a request among those that run or wait: the lower one is ahead."""
 
 
 class KVCacheManager:
@@ -40,8 +42,8 @@ class KVCacheManager:
         self._hasher = hasher or BlockHasher()
         self.holders: set[BlockTables] = set()
         """All tables that were given and not freed."""
-        self._computing: dict[BlockHash, BlockTables] = {}
-        """Blocks of prompts that are being computed: who is going to publish them."""
+        self._computing: dict[BlockHash, tuple[BlockTables, Rank]] = {}
+        """Blocks of prompts that are being computed: by whom."""
         self._match_unit = math.lcm(*(group.block_size for group in groups))
         self._has_windows = any(group.window for group in groups)
 
@@ -153,27 +155,31 @@ class KVCacheManager:
 
     # -- the same prompt twice -------------------------------------------------------------------------------
 
-    def announce(self, tables: BlockTables, token_ids: Sequence[int]) -> None:
-        """Tells that those full blocks of these tokens which are not cached are about to be computed (`computing`)."""
+    def announce(self, tables: BlockTables, token_ids: Sequence[int], rank: Rank) -> None:
+        """Tells that those full blocks of these tokens which are not cached are about to be computed (`computing`). Of
+        two that compute the same, the one ahead counts."""
         if not self.enable_prefix_caching:
             return
-        table = tables.tables[0]
+        table, own = tables.tables[0], (tables, rank)
         count = len(token_ids) // table.group.block_size
         table.chain.extend(token_ids, count)
         for block_hash in table.chain.hashes[table.num_published : count]:
             if self.pool.lookup(block_hash) is None:
-                self._computing.setdefault(block_hash, tables)
+                known = self._computing.setdefault(block_hash, own)
+                if rank < known[1]:
+                    self._computing[block_hash] = own
 
-    def computing(self, token_ids: Sequence[int], chains: Chains) -> BlockHash | None:
-        """The last block of this prompt that another request is computing right behind what is cached, if any. Once it
-        is published, or given up, it need not be computed again."""
+    def computing(self, token_ids: Sequence[int], chains: Chains, rank: Rank) -> BlockHash | None:
+        """The last block of this prompt that a request ahead of `rank` is computing right behind what is cached, if
+        any. Once it is published, or given up, it need not be computed again."""
         if not self._computing:
             return None
         chain, found = chains[0], None
         for index in range(len(token_ids) // chain.block_size):
             chain.extend(token_ids, index + 1)
             block_hash = chain.hashes[index]
-            if block_hash in self._computing:
+            known = self._computing.get(block_hash)
+            if known is not None and known[1] < rank:
                 found = block_hash
             elif found is not None or self.pool.lookup(block_hash) is None:
                 break
@@ -182,9 +188,12 @@ class KVCacheManager:
     def is_computing(self, block_hash: BlockHash) -> bool:
         return block_hash in self._computing
 
-    def _withdraw(self, tables: BlockTables, start: int, stop: int) -> None:
-        for block_hash in tables.tables[0].chain.hashes[start:stop]:
-            if self._computing.get(block_hash) is tables:
+    def _withdraw(self, tables: BlockTables) -> None:
+        """What these were going to compute is given up."""
+        table = tables.tables[0]
+        for block_hash in table.chain.hashes[table.num_published :]:
+            known = self._computing.get(block_hash)
+            if known is not None and known[0] is tables:
                 del self._computing[block_hash]
 
     # -- tokens come in --------------------------------------------------------------------------------------
@@ -260,7 +269,8 @@ class KVCacheManager:
             for index in range(max(start, table.first), count):
                 self.pool.publish(table.block_ids[index], _key(hashes[index], table.index))
             if not table.index:
-                self._withdraw(tables, start, count)
+                for block_hash in hashes[start:count]:
+                    self._computing.pop(block_hash, None)  # whoever else computes it: it is there
             table.num_published = count
         self._set_marks(tables)
 
@@ -302,10 +312,9 @@ class KVCacheManager:
         """Gives the blocks back, last block first: a prefix's tail is evicted before its head."""
         self.holders.remove(tables)
         self.copied(tables)
+        self._withdraw(tables)
         for table in tables.tables:
             self.pool.release(table.held[::-1])
-            if not table.index:
-                self._withdraw(tables, table.num_published, len(table.chain.hashes))
             table.block_ids = []
             table.first = 0
         tables.capacity = 0
@@ -324,7 +333,7 @@ class KVCacheManager:
             for table in tables.tables:
                 require(set(table.block_ids[: table.first]) <= {NO_BLOCK}, "a block behind the window is held")
                 require(tables.capacity <= len(table.block_ids) * table.group.block_size, "capacity without blocks")
-        for tables in self._computing.values():
+        for tables, _ in self._computing.values():
             require(tables in self.holders, "nobody computes an announced block")
 
 

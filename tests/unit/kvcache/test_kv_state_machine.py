@@ -64,14 +64,25 @@ class KVMachine(RuleBasedStateMachine):
         reserve=st.integers(0, 2),
         chunk=st.integers(1, 8),
         read_cache=st.sampled_from([True, True, True, False]),
+        rank=st.tuples(st.integers(0, 3)),
     )
-    def admit(self, data: st.DataObject, salt: str, adapter: str, reserve: int, chunk: int, read_cache: bool) -> None:
+    def admit(
+        self,
+        data: st.DataObject,
+        salt: str,
+        adapter: str,
+        reserve: int,
+        chunk: int,
+        read_cache: bool,
+        rank: tuple[int],
+    ) -> None:
         known = data.draw(st.sampled_from(self.histories))
         tokens = known[: data.draw(st.integers(0, len(known)))] + data.draw(st.lists(st.integers(0, 1), max_size=3))
         if not tokens:
             return
         before, chains = self._snapshot(), self.kv.chains(adapter=adapter, salt=salt)
-        waited_for = self.kv.computing(tokens, chains)
+        waited_for = self.kv.computing(tokens, chains, rank)
+        assert self.kv.computing(tokens, chains, (0,)) is None, "nobody is ahead of that"
         admitted = self.kv.admit(tokens, chains, chunk, reserve=reserve, read_cache=read_cache)
         if admitted is None:
             assert self._snapshot() == before
@@ -87,12 +98,12 @@ class KVMachine(RuleBasedStateMachine):
             assert group.window or len(ids) * group.block_size >= len(tokens), "room for all of its tokens"
         sequence = Sequence(tables, chains, tokens, num_cached, salt, adapter)
         self.live.append(sequence)
-        self.kv.announce(tables, tokens)
+        self.kv.announce(tables, tokens, rank)
         if waited_for is None and self.kv.enable_prefix_caching:
             size = self.groups[0].block_size
             full = len(tokens) // size
             uncached = [i for i in range(full) if self.kv.pool.lookup(chains[0].hashes[i]) is None]
-            found = self.kv.computing(tokens, self.kv.chains(adapter=adapter, salt=salt))
+            found = self.kv.computing(tokens, self.kv.chains(adapter=adapter, salt=salt), (4,))
             assert found is None or found in [chains[0].hashes[i] for i in uncached]
 
     @rule(

@@ -250,10 +250,11 @@ class Scheduler:
         return left
 
     def _computed_by_another(self, request: Request) -> BlockHash | None:
-        """The last block of this prompt that a running request computes, if there is one."""
+        """The last block of this prompt that a running request ahead of this one computes, if there is one. Who is
+        behind may be kept from advancing, by this one too."""
         if request.scores_prompt or not self.config.enable_prefix_caching:
             return None
-        return self.kv.computing(request.token_ids, self._chains_of(request))
+        return self.kv.computing(request.token_ids, self._chains_of(request), request.key)
 
     def _chains_of(self, request: Request) -> tuple[HashChain, ...]:
         if request.chains is None:
@@ -283,7 +284,7 @@ class Scheduler:
         request.charged_tokens = max(request.charged_tokens, cached)  # hits are free
         self.intake.waiting.charge(request, request.num_prompt_tokens)
         if read_cache:
-            self.kv.announce(tables, request.token_ids)
+            self.kv.announce(tables, request.token_ids, request.key)
         count = min(request.num_tokens - cached, limit, self.budget.chunk)
         new.include(self._run(request, tables, cached), count)
         return count

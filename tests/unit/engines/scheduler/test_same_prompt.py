@@ -62,6 +62,21 @@ def test_who_was_passed_by_keeps_its_place(policy: Policy) -> None:
     rig.run()
 
 
+def test_who_is_ahead_does_not_wait_for_one_behind_it() -> None:
+    prompt = PROMPT * 3
+    rig = make_rig(128, max_num_batched_tokens=8, policy=Policy.PRIORITY)
+    rig.step(rig.request(prompt, max_tokens=2, priority=100))
+    rig.step(rig.request(prompt, max_tokens=2, priority=0))
+    assert 2 in rig.counts()
+    rig.step(rig.request(prompt, max_tokens=2, priority=5))
+    assert rig.scheduler.intake.num_passed_by == 1, "the second one is ahead of the third"
+    while 2 not in rig.ended:  # others keep the first one from advancing
+        rig.step(rig.request([9, *range(7)], max_tokens=1, priority=10))
+    assert 1 not in rig.ended
+    rig.run()
+    assert [rig.tokens[i] for i in (1, 2, 3)] == [alone(prompt, greedy(2))[0]] * 3
+
+
 @pytest.mark.parametrize("marker", [NAN, RAISE])
 def test_if_it_fails_the_next_one_finds_out_for_itself(marker: int) -> None:
     rig = make_rig(64)

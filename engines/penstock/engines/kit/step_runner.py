@@ -75,6 +75,8 @@ class _Step:
     batches: list[_PlannedBatch]
     """Computed one after the other, in the same buffer. The first is prepared when the step is submitted."""
     output: ModelRunnerOutput
+    failure: Exception | None = None
+    """It could not be begun, which is told when it is collected: another step's result may be there first."""
 
 
 class StepRunner:
@@ -127,6 +129,8 @@ class StepRunner:
     def collect(self) -> ModelRunnerOutput:
         """`ModelRunner.collect`."""
         step = self._under_way.popleft()
+        if step.failure is not None:
+            raise step.failure
         for planned, following in zip_longest(step.batches, step.batches[1:]):
             self._computing = None
             outputs = self._model.wait(step.buffer)
@@ -301,10 +305,13 @@ class StepRunner:
         if not self._under_way:
             return
         step = self._under_way[0]
-        if step.copies:
-            self._model.copy_blocks(step.copies)
-        if step.batches:
-            self._start(step.buffer, step.batches[0])
+        try:
+            if step.copies:
+                self._model.copy_blocks(step.copies)
+            if step.batches:
+                self._start(step.buffer, step.batches[0])
+        except Exception as error:
+            step.failure = error
 
     def _start(self, buffer: int, planned: _PlannedBatch) -> None:
         late = planned.late

@@ -45,6 +45,8 @@ class FakeModel:
         self.num_batches = 0
         self.fails = False
         """The next batch raises."""
+        self.refused_slot: int | None = None
+        """Batches with a request of this adapter cannot be started."""
 
     @property
     def info(self) -> ModelInfo:
@@ -74,6 +76,8 @@ class FakeModel:
 
     def start(self, buffer: int, late: Ints, token_ids: Int32s) -> None:
         assert self._computing is None
+        if self.refused_slot in self._prepared[buffer].adapter_slots:
+            raise RuntimeError("the device refuses")
         self._computing = buffer
         self._prepared[buffer].token_ids[late] = token_ids
         if not self._lazy:

@@ -196,6 +196,21 @@ def test_after_a_failure_requests_are_told_again() -> None:
     assert driver.stats.step_failures == 1
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_step_that_cannot_be_started_harms_none_before_it(depth: int) -> None:
+    runner = make(num_buffers=depth)
+    driver = Driver(runner, max_num_seqs=8, steps_in_flight=depth)
+    runner._model.refused_slot = 1  # type: ignore[attr-defined]
+    [innocent] = driver.add([1, 2], 12)
+    driver.step()
+    [guilty] = driver.add([3, 3], 12, adapter="a")
+    driver.run()
+    assert driver.tokens[innocent] == alone([1, 2], 12, 0, [0])[0]
+    assert driver.tokens[guilty] == []
+    assert driver.ends[guilty].error.code == "step_failed"
+    assert not driver.core.broken
+
+
 def test_more_requests_than_rows() -> None:
     runner = make()
     with pytest.raises(EngineError, match="request 16 is one more than the 16 that there is room for"):

@@ -50,7 +50,8 @@ class SamplingParams(msgspec.Struct, tag="sampling", frozen=True, omit_defaults=
     logprobs: int | None = None
     """None: none. k >= 0: the sampled token's logprob, and the k likeliest tokens of its step."""
     prompt_logprobs: int | None = None
-    """The same for each prompt token but the first; such a request reads nothing from the prefix cache."""
+    """The same for each prompt token but the first, told once for all samples (`PromptInfo.logprobs`); who computes
+    them reads nothing from the prefix cache."""
 
 
 class PoolingParams(msgspec.Struct, tag="pooling", frozen=True, omit_defaults=True, kw_only=True):
@@ -149,7 +150,8 @@ class PromptInfo(msgspec.Struct, array_like=True, frozen=True):
     queue_seconds: float
     """From arrival to the first step that scheduled it."""
     logprobs: list[TokenLogprobs] | None = None
-    """For prompt tokens 1.. (the first has no condition), when asked for."""
+    """For prompt tokens 1.. (the first has no condition), when asked for. Only the first of a request's samples has
+    them."""
 
 
 class EngineStats(msgspec.Struct, array_like=True):

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 
+import msgspec
+
 from penstock.engines.contract.messages import (
     AddRequest,
     EngineStats,
@@ -85,10 +87,11 @@ class Intake:
         if not isinstance(params, PoolingParams):
             seed = params.seed
             stop = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos)
-        samples = []
+        samples, of_others = [], _without_prompt_logprobs(message)
         for index, request_id in enumerate(message.ids):
             own_seed = random.getrandbits(63) if seed is None else seed + index
-            request = Request(request_id, message, list(message.prompt_token_ids), own_seed, stop)
+            own = of_others if index else message
+            request = Request(request_id, own, list(message.prompt_token_ids), own_seed, stop)
             request.key = order_key(self.config.policy, request, self.config.ageing_seconds)
             samples.append(request)
         return samples
@@ -271,6 +274,13 @@ class Intake:
         self.stats.finished = dict(self._finished)
         self.stats.num_waiting_tokens = self.num_waiting_tokens
         return self.stats
+
+
+def _without_prompt_logprobs(message: AddRequest) -> AddRequest:
+    """For the samples behind the first: a long prompt's logprobs are large, and the same for all."""
+    if isinstance(message.params, PoolingParams) or message.params.prompt_logprobs is None:
+        return message
+    return msgspec.structs.replace(message, params=msgspec.structs.replace(message.params, prompt_logprobs=None))
 
 
 def wire_error(error: PenstockError) -> RequestError:

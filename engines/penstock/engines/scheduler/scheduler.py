@@ -381,7 +381,6 @@ class Scheduler:
             start = request.num_prompt_tokens - 1
             request.charged_tokens = request.num_prompt_tokens
             request.num_cached_tokens = leader.num_cached_tokens
-            request.prompt_logprobs = list(leader.prompt_logprobs)
             request.first_scheduled = leader.first_scheduled
             forked, request.chains = self.kv.fork(tables, start)
             self._run(request, forked, start)
@@ -440,6 +439,7 @@ class Scheduler:
         self.intake.ended(request, now)
         if request.followers:  # it ended before its prompt was computed: the next sample takes the lead
             leader, *others = request.dismiss_followers()
+            leader.params = request.params  # if the prompt's logprobs are wanted, they come with this one
             leader.lead(others)
             self._num_followers -= 1
             self.intake.enqueue(leader)

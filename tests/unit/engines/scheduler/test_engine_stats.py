@@ -146,7 +146,7 @@ class LogprobsRig:
         for output in self.scheduler.take_outputs():
             if output.prompt is not None:
                 self.prompts[output.id] = output.prompt
-            assert output.logprobs == [entry(5)] * len(output.token_ids)
+            assert (output.logprobs or []) == [entry(5)] * len(output.token_ids)
         return step
 
     def run(self) -> None:
@@ -177,11 +177,22 @@ def test_prompt_logprobs_read_nothing_from_the_cache(budget: int) -> None:
 
 
 @pytest.mark.parametrize("seats", [1, 8])
-def test_every_sample_gets_the_prompts_logprobs(seats: int) -> None:
+def test_the_prompts_logprobs_come_with_the_first_sample(seats: int) -> None:
     rig = LogprobsRig(seats=seats)
     rig.add([1, 2, 3, 4, 5], n=3)
     rig.run()
-    assert [rig.got(request_id) for request_id in (1, 2, 3)] == [[2, 3, 4, 5]] * 3
+    assert [rig.got(request_id) for request_id in (1, 2, 3)] == [[2, 3, 4, 5], None, None]
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_the_next_sample_has_the_prompts_logprobs_where_the_first_ended_too_early(steps: int) -> None:
+    rig = LogprobsRig(budget=2, seats=2)
+    rig.add([1, 2, 3, 4, 5], n=3)
+    for _ in range(steps):
+        rig.step()
+    rig.scheduler.abort([1], 0.0)
+    rig.run()
+    assert [rig.got(request_id) for request_id in (2, 3)] == [[2, 3, 4, 5], None]
 
 
 def test_a_preemption_takes_nothing_back_that_was_given() -> None:

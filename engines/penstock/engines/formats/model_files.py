@@ -23,15 +23,19 @@ def read_json(path: Path) -> dict[str, Any]:
     return settings
 
 
-def eos_token_ids(model_dir: Path, model_settings: Mapping[str, Any]) -> tuple[int, ...]:
+def eos_token_ids(model_dir: Path, model_settings: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
     """Of generation_config.json, else of config.json, as in transformers; one id or several."""
     path = model_dir / "generation_config.json"
     eos = read_json(path).get("eos_token_id") if path.is_file() else None
     if eos is None:
         eos = model_settings.get("eos_token_id")
-    if eos is None:
-        return ()
-    return tuple(int(i) for i in eos) if isinstance(eos, list) else (int(eos),)
+    return ids_of_vocabulary(eos, vocab_size)
+
+
+def ids_of_vocabulary(found: Any, vocab_size: int) -> tuple[int, ...]:
+    """Of one id, several, or None: those that a model can sample, since its logits end at `vocab_size`."""
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    return tuple(i for i in map(int, ids) if 0 <= i < vocab_size)
 
 
 def weight_files(model_dir: Path) -> list[Path]:

@@ -42,7 +42,7 @@ class OpenVINORunner(StepRunner):
         check_model_sizes(settings)
         spec = parse_config(settings)
         model_len = max_model_len(config.max_model_len, spec.max_position_embeddings)
-        eos = eos_token_ids(config.model_dir, settings)
+        eos = eos_token_ids(config.model_dir, settings, spec.vocab_size)
         self._checkpoint = Checkpoint(config.model_dir)
         most_tokens = min(model_len, config.max_num_batched_tokens)
         plans = plan_threads(self._checkpoint.num_bytes, usable_cores(), config.threads, most_tokens)

@@ -37,10 +37,11 @@ def read_checkpoint(config: TensorRTLLMConfig) -> Checkpoint:
             f"max_model_len must be given: {folder}/config.json does not say how long the context is"
         )
     dtype = text.get("dtype") or text.get("torch_dtype") or settings.get("torch_dtype") or "float32"
+    vocab_size = int(text["vocab_size"])
     return Checkpoint(
-        vocab_size=int(text["vocab_size"]),
+        vocab_size=vocab_size,
         max_model_len=int(longest),
-        eos_token_ids=eos_token_ids(folder, text),
+        eos_token_ids=eos_token_ids(folder, text, vocab_size),
         precision=_PRECISIONS.get(dtype, dtype),
         quantization=_quantization(folder, settings),
     )

@@ -66,7 +66,7 @@ class TorchRunner(StepRunner):
             max_model_len=model_len,
             kv_groups=groups,
             num_blocks=count,
-            eos_token_ids=eos_token_ids(config.model_dir, settings),
+            eos_token_ids=eos_token_ids(config.model_dir, settings, vocab_size),
             runner=f"torch {NAMES[dtype]}, {device}, {where}",
             supports_pooling=model.base_model is not model,
             supports_drafts=True,

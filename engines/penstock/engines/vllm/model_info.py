@@ -9,6 +9,7 @@ from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
+from penstock.engines.formats.model_files import ids_of_vocabulary
 from penstock.engines.vllm.requests import usable_blocks
 from penstock.kvcache import KVGroup
 
@@ -18,9 +19,7 @@ def eos_token_ids(model_config: Any) -> tuple[int, ...]:
     eos = model_config.try_get_generation_config().get("eos_token_id")
     if eos is None:
         eos = getattr(model_config.hf_text_config, "eos_token_id", None)
-    if eos is None:
-        return ()
-    return tuple(int(i) for i in eos) if isinstance(eos, list) else (int(eos),)
+    return ids_of_vocabulary(eos, model_config.get_vocab_size())
 
 
 def description(version: str, settings: Any, scheduler: str = "") -> str:

@@ -92,12 +92,14 @@ def test_cache_sized_by_bytes(llama_dir: Path, make_runner: Any) -> None:
         (None, {"eos_token_id": [2, 3]}, (2, 3)),
         (None, {"eos_token_id": 0}, (0,)),
         (None, {"eos_token_id": None}, ()),
+        (None, {"eos_token_id": [2, 100]}, (2,)),
+        ('{"eos_token_id": -1}', {"eos_token_id": 2}, ()),
     ],
 )
 def test_eos_token_ids(generation: str | None, model: dict[str, Any], wanted: tuple[int, ...], tmp_path: Path) -> None:
     if generation is not None:
         (tmp_path / "generation_config.json").write_text(generation)
-    assert eos_token_ids(tmp_path, model) == wanted
+    assert eos_token_ids(tmp_path, model, 100) == wanted
 
 
 @pytest.mark.parametrize(

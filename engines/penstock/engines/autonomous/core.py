@@ -274,7 +274,7 @@ def start_message(request: Request) -> StartRequest:
     """All that a batcher must know of a request."""
     return StartRequest(
         request.id,
-        request.token_ids,
+        list(request.token_ids),  # other samples may have that one, too
         request.params,
         None if request.params.seed is None else request.seed,
         request.priority,

@@ -91,7 +91,7 @@ class Intake:
         for index, request_id in enumerate(message.ids):
             own_seed = random.getrandbits(63) if seed is None else seed + index
             own = of_others if index else message
-            request = Request(request_id, own, list(message.prompt_token_ids), own_seed, stop)
+            request = Request(request_id, own, own_seed, stop)
             request.key = order_key(self.config.policy, request, self.config.ageing_seconds)
             samples.append(request)
         return samples

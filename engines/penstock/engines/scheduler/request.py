@@ -62,14 +62,13 @@ class Request:
         "token_ids",
     )
 
-    def __init__(
-        self, request_id: int, message: AddRequest, token_ids: list[int], seed: int, stop: frozenset[int]
-    ) -> None:
-        wanted = message.params
+    def __init__(self, request_id: int, message: AddRequest, seed: int, stop: frozenset[int]) -> None:
+        wanted, token_ids = message.params, message.prompt_token_ids
         params = SamplingParams(max_tokens=1) if isinstance(wanted, PoolingParams) else wanted
         self.id = request_id
         self.token_ids = token_ids
-        """Prompt, then output, as far as it is known."""
+        """Prompt, then output, as far as it is known. The message's own list until the first output: other samples
+        and the gateway may have it, too."""
         self.num_tokens = self.num_prompt_tokens = len(token_ids)
         self.num_cached_tokens = 0
         """Of the prompt, found in the prefix cache when it was first scheduled."""
@@ -135,7 +134,10 @@ class Request:
                 continue
             output.token_ids = tokens = tokens[: num_tokens - self.num_tokens]
             break
-        self.token_ids += tokens
+        if self.num_tokens == self.num_prompt_tokens:
+            self.token_ids = self.token_ids + tokens
+        else:
+            self.token_ids += tokens
         self.num_tokens = num_tokens
         return output
 

@@ -148,7 +148,7 @@ def test_tenants_names_do_not_pile_up() -> None:
 def test_a_tenant_that_leaves_and_returns_is_in_line_once() -> None:
     queue, rig = FairQueue(), make_rig()
     for index in range(50):
-        request = Request(index, rig.request([0], tenant="a"), [0], 0, frozenset())
+        request = Request(index, rig.request([0], tenant="a"), 0, frozenset())
         queue.push(request)
         queue.remove(request)
     assert len(queue._backlogged) == 1

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import tracemalloc
+
 import pytest
 
 from penstock.engines.contract.messages import RequestError, SamplingParams
@@ -13,7 +16,7 @@ from penstock.engines.scheduler.queues import KeyedQueue, Policy, make_queue
 from penstock.engines.scheduler.request import Request
 from penstock.engines.scheduler.scheduler import Scheduler
 from penstock.kvcache import KVGroup
-from unit.engines.scheduler.harness import Rig, make_rig
+from unit.engines.scheduler.harness import Rig, alone, make_rig
 
 INFO = ModelInfo(
     vocab_size=1000, max_model_len=100, kv_groups=(KVGroup(4),), num_blocks=64, eos_token_ids=(), runner="none"
@@ -126,6 +129,27 @@ def test_an_idle_night_does_not_make_retry_after_longer() -> None:
 # -- cost ------------------------------------------------------------------------------------------------------
 
 
+def test_samples_that_wait_share_their_prompt() -> None:
+    rig = make_rig(512, max_num_seqs=1, max_num_batched_tokens=1000)
+    request = rig.request([1] * 900, n=500, max_tokens=2)
+    tracemalloc.start()
+    try:
+        rig.scheduler.add(request)
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert rig.scheduler.num_waiting == 500
+    assert size < 500 * sys.getsizeof(request.prompt_token_ids) / 2
+
+
+def test_samples_leave_the_callers_prompt_alone() -> None:
+    rig = make_rig(64, max_num_seqs=2)
+    requests = [rig.request([1, 2, 3], n=3), rig.request([4])]
+    rig.run(*requests)
+    assert [request.prompt_token_ids for request in requests] == [[1, 2, 3], [4]]
+    assert [rig.tokens[i] for i in (1, 2, 3)] == [alone([1, 2, 3], requests[0].params)[0]] * 3
+
+
 class CountedKey(tuple[float, int]):
     """A request's key that counts how often it is compared: what ordering a queue costs."""
 
@@ -186,7 +210,7 @@ def test_taking_the_next_one_out_costs_a_logarithm() -> None:
     queue, rig = KeyedQueue(), make_rig()
     for index in range(1000):
         message = rig.request([0])
-        request = Request(index, message, [0], 0, frozenset())
+        request = Request(index, message, 0, frozenset())
         request.key = CountedKey((float(index * 7919 % 1000), index))
         queue.push(request)
     CountedKey.comparisons = 0
@@ -198,7 +222,7 @@ def test_taking_the_next_one_out_costs_a_logarithm() -> None:
 @pytest.mark.parametrize("policy", Policy)
 def test_removed_requests_are_skipped_and_forgotten(policy: Policy) -> None:
     queue, rig = make_queue(policy), make_rig()
-    requests = [Request(i, rig.request([0], tenant=str(i % 3)), [0], 0, frozenset()) for i in range(100)]
+    requests = [Request(i, rig.request([0], tenant=str(i % 3)), 0, frozenset()) for i in range(100)]
     for request in requests:
         queue.push(request)
     for request in requests[:97]:
@@ -214,7 +238,7 @@ def test_removed_requests_are_skipped_and_forgotten(policy: Policy) -> None:
 def test_a_queue_does_not_keep_what_was_removed() -> None:
     queue, rig = KeyedQueue(), make_rig()
     for index in range(1000):
-        request = Request(index, rig.request([0], params=SamplingParams(max_tokens=1)), [0], 0, frozenset())
+        request = Request(index, rig.request([0], params=SamplingParams(max_tokens=1)), 0, frozenset())
         queue.push(request)
         if index:
             queue.remove(request)

@@ -86,6 +86,10 @@ class RunningRequests:
             step.block_copies += growth.copies
         return True
 
+    def knows_any(self, ids: Iterable[int]) -> bool:
+        """The runner knows one of these ids, if only until the steps under way are collected."""
+        return not self._known_to_runner.isdisjoint(ids)
+
     def tell(self, step: SchedulerOutput, runs: Iterable[Run]) -> None:
         """Adds to the step what the runner must know before it computes tokens of these."""
         step.dropped_ids, self._dropped = self._dropped, []

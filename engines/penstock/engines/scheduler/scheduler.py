@@ -72,7 +72,10 @@ class Scheduler:
     # -- requests in -----------------------------------------------------------------------------------------
 
     def add(self, message: AddRequest) -> None:
-        """Queues a request, or ends it with the reason why not. Ids that are in use are ignored."""
+        """Queues a request, or ends it with the reason why not. Ids that are in use are ignored, those of ended
+        requests included that steps under way still compute."""
+        if self.running.knows_any(message.ids):
+            return
         samples = self.intake.receive(message, self.num_waiting, self._free_seats)
         if samples:
             leader, *followers = samples

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.engines.contract.messages import FinishReason, PoolingParams, SamplingParams
 from penstock.kvcache import KVGroup
@@ -399,6 +400,19 @@ def test_ids_in_use_are_not_taken_twice() -> None:
     rig.run(request, request)
     assert rig.tokens[1] == alone([0], request.params)[0]
     assert rig.scheduler.stats().admitted == 1
+
+
+def test_an_id_is_in_use_until_no_step_computes_it() -> None:
+    rig = make_rig(steps_in_flight=2)
+    rig.step(rig.request([0], max_tokens=9))
+    again = replace(rig.request([1, 1], max_tokens=3), ids=(1,))
+    assert rig.scheduler.under_way
+    rig.step(rig.abort(1), again)
+    rig.run()
+    assert not rig.core.has_work
+    del rig.ended[1], rig.tokens[1]
+    rig.run(again)
+    assert rig.tokens[1] == alone([1, 1], again.params)[0]
 
 
 def test_the_reference_is_not_trivial() -> None:

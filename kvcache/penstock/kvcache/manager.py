@@ -47,11 +47,6 @@ class KVCacheManager:
         self._match_unit = math.lcm(*(group.block_size for group in groups))
         self._has_windows = any(group.window for group in groups)
 
-    @property
-    def usage(self) -> float:
-        """Share of blocks that requests hold, 0..1."""
-        return 1 - self.pool.num_free / self.pool.num_blocks
-
     def chains(self, *, adapter: str = "", salt: str = "") -> Chains:
         """For a new sequence of tokens: its owner keeps them for as long as it appends to that sequence."""
         root = self._hasher.root(adapter=adapter, salt=salt)

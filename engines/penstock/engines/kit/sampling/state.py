@@ -76,8 +76,6 @@ class SamplingState:
     """Of its sequence of random numbers."""
     num_output_tokens: int
     greedy: bool
-    truncated: bool
-    """top_k, min_p or top_p leave tokens out."""
     counts: TokenCounts | None
     """None where no penalty is asked for."""
     bias: tuple[Ids, Floats] | None
@@ -101,7 +99,6 @@ class SamplingState:
             key=stream_key(seed),
             num_output_tokens=len(output),
             greedy=greedy,
-            truncated=params.top_k > 0 or params.min_p > 0.0 or params.top_p < 1.0,
             counts=TokenCounts(prompt, output) if penalized else None,
             bias=(np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32)) if bias else None,
             stop_ids=np.array(sorted(stop_ids), np.int64),

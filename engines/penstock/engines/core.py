@@ -172,13 +172,13 @@ class EngineCore:
         self._last_collected = now
         self.failures_in_a_row = 0
         self.scheduler.update_from_output(result, now, seconds)
-        records.append(StepRecord(seconds, len(done.requests), done.step.total_num_scheduled_tokens))
+        records.append(StepRecord(seconds, len(done.runs), done.step.total_num_scheduled_tokens))
 
     def _recover(self, failed: StepUnderWay) -> None:
         """Called while the exception is handled: the step's requests are run again in halves, until the one that makes
         it fail is alone."""
-        logger.exception("a step of %d requests failed", len(failed.requests))
-        if len(failed.requests) == 1:
+        logger.exception("a step of %d requests failed", len(failed.runs))
+        if len(failed.runs) == 1:
             self.failures_in_a_row += 1
             self.broken = self.failures_in_a_row >= _MAX_FAILURES
         self.runner.reset()

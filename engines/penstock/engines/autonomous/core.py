@@ -222,7 +222,7 @@ class AutonomousCore:
             output.error = wire_error(new.error)
         else:
             output.error = wire_error(EngineError("The engine failed on this request."))
-        self.intake.emit(output)
+        self.intake.emit([output])
         if new.finish_reason is not None:
             self.seats.leave(request.id)
             self.intake.ended(request, now)

@@ -64,5 +64,5 @@ class AdapterHost(Protocol):
         ...
 
     def unload_adapter(self, key: str) -> None:
-        """Frees it. No request uses it any more. Unknown keys are ignored."""
+        """Frees it. No request will use it any more; steps under way may. Unknown keys are ignored."""
         ...

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.request import Request, Run
@@ -68,16 +69,16 @@ class Pace:
         return seconds / each if each > 0 else float("inf")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What a step gives to prompts and to recomputation."""
 
     prompt_tokens: int
-    shares: dict[int, int] = field(default_factory=dict)
+    shares: Mapping[int, int]
     """Tokens of running requests that have more than one to compute, by id; 0 for those that wait for a later step."""
 
 
-_DECODES = Plan(0)
+_DECODES = Plan(0, MappingProxyType({}))
 
 
 class StepBudget:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import msgspec
@@ -55,8 +55,8 @@ class Intake:
         self.eos = frozenset(info.eos_token_ids)
         self._deadlines = _Deadlines(self.requests.__contains__)
         self._finished: Counter[str] = Counter()
-        self.outputs: list[RequestOutput] = []
-        """For the clients, since `take_outputs`; who adds a terminal one calls `count_end`."""
+        self._outputs: list[RequestOutput] = []
+        """For the clients, since `take_outputs`."""
         self._finish_interval = 0.0
         self._last_finish: float | None = None
 
@@ -236,24 +236,21 @@ class Intake:
             self._finish_interval += 0.1 * (now - self._last_finish - self._finish_interval)
         self._last_finish = now if self.requests else None
 
-    def emit(self, output: RequestOutput) -> None:
-        """What a step has brought a request."""
-        self.outputs.append(output)
-        if output.finish_reason is not None:
-            self.count_end(output)
-
-    def count_end(self, output: RequestOutput) -> None:
-        """A terminal output is among those for the clients."""
-        reason, error = str(output.finish_reason), output.error
-        self._finished[reason if error is None else f"{reason}:{error.code}"] += 1
+    def emit(self, outputs: Sequence[RequestOutput]) -> None:
+        """What a step has brought requests."""
+        self._outputs += outputs
+        for output in outputs:
+            if output.finish_reason is not None:
+                reason, error = str(output.finish_reason), output.error
+                self._finished[reason if error is None else f"{reason}:{error.code}"] += 1
 
     def emit_end(self, request_id: int, reason: FinishReason, error: PenstockError | None = None) -> None:
         """Tells the client of an end outside of a step's results: refused, timed out, aborted, failed."""
-        self.emit(RequestOutput(request_id, [], reason, error=None if error is None else wire_error(error)))
+        self.emit([RequestOutput(request_id, [], reason, error=None if error is None else wire_error(error))])
 
     def take_outputs(self) -> list[RequestOutput]:
         """What was emitted since the last call."""
-        outputs, self.outputs = self.outputs, []
+        outputs, self._outputs = self._outputs, []
         return outputs
 
     # -- what operators see ----------------------------------------------------------------------------------

@@ -21,10 +21,10 @@ def check_integrity(scheduler: Scheduler) -> None:
     require(all(run.has_seat and run.request.run is run for run in runs), "a seat without a request")
     require(all(r.run is None for r in (*waiting, *followers)), "a waiting request has a seat")
     collected = scheduler.running.last_collected
-    under_way = [run for step in scheduler.under_way for run in step.requests]
+    under_way = [run for step in scheduler.under_way for run in step.runs]
     holders = {*runs, *under_way}
     for run in holders:
-        newest = max((step.number for step in scheduler.under_way if run in step.requests), default=0)
+        newest = max((step.number for step in scheduler.under_way if run in step.runs), default=0)
         require(run.last_step == newest if newest else run.last_step <= collected, "its newest step is another")
         unknown = run.verifies or not run.has_seat
         require(unknown or run.num_pending_tokens <= under_way.count(run), "more computed than known")

@@ -102,7 +102,7 @@ class RunningRequests:
                 step.block_copies += run.tables.copies
 
     def copied(self, runs: Iterable[Run]) -> None:
-        """A step of these has made their copies: none of them was part of a step before it."""
+        """A step of these has made their copies: none of those with copies is part of another step under way."""
         for run in runs:
             if run.tables.copies:
                 self._kv.copied(run.tables)

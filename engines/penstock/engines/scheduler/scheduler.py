@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import msgspec
@@ -124,7 +124,7 @@ class Scheduler:
         if not self.trials:
             self._schedule_all(new, now)
         if step.request_ids:
-            self.running.tell(step, new.requests)
+            self.running.tell(step, new.runs)
             new.complete()
             new.expected_seconds = self.budget.pace.seconds(step.total_num_scheduled_tokens, new.attended)
             self.under_way.append(new)
@@ -133,13 +133,13 @@ class Scheduler:
 
     def _schedule_trial(self, new: StepUnderWay) -> None:
         """The next group of suspects that has anything to compute."""
-        while self.trials and not new.requests:
+        while self.trials and not new.runs:
             suspects = set(self.trials.suspects)
             ready, prompts = self.running.ready()
             ready = [run for run in ready if run in suspects]
             prompts = [entry for entry in prompts if entry[0] in suspects]
             self._schedule_running(new, ready, self.budget.plan(ready, prompts, self.running.runs, None).shares)
-            if not new.requests:
+            if not new.runs:
                 self.trials.acquit()
 
     def _schedule_all(self, new: StepUnderWay, now: float) -> None:
@@ -174,7 +174,7 @@ class Scheduler:
                 return True
         return False
 
-    def _schedule_running(self, new: StepUnderWay, ready: list[Run], shares: dict[int, int]) -> None:
+    def _schedule_running(self, new: StepUnderWay, ready: list[Run], shares: Mapping[int, int]) -> None:
         """Gives running requests their next tokens, preempting from the end of the list where blocks are short.
         `shares`: of prompts and recomputation, by id; everyone else gets one token, and guesses to verify."""
         if not shares and not self._speculates:
@@ -192,7 +192,7 @@ class Scheduler:
             new.include(run, count, guesses)
         self._awaited = None
 
-    def _with_blocks(self, ready: list[Run], shares: dict[int, int], step: SchedulerOutput) -> list[Run]:
+    def _with_blocks(self, ready: list[Run], shares: Mapping[int, int], step: SchedulerOutput) -> list[Run]:
         """Those of `ready` that have blocks for their next tokens."""
         if shares:
             short = [run for run in ready if run.num_computed_tokens + shares.get(run.id, 1) > run.tables.capacity]
@@ -310,12 +310,13 @@ class Scheduler:
         if self.trials:
             self.trials.acquit()
         if step.block_copies:
-            self.running.copied(done.requests)
+            self.running.copied(done.runs)
         num_live, num_prompt_tokens, num_sampled = len(self.intake.requests), 0, 0
         failed, logprobs, drafts = result.failed, result.logprobs, step.drafts
-        eos, outputs = self.intake.eos, self.intake.outputs
+        eos = self.intake.eos
+        outputs: list[RequestOutput] = []
         for run, count, start, tokens in zip(
-            done.requests, step.num_scheduled_tokens, step.num_computed_tokens, result.sampled_token_ids, strict=True
+            done.runs, step.num_scheduled_tokens, step.num_computed_tokens, result.sampled_token_ids, strict=True
         ):
             if not run.has_seat:
                 self.running.vacate(run)
@@ -354,8 +355,8 @@ class Scheduler:
             if self._charges:
                 self.intake.waiting.charge(request, computed)
             if output is not None and output.finish_reason is not None:
-                self.intake.count_end(output)
                 self._end(request, now)
+        self.intake.emit(outputs)
         if num_live != len(self.intake.requests):
             self.running.sweep()
         self.intake.stepped(num_prompt_tokens, num_sampled)
@@ -401,16 +402,16 @@ class Scheduler:
         error. Everything that was computed before stays, the prefix cache, too.
         """
         self.intake.stats.step_failures += 1
-        lost = dict.fromkeys(run for step in self.under_way for run in step.requests)
+        lost = dict.fromkeys(run for step in self.under_way for run in step.runs)
         self.running.last_collected = self._num_steps
         while self.under_way:
             self.under_way.pop().rewind()
         self.running.lost(lost)
-        suspects = [run for run in failed.requests if run.has_seat]
-        if len(failed.requests) > 1:  # even if one is left: the guilty one may be gone
+        suspects = [run for run in failed.runs if run.has_seat]
+        if len(failed.runs) > 1:  # even if one is left: the guilty one may be gone
             self.trials.divide(suspects)
             return
-        self.trials.divide([])
+        self.trials.convict()
         for run in suspects:
             self._fail(run.request, error, now)
 

@@ -16,7 +16,7 @@ class StepUnderWay:
     number: int
     """Steps count from 1, in the order in which they are computed."""
     step: SchedulerOutput = field(default_factory=SchedulerOutput)
-    requests: list[Run] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
     """In the order of `step.request_ids`."""
     cut: list[int] = field(default_factory=list)
     """Which of them have known tokens that this step does not compute."""
@@ -32,7 +32,7 @@ class StepUnderWay:
         step.request_ids += [run.id for run in runs]
         step.num_computed_tokens += [run.num_computed_tokens for run in runs]
         step.num_scheduled_tokens += [1] * len(runs)
-        self.requests += runs
+        self.runs += runs
         for run in runs:
             run.num_computed_tokens += 1
             run.last_step = number
@@ -50,15 +50,15 @@ class StepUnderWay:
         run.num_computed_tokens = start + count
         run.last_step = self.number
         if start + count < run.request.num_tokens:
-            self.cut.append(len(self.requests))
-        self.requests.append(run)
+            self.cut.append(len(self.runs))
+        self.runs.append(run)
 
     def top_up(self, left: int, chunk: int) -> None:
         """Gives `left` tokens that no waiting request could use to the prompts of this step, in order, up to `chunk`
         tokens of each."""
         counts = self.step.num_scheduled_tokens
         for index in self.cut:
-            run = self.requests[index]
+            run = self.runs[index]
             start = run.num_computed_tokens
             more = min(left, run.request.num_tokens - start, chunk - counts[index])
             if more > 0 and start + more <= run.tables.capacity:  # where a window would have to grow: next time
@@ -77,5 +77,5 @@ class StepUnderWay:
 
     def rewind(self) -> None:
         """The step is lost: its requests are where they were before it, and before those that followed it."""
-        for run, start in zip(self.requests, self.step.num_computed_tokens, strict=True):
+        for run, start in zip(self.runs, self.step.num_computed_tokens, strict=True):
             run.rewind(start)

@@ -26,6 +26,11 @@ class Trials:
         """The group's step succeeded, or none of it has anything to compute."""
         self._groups.popleft()
 
+    def convict(self) -> None:
+        """A step of one request alone has failed, on trial or not: it was that one's fault."""
+        if self._groups:
+            self._groups.popleft()
+
     def divide(self, suspects: Sequence[Run]) -> None:
         """A step of these has failed: the one on trial, if there was one."""
         if self._groups:

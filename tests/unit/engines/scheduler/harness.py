@@ -111,7 +111,7 @@ class WatchedRunner(SimulatedRunner):
         kv, groups = self.core.scheduler.kv, self.info.kv_groups
         writers: dict[int, int] = {}
         for run, start, count in zip(
-            self.core.scheduler.under_way[-1].requests, step.num_computed_tokens, step.num_scheduled_tokens, strict=True
+            self.core.scheduler.under_way[-1].runs, step.num_computed_tokens, step.num_scheduled_tokens, strict=True
         ):
             tables, name = run.tables, run.request.id
             for group, table in zip(groups, tables.block_ids, strict=True):

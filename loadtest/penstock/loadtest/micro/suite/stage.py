@@ -46,7 +46,7 @@ class Stage:
         step = scheduler.schedule(1e9)
         sampled = [[7]] * len(step.request_ids)
         if len(step.request_ids) != step.total_num_scheduled_tokens:
-            for index, run in enumerate(scheduler.under_way[-1].requests):
+            for index, run in enumerate(scheduler.under_way[-1].runs):
                 sampled[index] = [7] if run.num_pending_tokens else []
         scheduler.update_from_output(ModelRunnerOutput(sampled), 1e9, 0.01)
         scheduler.take_outputs()

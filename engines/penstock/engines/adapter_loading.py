@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 from penstock.engines.bell import Bell
@@ -25,39 +25,55 @@ logger = logging.getLogger(__name__)
 
 _FAREWELL = 2.0
 """Seconds that closing waits for the thread; it may hang in a file system."""
+_LONGEST_READING = 600.0
+"""Seconds after which an adapter is given up that is not read: its files hang."""
+
+
+@dataclass(eq=False)
+class _Reading:
+    """A load that a thread of its own is at."""
+
+    message: LoadAdapter
+    give_up_at: float
+    thread: threading.Thread | None = None
+    prepared: Any = None
+    """What the host has made of the files, or an exception."""
+    is_done: bool = False
 
 
 class AdapterLoader:
     """Carries out LoadAdapter and UnloadAdapter on a ModelRunner or a ContinuousBatcher, if that hosts adapters.
 
-    Owned by the engine's loop, which calls `receive` and `advance` between steps. The thread has one adapter at a time:
-    the next one is read when that one is installed, so no more than one takes memory beside those that are loaded.
-    Requests that name an adapter on its way wait in the intake. Whatever goes wrong is told in the reply, and to these
-    requests; the engine works on.
+    Owned by the engine's loop, which calls `receive` and `advance` between steps. One adapter is read at a time: the
+    next one when that one is installed, so no more than one takes memory beside those that are loaded. The thread of
+    one that was given up is left to itself: it may hang in a file system, and nobody waits for it. Requests that name
+    an adapter on its way wait in the intake. Whatever goes wrong is told in the reply, and to these requests; the
+    engine works on.
     """
 
-    def __init__(self, engine: object, intake: Intake) -> None:
+    def __init__(self, engine: object, intake: Intake, clock: Callable[[], float]) -> None:
         """`engine` is a ModelRunner or a ContinuousBatcher."""
         self._host = engine if isinstance(engine, AdapterHost) else None
         self._intake = intake
+        self._clock = clock
         self._loads: dict[str, LoadAdapter] = {}
         """By key, in the order of their arrival, until they are installed or given up."""
-        self._in_hand: LoadAdapter | None = None
-        """The one that the thread has; it may have been given up since."""
         self._replies: list[AdapterReply] = []
-        self._orders: SimpleQueue[LoadAdapter | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        """Guards the next three: the loader may be closed while the thread works."""
-        self._prepared: list[Any] = []
-        """What the host has made of the files in hand, or an exception; one at most."""
-        self._closed = False
+        """Guards the next two: threads look at them when they are done."""
+        self._reading: _Reading | None = None
+        """Of the first of `_loads`."""
         self._bell = Bell() if self._host is not None else None
 
     @property
     def wakeups(self) -> Sequence[int]:
         """File descriptors, one or none, that are readable while `advance` has something to install."""
         return () if self._bell is None else (self._bell.wakeup,)
+
+    @property
+    def next_look(self) -> float | None:
+        """When `advance` wants to be called at the latest."""
+        return None if self._reading is None else self._reading.give_up_at
 
     def receive(self, message: LoadAdapter | UnloadAdapter) -> None:
         """Begins a load, which `advance` brings to its end; unloading is done at once."""
@@ -80,37 +96,36 @@ class AdapterLoader:
 
     def advance(self) -> list[AdapterReply]:
         """Installs what is ready and has the next one read. Returns the replies that are due."""
-        if self._in_hand is not None and self._fetch():
-            self._in_hand = None
-        if self._in_hand is None and self._loads:
-            self._in_hand = next(iter(self._loads.values()))
-            self._orders.put(self._in_hand)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="adapter-loader", daemon=True)
-                self._thread.start()
+        reading = self._reading
+        if reading is not None:
+            if reading.is_done:
+                self._install(reading)
+            elif self._clock() >= reading.give_up_at:
+                logger.error("the adapter %s in %s is given up", reading.message.key, reading.message.folder)
+                self._give_up(reading.message, EngineError(f"Its files were not read within {_LONGEST_READING:g} s."))
+        if self._reading is None and self._loads:
+            self._read(next(iter(self._loads.values())))
         replies, self._replies = self._replies, []
         return replies
 
-    def _fetch(self) -> bool:
-        """Whether the thread is done with what it has in hand, which is then installed, unless it was given up."""
-        with self._lock:
-            if not self._prepared or self._bell is None:
-                return False
-            prepared = self._prepared.pop()
-            self._bell.silence()
-        message = self._in_hand
-        if message is None or self._host is None or self._loads.get(message.key) is not message:
-            return True
+    def _read(self, message: LoadAdapter) -> None:
+        """Begins to."""
+        reading = self._reading = _Reading(message, self._clock() + _LONGEST_READING)
+        reading.thread = threading.Thread(target=self._work, args=(reading,), name="adapter-loader", daemon=True)
+        reading.thread.start()
+
+    def _install(self, reading: _Reading) -> None:
+        message = reading.message
         try:
-            if isinstance(prepared, Exception):
-                raise prepared
-            self._host.install_adapter(message.key, prepared)
+            if isinstance(reading.prepared, Exception):
+                raise reading.prepared
+            if self._host is not None:
+                self._host.install_adapter(message.key, reading.prepared)
         except Exception as error:
             self._give_up(message, _told(error))
         else:
             self._end(message)
             self._replies.append(AdapterReply(message.call))
-        return True
 
     def _give_up(self, message: LoadAdapter, error: PenstockError) -> None:
         self._end(message)
@@ -121,32 +136,33 @@ class AdapterLoader:
     def _end(self, message: LoadAdapter) -> None:
         del self._loads[message.key]
         self._intake.loading_adapters.discard(message.key)
+        with self._lock:
+            if self._reading is not None and self._reading.message is message:
+                self._reading = None
+                if self._bell is not None:
+                    self._bell.silence()
 
-    def _work(self) -> None:
+    def _work(self, reading: _Reading) -> None:
         """The thread."""
-        host, bell = self._host, self._bell
-        while host is not None and bell is not None and (message := self._orders.get()) is not None:
-            try:
-                prepared: Any = host.prepare_adapter(message.key, Path(message.folder))
-            except Exception as error:
-                prepared = error
-            with self._lock:
-                if self._closed:
-                    return
-                self._prepared.append(prepared)
-                bell.ring()
+        if self._host is None or self._bell is None:
+            return
+        try:
+            prepared: Any = self._host.prepare_adapter(reading.message.key, Path(reading.message.folder))
+        except Exception as error:
+            prepared = error
+        with self._lock:
+            if self._reading is reading:
+                reading.prepared, reading.is_done = prepared, True
+                self._bell.ring()
 
     def close(self) -> None:
         """What is being read is given up."""
         with self._lock:
-            if self._closed:
-                return
-            self._closed = True
+            reading, self._reading = self._reading, None
             if self._bell is not None:
                 self._bell.close()
-        if self._thread is not None:
-            self._orders.put(None)
-            self._thread.join(_FAREWELL)
+        if reading is not None and reading.thread is not None:
+            reading.thread.join(_FAREWELL)
 
 
 def _told(error: Exception) -> PenstockError:

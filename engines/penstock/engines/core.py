@@ -56,7 +56,8 @@ class Core(Protocol):
 
     @property
     def next_look(self) -> float | None:
-        """When it wants a step at the latest, even if there is no work: a request's time is over then."""
+        """When it wants a step at the latest, even if there is no work: a request's time is over then, or that of an
+        adapter which is being read."""
         ...
 
     def step(self, messages: Iterable[DownMessage]) -> StepOutputs:
@@ -89,7 +90,7 @@ class EngineCore:
         self.runner = runner
         self._depth = min(config.steps_in_flight, runner.max_steps_in_flight)
         self.scheduler = Scheduler(msgspec.structs.replace(config, steps_in_flight=self._depth), runner.info)
-        self.adapters = AdapterLoader(runner, self.scheduler.intake)
+        self.adapters = AdapterLoader(runner, self.scheduler.intake, clock)
         self.failures_in_a_row = 0
         """Requests that failed alone since the last good step."""
         self.broken = False
@@ -110,7 +111,8 @@ class EngineCore:
 
     @property
     def next_look(self) -> float | None:
-        return self.scheduler.intake.next_deadline
+        looks = (self.scheduler.intake.next_deadline, self.adapters.next_look)
+        return min((look for look in looks if look is not None), default=None)
 
     @property
     def expected_seconds(self) -> float | None:

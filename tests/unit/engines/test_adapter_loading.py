@@ -37,15 +37,27 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
 @pytest.fixture(params=[EngineCore, AutonomousCore])
-def core(request: pytest.FixtureRequest) -> Iterator[Core]:
+def core(request: pytest.FixtureRequest, clock: Clock) -> Iterator[Core]:
     """Of a simulated engine with room for one adapter."""
     config = SchedulerConfig(max_num_seqs=4)
     core: Core
     if request.param is EngineCore:
-        core = EngineCore(SimulatedRunner(SimulatedConfig(max_loras=1)), config, lambda: 0.0)
+        core = EngineCore(SimulatedRunner(SimulatedConfig(max_loras=1)), config, clock)
     else:
-        core = AutonomousCore(SimulatedBatcher(SimulatedBatcherConfig(max_loras=1)), config, lambda: 0.0)
+        core = AutonomousCore(SimulatedBatcher(SimulatedBatcherConfig(max_loras=1)), config, clock)
     yield core
     core.close()
 
@@ -53,15 +65,18 @@ def core(request: pytest.FixtureRequest) -> Iterator[Core]:
 class Gate:
     """Holds an engine's `prepare_adapter` back, in the thread that calls it."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, key: str = "") -> None:
+        """`key`: only this adapter's."""
         self.begun: list[str] = []
+        self._key = key
         self._opened = threading.Semaphore(0)
         host: Any = core.runner if isinstance(core, EngineCore) else core.batcher
         self._prepare, host.prepare_adapter = host.prepare_adapter, self._held
 
     def _held(self, key: str, folder: Path) -> object:
         self.begun.append(key)
-        assert self._opened.acquire(timeout=30)
+        if self._key in ("", key):
+            assert self._opened.acquire(timeout=30)
         return self._prepare(key, folder)
 
     def open(self) -> None:
@@ -173,6 +188,43 @@ def test_an_adapter_is_unloaded_while_it_loads(core: Core, folder: Path) -> None
     assert replies(core, count=1) == [AdapterReply(2)]  # and the one slot is free for it
 
 
+def test_an_adapter_whose_files_hang_is_unloaded(core: Core, folder: Path) -> None:
+    gate = Gate(core, "hung:1")
+    core.step([LoadAdapter(1, "hung:1", str(folder)), LoadAdapter(2, "b:1", str(folder)), ask((1,), "b:1")])
+    assert replies(core, UnloadAdapter(3, "hung:1"), count=3)[1:] == [AdapterReply(3), AdapterReply(2)]
+    assert ends(core) == {1: "length"}
+    gate.open()
+    join_threads()
+    assert not select.select(core.wakeups, [], [], 0)[0], "nobody asks for it any more"
+    assert core.step([]).replies == []
+
+
+def test_an_adapter_whose_files_hang_is_given_up_in_the_end(core: Core, clock: Clock, folder: Path) -> None:
+    gate = Gate(core, "hung:1")
+    core.step([LoadAdapter(1, "hung:1", str(folder)), LoadAdapter(2, "b:1", str(folder)), ask((1,), "hung:1")])
+    assert core.next_look == 600
+    clock.now = 599
+    assert core.step([]).replies == []
+    clock.now = 600
+    result = core.step([])
+    [given_up], [output] = result.replies, result.outputs
+    assert given_up.error is not None
+    assert (given_up.call, given_up.error.message) == (1, "Its files were not read within 600 s.")
+    assert output.error is not None
+    assert (output.id, output.error.code) == (1, "engine_error")
+    assert replies(core, count=1) == [AdapterReply(2)]
+    assert core.next_look is None
+    gate.open()
+    join_threads()
+
+
+def join_threads() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "adapter-loader":
+            thread.join(30)
+            assert not thread.is_alive()
+
+
 def test_a_core_that_closes_gives_up_what_is_being_read(
     core: Core, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,10 +233,7 @@ def test_a_core_that_closes_gives_up_what_is_being_read(
     core.step([LoadAdapter(1, "a:1", str(folder))])
     core.close()
     gate.open()
-    for thread in threading.enumerate():
-        if thread.name == "adapter-loader":
-            thread.join(30)
-            assert not thread.is_alive()
+    join_threads()
 
 
 class Clumsy:
@@ -216,7 +265,7 @@ class Clumsy:
 @pytest.mark.parametrize("where", ["prepare", "install", "unload"])
 def test_whatever_goes_wrong_is_told(error: Exception, code: str, where: str) -> None:
     core = EngineCore(SimulatedRunner(SimulatedConfig()), SchedulerConfig(), lambda: 0.0)
-    loader = AdapterLoader(Clumsy(error, error if where == "install" else None), core.scheduler.intake)
+    loader = AdapterLoader(Clumsy(error, error if where == "install" else None), core.scheduler.intake, Clock())
     loader.receive(UnloadAdapter(7, "a:1") if where == "unload" else LoadAdapter(7, "a:1", "/x"))
     found = loader.advance()
     while not found:
@@ -231,7 +280,7 @@ def test_whatever_goes_wrong_is_told(error: Exception, code: str, where: str) ->
 
 def test_an_engine_without_adapters_says_so() -> None:
     core = EngineCore(SimulatedRunner(SimulatedConfig()), SchedulerConfig(), lambda: 0.0)
-    loader = AdapterLoader(object(), core.scheduler.intake)
+    loader = AdapterLoader(object(), core.scheduler.intake, Clock())
     loader.receive(LoadAdapter(1, "a:1", "/x"))
     [reply] = loader.advance()
     assert reply.error is not None

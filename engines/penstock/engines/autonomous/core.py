@@ -52,7 +52,7 @@ class AutonomousCore:
         self.config = config
         self.broken = False
         self.intake = Intake(config, info)
-        self.adapters = AdapterLoader(batcher, self.intake)
+        self.adapters = AdapterLoader(batcher, self.intake, clock)
         self.seats = BatcherSeats(config.max_num_seqs, info.num_blocks, info.block_size)
         self._aborting: list[int] = []
         """Running ones that have just been given up; the batcher hears of all of them at once."""
@@ -78,7 +78,8 @@ class AutonomousCore:
 
     @property
     def next_look(self) -> float | None:
-        return self.intake.next_deadline
+        looks = (self.intake.next_deadline, self.adapters.next_look)
+        return min((look for look in looks if look is not None), default=None)
 
     expected_seconds: float | None = None
 

@@ -53,8 +53,9 @@ class AdapterHost(Protocol):
         """Reads, checks and converts an adapter's files, for `install_adapter`. `folder` is in PEFT's format:
         adapter_config.json and safetensors.
 
-        Called on a thread of its own, for one adapter at a time, while steps run: changes nothing that they use. Raises
-        InvalidRequestError for files that do not fit the model, OverloadedError when there is no slot left.
+        Called on a thread of its own while steps run: changes nothing that they use. One adapter at a time is read,
+        beside those whose files hang and that were given up. Raises InvalidRequestError for files that do not fit the
+        model, OverloadedError when there is no slot left.
         """
         ...
 

@@ -79,8 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         "serve",
         help="serve a model",
         usage="penstock serve [MODEL] [options]",
-        description="Serves MODEL and the models of --model-repository; without either, the demo model that comes "
-        "along.",
+        description="Serves MODEL and the models of --model-repository; without either, the built-in demo model.",
         epilog="Each setting can also stand in the file given by --config (TOML or YAML), or in a variable named "
         "PENSTOCK_ and the flag's name in capitals, as in PENSTOCK_HTTP_PORT. Flags win over variables, those over "
         "the file.",

@@ -21,7 +21,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     model: Annotated[
         str | None,
-        Meta(description="a local Hugging Face folder or a hub id; without one, the demo model that comes along"),
+        Meta(description="a local Hugging Face folder or a hub id; without one, the built-in demo model"),
     ] = None
     served_model_name: Annotated[
         tuple[Name, ...], Meta(description="the model's public names, the first one is reported; default: MODEL's name")
@@ -119,8 +119,8 @@ class SchedulingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scheduler: Annotated[
         Literal["auto", "penstock", "engine"],
         Meta(
-            description="whose scheduler runs vllm: penstock's with its own KV cache, or the engine's own behind "
-            "penstock's queue; auto: penstock's for the models that it can drive"
+            description="whose scheduler runs vllm or simulated: penstock's with its own KV cache, or the engine's own "
+            "behind penstock's queue; auto: penstock's for the models that it can drive"
         ),
     ] = "auto"
     max_num_seqs: Annotated[Positive, Meta(description="most requests in one step")] = 256
@@ -135,7 +135,8 @@ class SchedulingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Annotated[float, Meta(ge=0)],
         Meta(
             description="while requests generate, prompts get as much of a step as keeps it within so many "
-            "milliseconds, by the measured speed; 0: always as much as max-num-batched-tokens allows"
+            "milliseconds, by the measured speed (while none generates: four times as many); 0: always as much as "
+            "max-num-batched-tokens allows"
         ),
     ] = 200.0
     steps_in_flight: Annotated[

@@ -145,7 +145,7 @@ def _check_engine_settings(config: Config, runner: str) -> None:
     if scheduler == "engine" or runner == "tensorrt_llm":
         for name, default in OF_OUR_SCHEDULER.items():
             if getattr(config.scheduling, name) != default:
-                raise ConfigError(f"{name.replace('_', '-')}: an engine under its own scheduler lacks this setting")
+                raise ConfigError(f"{name.replace('_', '-')}: does not apply to an engine that uses its own scheduler")
     guesses = config.scheduling.max_draft_tokens
     if config.scheduling.speculative == "off" and guesses != OF_OUR_SCHEDULER["max_draft_tokens"]:
         raise ConfigError("max-draft-tokens: nothing is guessed without speculative=ngram")

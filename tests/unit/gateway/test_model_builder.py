@@ -97,7 +97,7 @@ def test_the_scheduler_is_told_of_its_settings() -> None:
 def test_engines_that_schedule_by_themselves_refuse_settings_of_our_scheduler(
     engine: dict[str, str], name: str, value: Any
 ) -> None:
-    with pytest.raises(ConfigError, match=f"{name.replace('_', '-')}: an engine under its own scheduler lacks"):
+    with pytest.raises(ConfigError, match=f"{name.replace('_', '-')}: does not apply to an engine that uses its own"):
         spec(**engine, **{name: value})
 
 

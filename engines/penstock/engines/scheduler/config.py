@@ -20,7 +20,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     running request out."""
     itl_target_ms: float = 200.0
     """While requests generate, prompts get no more of a step than keeps it within this many milliseconds, by the speed
-    that was measured; 0: always as much as max_num_batched_tokens allows."""
+    that was measured; while none generates, within four times that. 0: always as much as max_num_batched_tokens
+    allows."""
     steps_in_flight: int = 2
     """Steps that are submitted before the oldest is collected; the runner may allow fewer."""
     speculative: Literal["off", "ngram"] = "off"

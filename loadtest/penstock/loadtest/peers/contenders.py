@@ -38,6 +38,9 @@ _LANGUAGE = (
     *("{model}", "--served-model-name", "m", "--no-prefix-caching", "--max-model-len", str(2 * launch.SEQUENCE)),
     *("--max-num-seqs", "{places}", "--max-num-batched-tokens", str(launch.STEP_TOKENS)),
 )
+_WHOLE_STEPS = ("--itl-target-ms", "0")
+"""For Penstock's scheduler, which otherwise gives prompts less of a step where steps take long."""
+_ALL_THREADS = (*_LANGUAGE, *_WHOLE_STEPS, "--threads", "{threads}", "--kv-cache-memory", "{kv}")
 _VLLM = (*_LANGUAGE, "--engine", "vllm", "--threads", "{engine_threads}", "--kv-cache-memory", "{kv}")
 _SIMULATED = ("--engine", "simulated", "--served-model-name", "m", "--max-num-seqs", "{places}")
 _ALL = (
@@ -54,14 +57,14 @@ _ALL = (
     Contender(
         name="penstock",
         title="Penstock, openvino",
-        start=penstock("", *_LANGUAGE, "--engine", "openvino", "--threads", "{threads}", "--kv-cache-memory", "{kv}"),
+        start=penstock("", *_ALL_THREADS, "--engine", "openvino"),
         engine=f"{_NATIVE}; {{threads}}",
     ),
     Contender(
         name="penstock-vllm",
         title="Penstock, vllm",
         environment="vllm",
-        start=penstock("vllm", *_VLLM),
+        start=penstock("vllm", *_VLLM, *_WHOLE_STEPS),
         engine=f"{_BF16}; {{engine_threads}}",
     ),
     Contender(
@@ -75,9 +78,7 @@ _ALL = (
         name="penstock-torch",
         title="Penstock, torch",
         environment="transformers",
-        start=penstock(
-            "transformers", *_LANGUAGE, "--engine", "torch", "--threads", "{threads}", "--kv-cache-memory", "{kv}"
-        ),
+        start=penstock("transformers", *_ALL_THREADS, "--engine", "torch"),
         engine=f"{_BF16}; {{threads}}",
     ),
     Contender(

@@ -10,8 +10,11 @@ import pytest
 from penstock.gateway.cli import main
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.peers.contenders import CONTENDERS
+from penstock.loadtest.peers.launch import Surroundings
 from penstock.loadtest.peers.notes import case_name
+from penstock.loadtest.peers.place import Place
 from penstock.loadtest.peers.plan import Case, plan, requests_of
+from penstock.loadtest.peers.process import Ports
 from penstock.loadtest.peers.settings import settings
 
 
@@ -80,6 +83,20 @@ def test_what_generates_says_how_it_computes() -> None:
             told = CONTENDERS[name].engine.format(threads="2 threads", engine_threads="1 thread")
             assert told.startswith("bf16"), name
             assert told.endswith("1 thread" if "vllm" in name else "2 threads"), name
+
+
+@pytest.mark.parametrize("name", ["penstock", "penstock-torch", "penstock-vllm", "penstock-vllm-engine"])
+def test_only_the_number_of_tokens_bounds_a_step(name: str, tmp_path: Path) -> None:
+    """As in the peers. vLLM's own scheduler has no target for the time of a step, and Penstock refuses one for it."""
+    at = Surroundings(place=Place(tmp_path), model="tiny", cores=(0, 1), places=4, timeout=1)
+    start = CONTENDERS[name].start
+    assert start is not None
+    argv = [str(word) for word in start(at, Ports(1, 2, 3)).argv]
+    assert argv[argv.index("--max-num-batched-tokens") + 1] == "2048"
+    if name == "penstock-vllm-engine":
+        assert "--itl-target-ms" not in argv
+    else:
+        assert argv[argv.index("--itl-target-ms") + 1] == "0"
 
 
 @pytest.mark.parametrize(

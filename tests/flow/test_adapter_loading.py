@@ -144,11 +144,11 @@ async def test_an_adapter_that_is_unloaded_while_it_loads(served: Served, folder
     load = await served.loading("a:1", folder)
     waits = served.ask("a:1")
     await served.engine.unload_adapter("a:1")
-    with pytest.raises(InvalidRequestError, match="unloaded while it loaded"):
+    with pytest.raises(InvalidRequestError, match="unloaded before it had loaded"):
         await load
     error = (await whole_output(waits)).error
     assert error is not None
-    assert "unloaded while it loaded" in error.message
+    assert "unloaded before it had loaded" in error.message
 
 
 async def test_an_engine_that_stops_ends_what_loads(

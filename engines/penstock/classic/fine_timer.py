@@ -54,7 +54,7 @@ class FineTimer:
         self._libc.timerfd_settime(self._fd, _ABSOLUTE, ctypes.byref(self._when), None)
 
     def _expired(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # set anew since
+        with contextlib.suppress(BlockingIOError):  # set again since
             os.read(self._fd, 8)
             self._callback()
 

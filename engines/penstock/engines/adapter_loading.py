@@ -82,7 +82,8 @@ class AdapterLoader:
                 raise UnsupportedError("This engine has no LoRA adapters.")
             if isinstance(message, UnloadAdapter):
                 if message.key in self._loads:
-                    self._give_up(self._loads[message.key], InvalidRequestError("It was unloaded while it loaded."))
+                    unloaded = InvalidRequestError("The adapter was unloaded before it had loaded.")
+                    self._give_up(self._loads[message.key], unloaded)
                 else:
                     self._host.unload_adapter(message.key)
                 self._replies.append(AdapterReply(message.call))

@@ -33,11 +33,11 @@ _MAX_FAILURES = 3
 
 
 class Core(Protocol):
-    """What an engine process works: requests in, one message out for each step."""
+    """What an engine process runs: requests in, one message out for each step."""
 
     @property
     def broken(self) -> bool:
-        """Nothing more will come of it: what is still live wants a new process."""
+        """It cannot continue; live requests need a new process."""
         ...
 
     @property
@@ -45,7 +45,7 @@ class Core(Protocol):
 
     @property
     def has_work(self) -> bool:
-        """`step` would get something done now."""
+        """`step` would do something now."""
         ...
 
     @property
@@ -56,12 +56,12 @@ class Core(Protocol):
 
     @property
     def next_look(self) -> float | None:
-        """When it wants a step at the latest, even if there is no work: a request's time is over then, or that of an
-        adapter which is being read."""
+        """Latest time of the next step, even if there is no work: the time of a request, or of an adapter that is being
+        read, is over then."""
         ...
 
     def step(self, messages: Iterable[DownMessage]) -> StepOutputs:
-        """Takes in messages, advances, and says what came of it."""
+        """Takes in messages, advances, and returns what came of it."""
         ...
 
     @property
@@ -71,7 +71,7 @@ class Core(Protocol):
 
     @property
     def quiet_since(self) -> float | None:
-        """Since when work that goes on outside `step` has shown nothing; None: there is no such work. Read by another
+        """Since when work that goes on outside `step` has had no result; None: there is no such work. Read by another
         thread, too."""
         ...
 
@@ -86,7 +86,7 @@ class EngineCore:
     def __init__(self, runner: ModelRunner, config: SchedulerConfig, clock: Callable[[], float]) -> None:
         """Raises UnsupportedError for guesses that the runner cannot verify."""
         if config.speculative != "off" and not runner.info.supports_drafts:
-            raise UnsupportedError(f"This engine has no speculative decoding ({runner.info.runner}).")
+            raise UnsupportedError(f"--speculative: this engine cannot verify guesses ({runner.info.runner}).")
         self.runner = runner
         self._depth = min(config.steps_in_flight, runner.max_steps_in_flight)
         self.scheduler = Scheduler(msgspec.structs.replace(config, steps_in_flight=self._depth), runner.info)
@@ -128,7 +128,7 @@ class EngineCore:
         self.runner.close()
 
     def step(self, messages: Iterable[DownMessage]) -> StepOutputs:
-        """One iteration: takes in messages, hands out steps, and takes in what the oldest one came to."""
+        """One iteration: takes in messages, submits steps, and takes in the oldest one's result."""
         self._receive(messages)
         replies = self.adapters.advance()
         records: list[StepRecord] = []
@@ -149,7 +149,7 @@ class EngineCore:
                 self.adapters.receive(message)
 
     def _submit(self) -> bool:
-        """Hands out steps until as many are under way as may be. False when that failed."""
+        """Submits steps until as many are under way as may be. False when that failed."""
         while len(self.scheduler.under_way) < self._depth:
             step = self.scheduler.schedule(self._clock())
             if not step.request_ids:

@@ -19,7 +19,7 @@ PenstockError
 ├── UnknownError               a model's own error without a kind
 └── EngineError                the server's fault
     ├── EngineDeadError        the engine process died or hung; its requests end with this
-    ├── StepFailedError        a step raised; the requests of that step end with this
+    ├── StepFailedError        this request's step raised even when it ran alone (or its engine's own scheduler did)
     └── NumericalError         NaN or infinite logits in this request's row
 
 Below the gateway nothing knows HTTP or gRPC; `penstock.gateway.errors` maps each class to its wire shapes.

@@ -125,7 +125,7 @@ def load_core(spec: EngineSpec, clock: Callable[[], float]) -> Core:
                 hint = f"{error.message}. Its own scheduler can: --scheduler engine"
                 raise UnsupportedError(hint, param=error.param) from error
             if spec.scheduler.speculative != "off":
-                raise UnsupportedError(f"--speculative needs penstock's scheduler: {error.message}") from error
+                raise UnsupportedError(f"--speculative needs Penstock's scheduler: {error.message}") from error
             logger.warning("%s schedules by itself: %s", spec.runner, error.message)
             _tell_unused(spec)
         else:

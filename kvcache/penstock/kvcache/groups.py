@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 _WINDOWS_UNDER_WAY = 2
-"""Most tokens of one prompt in all steps under way, in windows: their blocks go back only when the steps are collected,
-so more of them would cost the memory that a window saves."""
+"""Limit for one prompt's tokens in all steps under way, as a multiple of the window: their blocks go back only when the
+steps are collected, so more of them would cost the memory that a window saves."""
 _LEAST_CHUNK = 512
 """Enough tokens to keep a GPU's arithmetic busy: fewer in a step would cost a prompt that runs alone its speed."""
 

@@ -42,10 +42,10 @@ def test_the_engines_own_in_a_thread():
 def test_guesses_are_verified_by_our_scheduler_alone(monkeypatch):
     guessing = EngineSpec(runner="simulated", scheduler=SchedulerConfig(speculative="ngram"))
     assert isinstance(load_core(guessing, lambda: 0.0), EngineCore)
-    with pytest.raises(UnsupportedError, match="guesses by itself"):
+    with pytest.raises(UnsupportedError, match="needs Penstock's scheduler; for this engine use engine_args"):
         load_core(msgspec.structs.replace(guessing, scheduling="engine"), lambda: 0.0)
     monkeypatch.setitem(registry.RUNNERS, "simulated", refuse)
-    with pytest.raises(UnsupportedError, match="--speculative needs penstock's scheduler: a model with several kinds"):
+    with pytest.raises(UnsupportedError, match="--speculative needs Penstock's scheduler: a model with several kinds"):
         load_core(guessing, lambda: 0.0)
 
 
@@ -53,7 +53,7 @@ def test_an_engine_that_cannot_verify_guesses_says_so(monkeypatch):
     runner = SimulatedRunner(SimulatedConfig())
     runner.info = msgspec.structs.replace(runner.info, supports_drafts=False)
     monkeypatch.setitem(registry.RUNNERS, "torch", lambda options: runner)
-    with pytest.raises(UnsupportedError, match=r"This engine has no speculative decoding \(simulated\)"):
+    with pytest.raises(UnsupportedError, match=r"--speculative: this engine cannot verify guesses \(simulated\)"):
         load_core(EngineSpec(runner="torch", scheduler=SchedulerConfig(speculative="ngram")), lambda: 0.0)
 
 

@@ -39,14 +39,15 @@ logger = logging.getLogger(__name__)
 class AutonomousCore:
     """Implements Core over a ContinuousBatcher.
 
-    Who waits, how long and behind whom is decided here, by the policies and bounds that hold for model runners, too;
-    the batcher only ever holds what it can run now. Once handed over, a request is under the engine's own scheduler.
+    Which requests wait, how long and in which order is decided here, by the same policies and bounds as for model
+    runners; the batcher only ever holds what it can run now. Once handed over, a request is under the engine's own
+    scheduler.
     """
 
     def __init__(self, batcher: ContinuousBatcher, config: SchedulerConfig, clock: Callable[[], float]) -> None:
-        """Raises UnsupportedError for speculative decoding: that is a matter of the engine's own settings."""
+        """Raises UnsupportedError for speculative decoding: the engine has its own settings for it."""
         if config.speculative != "off":
-            raise UnsupportedError("An engine that schedules by itself guesses by itself: see its engine arguments.")
+            raise UnsupportedError("--speculative needs Penstock's scheduler; for this engine use engine_args.")
         info = batcher.info
         self.batcher = batcher
         self.config = config
@@ -55,9 +56,9 @@ class AutonomousCore:
         self.adapters = AdapterLoader(batcher, self.intake, clock)
         self.seats = BatcherSeats(config.max_num_seqs, info.num_blocks, info.block_size)
         self._aborting: list[int] = []
-        """Running ones that have just been given up; the batcher hears of all of them at once."""
+        """Running requests that have just been aborted; the batcher is told of all of them at once."""
         self._last_sign = 0.0
-        """When the batcher last had something to say of the requests that it holds."""
+        """When the batcher last reported anything about the requests that it holds."""
         self._clock = clock
 
     @property
@@ -71,7 +72,7 @@ class AutonomousCore:
 
     @property
     def has_work(self) -> bool:
-        """Never for an engine that runs by itself: it says through `wakeup` when there is something to fetch."""
+        """Never for an engine that runs by itself: `wakeup` tells when there is something to fetch."""
         if self.batcher.wakeup is not None or self.broken:
             return False
         return self.seats.num_taken > 0 or self.intake.can_go_on

@@ -31,7 +31,7 @@ class AdapterCalls:
     async def unload(self, key: str, *, told: bool = True) -> None:
         """It is gone from `loaded` at once: an engine that starts from now on does not have it.
 
-        `told`: there is an engine that can be told; otherwise that was all.
+        `told`: whether an engine runs that must be informed.
         """
         self.loaded.pop(key, None)
         if told:
@@ -57,7 +57,7 @@ class AdapterCalls:
                 done.set_result(None)
                 if isinstance(message, LoadAdapter):
                     self.loaded[message.key] = message.folder
-            elif isinstance(message, LoadAdapter):  # its caller has gone: nobody would ever unload it
+            elif isinstance(message, LoadAdapter):  # its caller has gone and would never unload it
                 self._send([UnloadAdapter(next(self._numbers), message.key)])
 
     def fail_all(self, error: PenstockError) -> None:

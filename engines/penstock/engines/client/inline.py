@@ -74,7 +74,7 @@ class CoreEngine(Generic[C]):
             self._fail_all(EngineDeadError("The engine has failed."))
 
     async def _something(self) -> None:
-        """Waits for a message, for one of the core's file descriptors, or until the core wants a step anyway."""
+        """Waits for a message, for one of the core's file descriptors, or until the core needs a step anyway."""
         look = self.core.next_look
         try:
             async with asyncio.timeout(None if look is None else max(0.0, look - self._clock())):

@@ -28,7 +28,7 @@ class StartRequest:
 
 @dataclass(slots=True)
 class NewTokens:
-    """What one request has got in one step."""
+    """What one request got from one step."""
 
     id: int
     token_ids: list[int]
@@ -49,8 +49,8 @@ class NewTokens:
 class BatcherOutput:
     tokens: list[NewTokens] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
-    """Aborted requests that hold no seat and no blocks any more. One that had a finish reason in `tokens`, before the
-    abort or after it, need not be listed."""
+    """Aborted requests that hold no seat and no blocks any more. A request that had a finish reason in `tokens`, before
+    the abort or after it, need not be listed."""
     num_scheduled_tokens: int = 0
     """Computed in this step, prompts and outputs together; 0 where the engine does not say."""
     num_preemptions: int = 0
@@ -60,8 +60,8 @@ class BatcherOutput:
 class ContinuousBatcher(Protocol):
     """An engine with a scheduler and a KV cache of its own: vLLM's core, TensorRT-LLM.
 
-    It is handed requests only when it can run them now (`engines.autonomous`): who waits, for how long and behind whom
-    is decided before, by the same policies that hold for model runners.
+    It is handed requests only when it can run them now (`engines.autonomous`): which requests wait, how long and in
+    which order is decided before, by the same policies as for model runners.
     """
 
     @property
@@ -83,12 +83,12 @@ class ContinuousBatcher(Protocol):
         ...
 
     def abort(self, ids: Sequence[int]) -> None:
-        """Gives requests up. They count as running until `step` reports them in `released`."""
+        """Aborts requests. They count as running until `step` reports them in `released`."""
         ...
 
     def step(self) -> BatcherOutput:
-        """What has come since the last call; one iteration, where the engine advances in here. An exception means
-        that the engine is beyond repair: its process ends."""
+        """What has come since the last call; an engine that advances only here makes one iteration. An exception means
+        that the engine cannot continue: its process ends."""
         ...
 
     def close(self) -> None: ...

@@ -1,7 +1,8 @@
 """What crosses the border between the gateway and an engine.
 
-Requests go down as `AddRequest` and `AbortRequests`; at most once per step a `StepOutputs` comes up. Both seams use the
-same structs whether the engine runs in this process or another one, and msgspec encodes them for the wire.
+Requests are sent to the engine as `AddRequest` and `AbortRequests`; at most once per step it answers with a
+`StepOutputs`. The structs are the same whether the engine runs in this process or in another one; msgspec encodes them
+for the wire.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ class AbortRequests(msgspec.Struct, tag="abort", frozen=True):
 
 
 class LoadAdapter(msgspec.Struct, tag="load_adapter", frozen=True):
-    """Answered by an AdapterReply with the same `call` once it can be used, or cannot be loaded. Requests that come
-    behind it and name the adapter wait so long, and end with an error where it cannot be loaded."""
+    """Answered by an AdapterReply with the same `call` once the adapter can be used, or cannot be loaded. Requests that
+    come later and name the adapter wait until then, and end with an error if it cannot be loaded."""
 
     call: int
     key: str
@@ -162,10 +163,10 @@ class EngineStats(msgspec.Struct, array_like=True):
     num_waiting_tokens: int = 0
     num_blocks: int = 0
     num_free_blocks: int = 0
-    """Blocks that nobody references; cached ones, which can be evicted, count as free."""
+    """Blocks without a reference; cached ones, which can be evicted, count as free."""
     num_cached_blocks: int = 0
     admitted: int = 0
-    """Samples taken in since start; at idle it equals the sum of `finished`."""
+    """Samples that have arrived since the start; at idle it equals the sum of `finished`."""
     finished: dict[str, int] = {}
     """By finish reason; errors as `error:<code>`."""
     prompt_tokens: int = 0
@@ -180,16 +181,16 @@ class EngineStats(msgspec.Struct, array_like=True):
     draft_tokens: int = 0
     """Guesses that were verified (speculative decoding)."""
     accepted_tokens: int = 0
-    """Of these, the ones that the model would have said itself."""
+    """Of these, the ones that were right."""
     step_failures: int = 0
     """Steps that raised."""
 
 
 class StepRecord(msgspec.Struct, array_like=True, frozen=True):
-    """What one step was like."""
+    """How long one step took, and how large it was."""
 
     seconds: float
-    """Model and scheduler together."""
+    """From the end of the step before or from its own scheduling, whichever was later, to its result."""
     num_requests: int
     num_tokens: int
 
@@ -219,13 +220,13 @@ class Ready(msgspec.Struct, array_like=True, tag="ready"):
 
 
 class LoadFailed(msgspec.Struct, array_like=True, tag="load_failed"):
-    """It could not. `message` is for the operator."""
+    """The engine process could not load its model. `message` is for the operator."""
 
     message: str
 
 
 class Heartbeat(msgspec.Struct, array_like=True, frozen=True):
-    """The engine process lives. Comes beside the other messages, also while a step goes on."""
+    """The engine process is alive. Comes through a pipe of its own, also while a step computes."""
 
     step_seconds: float
     """How long the step under way has taken; 0 while there is none."""

@@ -11,7 +11,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What scheduler and gateway must know of a loaded model."""
 
     vocab_size: int
-    """Rows of the embedding: a token id at or above it is no input."""
+    """Rows of the embedding: valid token ids are below it."""
     max_model_len: int
     """Prompt and output together, in tokens."""
     kv_groups: tuple[KVGroup, ...]

@@ -22,12 +22,12 @@ class ModelRunner(Protocol):
         ...
 
     def submit(self, step: SchedulerOutput) -> None:
-        """Takes a step in, and begins to compute it as soon as those before it are done. Returns at once wherever the
-        device works by itself."""
+        """Accepts a step, and begins to compute it as soon as those before it are done. Returns at once wherever the
+        device works without this thread."""
         ...
 
     def collect(self) -> ModelRunnerOutput:
-        """Waits for the oldest step under way, sees to it that the next one computes, and returns the oldest's result.
+        """Waits for the oldest step under way, starts the next one, and returns the oldest's result.
 
         An exception here or in `submit` means that the steps under way are lost; `reset` comes next.
         """
@@ -35,7 +35,7 @@ class ModelRunner(Protocol):
 
     def reset(self) -> None:
         """Forgets all requests and all steps under way, and returns when none of them can write to the KV cache any
-        more. What the cache held before those steps is still there."""
+        more. What the cache held before those steps stays there."""
         ...
 
     def close(self) -> None: ...
@@ -43,7 +43,7 @@ class ModelRunner(Protocol):
 
 @runtime_checkable
 class AdapterHost(Protocol):
-    """What a ModelRunner or ContinuousBatcher is besides if LoRA adapters can come and go while it runs.
+    """Also implemented by runners and batchers whose LoRA adapters can come and go at run time.
 
     Keys are unique among all adapters that an engine has ever had, since they divide the prefix cache: a name that is
     loaded again with other weights gets another key.
@@ -60,8 +60,8 @@ class AdapterHost(Protocol):
         ...
 
     def install_adapter(self, key: str, prepared: Any) -> None:
-        """Makes `AddRequest.adapter == key` valid. Called between steps, and quick. Raises as `prepare_adapter`: slots
-        may have been taken since."""
+        """Makes `AddRequest.adapter == key` valid. Called between steps, and quick, except with vLLM, whose workers
+        read the files then. Raises as `prepare_adapter`: slots may have been taken since."""
         ...
 
     def unload_adapter(self, key: str) -> None:

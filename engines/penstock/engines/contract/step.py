@@ -4,7 +4,7 @@ New requests travel whole, running ones as differences: a runner keeps, for each
 tables and its parameters, from the `NewRequest` that introduced it until its id appears in `dropped_ids`.
 
 Several steps can be under way (`ModelRunner.submit`, `collect`). They are computed in the order in which they were
-submitted, so a step may build on tokens that the one before has still to sample: the runner puts them in, the scheduler
+submitted, so a step may need tokens that the one before has still to sample: the runner fills them in, the scheduler
 learns them when it collects.
 """
 
@@ -27,8 +27,8 @@ class NewRequest:
     num_prompt_tokens: int
     block_ids: tuple[list[int], ...]
     """A block table for each of `ModelInfo.kv_groups`: position p lives in block_ids[g][p // block_size], slot
-    p % block_size. In a group with a window, entries wholly behind the window are not the request's any more: whatever
-    they say, they are never read."""
+    p % block_size. In a group with a window, entries wholly behind the window do not belong to the request any
+    more and are never read."""
     params: SamplingParams | PoolingParams
     seed: int
     """Always set; the random number of output token i is a pure function of (seed, i), so that preemption, batching

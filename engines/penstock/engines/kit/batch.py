@@ -1,4 +1,4 @@
-"""What a model computes at a time, and what a runner supplies for it: little more than a forward pass."""
+"""What a model computes at a time, and what a runner supplies: little more than a forward pass."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Model(Protocol):
         ...
 
     def adapter_slot(self, key: str) -> int | None:
-        """What stands for the adapter in batches; never asked for the base model, which is 0. None: not loaded."""
+        """The adapter's number in batches; None: not loaded. Never called for the base model, whose number is 0."""
         ...
 
     def prepare(self, buffer: int, batch: Batch) -> None:
@@ -89,9 +89,9 @@ class Model(Protocol):
 
     def start(self, buffer: int, late: Ints, token_ids: Int32s) -> None:
         """Begins to compute what was prepared, with `token_ids` [L] at the indices `late` [L] of the batch's tokens.
-        Nothing computes. Returns at once wherever the device works by itself."""
+        Nothing computes. Returns at once wherever the device works without this thread."""
         ...
 
     def wait(self, buffer: int) -> Outputs:
-        """What the batch that was started came to; when this returns or raises, it computes no more."""
+        """The results of the batch that was started; when this returns or raises, it no longer computes."""
         ...

@@ -1,4 +1,4 @@
-"""What the memory and the model's own limits make of a runner's settings: context length, KV cache, sizes."""
+"""A runner's settings fitted to the memory and to the model's own limits: context length, KV cache, sizes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _LARGEST = {
     "max_position_embeddings": 1 << 26,
     "sliding_window": 1 << 26,
 }
-"""Several times what any model of the field has: beyond, the file is damaged, and building such a model would take all
-memory before it fails."""
+"""Several times the sizes of any known model. A file with larger ones is damaged, and building such a model would take
+all memory before it fails."""
 
 
 class LayerGroup(NamedTuple):
@@ -41,7 +41,7 @@ def group_layers(windows: Sequence[int]) -> list[LayerGroup]:
     for layer, window in enumerate(windows):
         kinds.setdefault(window, []).append(layer)
     counts = [len(layers) for layers in kinds.values()]
-    # Where the kinds are about as many, a few slots that stay empty cost less than more groups.
+    # Where the kinds have about as many layers, a few empty slots cost less than more groups.
     size = max(counts) if max(counts) < 1.25 * min(counts) else min(counts)
     groups = []
     for window, layers in kinds.items():

@@ -1,7 +1,7 @@
-"""What an adapter uses of a package whose interface may move, by name; checked before it is used.
+"""What an engine uses of a package whose interface may change, by name; checked before it is used.
 
-A path is `module:name.name`. A release that moved something is refused with the name of what has moved, and not found
-out by wrong tokens later.
+A path is `module:name.name`. A release that moved something is refused with the name of what has moved, instead of
+showing it by wrong tokens later.
 """
 
 from __future__ import annotations

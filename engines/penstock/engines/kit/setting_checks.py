@@ -13,7 +13,7 @@ def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
 
 
 def check_positive(settings: object, *names: str, optional: bool = False) -> None:
-    """That they are integers from 1 on; with `optional` None will do, too."""
+    """That they are integers from 1 on; with `optional` also None."""
     for name in names:
         value = getattr(settings, name)
         if value is None and optional:

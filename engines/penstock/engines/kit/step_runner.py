@@ -1,4 +1,4 @@
-"""`StepRunner`: a `ModelRunner` for every model that gives logits. What is left to a runner is a `Model`."""
+"""`StepRunner`: a `ModelRunner` for every model that gives logits. A runner only supplies a `Model`."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class _PlannedBatch:
     states: list[SamplingState | None]
     """[n]"""
     late: Ints
-    """[L]: which of the batch's tokens steps under way may have to sample first: the last ones of all of `sampling`, or
-    none."""
+    """[L]: indices of the tokens that a step under way may still have to sample; either the last token of every request
+    in `sampling`, or none."""
     verifying: list[int]
     """Which requests have guesses."""
     drafts: list[list[int]]
@@ -82,22 +82,22 @@ class _Step:
 class StepRunner:
     """Keeps the books of a `ModelRunner` and samples; `Model` computes.
 
-    While a step computes, the next one is in a buffer of its own, complete but for the tokens that the first one has
-    still to sample. When they are there, they are put in and the next step starts; only then is the first one's answer
-    made.
+    While a step computes, the next one is in a buffer of its own, complete except for the tokens that the first one has
+    still to sample. Once they are sampled, they are filled in and the next step starts; only then is the first one's
+    answer made.
     """
 
     def __init__(self, model: Model, info: ModelInfo, max_num_seqs: int) -> None:
         self._model = model
         self._info = info
-        # Requests that ended keep their rows until no step under way has them, and others have their seats by then.
+        # Requests that ended keep their rows until no step under way has them; by then others have their seats.
         num_rows = max_num_seqs * max(2, model.num_buffers)
         self._table = RequestTable(info, num_rows, model.adapter_slot)
         self._sampler = Sampler(info.vocab_size, min(usable_cores(), _SAMPLING_THREADS))
         self._max_scored = max(1, _SCORED_BYTES // (4 * info.vocab_size))
         self._under_way: deque[_Step] = deque()
         self._computing: int | None = None
-        """The buffer that was started and not waited for."""
+        """The buffer that was started and not yet waited for."""
         self._next_buffer = 0
         self._last: tuple[list[int], _PlannedBatch] | None = None
         """The newest step's requests and batch, if it `only_decodes`."""
@@ -152,7 +152,7 @@ class StepRunner:
         self._table.clear()
         self._last = None
         if self._computing is not None:
-            with contextlib.suppress(Exception):  # the failure that brought us here was told already
+            with contextlib.suppress(Exception):  # the failure that led here was reported already
                 self._model.wait(self._computing)
             self._computing = None
 
@@ -204,10 +204,10 @@ class StepRunner:
         ]
 
     def _plan(self, step: SchedulerOutput) -> Iterator[_PlannedBatch]:
-        """What is computed one after the other.
+        """The batches of a step, which are computed one after the other.
 
-        That is all at once, unless prompt logprobs ask for more logits than memory should be spent on: those prompts
-        are then computed by themselves, in pieces.
+        There is one, unless prompt logprobs need more logits than memory should be spent on: then those prompts are
+        computed by themselves, in pieces.
         """
         table = self._table
         if not step.request_ids:
@@ -300,8 +300,8 @@ class StepRunner:
         return found
 
     def _begin_next(self) -> None:
-        """Lets the oldest step under way compute, if there is one. Only now may its copies be made: the steps before
-        may have written to their sources."""
+        """Starts the oldest step under way, if there is one. Its copies may not be made earlier: the steps before may
+        have written to their sources."""
         if not self._under_way:
             return
         step = self._under_way[0]
@@ -343,7 +343,7 @@ class StepRunner:
                 table.num_tokens[row] = start + len(tokens)
 
     def _answer(self, step: _Step, planned: _PlannedBatch, outputs: Outputs) -> None:
-        """Puts what a batch came to into the step's output."""
+        """Puts a batch's results into the step's output."""
         logits, start = outputs.logits, len(planned.sampling)
         sampled = planned.sampled.tolist()
         tokens = [[token] if token >= 0 else [] for token in sampled]

@@ -1,7 +1,7 @@
 """Rotary position embedding: inverse frequencies and the factor on cos and sin, from either style of config.
 
 Types: default, linear, llama3 (Llama 3.1's smoothed bands) and yarn (arXiv:2309.00071). Types whose frequencies depend
-on the length of the sequence (dynamic, longrope) are refused: cached keys would have to be rotated anew.
+on the length of the sequence (dynamic, longrope) are refused: cached keys would have to be rotated again.
 """
 
 from __future__ import annotations

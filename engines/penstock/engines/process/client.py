@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 _TUNABLES = "glibc.malloc.hugetlb=1"
-"""Weights come to lie in huge pages from the start, which makes steps faster; ignored where there are none."""
+"""Weights are put into huge pages from the start, which makes steps faster; ignored where there are none."""
 _LAST_WORDS = 0.5
 """Seconds to wait for the message of a process that has already ended, or that is about to be killed for silence."""
 _BACKOFF = 1.0
@@ -48,7 +48,7 @@ _RETRY_AFTER = 2.0
 
 class ProcessEngine:
     """Implements Engine over an engine process. A process that dies or hangs ends its streams with EngineDeadError and
-    is replaced by a new one, with a socket of its own: nothing that the old one had still to say can arrive."""
+    is replaced by a new one, with a socket of its own, so late messages of the old one cannot arrive."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class ProcessEngine:
         """Of the newest process."""
         self._up_since = 0.0
         self._seconds_up = 0.0
-        """Of all processes together; what is up now counts at its end."""
+        """Of all processes together; the one that is up now is added at its end."""
         self._restarts: deque[float] = deque()
         """When, in `_seconds_up`."""
         self.num_restarts = 0
@@ -109,14 +109,14 @@ class ProcessEngine:
         adapters = dict(self._adapters.loaded)
         self.liveness = Liveness(self._watchdog, time.monotonic())
         try:
-            # For this user alone (0700). Once the two are connected nobody needs it, and whoever kills this process
-            # then leaves nothing behind.
+            # For this user alone (0700). Once the two are connected it is not needed any more, so killing this process
+            # leaves nothing behind.
             with tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True) as folder:
                 link, self._info = await self._connected(f"ipc://{folder}/0", adapters)
         except OSError as error:  # no memory, no process table entry, no folder, ...
             raise EngineError(f"the engine process cannot be started: {error}") from error
         num_blocks = self._info.num_blocks
-        self._stats = EngineStats(num_blocks=num_blocks, num_free_blocks=num_blocks)  # until it speaks for itself
+        self._stats = EngineStats(num_blocks=num_blocks, num_free_blocks=num_blocks)  # until it sends its own
         self._up_since = time.monotonic()
         self.liveness.heard(self._up_since)
         self._link = link
@@ -148,7 +148,7 @@ class ProcessEngine:
             raise
 
     def _spec_with(self, adapters: dict[str, str]) -> EngineSpec:
-        """What a new process is told: the adapters are those of now. Engines without any have no such option."""
+        """What a new process is told, with the adapters of this moment. Engines without any have no such option."""
         options = self._spec.options
         if adapters or "adapters" in options:
             options = options | {"adapters": adapters}
@@ -177,7 +177,9 @@ class ProcessEngine:
             ended.cancel()
         if isinstance(message, Ready):
             return message.info
-        raise EngineError(message.message if isinstance(message, LoadFailed) else "the engine process is out of order")
+        if isinstance(message, LoadFailed):
+            raise EngineError(message.message)
+        raise EngineError("the engine process sent an unexpected first message")
 
     def _receive(self, messages: list[bytes]) -> None:
         link = self._link
@@ -195,7 +197,7 @@ class ProcessEngine:
             self._streams.deliver(result.outputs)
 
     async def _keep(self) -> None:
-        """Watches the process, buries it, and raises the next one; gives up when it dies too often."""
+        """Watches the process, and replaces it when it is dead; gives up when it dies too often."""
         while True:
             if self._link is not None and self._process is not None:
                 self._bury(self._link, await self._until_dead(self._process))
@@ -219,7 +221,7 @@ class ProcessEngine:
         try:
             while True:
                 if self.liveness.judge(time.monotonic()) is Health.HUNG:
-                    # it was perhaps this process that stood still, and the engine's messages lie unread
+                    # perhaps this process stood still, and the engine's messages are unread
                     await asyncio.wait((ended,), timeout=_LAST_WORDS)
                 now = time.monotonic()
                 if self.liveness.judge(now) is Health.HUNG:
@@ -227,7 +229,7 @@ class ProcessEngine:
                 done, _ = await asyncio.wait((ended,), timeout=self._watchdog.heartbeat_interval)
                 if done:
                     if (process.returncode or 0) > 0 and len(self._streams):
-                        # it has ended itself and said for whom that is a failed step, which may be unread
+                        # it has ended itself; its last message, which names the failed requests, may be unread
                         await asyncio.sleep(_LAST_WORDS)
                     return f"its process ended (status {process.returncode})"
         finally:
@@ -274,7 +276,7 @@ class ProcessEngine:
         await self._adapters.load(key, folder)
 
     async def unload_adapter(self, key: str) -> None:
-        """A process that is not there or dies meanwhile has done it: the next one starts without this adapter."""
+        """Also done if the process is gone or dies first: the next one starts without this adapter."""
         with suppress(EngineDeadError):
             await self._adapters.unload(key, told=self._link is not None)
 

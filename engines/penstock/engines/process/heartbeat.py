@@ -1,7 +1,7 @@
-"""Heartbeats: a thread of the engine process says how its loop is doing, whatever the loop does.
+"""Heartbeats: a thread of the engine process reports how long the work under way has taken.
 
 They have a pipe of their own, since a ZeroMQ socket belongs to the thread that steps. Each fits into an atomic write
-(pipe(7), PIPE_BUF); where nobody reads for half an hour the pipe is full, and those that do not fit are dropped.
+(pipe(7), PIPE_BUF); if they are not read for half an hour the pipe is full, and those that do not fit are dropped.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _decode = msgspec.json.Decoder(Heartbeat).decode
 
 
 class HeartbeatThread:
-    """The engine process's end. Native code that does not let go of the interpreter's lock stops it, like everything
-    in this process: the gateway takes that for silence."""
+    """The engine process's end. Native code that does not release the interpreter's lock stops it, like everything in
+    this process: the gateway takes that for silence."""
 
     def __init__(self, pipe: int, interval: float, clock: Callable[[], float]) -> None:
-        """`interval` in seconds; `core`: once there is one."""
+        """`interval` in seconds. `core` is set once there is one."""
         self.core: Core | None = None
         self._pipe = pipe
         self._interval = interval
@@ -51,7 +51,7 @@ class HeartbeatThread:
         pause = threading.Event()
         while True:
             try:
-                # left out where nobody reads, and where the steps under way change while they are counted
+                # left out where the pipe is full, and where the steps under way change while they are counted
                 with suppress(BlockingIOError, RuntimeError):
                     os.write(self._pipe, _encode(self.now()) + b"\n")
             except OSError:  # the gateway is gone, and so is this process in a moment
@@ -80,7 +80,7 @@ class HeartbeatPipe:
         self._loop.add_reader(self._pipe, self._read)
 
     def handed_over(self) -> None:
-        """The process has its end."""
+        """The process has inherited its end."""
         os.close(self.far_end)
         self.far_end = -1
 

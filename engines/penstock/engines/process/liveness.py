@@ -1,4 +1,4 @@
-"""Slow is not hung: what is thought of an engine process by what it says of itself."""
+"""Slow is not hung: judges an engine process by what it reports."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import msgspec
 from penstock.engines.contract.messages import Heartbeat
 
 _BEATS_WITHIN = 4
-"""Heartbeats within the shortest bound, at least: a single one that is late says nothing."""
+"""Heartbeats within the shortest bound, at least: a single one that is late means nothing."""
 _MOST_SECONDS_BETWEEN_BEATS = 1.0
 _LEAST_SECONDS_BETWEEN_BEATS = 0.05
 """More of them would keep two processes busy with nothing else."""
 
 
 class WatchdogConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine process may take its time for, in seconds, and how often it may be replaced."""
+    """How long an engine process may take, in seconds, and how often it may be replaced."""
 
     ready_timeout: float = 10.0
     """Without progress for so long, the process counts as slow: `ready` is false until it goes on."""
@@ -31,7 +31,7 @@ class WatchdogConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts: int = 5
     """Within `restart_window`; then the engine stays down and the server says so."""
     restart_window: float = 600.0
-    """Counted while the engine serves: time that goes into loading models clears no account."""
+    """Counted while the engine serves: loading time does not count."""
 
     @property
     def heartbeat_interval(self) -> float:
@@ -48,17 +48,17 @@ class Health(Enum):
 class Liveness:
     """Judges one process that has loaded its model. Knows no clock: times are seconds of one that is passed in.
 
-    A process makes no progress while it is silent, and while a step goes on: for that its word is taken (`Heartbeat`),
-    since the thread that says so runs beside the step. Both are measured against the same bounds, which grow with what
-    the step was expected to take. Nothing expected, as for the first step of all and for engines that schedule by
-    themselves, is the bound as it was set.
+    A process makes no progress while it is silent, and while a step goes on. How long the step has taken the process
+    reports itself (`Heartbeat`), from a thread that runs beside the step. Both times have the same bounds, which grow
+    with what the step was expected to take. Without an expectation (first step, engines with their own scheduler) the
+    bounds are as set.
     """
 
     def __init__(self, config: WatchdogConfig, now: float) -> None:
         self._config = config
         self._heard_at = now
         self.step_seconds = 0.0
-        """How long the step under way had taken when its process last spoke of it; 0 with none."""
+        """How long the step under way had taken at the last heartbeat; 0 with none."""
         self._expected_seconds = 0.0
 
     def heard(self, now: float) -> None:
@@ -66,7 +66,7 @@ class Liveness:
         self._heard_at = now
 
     def stepped(self) -> None:
-        """A step's result has come: the next one may take its own time."""
+        """A step's result has come: the time of the next one starts at 0."""
         self.step_seconds = 0.0
 
     def beat(self, beat: Heartbeat, now: float) -> None:

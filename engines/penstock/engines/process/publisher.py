@@ -1,4 +1,4 @@
-"""When an engine process speaks: not for every step, if steps are shorter than anybody can see."""
+"""When an engine process sends messages: not for every step, if steps are too short to notice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.engines.contract.messages import AdapterReply, EngineStats, Reques
 class Publisher:
     """Holds back the tokens of running streams until `interval` seconds have passed since the last message.
 
-    First tokens, ends, errors and replies leave at once, and take along what was held back. Small models make a step
+    First tokens, ends, errors and replies leave at once, and carry what was held back. Small models make a step
     in less than a millisecond; waking the gateway and all clients for each would take their cores from the model.
     """
 

@@ -17,7 +17,7 @@ decode_up: Callable[[bytes], UpMessage] = msgspec.msgpack.Decoder(UpMessage).dec
 Socket: TypeAlias = zmq.Socket[bytes]
 
 context = zmq.Context()
-"""Of these sockets alone: an engine's own ones, vLLM's for example, must not hold up its `term`."""
+"""For these sockets alone: an engine's own ones, vLLM's for example, must not hold up its `term`."""
 
 
 def pair_socket() -> Socket:

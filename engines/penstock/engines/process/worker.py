@@ -36,7 +36,7 @@ _STATS_INTERVAL = 1.0
 _FAREWELL_MS = 2000
 """How long the last message may take to leave."""
 _CLOSING_TIME = 10.0
-"""Seconds that a broken engine has to let go of what it holds."""
+"""Seconds that a broken engine has to release what it holds."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -67,12 +67,12 @@ def serve(core: Core, socket: Socket, parent: int, publish_interval: float, hear
         heart.step_ends()
         publisher.add(result)
     publisher.flush(core.stats())
-    logger.error("the engine is beyond repair: giving up this process")
+    logger.error("the engine cannot continue: this process ends")
     return 1
 
 
 def _reason(error: Exception) -> str:
-    """Errors of our own and of bad settings speak for themselves; others need their type."""
+    """Messages of our own errors and of bad settings suffice; others need their type."""
     known = isinstance(error, PenstockError | ValueError | OSError)
     return str(error) if known else f"{type(error).__name__}: {error}"
 
@@ -107,7 +107,7 @@ def main() -> int:
 
 
 def _farewell(socket: Socket) -> None:
-    """Sees to it that what was sent has left before the process ends."""
+    """Waits until what was sent has left; the process ends next."""
     socket.close(linger=_FAREWELL_MS)
     context.term()
 

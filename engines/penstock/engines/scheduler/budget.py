@@ -1,4 +1,4 @@
-"""What goes into a step: how many tokens prompts get of it, and which prompts, and how many guesses pay."""
+"""What goes into a step: how many tokens prompts get, which prompts get them, and how many guesses are worth it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.request import Request, Run
 
 _PROMPT_FLOOR = 32
-"""Tokens that prompts get of every step, even if those who generate alone take longer than the target."""
+"""Tokens that prompts get of every step, even if those that generate take longer than the target by themselves."""
 _QUIET_FACTOR = 4.0
-"""While no request generates, a step may take this many times the target: only those who arrive wait for its end."""
+"""While no request generates, a step may take this many times the target: only new requests wait for its end."""
 _MEMORY = 0.99
 """Weight of a step against the one after it: some hundred steps count."""
 _SWEEPS = 3
@@ -60,7 +60,7 @@ class Pace:
         return self._base + self._per_token * tokens + self._per_attended * attended
 
     def seconds_per_token(self, context: float) -> float:
-        """What one more token of a step is expected to take that attends to so many."""
+        """What one more token of a step is expected to take, if it attends to `context` tokens."""
         return self._per_token * _TOKENS_SCALE + self._per_attended * context * _ATTENDED_SCALE
 
     def tokens_within(self, seconds: float, context: float) -> float:
@@ -82,7 +82,7 @@ _DECODES = Plan(0, MappingProxyType({}))
 
 
 class StepBudget:
-    """Divides steps. Knows how long they take, once some were measured."""
+    """Divides steps between prompts and others. Knows how long steps take, once some were measured."""
 
     def __init__(self, config: SchedulerConfig, chunk: int) -> None:
         """`chunk`: most tokens of one request in a step (`largest_chunk`)."""
@@ -92,7 +92,7 @@ class StepBudget:
         self._guesses = config.speculative != "off"
         self._target = config.itl_target_ms / 1e3
         self._base_seconds = 0.0
-        """What the tokens of those who generate are expected to take in the planned step."""
+        """What the tokens of requests that generate are expected to take in the planned step."""
         self._num_generating = 0
 
     def plan(
@@ -102,7 +102,7 @@ class StepBudget:
         running: Sequence[Run],
         head: Request | None,
     ) -> Plan:
-        """`ready`, `prompts`: see `RunningRequests.ready`; `head`: the next one that waits and could have a seat."""
+        """`ready`, `prompts`: see `RunningRequests.ready`; `head`: the next request that waits, if a seat is free."""
         if not prompts and head is None and not self._guesses:
             return _DECODES
         num_singles = len(ready) - len(prompts)
@@ -143,9 +143,9 @@ def _shares(prompts: Sequence[tuple[Run, int]], limit: int, chunk: int, head: Re
     """Divides `limit` tokens among prompts that are computed in parts, at most `chunk` for each.
 
     Half goes by the policy's order, so that the first always advances. The other half goes to those that are nearest
-    to their end, so that nobody waits behind a long prompt; of it, what is longer than the prompt at the head of the
-    queue gets nothing before that one had its turn, and some is kept for the head in any case: with a seat it makes way
-    for shorter ones behind it.
+    to their end, so that short prompts do not wait behind a long one. Some of it is kept for the prompt at the head of
+    the queue: once it has a seat, shorter ones behind it can follow. A prompt with more left to compute than the head
+    gets none of the other half.
     """
     shares: dict[int, int] = {}
     alone = len(prompts) == 1 and head is None

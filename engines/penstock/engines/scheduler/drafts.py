@@ -12,7 +12,7 @@ from collections.abc import Iterable
 _LONGEST, _SHORTEST = 4, 2
 """Newest tokens that must have occurred before: longer matches first, since they are right more often."""
 _FIRST_LENGTH = 3
-"""Guesses before anything is known of how good they are."""
+"""Guesses at first, before it is known how good they are."""
 _FIRST_ACCEPTANCE = 0.5
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 512
 """Tokens without a guess after guesses that were all wrong; doubled each time."""
@@ -30,7 +30,7 @@ class PromptLookup:
         self._length = min(_FIRST_LENGTH, max_length)
         self._pause = _FIRST_PAUSE
         self._resume_at = 0
-        """Known tokens from which on guesses are made again."""
+        """Guesses are made again from this number of known tokens on."""
         self.acceptance = _FIRST_ACCEPTANCE
         """Moving average of the share of guesses that were right."""
 
@@ -46,7 +46,7 @@ class PromptLookup:
             at = _find_last(self._text, size)
             if at >= 0:
                 behind = self._text[at + size : at + size + count]
-                # what repeats itself is expected to go on repeating itself
+                # what repeats itself is expected to continue
                 return [ord(behind[i % len(behind)]) for i in range(count)]
         return []
 

@@ -37,13 +37,13 @@ from penstock.kvcache.pool import require
 
 
 class Intake:
-    """Who may join the queue, who waits in it, and what the clients are told in the end."""
+    """Which requests may join the queue, which wait in it, and what their clients are told in the end."""
 
     def __init__(self, config: SchedulerConfig, info: ModelInfo) -> None:
         self.config = config
         self.info = info
         self.requests: dict[int, Request] = {}
-        """Without a terminal output so far."""
+        """Those without a terminal output so far."""
         self.waiting = make_queue(config.policy)
         self.num_waiting_tokens = 0
         """Known tokens of requests that wait."""
@@ -164,8 +164,8 @@ class Intake:
         return len(self._passed_by)
 
     def pass_by(self, request: Request, is_blocked: Callable[[], bool]) -> None:
-        """The next one waits for something that the queue behind it need not wait for. It keeps its place: once
-        `is_blocked` is false, `requeue_unblocked` puts it back."""
+        """Lets others overtake the next request, which waits for something that they need not wait for. It keeps its
+        place: once `is_blocked` is false, `requeue_unblocked` puts it back."""
         self.waiting.remove(request)
         self._passed_by[request.id] = (request, is_blocked)
 
@@ -189,17 +189,17 @@ class Intake:
 
     @property
     def can_go_on(self) -> bool:
-        """Some request waits for nothing but room in a step."""
+        """Whether some request waits for nothing but room in a step."""
         return len(self.waiting) > 0 or any(not is_blocked() for _, is_blocked in self._passed_by.values())
 
     def withdraw(self, request: Request) -> None:
-        """Takes one out that will not run."""
+        """Takes a request out that will not run."""
         if self._passed_by.pop(request.id, None) is None:
             self.waiting.remove(request)
         self.num_waiting_tokens -= request.num_tokens
 
     def check_integrity(self) -> None:
-        """Raises IntegrityError when the queue and what is counted of it contradict one another."""
+        """Raises IntegrityError when the queue and its counters contradict one another."""
         waiting = list(self)
         require(len(waiting) == self.num_waiting, "the queue's length is wrong")
         require(self.num_waiting_tokens == sum(r.num_tokens for r in waiting), "waiting tokens miscounted")
@@ -207,7 +207,7 @@ class Intake:
     # -- out -------------------------------------------------------------------------------------------------
 
     def due(self, now: float) -> Iterator[tuple[Request, PenstockError]]:
-        """Requests that end now, and what they are told: their time is over, or their adapter did not load."""
+        """Requests that end now, and with which error: their time is over, or their adapter did not load."""
         if self._adapter_errors:
             errors, self._adapter_errors = self._adapter_errors, {}
             for waiting in list(self.requests.values()):
@@ -225,7 +225,7 @@ class Intake:
         return self._deadlines.next()
 
     def ended(self, request: Request, now: float) -> None:
-        """The book-keeping of every end: the request is nowhere any more.
+        """Books the end of a request that was already taken out of its list.
 
         Keeps a moving average of the time between two ends, from which `retry_after` is estimated. Once no request is
         left, how long it takes until the next one comes says nothing about how long service takes.
@@ -256,12 +256,12 @@ class Intake:
     # -- what operators see ----------------------------------------------------------------------------------
 
     def looked_up(self, num_tokens: int, num_cached: int) -> None:
-        """A prompt's first look into the prefix cache."""
+        """Counts a prompt's first look into the prefix cache."""
         self.stats.prefix_queries += num_tokens
         self.stats.prefix_hits += num_cached
 
     def stepped(self, num_prompt_tokens: int, num_sampled: int) -> None:
-        """A step succeeded: it computed so many tokens of prompts, and the clients got so many new ones."""
+        """Counts a step that succeeded: the prompt tokens that it computed, and the new tokens that clients got."""
         self.stats.steps += 1
         self.stats.prompt_tokens += num_prompt_tokens
         self.stats.generation_tokens += num_sampled
@@ -285,9 +285,9 @@ def wire_error(error: PenstockError) -> RequestError:
 
 
 class _Deadlines:
-    """Deadlines of all live requests, cheapest to ask "who is due?": a heap, not a scan of the queue.
+    """Deadlines of all live requests, in a heap, so that asking which are due needs no scan of the queue.
 
-    Entries of finished requests stay until they surface or until most of the heap is stale.
+    Entries of finished requests stay until they reach the top or until most of the heap is stale.
     """
 
     def __init__(self, is_live: Callable[[int], bool]) -> None:

@@ -1,4 +1,4 @@
-"""The scheduler checks itself: all of it after every step of a test, cheaply whenever it is idle in production."""
+"""The scheduler checks itself: completely after every step of a test, cheaply whenever it is idle in production."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def check_integrity(scheduler: Scheduler) -> None:
     holders = {*runs, *under_way}
     for run in holders:
         newest = max((step.number for step in scheduler.under_way if run in step.runs), default=0)
-        require(run.last_step == newest if newest else run.last_step <= collected, "its newest step is another")
+        require(run.last_step == newest if newest else run.last_step <= collected, "last_step is wrong")
         unknown = run.verifies or not run.has_seat
         require(unknown or run.num_pending_tokens <= under_way.count(run), "more computed than known")
-    require({run.tables for run in holders} == scheduler.kv.holders, "blocks of nobody, or of one who has none")
+    require({run.tables for run in holders} == scheduler.kv.holders, "block tables and running requests differ")
     if not requests and not under_way:
         check_idle(scheduler)
 

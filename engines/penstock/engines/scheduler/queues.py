@@ -1,4 +1,4 @@
-"""Who is next: policies as keys that are fixed when a request arrives, and the queues that order by them."""
+"""Which request is next: policies as keys that are fixed at arrival, and the queues that order by them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RequestQueue(Protocol):
     def pop(self) -> Request: ...
     def remove(self, request: Request) -> None: ...
     def charge(self, request: Request, num_computed: int) -> None:
-        """Tells that the request's first `num_computed` tokens are computed, or about to be."""
+        """Charges the request's tenant for its first `num_computed` tokens: they are computed, or about to be."""
         ...
 
 
@@ -50,7 +50,7 @@ def make_queue(policy: Policy) -> RequestQueue:
 
 
 class KeyedQueue:
-    """A heap by key. Removal is lazy: O(1) now, the entry goes when it surfaces or half of the heap is dead."""
+    """A heap by key. Removal is lazy: O(1) now, the entry goes when it reaches the top or half of the heap is dead."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[float, int], int, Request]] = []
@@ -102,7 +102,7 @@ class FairQueue:
 
     One KeyedQueue per tenant, and a heap of the tenants that have requests waiting, by their counters.
 
-    Counters only grow, so a stale heap entry is always too low: it is corrected when it surfaces.
+    Counters only grow, so a stale heap entry is always too low: it is corrected when it reaches the top.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class FairQueue:
         self._backlogged: list[tuple[float, str]] = []
         self._in_heap: set[str] = set()
         self._floor = 0.0
-        """No tenant that waits is below; it only grows."""
+        """No waiting tenant's counter is below this; it only grows."""
         self._served_last = ""
         self._size = 0
         self._prune_at = _PRUNE_ABOVE
@@ -123,7 +123,7 @@ class FairQueue:
         return (request for queue in self._queues.values() for request in queue)
 
     def counter(self, tenant: str) -> float:
-        """Weighted tokens served to a tenant, lifted to the others' level whenever it comes back from idleness."""
+        """Weighted tokens served to a tenant, raised to the others' level whenever it was idle and comes back."""
         return self._counters.get(tenant, 0.0)
 
     def push(self, request: Request) -> None:
@@ -174,7 +174,7 @@ class FairQueue:
         )
 
     def _raise_floor(self) -> None:
-        """To the lowest of those that wait; when nobody does, to the tenant that was served last."""
+        """To the lowest counter of those that wait; if none waits, to that of the tenant that was served last."""
         lowest = self._lowest()
         level = self.counter(self._served_last) if lowest is None else lowest[0]
         self._floor = max(self._floor, level)
@@ -197,7 +197,7 @@ class FairQueue:
             del self._queues[tenant]
 
     def _prune(self) -> None:
-        """Forgets idle tenants that would be lifted to the floor anyway: names are the callers', memory is ours."""
+        """Forgets idle tenants that would be raised to the floor anyway: callers choose names, so there may be many."""
         if len(self._counters) >= self._prune_at:
             self._counters = {t: c for t, c in self._counters.items() if t in self._queues or c > self._floor}
             self._prune_at = max(_PRUNE_ABOVE, 2 * len(self._counters))

@@ -29,7 +29,7 @@ class RequestStatus(IntEnum):
 
 
 class Request:
-    """One sample, from its arrival to its end: what is known of it wherever it is."""
+    """One sample, from its arrival to its end, queued or running."""
 
     __slots__ = (
         "adapter",
@@ -91,9 +91,9 @@ class Request:
         """The policy's order, fixed at arrival: lower runs first, and the highest is preempted first. That it never
         changes is why preemption cannot livelock: the lowest key always advances."""
         self.run: Run | None = None
-        """There exactly while it has a seat."""
+        """Set exactly while it has a seat."""
         self.chains: tuple[HashChain, ...] | None = None
-        """Of its tokens, once an admission has had to know them."""
+        """Hashes of its tokens, once an admission needed them."""
         self.followers: list[Request] = []
         """Samples that will fork from this one once its prompt is computed."""
         self.leader: Request | None = None
@@ -103,7 +103,7 @@ class Request:
         self.first_scheduled: float | None = None
         self.num_preemptions = 0
         self.charged_tokens = 0
-        """Leading tokens that a fair policy charges nobody for any more: paid, found in the cache, or forked with."""
+        """Leading tokens that policy `fair` does not charge any more: paid, found in the cache, or forked with."""
         self.prompt_logprobs: list[TokenLogprobs] = []
 
     @property
@@ -117,7 +117,7 @@ class Request:
         return PromptInfo(self.num_cached_tokens, queued, self.prompt_logprobs or None)
 
     def append(self, tokens: list[int], eos: Container[int]) -> RequestOutput:
-        """Takes in sampled tokens, up to the one that ends it, and says what its client gets."""
+        """Takes in sampled tokens, up to the one that ends it, and returns what its client gets."""
         output = RequestOutput(self.id, tokens)
         num_tokens = self.num_tokens
         if num_tokens == self.num_prompt_tokens:
@@ -148,7 +148,7 @@ class Request:
             request.leader = self
 
     def dismiss_followers(self) -> list[Request]:
-        """They go on by themselves."""
+        """Makes the followers requests of their own, and returns them."""
         followers, self.followers = self.followers, []
         for request in followers:
             request.leader = None
@@ -156,7 +156,7 @@ class Request:
 
 
 class Run:
-    """The part of a request that there is only while it runs: from its seat on, until no step writes for it.
+    """A request's state while it runs: from its seat on, until no step writes for it.
 
     The invariant that scheduling rests on: `num_computed_tokens` catches up with the request's known and pending
     tokens. What a step computes is some of the difference, whether that is a prompt, a part of one, the newest token,

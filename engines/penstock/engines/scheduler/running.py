@@ -1,4 +1,4 @@
-"""Who has a seat: their blocks, and what the runner has been told of them."""
+"""The requests that have a seat: their blocks, and what the runner has been told of them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class RunningRequests:
         self._known_to_runner: set[int] = set()
         """Ids that the runner knows."""
         self._dropped: list[int] = []
-        """Ids that it may forget, and has not been told of."""
+        """Ids that the runner may forget and has not been told of."""
         self.last_collected = 0
         """Number of the newest step that is not under way any more."""
 
     def ready(self) -> tuple[list[Run], list[tuple[Run, int]]]:
-        """Who could compute something next, in order: nobody for whom a result must come first. And those of them that
-        could compute more than one token, with how many."""
+        """Which requests could compute something next, in order, leaving out those that must wait for a result. And
+        those of them that could compute more than one token, with how many."""
         ready, prompts = [], []
         for run in self.runs:
             request = run.request

@@ -2,7 +2,7 @@
 
 One invariant instead of phases: each request has `num_tokens` and `num_computed_tokens`, and each step computes some of
 the difference, within `max_num_batched_tokens` and `max_num_seqs`. Prompts, chunks of prompts, decodes, prefix hits,
-guesses to verify and recomputation after a preemption are all that one rule.
+guesses to verify and recomputation after a preemption all follow from this one rule.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class Scheduler:
         self._awaited: Run | None = None
         """The next step was held back until its guesses could be made."""
         self._num_steps = 0
-        """That were handed out so far."""
+        """Submitted so far."""
         self._num_followers = 0
         self._must_drain = False
-        """Blocks are short, and nobody can be preempted while steps are under way."""
+        """Blocks are short, and no request can be preempted while steps are under way."""
         self._no_room = (0, -1)
-        """(id, free blocks) of the head of the queue when it last found too few."""
+        """(id, free blocks) when the head of the queue last found too few blocks."""
         self._watermark = max(1, self.kv.pool.num_blocks // 100)
         """Blocks that an admission leaves free, so that running requests can grow."""
 
@@ -100,7 +100,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Steps would get something done; not while all that are left wait for something to come."""
+        """Whether steps would do something; not while all that are left wait for something other than a step."""
         return bool(self.under_way or self.running.runs) or self.intake.can_go_on
 
     @property
@@ -162,8 +162,8 @@ class Scheduler:
     def _waits_for_guesses(self, ready: list[Run]) -> bool:
         """Some request has guesses, which need its newest token.
 
-        While guesses are verified, one step is under way at a time: requests that verify and others would else take
-        turns, in steps that each read all of the weights.
+        While guesses are verified, one step is under way at a time. Otherwise requests that verify and others would
+        take turns, in steps that each read all of the weights.
         """
         if self.under_way[-1].step.drafts:
             return True
@@ -176,7 +176,7 @@ class Scheduler:
 
     def _schedule_running(self, new: StepUnderWay, ready: list[Run], shares: Mapping[int, int]) -> None:
         """Gives running requests their next tokens, preempting from the end of the list where blocks are short.
-        `shares`: of prompts and recomputation, by id; everyone else gets one token, and guesses to verify."""
+        `shares`: of prompts and recomputation, by id; all others get one token, and guesses to verify."""
         if not shares and not self._speculates:
             new.include_decodes(self._with_blocks(ready, shares, new.step))
             return
@@ -268,7 +268,7 @@ class Scheduler:
         """Gives a waiting request a seat: the number of its tokens in this step, 0 if blocks are short.
 
         All of its known tokens get their blocks now, so that prompts computed in chunks cannot run into each other.
-        What it leaves free doubles with each preemption it has suffered, so that it comes back when it can stay.
+        The blocks that it must leave free double with each of its preemptions, so that it comes back when it can stay.
         """
         shift = min(request.num_preemptions, _MAX_RESERVE_SHIFT)
         reserve = min(self._watermark << shift, self.kv.pool.num_blocks) if self.running.runs else 0
@@ -300,7 +300,7 @@ class Scheduler:
     # -- its result ------------------------------------------------------------------------------------------
 
     def update_from_output(self, result: ModelRunnerOutput, now: float, seconds: float | None = None) -> None:
-        """Takes the tokens of the oldest step under way in and ends what is complete; `take_outputs` has what the
+        """Takes in the tokens of the oldest step under way and ends what is complete; `take_outputs` has what the
         clients get. `seconds`: what the step took on the device, if that was measured."""
         done = self.under_way.popleft()
         self.running.last_collected = done.number
@@ -362,7 +362,7 @@ class Scheduler:
         self.intake.stepped(num_prompt_tokens, num_sampled)
 
     def _learn(self, lookup: PromptLookup, new: list[int], guesses: list[int] | None, num_right: int) -> None:
-        """New tokens of a request, and how good the guesses were that it had, if any."""
+        """Tells `lookup` a request's new tokens, and how many of its guesses, if it had any, were right."""
         lookup.append(new)
         if guesses:
             lookup.verified(len(guesses), num_right)
@@ -373,7 +373,7 @@ class Scheduler:
         """Lets the followers run on the leader's prompt: each computes only the last prompt token again, for its
         logits.
 
-        Those that find no seat queue up as requests of their own; the prefix cache will know their prompt.
+        Those that find no seat are queued as requests of their own; the prefix cache will know their prompt.
         """
         self.running.sweep()
         followers = leader.dismiss_followers()
@@ -399,7 +399,7 @@ class Scheduler:
         """The runner has lost all steps under way, since `failed` raised, and forgotten all requests.
 
         The requests of `failed` are run again in halves, until the one that makes it fail is alone and ends with the
-        error. Everything that was computed before stays, the prefix cache, too.
+        error. Everything that was computed before stays, also the prefix cache.
         """
         self.intake.stats.step_failures += 1
         lost = dict.fromkeys(run for step in self.under_way for run in step.runs)
@@ -437,7 +437,7 @@ class Scheduler:
         self.intake.emit_end(request.id, reason, error)
 
     def _end(self, request: Request, now: float) -> None:
-        """The book-keeping of every end. The caller takes the request out of its list."""
+        """Books an end. The caller takes the request out of its list."""
         if request.run is not None:
             self.running.stop(request.run)
         self.intake.ended(request, now)

@@ -1,4 +1,4 @@
-"""A step while it is put together, and until its result is there."""
+"""A step from its planning to its result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.engines.scheduler.request import Run
 
 @dataclass(slots=True)
 class StepUnderWay:
-    """A step that is handed out as soon as it is complete, and has no result yet."""
+    """A step that is being planned or computed, and has no result yet."""
 
     number: int
     """Steps count from 1, in the order in which they are computed."""
@@ -27,7 +27,7 @@ class StepUnderWay:
     scheduled_at: float = 0.0
 
     def include_decodes(self, runs: Sequence[Run]) -> None:
-        """Adds one token of each: what `include` does, for what most of most steps is."""
+        """Adds one token of each: what `include` does, but faster, since most steps are mostly this."""
         step, number = self.step, self.number
         step.request_ids += [run.id for run in runs]
         step.num_computed_tokens += [run.num_computed_tokens for run in runs]
@@ -67,7 +67,7 @@ class StepUnderWay:
                 left -= more
 
     def complete(self) -> None:
-        """Nothing is added any more: sums up."""
+        """Sums up, once nothing more is added."""
         counts, starts = self.step.num_scheduled_tokens, self.step.num_computed_tokens
         total = self.step.total_num_scheduled_tokens = sum(counts)
         if total == len(counts):

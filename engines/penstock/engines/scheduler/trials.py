@@ -1,4 +1,4 @@
-"""Whose fault was it? Requests of a step that failed run apart from all others until the guilty one is alone."""
+"""Which request made a step fail? Those of the step run apart from all others until the guilty one is alone."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class WatchdogCounters:
     retried: int = 0
     """Aborts that were tried again."""
     released: int = 0
-    """BatcherSeats that came free without a last output."""
+    """Seats that came free without a last output."""
 
 
 class Watchdog:

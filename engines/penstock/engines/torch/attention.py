@@ -24,7 +24,7 @@ class AttentionHandler(Protocol):
     ) -> Tensor:
         """query [1, heads, T, head_size], key and value [1, kv_heads, T, size]; gives [1, T, heads, value_size].
 
-        `options`: what the model passes besides, by transformers' names.
+        `options`: what else the model passes, by transformers' names.
         """
         ...
 

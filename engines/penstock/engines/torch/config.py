@@ -44,7 +44,7 @@ class TorchConfig:
     adapters: Mapping[str, str | Path] = field(default_factory=dict)
     """LoRA adapters that are loaded with the model: their folders by key (`AdapterHost`)."""
     max_loras: int = 0
-    """TorchAdapters that may be loaded at the same time; 0: none at all, and nothing is kept free for them."""
+    """LoRA adapters that may be loaded at the same time; 0: none at all, and nothing is kept free for them."""
     max_lora_rank: int = 16
 
     def __post_init__(self) -> None:

@@ -65,7 +65,7 @@ def load_model(
         raise EngineError(f"the checkpoint in {model_dir} cannot be loaded: {e}") from e
     _check_tensors(info)
     if getattr(model, "_is_stateful", False):
-        raise UnsupportedError(f"{type(model).__name__} keeps a state beside keys and values, which is not supported")
+        raise UnsupportedError(f"{type(model).__name__} keeps state outside the KV cache, which is not supported")
     nn.Module.to(model, device)
     return model
 

@@ -21,7 +21,7 @@ _MOST_SCORES = 1 << 22
 _MOST_KEYS = 1 << 16
 """Keys gathered for a slice of decodes."""
 _SLACK = 64
-"""A slice's longest context has at most twice the keys of its shortest, and these besides."""
+"""A slice's longest context has at most twice the keys of its shortest, plus these."""
 
 
 @dataclass(slots=True)

@@ -115,7 +115,7 @@ class VLLMBatcher:
 
     def step(self) -> BatcherOutput:
         """One iteration of vLLM's core (`ContinuousBatcher.step`). On GPUs the outputs are those of the one before,
-        while the new one runs; when the last request has ended, what still runs for nobody is waited for."""
+        while the new one runs. When the last request has ended, it waits for steps whose requests have all ended."""
         output = BatcherOutput(released=self._released)
         self._released = []
         self._iterate(output)

@@ -47,7 +47,7 @@ class VLLMConfig:
     adapters: dict[str, Path] = field(default_factory=dict)
     """LoRA adapters that are loaded at the start, by key (`AdapterHost`)."""
     max_loras: int = 0
-    """VLLMAdapters at the same time; 0: as many as `adapters`, and without any no LoRA at all."""
+    """LoRA adapters loaded at the same time; 0: as many as `adapters`, and without any no LoRA at all."""
     max_lora_rank: int = 16
 
     def __post_init__(self) -> None:

@@ -64,7 +64,7 @@ OWN_SCHEDULER = frozenset(
         *("decode_context_parallel_size", "prefill_context_parallel_size"),
     }
 )
-"""Names that only vLLM's own scheduler can honour."""
+"""Names that only vLLM's own scheduler supports."""
 
 _CODE_FORMATS = ("pt", "npcache")
 

@@ -22,7 +22,7 @@ def check_model(vllm_config: Any) -> None:
     model = vllm_config.model_config
     reasons = (
         (model.is_multimodal_model, "it is multimodal"),
-        (model.is_hybrid or model.has_inner_state, "it keeps a state beside the KV cache"),
+        (model.is_hybrid or model.has_inner_state, "it keeps state outside the KV cache"),
         (vllm_config.speculative_config is not None, "it is configured for speculative decoding"),
     )
     for applies, reason in reasons:

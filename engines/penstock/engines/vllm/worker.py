@@ -34,7 +34,7 @@ class WorkerExtension:
         what came before it (a chunked prompt, a preemption) cannot matter.
 
         vLLM's own generators go on from token to token, and have to be set back after each chunk of a prompt, which
-        those of CPUs cannot be. Returns what of the model runner is not where it was.
+        those of CPUs cannot be. Returns the attributes that the model runner lacks.
         """
         runner = self.model_runner
         moved = set(missing_attributes(type(runner).__name__, runner, _USED))

@@ -1,4 +1,4 @@
-"""What the streams put into the outbox, and when."""
+"""What the streams put into the output pipe, and when."""
 
 from __future__ import annotations
 

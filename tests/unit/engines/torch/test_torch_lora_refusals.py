@@ -1,4 +1,4 @@
-"""TorchAdapters that cannot be loaded beside a model, and models that have no room for them."""
+"""Adapters that cannot be loaded beside a model, and models that have no room for them."""
 
 from __future__ import annotations
 

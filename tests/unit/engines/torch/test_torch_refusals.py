@@ -31,9 +31,9 @@ from unit.engines.torch.families import make_family
         ("gpt_neox_japanese", {}, "GPTNeoXJapaneseForCausalLM cannot be run: it does not let its attention"),
         ("lfm2", {"layer_types": ["conv", "full_attention"] * 2}, "lfm2 has layers of type conv"),
         ("llama4_text", {"layer_types": ["chunked_attention"] * 4}, "layers of type chunked_attention"),
-        ("mamba", {}, "mamba has layers of type|MambaForCausalLM keeps a state"),
+        ("mamba", {}, "mamba has layers of type|MambaForCausalLM keeps state"),
         ("phimoe", {"num_local_experts": 4, "sliding_window": 24}, "its attention is not told of sliding_window"),
-        ("rwkv", {"attention_hidden_size": 64}, "RwkvForCausalLM keeps a state"),
+        ("rwkv", {"attention_hidden_size": 64}, "RwkvForCausalLM keeps state"),
     ],
 )
 def test_models_that_cannot_be_driven(

@@ -33,8 +33,8 @@ def test_a_plain_decoder_is_served():
     ("config", "reason"),
     [
         (config_of(is_multimodal_model=True), "multimodal"),
-        (config_of(is_hybrid=True), "state beside the KV cache"),
-        (config_of(has_inner_state=True), "state beside the KV cache"),
+        (config_of(is_hybrid=True), "state outside the KV cache"),
+        (config_of(has_inner_state=True), "state outside the KV cache"),
         (config_of(speculative_config=object()), "speculative decoding"),
     ],
 )

@@ -21,9 +21,9 @@ GREEDY_BELOW = 1e-5
 
 
 class TokenCounts:
-    """How often each token occurs in the output; prompt tokens are known too, with count 0.
+    """How often each token occurs in the output; prompt tokens are listed, too, with count 0.
 
-    Kept as pairs of id and count, so that a step costs what the request is long and not the whole vocabulary.
+    Kept as pairs of id and count, so that the cost of a step depends on the request's length, not on the vocabulary's.
     """
 
     def __init__(self, prompt: Sequence[int], output: Sequence[int]) -> None:

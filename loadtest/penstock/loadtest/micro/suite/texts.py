@@ -1,4 +1,4 @@
-"""Texts for the benchmarks, and the demo model's tokenizer, which comes along."""
+"""Texts for the benchmarks, and the tokenizer of the built-in demo model."""
 
 from __future__ import annotations
 

@@ -420,7 +420,7 @@ MODELS = (
         "a client that leaves during `infer` or `generate`",
         "not noticed",
         "the request is cancelled",
-        "nobody waits for the answer",
+        "no client waits for the answer",
     ),
     Difference(
         "batch-exception",

@@ -127,7 +127,7 @@ class RequestError(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestOutput(msgspec.Struct, array_like=True):
-    """What one request has got since the last message: new tokens, and at the very end a finish reason."""
+    """What one request got since the last message: new tokens, and at its end a finish reason."""
 
     id: int
     token_ids: list[int]

@@ -24,7 +24,7 @@ class Pace:
     """seconds = a + b * tokens + c * (sum over tokens of the context that each attends to), a, b, c >= 0.
 
     Least squares with exponential forgetting; the coefficients are improved by a few sweeps of coordinate descent at
-    each step, so that what a stretch of equal steps says nothing about keeps its value.
+    each step, so that a coefficient that a stretch of equal steps does not determine keeps its value.
     """
 
     def __init__(self) -> None:

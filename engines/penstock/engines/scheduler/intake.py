@@ -227,8 +227,8 @@ class Intake:
     def ended(self, request: Request, now: float) -> None:
         """Books the end of a request that was already taken out of its list.
 
-        Keeps a moving average of the time between two ends, from which `retry_after` is estimated. Once no request is
-        left, how long it takes until the next one comes says nothing about how long service takes.
+        Keeps a moving average of the time between two ends, from which `retry_after` is estimated. The time in which
+        there is no request at all does not count: it does not tell how long service takes.
         """
         request.status = RequestStatus.FINISHED
         del self.requests[request.id]

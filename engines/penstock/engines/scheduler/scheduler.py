@@ -35,9 +35,8 @@ _MAX_RESERVE_SHIFT = 16
 class Scheduler:
     """Decides, step by step, which tokens of which requests are computed, and where their keys and values live.
 
-    Plain data driven by one loop: `add` and `abort`, then `schedule`, then `update_from_output` with what the runner
-    made of the oldest step under way. Times are passed in (seconds of time.monotonic); the scheduler never asks a
-    clock.
+    Plain data driven by one loop: `add` and `abort`, then `schedule`, then `update_from_output` with the result of
+    the oldest step under way. Times are passed in (seconds of time.monotonic); the scheduler never asks a clock.
 
     Requests are in exactly one place: `running`, the intake's queue, or behind their leader as followers, until its
     prompt is computed.
@@ -267,7 +266,7 @@ class Scheduler:
     def _admit(self, request: Request, new: StepUnderWay, limit: int) -> int:
         """Gives a waiting request a seat: the number of its tokens in this step, 0 if blocks are short.
 
-        All of its known tokens get their blocks now, so that prompts computed in chunks cannot run into each other.
+        All of its known tokens get their blocks now, so that prompts computed in chunks cannot block each other.
         The blocks that it must leave free double with each of its preemptions, so that it comes back when it can stay.
         """
         shift = min(request.num_preemptions, _MAX_RESERVE_SHIFT)

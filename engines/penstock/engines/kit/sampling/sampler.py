@@ -181,7 +181,7 @@ def _token_logprobs(logits: Floats, token_ids: Ids, top: Ids) -> list[TokenLogpr
 
 
 def _keep(token_ids: Iterable[int], state: SamplingState | None, drafts: Sequence[int], extension: Extension) -> bool:
-    """Takes over tokens as far as the drafts before them were right; whether all, with drafts still to be checked."""
+    """Keeps tokens as long as the drafts before them were right. True if all were kept and drafts are left to check."""
     for token_id in token_ids:
         position = len(extension.token_ids)
         if token_id < 0:

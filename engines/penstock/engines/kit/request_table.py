@@ -71,7 +71,7 @@ class RequestTable:
         return tuple(tables)
 
     def suffice(self, groups: Sequence[GroupTables], total: Ints) -> bool:
-        """Tables that `group_tables` gave for fewer positions of the same rows are what it would give for `total`, if
+        """Whether tables that `group_tables` gave for fewer positions of the same rows are also right for `total`, if
         no block was replaced."""
         return not any(
             group.window or (tables.end * group.block_size < total).any()

@@ -163,8 +163,8 @@ class StepRunner:
     # -- before a step computes ------------------------------------------------------------------------------
 
     def _plan_again(self, step: SchedulerOutput) -> list[_PlannedBatch]:
-        """What `_plan` gives where the requests of the step before get one more token each, from what that one gave;
-        empty for other steps."""
+        """What `_plan` gives for a step in which the requests of the step before get one more token each, made from
+        that one's batch; empty for other steps."""
         if self._last is None or step.new_requests or step.drafts or step.request_ids != self._last[0]:
             return []
         table, last = self._table, self._last[1]

@@ -7,7 +7,7 @@ is taken of what the two have left.
 The vocabulary is laid out as a matrix of 32 lines: token `line * width + column` is in `column`. One pass over a row
 finds the maxima of its columns. They bound everything else: a token above some value is in a column whose maximum is
 above it, and a column weighs at most 32 times its maximum. With them, a row is drawn from in one of three ways (a small
-vocabulary is not worth it: `_draw_from_few`):
+vocabulary needs none of this: `_draw_from_few`):
 
 - **From the likeliest** (top_k, peaked distributions): tokens of the columns with the largest maxima are ordered and
   drawn from, if they provably hold all that is kept.

@@ -1,0 +1,115 @@
+"""Do the tests notice? Puts the bugs of mutants.toml into a copy of the sources, one at a time, and runs tests on it.
+
+    python tests/mutants/run.py [NAME ...]
+
+Says by which test each was noticed ("killed"). The exit status is 1 if one survived, or could not be tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+_SOURCES = ("gateway", "engines", "kvcache", "tokenizers", "loadtest")
+_OTHERS = ("tests", "pyproject.toml", "README.md", "LICENSE")
+_PYTEST = ("-x", "-q", "-p", "no:cacheprovider", "-p", "mutants.as_found")
+_TIMEOUT = 600.0
+"""Seconds for the tests of one mutant. Single tests have their own limits, so this is for what hangs outside of them."""
+_PASSED, _FAILED = 0, 1
+"""What pytest returns."""
+
+
+class Mutant(NamedTuple):
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: list[str]
+
+    def applied(self, source: str) -> str:
+        """Raises ValueError unless the place is unmistakable."""
+        if source.count(self.old) != 1:
+            raise ValueError(f"{self.name}: {self.file} has its text {source.count(self.old)} times, not once")
+        return source.replace(self.old, self.new)
+
+
+def mutants() -> list[Mutant]:
+    """All of them, in the file's order."""
+    entries = tomllib.loads((ROOT / "tests/mutants/mutants.toml").read_text())["mutant"]
+    return [Mutant(**entry) for entry in entries]
+
+
+def main(names: Sequence[str]) -> int:
+    known = {mutant.name: mutant for mutant in mutants()}
+    if unknown := [name for name in names if name not in known]:
+        sys.exit(f"no such mutant: {', '.join(unknown)}")
+    chosen = [known[name] for name in names] or list(known.values())
+    outcomes: list[bool] = []
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        copy = Path(folder)
+        _copy_to(copy)
+        tests = dict.fromkeys(test for mutant in chosen for test in mutant.tests)
+        code, failed = _run_tests(copy, list(tests))
+        if code != _PASSED:
+            sys.exit(f"without a mutant the tests do not pass: {failed}")
+        for mutant in chosen:
+            began = time.monotonic()
+            killed, what = _try(copy, mutant)
+            outcomes.append(killed)
+            print(f"{mutant.name}: {what} ({time.monotonic() - began:.0f} s)", flush=True)
+    print(f"{sum(outcomes)} of {len(outcomes)} mutants killed")
+    return 0 if all(outcomes) else 1
+
+
+def _copy_to(folder: Path) -> None:
+    ignored = shutil.ignore_patterns("__pycache__", ".*")
+    for name in (*_SOURCES, *_OTHERS):
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+        else:
+            shutil.copy(ROOT / name, folder / name)
+
+
+def _try(copy: Path, mutant: Mutant) -> tuple[bool, str]:
+    """Whether it was killed, and how."""
+    path = copy / mutant.file
+    source = path.read_text()
+    path.write_text(mutant.applied(source))
+    try:
+        code, failed = _run_tests(copy, mutant.tests)
+    except subprocess.TimeoutExpired:
+        return True, f"killed, the tests did not end within {_TIMEOUT:.0f} s"
+    finally:
+        path.write_text(source)
+    if code == _FAILED:
+        return True, f"killed by {failed}"
+    return False, "SURVIVED" if code == _PASSED else f"NOT TRIED: {failed}"
+
+
+def _run_tests(copy: Path, tests: Sequence[str]) -> tuple[int, str]:
+    """Pytest's exit status, and what failed."""
+    paths = [str(copy / name) for name in (*_SOURCES, "tests")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", *_PYTEST, *(f"tests/{test}" for test in tests)]
+    done = subprocess.run(
+        command, cwd=copy, env=environment, capture_output=True, text=True, timeout=_TIMEOUT, check=False
+    )
+    found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    return done.returncode, found[1] if found else f"{done.stdout}{done.stderr}"[-2000:]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", metavar="NAME", nargs="*", help="mutants to try; all of them if none is named")
+    sys.exit(main(parser.parse_args().names))

@@ -1,0 +1,32 @@
+"""The bugs made by hand, against which the tests are run now and then (tests/mutants), fit the code as it is."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from mutants.run import ROOT, Mutant, mutants
+
+MUTANTS = mutants()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_is_a_change_in_one_place(mutant: Mutant) -> None:
+    source = (ROOT / mutant.file).read_text()
+    assert ast.parse(mutant.applied(source)), "and a program"
+    assert mutant.new != mutant.old
+    assert mutant.tests
+    assert all((ROOT / "tests" / test).is_file() for test in mutant.tests)
+
+
+def test_names_are_unmistakable() -> None:
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+
+
+def test_a_place_that_is_not_there_is_an_error() -> None:
+    mutant = Mutant("m", "f", "old", "new", [])
+    assert mutant.applied("an old one") == "an new one"
+    for source in ("nothing", "old and old"):
+        with pytest.raises(ValueError, match="m: f has its text"):
+            mutant.applied(source)

@@ -25,7 +25,7 @@ _SOURCES = ("gateway", "engines", "kvcache", "tokenizers", "loadtest")
 _OTHERS = ("tests", "pyproject.toml", "README.md", "LICENSE")
 _PYTEST = ("-x", "-q", "-p", "no:cacheprovider", "-p", "mutants.as_found")
 _TIMEOUT = 600.0
-"""Seconds for the tests of one mutant. Single tests have their own limits, so this is for what hangs outside of them."""
+"""Seconds for the tests of one mutant: tests have limits of their own, so this is for what hangs outside of them."""
 _PASSED, _FAILED = 0, 1
 """What pytest returns."""
 

@@ -225,6 +225,17 @@ def join_threads() -> None:
             assert not thread.is_alive()
 
 
+def test_what_was_read_for_a_load_that_was_given_up_is_not_installed(core: Core, folder: Path) -> None:
+    gate = Gate(core)
+    core.step([LoadAdapter(1, "a:1", str(folder))])
+    core.step([UnloadAdapter(2, "a:1"), LoadAdapter(3, "a:1", str(folder / "nothing"))])
+    gate.open()
+    gate.open()
+    [reply] = replies(core, count=1)
+    assert reply.error is not None
+    assert (reply.call, reply.error.code) == (3, "invalid_request")
+
+
 def test_a_core_that_closes_gives_up_what_is_being_read(
     core: Core, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,7 @@ class FakeModel:
 
     def _compute(self, batch: Batch) -> Outputs:
         self.num_batches += 1
+        assert ((batch.token_ids >= 0) & (batch.token_ids < VOCAB_SIZE)).all(), "no such token"
         owners = np.repeat(np.arange(len(batch.computed)), batch.scheduled)
         for i, token, position in zip(owners, batch.token_ids, batch.positions, strict=True):
             for group, tables in zip(self._groups, batch.groups, strict=True):

@@ -140,6 +140,21 @@ def test_whoever_has_nan_fails_alone() -> None:
     assert "not finite" in driver.ends[ill].error.message
     assert "not finite" in driver.ends[scored].error.message
     assert driver.tokens[well] == alone([1, 2], 5, 0, [0])[0]
+    assert not driver.stats.step_failures, "the steps behind had a token all the same"
+
+
+@pytest.mark.parametrize("stop", range(POISON))
+def test_what_lies_behind_a_stop_among_guesses_is_not_told(stop: int) -> None:
+    prompt = [*range(POISON)] * 3
+    driver = Driver(make(), max_num_seqs=8, speculative="ngram")
+    [request_id] = driver.add(prompt, 20, logprobs=1, stop_token_ids=(stop,))
+    entries: list[TokenLogprobs] = []
+    while request_id not in driver.ends:
+        for output in driver.step():
+            entries += output.logprobs or []
+    tokens, wanted = alone(prompt, 20, 0, [0], logprobs=1)
+    end = tokens.index(stop) + 1
+    assert (driver.tokens[request_id], entries) == (tokens[:end], wanted[:end])
 
 
 def test_guesses_that_run_into_nan() -> None:
@@ -209,6 +224,21 @@ def test_a_step_that_cannot_be_started_harms_none_before_it(depth: int) -> None:
     assert driver.tokens[guilty] == []
     assert driver.ends[guilty].error.code == "step_failed"
     assert not driver.core.broken
+
+
+def test_a_step_starts_behind_one_with_nothing_to_compute() -> None:
+    runner = make()
+    runner.submit(SchedulerOutput([new(1, [1, 2], adapter="b")], [1], [2], [0]))
+    runner.submit(SchedulerOutput([new(2, [1, 2])], [2], [2], [0]))
+    assert set(runner.collect().failed) == {1}
+    assert runner.collect().sampled_token_ids == [alone([1, 2], 1, 0, [0])[0]]
+
+
+def test_a_reset_forgets_everybody() -> None:
+    runner = make()
+    for first in (0, 16):
+        runner.submit(SchedulerOutput([new(i, [1]) for i in range(first, first + 16)]))
+        runner.reset()
 
 
 def test_more_requests_than_rows() -> None:

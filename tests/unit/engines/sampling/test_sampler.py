@@ -118,6 +118,10 @@ def test_ties_go_to_the_smaller_id(settings: dict[str, Any], kept: set[int] | No
     assert set(draw_many(logits, params(**settings), 300).tolist()) == (kept or {1, 2, 4, 5})
 
 
+def test_a_nucleus_ends_with_the_token_that_completes_it() -> None:
+    assert set(draw_many(np.zeros(4, np.float32), params(top_p=0.5), 300).tolist()) == {0, 1}
+
+
 def test_a_flat_nucleus_is_exactly_as_large_as_it_must_be() -> None:
     logits = np.zeros(5000, np.float32)
     drawn = draw_many(logits, params(top_p=0.01), 2000)
@@ -213,6 +217,18 @@ def test_adjusted_logits_are_those_of_the_formulas(
     row = logits.copy()
     known.adjust(row)
     np.testing.assert_allclose(row, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_penalties_know_every_token_of_a_long_output() -> None:
+    p = params(temperature=0.0, frequency_penalty=0.5, presence_penalty=0.25)
+    logits, output = random_logits(1, 500)[0], [*[7] * 5, *range(300)]
+    growing = state(p)
+    assert growing is not None
+    for token in output:
+        growing.append(token)
+    row = logits.copy()
+    growing.adjust(row)
+    np.testing.assert_allclose(row, adjusted(logits, p, [], output, EOS), rtol=1e-4, atol=1e-4)
 
 
 def test_min_tokens_keeps_stop_tokens_out_until_then() -> None:

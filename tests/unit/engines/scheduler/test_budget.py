@@ -71,6 +71,14 @@ def timed_rig(target_ms: float, **config: object) -> Rig:
     return rig
 
 
+def test_steps_in_flight_are_timed_one_after_the_other() -> None:
+    rig = timed_rig(0, steps_in_flight=2)
+    began, records = rig.clock.now, rig.step(rig.request([1] * 50, max_tokens=10)).steps
+    while rig.core.has_work:
+        records += rig.step().steps
+    assert sum(record.seconds for record in records) == pytest.approx(rig.clock.now - began)
+
+
 def learn(rig: Rig) -> None:
     for length in (10, 300, 900, 100, 500):
         rig.run(rig.request([1, length] * (length // 2), max_tokens=20))

@@ -12,7 +12,7 @@ from penstock.engines.core import EngineCore
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.drafts import MAX_VOCAB_SIZE, PromptLookup
-from unit.engines.scheduler.harness import FIRST, Clock, alone, make_rig
+from unit.engines.scheduler.harness import FIRST, RAISE, Clock, alone, make_rig
 
 
 def test_what_followed_the_newest_tokens_before_is_guessed() -> None:
@@ -160,6 +160,49 @@ def test_guesses_stay_within_the_budget_of_a_step() -> None:
     totals = [step.total_num_scheduled_tokens for step in rig.runner.steps]  # none above 6: the runner looks
     assert max(totals) == 6
     assert rig.scheduler.stats().accepted_tokens
+
+
+def test_no_guess_follows_one_token_of_a_prompt() -> None:
+    """The share of a prompt that is not done by it; the step has room for a guess."""
+    rig = make_rig(
+        200,
+        max_num_seqs=4,
+        max_num_batched_tokens=9,
+        vocab_size=FIRST + 1,
+        speculative="ngram",
+        enable_prefix_caching=False,
+    )
+    for length in (23, 60, 60, 70):
+        rig.step(rig.request([FIRST] * length, max_tokens=3))
+    assert rig.counts() == {1: 4, 2: 1, 4: 4}
+    assert rig.last.drafts == {}
+    rig.run()
+    assert rig.scheduler.stats().draft_tokens
+
+
+def test_nobody_takes_turns_with_one_that_verifies() -> None:
+    rig = make_rig(64, vocab_size=FIRST + 1, speculative="ngram", steps_in_flight=2)
+    rig.step(rig.request([FIRST] * 9, max_tokens=40), rig.request([1, 2, 3], max_tokens=4))
+    rig.scheduler.intake.requests[2].lookup = None  # it has nothing to guess
+    while 2 not in rig.ended:
+        rig.step()
+        assert set(rig.counts()) == {1, 2}
+    rig.run()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_steps_overlap_again_when_there_is_nothing_to_guess_any_more(fails: bool) -> None:
+    """After a step that verified, and after one that would have and failed."""
+    rig = make_rig(64, vocab_size=FIRST + 1, speculative="ngram", steps_in_flight=2)
+    rig.step(rig.request([FIRST] * 9, max_tokens=60))
+    rig.step(*([rig.request([RAISE])] if fails else []))
+    assert set(rig.last.drafts) == {1}
+    rig.scheduler.intake.requests[1].lookup = None
+    while fails and 2 not in rig.ended:
+        rig.step()
+    rig.step()
+    assert len(rig.scheduler.under_way) == 1
+    rig.run()
 
 
 def test_nobody_is_preempted_for_a_guess() -> None:

@@ -62,6 +62,16 @@ def test_no_flood_of_urgent_requests_starves_the_others(ageing: float) -> None:
     assert waited >= 3 * ageing, "it does wait"
 
 
+def test_who_goes_before_the_one_that_finds_no_blocks_is_admitted() -> None:
+    rig = make_rig(4, 16, policy=Policy.PRIORITY)
+    rig.step(rig.request([0], max_tokens=9))
+    rig.step(rig.request([1] * 40, max_tokens=1))
+    assert set(rig.counts()) == {1}
+    rig.step(rig.request([2], max_tokens=1, priority=-1))
+    assert set(rig.counts()) == {1, 3}
+    rig.run()
+
+
 # -- fair ------------------------------------------------------------------------------------------------------
 
 
@@ -203,6 +213,13 @@ def test_half_of_a_step_goes_by_order_and_half_to_the_nearest_end() -> None:
     assert rig.counts() == {1: 20, 2: 10, 3: 10}
     rig.step()
     assert rig.counts() == {1: 20, 2: 19, 3: 1}
+
+
+def test_some_of_a_step_is_kept_for_a_head_that_is_longer_than_those_who_run() -> None:
+    rig = make_rig(200, max_num_seqs=4, max_num_batched_tokens=40, enable_prefix_caching=False)
+    rig.step(rig.request([1] * 100))
+    rig.step(rig.request([2] * 200))
+    assert rig.counts() == {1: 20, 2: 20}
 
 
 def test_what_nobody_else_can_use_goes_to_the_prompts_of_the_step() -> None:

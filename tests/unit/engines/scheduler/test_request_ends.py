@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.engines.contract.messages import FinishReason, PoolingParams, SamplingParams
+from penstock.engines.contract.step import SchedulerOutput
 from penstock.kvcache import KVGroup
 from unit.engines.scheduler.harness import FIRST, NAN, RAISE, VOCAB, Rig, alone, greedy, make_rig
 
@@ -271,6 +272,8 @@ def test_nobody_runs_beside_those_on_trial() -> None:
     rig.step()
     assert steps[1] == [1, 2, 3, 4]
     assert [step.request_ids for step in rig.runner.steps[2:6]] == [[1, 2], [3, 4], [3], [4]]
+    rig.step()
+    assert set(rig.counts()) == {1, 2, 3, 5}, "the trial is over"
     rig.run()
     assert code(rig, 4) == "step_failed"
 
@@ -281,6 +284,33 @@ def test_three_in_a_row_that_fail_alone_call_for_a_new_process() -> None:
         rig.run(rig.request([RAISE]))
         assert rig.core.failures_in_a_row == count
         assert rig.core.broken == (count == 3)
+
+
+def test_a_step_that_the_runner_does_not_take_is_the_one_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = make_rig(steps_in_flight=2)
+    first = rig.request([1] * 4, max_tokens=6)
+    rig.step(first)
+    submit = rig.runner.submit
+
+    def refuse(step: SchedulerOutput) -> None:
+        if 2 in step.request_ids:
+            raise RuntimeError("there is no room for it")
+        submit(step)
+
+    monkeypatch.setattr(rig.runner, "submit", refuse)
+    rig.run(rig.request([2], max_tokens=2))
+    assert code(rig, 2) == "step_failed"
+    assert rig.tokens[1] == alone([1] * 4, first.params)[0]
+
+
+def test_a_leak_in_the_books_calls_for_a_new_process() -> None:
+    rig = make_rig()
+    rig.scheduler.kv.pool.allocate(1)
+    rig.core.step([rig.request([0], max_tokens=2)])
+    assert not rig.core.broken, "what is lost shows when nobody runs"
+    rig.core.step([])
+    assert not rig.core.has_work
+    assert rig.core.broken
 
 
 def test_a_failed_step_keeps_the_prefix_cache() -> None:
@@ -324,6 +354,13 @@ def test_no_step_is_wasted_behind_max_tokens(depth: int) -> None:
     rig = make_rig(32, steps_in_flight=depth)
     rig.run(rig.request(PROMPT, max_tokens=7))
     assert len(rig.runner.steps) == 7
+
+
+def test_no_more_steps_are_under_way_than_the_runner_takes() -> None:
+    rig = make_rig(32, steps_in_flight=9)
+    rig.run(rig.request(PROMPT, max_tokens=12))
+    assert rig.tokens[1] == OUTPUT[:12]
+    assert not rig.scheduler.stats().step_failures
 
 
 @pytest.mark.parametrize("depth", [2, 3])

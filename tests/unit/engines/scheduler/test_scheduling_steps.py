@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from penstock.engines.scheduler.config import SchedulerConfig
@@ -185,6 +187,27 @@ def test_nobody_overtakes_the_one_that_does_not_fit() -> None:
     assert [step.new_requests[0].id for step in rig.runner.steps if step.new_requests] == [1, 2, 3]
 
 
+def test_the_one_that_does_not_fit_is_not_looked_at_again_until_blocks_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = make_rig(4, 16)
+    admit, looks = rig.scheduler.kv.admit, 0
+
+    def counted(*args: Any, **options: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return admit(*args, **options)
+
+    monkeypatch.setattr(rig.scheduler.kv, "admit", counted)
+    rig.step(rig.request([0], max_tokens=9))
+    rig.step(rig.request([1] * 40, max_tokens=1))
+    for _ in range(5):
+        rig.step()
+    assert looks == 2
+    rig.run()
+    assert (looks, len(rig.tokens[2])) == (3, 1)
+
+
 # -- windows ---------------------------------------------------------------------------------------------------
 
 
@@ -215,6 +238,15 @@ def test_windows_leave_a_step_as_much_as_the_runners_own_depth_allows() -> None:
     rig = make_rig(600, groups=[KVGroup(4), KVGroup(4, 1024)], max_num_batched_tokens=900, steps_in_flight=6)
     rig.run(rig.request(range(900)))
     assert rig.runner.steps[0].num_scheduled_tokens == [2 * 1024 // 3]
+
+
+def test_what_is_left_over_gives_no_prompt_more_than_that() -> None:
+    rig = make_rig(400, groups=WINDOWS, max_num_batched_tokens=520)
+    rig.step(rig.request(range(512), max_tokens=1), rig.request(range(1, 901)))
+    assert rig.counts() == {1: 512, 2: 8}
+    rig.step()
+    assert rig.counts() == {2: 512}, "of 520, although its last block has room for eight more"
+    rig.run()
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -1,0 +1,66 @@
+"""How layers are dealt out to groups, and how many blocks a cache gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from penstock.engines.errors import ContextLengthError, UnsupportedError
+from penstock.engines.kit.cache_size import group_layers, max_model_len, num_blocks
+from penstock.kvcache import KVGroup
+
+
+@dataclass
+class Settings:
+    num_blocks: int | None = None
+    kv_cache_memory: int | str | None = None
+    max_num_seqs: int = 2
+    max_num_batched_tokens: int = 32
+
+
+@pytest.mark.parametrize(
+    ("windows", "expected"),
+    [
+        ([0, 0, 0], [(0, (0, 1, 2))]),
+        ([8, 0, 8, 0], [(8, (0, 2)), (0, (1, 3))]),
+        ([8, 8, 0] * 2, [(8, (0, 3)), (8, (1, 4)), (0, (2, 5))]),
+        ([*[8] * 5, 0], [*[(8, (layer,)) for layer in range(5)], (0, (5,))]),
+        ([*[8] * 5, *[0] * 4], [(8, (0, 2, 4)), (8, (1, 3)), (0, (5, 6, 7, 8))]),
+        ([*[8] * 6, *[0] * 5], [(8, (0, 1, 2, 3, 4, 5)), (0, (6, 7, 8, 9, 10))]),
+    ],
+)
+def test_groups_are_about_equally_large(windows: list[int], expected: list[tuple[int, tuple[int, ...]]]) -> None:
+    assert group_layers(windows) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "free", "expected"),
+    [
+        (Settings(num_blocks=3), 0, 3),
+        (Settings(kv_cache_memory=1009), 0, 10),
+        (Settings(), 100 * 2 * 9, 9),
+        (Settings(), 10**9, 2 * (7 + 4)),
+    ],
+)
+def test_the_cache_is_as_large_as_asked_for_or_as_can_be_used(settings: Settings, free: int, expected: int) -> None:
+    """Of 100 tokens a request keeps all in the first group, and in the second 15 behind the 32 of a step."""
+    groups = (KVGroup(16), KVGroup(16, 16))
+    assert num_blocks(settings, groups, 100, 100, free=free, share=0.5) == expected
+
+
+@pytest.mark.parametrize(("groups", "least"), [((KVGroup(16),), "one block"), ((KVGroup(16),) * 3, "3 blocks")])
+def test_each_group_needs_a_block(groups: tuple[KVGroup, ...], least: str) -> None:
+    enough = Settings(kv_cache_memory=100 * len(groups))
+    assert num_blocks(enough, groups, 100, 100, free=0, share=0.5) == len(groups)
+    short = Settings(kv_cache_memory=100 * len(groups) - 1)
+    with pytest.raises(UnsupportedError, match=f"does not hold {least} of 100 bytes"):
+        num_blocks(short, groups, 100, 100, free=0, share=0.5)
+
+
+def test_a_context_is_as_long_as_asked_for_or_as_the_model_allows() -> None:
+    assert (max_model_len(None, 512), max_model_len(512, 512), max_model_len(9, None)) == (512, 512, 9)
+    with pytest.raises(ContextLengthError, match="513 is above the model's 512"):
+        max_model_len(513, 512)
+    with pytest.raises(UnsupportedError, match="max_model_len must be set"):
+        max_model_len(None, None)

@@ -17,6 +17,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Sequence
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,22 +86,28 @@ def _try(copy: Path, mutant: Mutant) -> tuple[bool, str]:
     """Whether it was killed, and how."""
     path = copy / mutant.file
     source = path.read_text()
-    path.write_text(mutant.applied(source))
+    _write(path, mutant.applied(source))
     try:
         code, failed = _run_tests(copy, mutant.tests)
     except subprocess.TimeoutExpired:
         return True, f"killed, the tests did not end within {_TIMEOUT:.0f} s"
     finally:
-        path.write_text(source)
+        _write(path, source)
     if code == _FAILED:
         return True, f"killed by {failed}"
     return False, "SURVIVED" if code == _PASSED else f"NOT TRIED: {failed}"
 
 
+def _write(path: Path, source: str) -> None:
+    """Python tells by size and second whether what it has compiled is up to date, so that goes."""
+    path.write_text(source)
+    Path(cache_from_source(path)).unlink(missing_ok=True)
+
+
 def _run_tests(copy: Path, tests: Sequence[str]) -> tuple[int, str]:
     """Pytest's exit status, and what failed."""
     paths = [str(copy / name) for name in (*_SOURCES, "tests")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-m", "pytest", *_PYTEST, *(f"tests/{test}" for test in tests)]
     done = subprocess.run(
         command, cwd=copy, env=environment, capture_output=True, text=True, timeout=_TIMEOUT, check=False

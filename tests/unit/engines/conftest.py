@@ -1,3 +1,5 @@
+"""A tiny model for those who run one. Nobody else waits for torch and transformers, which make it."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -5,14 +7,16 @@ from typing import Any
 
 import pytest
 
-from helpers_models import load_reference, make_model
-
 
 @pytest.fixture(scope="session")
 def llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from helpers_models import make_model
+
     return make_model(tmp_path_factory.mktemp("llama"), "llama")
 
 
 @pytest.fixture(scope="session")
 def llama_reference(llama_dir: Path) -> Any:
+    from helpers_models import load_reference
+
     return load_reference(llama_dir)

@@ -15,6 +15,7 @@ from penstock.kvcache import (
     largest_chunk,
 )
 from penstock.kvcache.groups import blocks_of_request
+from penstock.kvcache.manager import _key
 
 ALL = 1000
 """A chunk that is never the limit."""
@@ -382,6 +383,37 @@ def test_of_a_window_only_what_is_read_must_be_there() -> None:
     assert num_cached == 12
     kv.free(table)
     assert admit(kv, list(range(6)), chunk=1)[1] == 0
+
+
+def evict(kv: KVCacheManager, tokens: list[int], *lost: tuple[int, int]) -> None:
+    """Takes these (group, block of the tokens) out of the cache, and no others."""
+    before = kv.pool.num_cached
+    for g, chain in enumerate(kv.chains()):
+        chain.extend(tokens, len(tokens) // chain.block_size)
+        for index, block_hash in enumerate(chain.hashes):
+            block_id = kv.pool.lookup(_key(block_hash, g))
+            if (g, index) not in lost and block_id is not None:
+                kv.pool.retain([block_id])  # used again, so the others are older
+                kv.pool.release([block_id])
+    kv.pool.release(kv.pool.allocate(kv.pool.num_free - before + len(lost)))
+    assert kv.pool.num_cached == before - len(lost)
+
+
+def test_a_hit_on_everything_needs_the_window_of_its_last_token() -> None:
+    kv, tokens = KVCacheManager(8, [KVGroup(2, 3)]), list(range(8))
+    serve(kv, tokens)
+    evict(kv, tokens, (0, 2))  # position 7 reads 5 to 7
+    assert admit(kv, tokens)[1] == 4
+    kv.check_integrity()
+
+
+def test_what_one_window_leaves_of_a_hit_the_others_must_have_too() -> None:
+    """Behind 12 tokens the second group lacks a block; behind 10, where it has all, the first does."""
+    kv, tokens = KVCacheManager(24, [KVGroup(2, 4), KVGroup(2, 4)]), list(range(13))
+    serve(kv, tokens)
+    evict(kv, tokens, (0, 3), (1, 5))
+    assert admit(kv, tokens)[1] == 6
+    kv.check_integrity()
 
 
 @pytest.mark.parametrize("matched", [0, 6, 10])

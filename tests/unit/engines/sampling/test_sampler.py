@@ -355,7 +355,11 @@ def test_drafts_change_nothing_but_the_number_of_steps(settings: dict[str, Any])
         rows = np.concatenate(
             [logits[r, len(output[r]) : len(output[r]) + 1 + len(d)] for r, d in zip(left, drafts, strict=True)]
         )
-        for r, extension in zip(left, Sampler(vocab).extend(rows, [states[r] for r in left], drafts), strict=True):
+        extensions = Sampler(vocab).extend(rows, [states[r] for r in left], drafts)
+        for r, guesses, extension in zip(left, drafts, extensions, strict=True):
+            truth = one_by_one[r][len(output[r]) :]
+            right = [guess == token for guess, token in zip(guesses, truth, strict=False)]
+            assert len(extension.token_ids) == 1 + [*right, False].index(False)
             output[r] += extension.token_ids
     assert output == one_by_one
 

@@ -105,6 +105,8 @@ class WatchedRunner(SimulatedRunner):
         self._require(step.total_num_scheduled_tokens <= config.max_num_batched_tokens, "over the token budget")
         busy = {request_id for other in self._under_way for request_id in other.step.drafts}
         self._require(not busy & set(step.request_ids), "nobody knows what the step before will find out")
+        busy = {request_id for other in self._under_way for request_id in other.step.request_ids}
+        self._require(not busy & set(step.drafts), "guesses behind a token that is not known")
 
     def _check_writes(self, step: SchedulerOutput) -> None:
         """Each block that is written has one holder, and nobody can find it."""

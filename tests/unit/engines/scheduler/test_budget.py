@@ -142,3 +142,12 @@ def test_guesses_are_made_where_they_pay() -> None:
         rig.run(*(rig.request([i, *[FIRST] * 9], max_tokens=30) for i in range(number)))
         made = rig.scheduler.stats().draft_tokens - before
         assert (made > 0) == some, f"{made} guesses for {number} requests"
+
+
+def test_guesses_that_begin_to_pay_wait_for_the_newest_token() -> None:
+    """Of sixty requests one is left, with a step under way that was not to be guessed behind."""
+    rig = timed_rig(0, speculative="ngram", vocab_size=FIRST + 1, steps_in_flight=2)
+    learn(rig)
+    before = rig.scheduler.stats().draft_tokens
+    rig.run(*(rig.request([i, *[FIRST] * 9], max_tokens=30 if i else 60) for i in range(60)))  # the runner looks
+    assert rig.scheduler.stats().draft_tokens > before

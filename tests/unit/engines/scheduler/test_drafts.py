@@ -128,6 +128,24 @@ def test_guesses_that_are_gone_when_they_could_be_made_become_rare() -> None:
     assert 0 < waits < 30
 
 
+def test_acceptance_follows_what_was_right() -> None:
+    lookup = PromptLookup([1, 2, 3] * 10, 8)
+    for right, guessed in ((1, 4), (4, 4), (2, 8)):
+        for _ in range(40):
+            lookup.verified(guessed, right)
+        assert lookup.acceptance == pytest.approx(right / guessed, abs=0.01)
+
+
+def test_after_a_pause_guesses_get_another_chance() -> None:
+    lookup = PromptLookup([1, 2, 3] * 10, 8)
+    lookup.verified(2, 0)
+    assert lookup.acceptance < 0.5
+    for _ in range(5):
+        lookup.verified(1, 0)
+    assert not lookup.guess(8)
+    assert lookup.acceptance == 0.5
+
+
 # -- in the scheduler ------------------------------------------------------------------------------------------
 
 

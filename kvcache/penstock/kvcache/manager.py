@@ -265,7 +265,7 @@ class KVCacheManager:
                 self.pool.publish(table.block_ids[index], _key(hashes[index], table.index))
             if not table.index:
                 for block_hash in hashes[start:count]:
-                    self._computing.pop(block_hash, None)  # whoever else computes it: it is there
+                    self._computing.pop(block_hash, None)  # others need not compute it any more
             table.num_published = count
         self._set_marks(tables)
 

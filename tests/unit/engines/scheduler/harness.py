@@ -105,8 +105,21 @@ class WatchedRunner(SimulatedRunner):
         self._require(step.total_num_scheduled_tokens <= config.max_num_batched_tokens, "over the token budget")
         busy = {request_id for other in self._under_way for request_id in other.step.drafts}
         self._require(not busy & set(step.request_ids), "nobody knows what the step before will find out")
-        busy = {request_id for other in self._under_way for request_id in other.step.request_ids}
-        self._require(not busy & set(step.drafts), "guesses behind a token that is not known")
+        self._require(not self._sampling() & set(step.drafts), "guesses behind a token that is not known")
+
+    def _sampling(self) -> set[int]:
+        """Ids for which steps under way sample."""
+        known = dict(self._states)
+        ids = set()
+        for other in self._under_way:
+            known |= other.new
+            step = other.step
+            for request_id, start, count in zip(
+                step.request_ids, step.num_computed_tokens, step.num_scheduled_tokens, strict=True
+            ):
+                if start + count >= len(known[request_id].token_ids):
+                    ids.add(request_id)
+        return ids
 
     def _check_writes(self, step: SchedulerOutput) -> None:
         """Each block that is written has one holder, and nobody can find it."""

@@ -14,8 +14,9 @@ def prompt(n, length=90):
     return [3 + (7 * n + 11 * i + i * i) % 250 for i in range(length)]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def windows(windows_dir):
+    """Until the end: vLLM's process groups are one for all runners of a process, and `close` ends them."""
     options = {"model_dir": str(windows_dir), "dtype": "f32", "num_blocks": 40, "max_num_seqs": 8}
     runner = RUNNERS["vllm"](options | {"max_num_batched_tokens": 128})
     yield runner

@@ -46,7 +46,7 @@ class AdapterLoader:
 
     Owned by the engine's loop, which calls `receive` and `advance` between steps. One adapter is read at a time: the
     next one when that one is installed, so no more than one takes memory beside those that are loaded. The thread of
-    one that was given up is left to itself: it may hang in a file system, and nobody waits for it. Requests that name
+    one that was given up is left to itself: it may hang in a file system, and nothing waits for it. Requests that name
     an adapter on its way wait in the intake. Whatever goes wrong is told in the reply, and to these requests; the
     engine works on.
     """
@@ -72,7 +72,7 @@ class AdapterLoader:
 
     @property
     def next_look(self) -> float | None:
-        """When `advance` wants to be called at the latest."""
+        """Latest time of the next call of `advance`."""
         return None if self._reading is None else self._reading.give_up_at
 
     def receive(self, message: LoadAdapter | UnloadAdapter) -> None:

@@ -1,4 +1,4 @@
-"""A tiny model for those who run one. Nobody else waits for torch and transformers, which make it."""
+"""A tiny model for the tests that run one. Other tests do not import torch and transformers, which make it."""
 
 from __future__ import annotations
 

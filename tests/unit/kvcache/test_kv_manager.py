@@ -84,7 +84,7 @@ def test_after_a_hit_on_everything_one_token_is_left_and_its_block_is_copied() -
     assert blocks(table)[1] != first[1]
     assert kv.pool.is_writable(blocks(table)[1])
     assert table.next_publish == 8, "its second block is to be computed"
-    assert kv.pool.ref_count(first[1]) == 1, "nobody else may have it before the copy is made"
+    assert kv.pool.ref_count(first[1]) == 1, "no other request may have it before the copy is made"
     kv.copied(table)
     assert (table.copies, kv.pool.ref_count(first[1])) == ([], 0)
     kv.check_integrity()

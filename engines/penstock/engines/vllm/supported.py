@@ -31,7 +31,7 @@ def check_model(vllm_config: Any) -> None:
 
 
 def check_generates(vllm_config: Any) -> None:
-    """Raises UnsupportedError for a model that is not made for text after text, whoever schedules it."""
+    """Raises UnsupportedError for a model that is not made for text after text, under either scheduler."""
     model = vllm_config.model_config
     if model.runner_type != "generate":
         raise UnsupportedError("vLLM cannot run this model here: it does not generate text")

@@ -94,7 +94,7 @@ class WatchedRunner(SimulatedRunner):
         self.known |= new
         self._require(set(step.request_ids) <= self.known, f"{step.request_ids} run, {self.known} are known")
         updated = {update.request_id for update in step.block_updates}
-        self._require(updated <= set(step.request_ids) - new, "blocks for somebody who does not run, or is new")
+        self._require(updated <= set(step.request_ids) - new, "blocks for a request that does not run, or is new")
 
     def _check_counts(self, step: SchedulerOutput) -> None:
         config = self.core.scheduler.config

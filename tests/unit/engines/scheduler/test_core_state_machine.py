@@ -292,7 +292,7 @@ class EngineMachine(RuleBasedStateMachine):
         waiting = list(scheduler.intake.waiting)
         in_order = scheduler.config.policy is not Policy.FAIR
         if in_order and admitted and waiting and max(r.key for r in admitted) > min(r.key for r in waiting):
-            rig.runner.problems.append("P11: somebody who is behind in the order was admitted earlier")
+            rig.runner.problems.append("P11: a request that is behind in the order was admitted earlier")
 
     def _check_hit(self, step: SchedulerOutput, request_id: int) -> None:
         """P13: a hit has the same salt, adapter and tokens, and was computed by a step that succeeded."""

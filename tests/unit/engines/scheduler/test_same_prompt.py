@@ -1,4 +1,4 @@
-"""The same prompt several times at once: it is computed once, and nobody else waits for that."""
+"""The same prompt several times at once: it is computed once, and no other request waits for that."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def test_what_lies_behind_a_window_is_not_read() -> None:
     runner = runner_of(kv_groups=groups)
     expected = generate(runner.info, PROMPT, 3)
     run(runner, step((1, 0, 6), new=[new(1, PROMPT, [0, 1, 2, 3, 4])]))
-    # positions 0..3 are behind position 6's window of 3: their blocks are somebody else's now
+    # positions 0..3 are behind position 6's window of 3: their blocks are another request's now
     run(runner, step((2, 0, 4), new=[new(2, [8, 8, 8, 8], [0, 1])]))
     assert tokens_of(run(runner, step((1, 6, 1)), step((1, 7, 1)))) == expected[1:]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import select
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
@@ -43,7 +42,6 @@ class Driver:
         else:
             self.core = AutonomousCore(engine, config, lambda: self.now)
             self._wakeup = engine.wakeup
-        weakref.finalize(self, self.core.adapters.close)  # the engine is not this driver's to close
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, RequestOutput] = {}
         self._inbox: list[DownMessage] = []

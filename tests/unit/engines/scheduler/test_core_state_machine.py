@@ -35,6 +35,8 @@ from unit.kvcache.profiles import MACHINE_TIMEOUT, machine_settings
 pytestmark = MACHINE_TIMEOUT
 
 MAX_SAMPLES = 4
+NEVER_FULL = 100_000
+"""More requests, and more tokens, than a run of the machine can send."""
 Prefix = tuple[str, str, tuple[int, ...]]
 GROUPS = [
     (KVGroup(2),),
@@ -88,8 +90,8 @@ class EngineMachine(RuleBasedStateMachine):
         policy=st.sampled_from(Policy),
         caching=st.sampled_from([True, True, False]),
         ageing=st.sampled_from([0.0, 1.0, 10.0]),
-        queue=st.sampled_from([100] * 4 + [0, 2, 5]),
-        queued_tokens=st.sampled_from([1000] * 5 + [40]),
+        queue=st.sampled_from([NEVER_FULL] * 4 + [0, 2, 5]),
+        queued_tokens=st.sampled_from([NEVER_FULL] * 5 + [40]),
         eos=st.sampled_from([(), (FIRST + 7,), (FIRST + 6, FIRST + 1)]),
     )
     def start(
@@ -356,7 +358,7 @@ class EngineMachine(RuleBasedStateMachine):
             needed = sum(ceil(total / group.block_size) for group in self.groups)
             assert needed > self.rig.scheduler.kv.pool.num_blocks, "refused, but it would fit"
         elif code == QueueFullError.code:
-            assert config.max_queued_requests < 100 or config.max_queued_tokens < 1000
+            assert min(config.max_queued_requests, config.max_queued_tokens) < NEVER_FULL
             assert output.error.retry_after is not None
             assert 1 <= output.error.retry_after <= 60
         elif code == "numerical_error":

@@ -188,6 +188,16 @@ def test_an_adapter_is_unloaded_while_it_loads(core: Core, folder: Path) -> None
     assert replies(core, count=1) == [AdapterReply(2)]  # and the one slot is free for it
 
 
+def test_an_adapter_is_unloaded_while_another_is_read(core: Core, folder: Path) -> None:
+    gate = Gate(core)
+    core.step([LoadAdapter(1, "a:1", str(folder)), LoadAdapter(2, "b:1", str(folder))])
+    given_up, unloaded = core.step([UnloadAdapter(3, "b:1")]).replies
+    assert (given_up.call, unloaded) == (2, AdapterReply(3))
+    gate.open()
+    assert replies(core, count=1) == [AdapterReply(1)]
+    assert gate.begun == ["a:1"], "what was being read is read on, and not from its start"
+
+
 def test_an_adapter_whose_files_hang_is_unloaded(core: Core, folder: Path) -> None:
     gate = Gate(core, "hung:1")
     core.step([LoadAdapter(1, "hung:1", str(folder)), LoadAdapter(2, "b:1", str(folder)), ask((1,), "b:1")])

@@ -180,6 +180,16 @@ def test_an_adapter_that_is_not_loaded() -> None:
     assert driver.tokens[known] == driver.tokens[plain] == alone([1], 4, 0, [0])[0]
 
 
+def test_steps_of_the_same_requests_go_on_into_blocks_that_they_had_before() -> None:
+    runner, prompt = make(), [1, 2, 0]
+    runner.submit(SchedulerOutput([new(1, prompt)], [1], [3], [0]))
+    [tokens] = runner.collect().sampled_token_ids
+    for position in range(3, 8):  # blocks have four positions
+        runner.submit(SchedulerOutput([], [1], [1], [position], total_num_scheduled_tokens=1))
+        tokens += runner.collect().sampled_token_ids[0]
+    assert tokens == alone(prompt, 6, 0, [0])[0]
+
+
 def test_vectors_come_beside_tokens() -> None:
     runner = make()
     vector = new(1, [1, 2, 3, 1, 2], params=PoolingParams())

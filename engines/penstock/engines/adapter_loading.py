@@ -41,8 +41,34 @@ class _Reading:
     is_done: bool = False
 
 
+def adapter_loader(engine: object, intake: Intake, clock: Callable[[], float]) -> AdapterLoader | NoAdapters:
+    """Of a ModelRunner or a ContinuousBatcher, which may host adapters."""
+    return AdapterLoader(engine, intake, clock) if isinstance(engine, AdapterHost) else NoAdapters()
+
+
+class NoAdapters:
+    """Stands where an AdapterLoader would if the engine hosted adapters."""
+
+    wakeups: Sequence[int] = ()
+    next_look = None
+
+    def __init__(self) -> None:
+        self._replies: list[AdapterReply] = []
+
+    def receive(self, message: LoadAdapter | UnloadAdapter) -> None:
+        error = wire_error(UnsupportedError("This engine has no LoRA adapters."))
+        self._replies.append(AdapterReply(message.call, error))
+
+    def advance(self) -> list[AdapterReply]:
+        replies, self._replies = self._replies, []
+        return replies
+
+    def close(self) -> None:
+        pass
+
+
 class AdapterLoader:
-    """Carries out LoadAdapter and UnloadAdapter on a ModelRunner or a ContinuousBatcher, if that hosts adapters.
+    """Carries out LoadAdapter and UnloadAdapter on an engine that hosts adapters.
 
     Owned by the engine's loop, which calls `receive` and `advance` between steps. One adapter is read at a time: the
     next one when that one is installed, so no more than one takes memory beside those that are loaded. The thread of
@@ -51,9 +77,8 @@ class AdapterLoader:
     engine works on.
     """
 
-    def __init__(self, engine: object, intake: Intake, clock: Callable[[], float]) -> None:
-        """`engine` is a ModelRunner or a ContinuousBatcher."""
-        self._host = engine if isinstance(engine, AdapterHost) else None
+    def __init__(self, host: AdapterHost, intake: Intake, clock: Callable[[], float]) -> None:
+        self._host = host
         self._intake = intake
         self._clock = clock
         self._loads: dict[str, LoadAdapter] = {}
@@ -63,12 +88,12 @@ class AdapterLoader:
         """Guards the next two: threads look at them when they are done."""
         self._reading: _Reading | None = None
         """Of the first of `_loads`."""
-        self._bell = Bell() if self._host is not None else None
+        self._bell = Bell()
 
     @property
     def wakeups(self) -> Sequence[int]:
-        """File descriptors, one or none, that are readable while `advance` has something to install."""
-        return () if self._bell is None else (self._bell.wakeup,)
+        """File descriptors that are readable while `advance` has something to install."""
+        return (self._bell.wakeup,)
 
     @property
     def next_look(self) -> float | None:
@@ -78,8 +103,6 @@ class AdapterLoader:
     def receive(self, message: LoadAdapter | UnloadAdapter) -> None:
         """Begins a load, which `advance` brings to its end; unloading is done at once."""
         try:
-            if self._host is None:
-                raise UnsupportedError("This engine has no LoRA adapters.")
             if isinstance(message, UnloadAdapter):
                 if message.key in self._loads:
                     unloaded = InvalidRequestError("The adapter was unloaded before it had loaded.")
@@ -120,8 +143,7 @@ class AdapterLoader:
         try:
             if isinstance(reading.prepared, Exception):
                 raise reading.prepared
-            if self._host is not None:
-                self._host.install_adapter(message.key, reading.prepared)
+            self._host.install_adapter(message.key, reading.prepared)
         except Exception as error:
             self._give_up(message, _told(error))
         else:
@@ -140,13 +162,10 @@ class AdapterLoader:
         with self._lock:
             if self._reading is not None and self._reading.message is message:
                 self._reading = None
-                if self._bell is not None:
-                    self._bell.silence()
+                self._bell.silence()
 
     def _work(self, reading: _Reading) -> None:
         """The thread."""
-        if self._host is None or self._bell is None:
-            return
         try:
             prepared: Any = self._host.prepare_adapter(reading.message.key, Path(reading.message.folder))
         except Exception as error:
@@ -160,8 +179,7 @@ class AdapterLoader:
         """What is being read is given up."""
         with self._lock:
             reading, self._reading = self._reading, None
-            if self._bell is not None:
-                self._bell.close()
+            self._bell.close()
         if reading is not None and reading.thread is not None:
             reading.thread.join(_FAREWELL)
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.engines.adapter_loading import AdapterLoader
+from penstock.engines.adapter_loading import adapter_loader
 from penstock.engines.contract.messages import (
     AbortRequests,
     AddRequest,
@@ -90,7 +90,7 @@ class EngineCore:
         self.runner = runner
         self._depth = min(config.steps_in_flight, runner.max_steps_in_flight)
         self.scheduler = Scheduler(msgspec.structs.replace(config, steps_in_flight=self._depth), runner.info)
-        self.adapters = AdapterLoader(runner, self.scheduler.intake, clock)
+        self.adapters = adapter_loader(runner, self.scheduler.intake, clock)
         self.failures_in_a_row = 0
         """Requests that failed alone since the last good step."""
         self.broken = False

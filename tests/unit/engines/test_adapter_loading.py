@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from helpers_adapters import load_adapter
-from penstock.engines.adapter_loading import AdapterLoader
+from penstock.engines.adapter_loading import AdapterLoader, NoAdapters, adapter_loader
 from penstock.engines.autonomous.core import AutonomousCore
 from penstock.engines.contract.messages import (
     AbortRequests,
@@ -301,7 +301,8 @@ def test_whatever_goes_wrong_is_told(error: Exception, code: str, where: str) ->
 
 def test_an_engine_without_adapters_says_so() -> None:
     core = EngineCore(SimulatedRunner(SimulatedConfig()), SchedulerConfig(), lambda: 0.0)
-    loader = AdapterLoader(object(), core.scheduler.intake, Clock())
+    loader = adapter_loader(object(), core.scheduler.intake, Clock())
+    assert isinstance(loader, NoAdapters)
     loader.receive(LoadAdapter(1, "a:1", "/x"))
     [reply] = loader.advance()
     assert reply.error is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-from penstock.engines.adapter_loading import AdapterLoader
+from penstock.engines.adapter_loading import adapter_loader
 from penstock.engines.autonomous.batcher_seats import BatcherSeats
 from penstock.engines.contract.continuous_batcher import BatcherOutput, ContinuousBatcher, NewTokens, StartRequest
 from penstock.engines.contract.messages import (
@@ -53,7 +53,7 @@ class AutonomousCore:
         self.config = config
         self.broken = False
         self.intake = Intake(config, info)
-        self.adapters = AdapterLoader(batcher, self.intake, clock)
+        self.adapters = adapter_loader(batcher, self.intake, clock)
         self.seats = BatcherSeats(config.max_num_seqs, info.num_blocks, info.block_size)
         self._aborting: list[int] = []
         """Running requests that have just been aborted; the batcher is told of all of them at once."""

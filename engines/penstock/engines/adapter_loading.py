@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engines.bell import Bell
-from penstock.engines.contract.messages import AdapterReply, LoadAdapter, UnloadAdapter
+from penstock.engines.contract.messages import AdapterReply, LoadAdapter, RequestError, UnloadAdapter
 from penstock.engines.contract.runner import AdapterHost
 from penstock.engines.errors import (
     AlreadyExistsError,
@@ -19,7 +19,7 @@ from penstock.engines.errors import (
     PenstockError,
     UnsupportedError,
 )
-from penstock.engines.scheduler.intake import Intake, wire_error
+from penstock.engines.scheduler.intake import Intake
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class NoAdapters:
         self._replies: list[AdapterReply] = []
 
     def receive(self, message: LoadAdapter | UnloadAdapter) -> None:
-        error = wire_error(UnsupportedError("This engine has no LoRA adapters."))
+        error = RequestError.of(UnsupportedError("This engine has no LoRA adapters."))
         self._replies.append(AdapterReply(message.call, error))
 
     def advance(self) -> list[AdapterReply]:
@@ -116,7 +116,7 @@ class AdapterLoader:
                 self._loads[message.key] = message
                 self._intake.loading_adapters.add(message.key)
         except Exception as error:
-            self._replies.append(AdapterReply(message.call, wire_error(_told(error))))
+            self._replies.append(AdapterReply(message.call, RequestError.of(_told(error))))
 
     def advance(self) -> list[AdapterReply]:
         """Installs what is ready and has the next one read. Returns the replies that are due."""
@@ -152,7 +152,7 @@ class AdapterLoader:
 
     def _give_up(self, message: LoadAdapter, error: PenstockError) -> None:
         self._end(message)
-        self._replies.append(AdapterReply(message.call, wire_error(error)))
+        self._replies.append(AdapterReply(message.call, RequestError.of(error)))
         waiting = type(error)(f"The request's LoRA adapter could not be loaded: {error.message}")
         self._intake.adapter_failed(message.key, waiting)
 

@@ -16,6 +16,7 @@ from penstock.engines.contract.messages import (
     EngineStats,
     FinishReason,
     PromptInfo,
+    RequestError,
     RequestOutput,
     StepOutputs,
     StepRecord,
@@ -29,7 +30,7 @@ from penstock.engines.errors import (
     UnsupportedError,
 )
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.engines.scheduler.intake import Intake, wire_error
+from penstock.engines.scheduler.intake import Intake
 from penstock.engines.scheduler.request import Request, RequestStatus
 from penstock.kvcache.pool import require
 
@@ -221,9 +222,9 @@ class AutonomousCore:
             # the newest token is not computed, only sampled
             self.intake.waiting.charge(request, max(request.num_prompt_tokens, request.num_tokens - 1))
         elif new.error is not None:
-            output.error = wire_error(new.error)
+            output.error = RequestError.of(new.error)
         else:
-            output.error = wire_error(EngineError("The engine failed on this request."))
+            output.error = RequestError.of(EngineError("The engine failed on this request."))
         self.intake.emit([output])
         if new.finish_reason is not None:
             self.seats.leave(request.id)

@@ -60,7 +60,7 @@ class StreamTable:
 
     def fail_all(self, error: PenstockError) -> None:
         """Ends everything that is live with this error."""
-        wire = RequestError(error.code, error.message, error.retry_after)
+        wire = RequestError.of(error)
         streams = set(self._streams.values())
         self._streams.clear()
         for stream in streams:

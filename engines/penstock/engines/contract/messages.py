@@ -12,6 +12,10 @@ from enum import StrEnum
 import msgspec
 
 from penstock.engines.contract.model_info import ModelInfo
+from penstock.engines.errors import PenstockError
+
+_GREEDY_BELOW = 1e-5
+"""Temperatures under this are greedy: dividing by them leaves nothing but the largest logit."""
 
 
 class FinishReason(StrEnum):
@@ -53,6 +57,11 @@ class SamplingParams(msgspec.Struct, tag="sampling", frozen=True, omit_defaults=
     prompt_logprobs: int | None = None
     """The same for each prompt token but the first, told once for all samples (`PromptInfo.logprobs`); who computes
     them reads nothing from the prefix cache."""
+
+    @property
+    def is_random(self) -> bool:
+        """Whether tokens are drawn; else the likeliest one is taken."""
+        return self.temperature >= _GREEDY_BELOW
 
 
 class PoolingParams(msgspec.Struct, tag="pooling", frozen=True, omit_defaults=True, kw_only=True):
@@ -124,6 +133,10 @@ class RequestError(msgspec.Struct, frozen=True, array_like=True):
     code: str
     message: str
     retry_after: float | None = None
+
+    @classmethod
+    def of(cls, error: PenstockError) -> RequestError:
+        return cls(error.code, error.message, error.retry_after)
 
 
 class RequestOutput(msgspec.Struct, array_like=True):

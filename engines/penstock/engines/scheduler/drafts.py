@@ -59,14 +59,11 @@ class PromptLookup:
         elif num_right:
             self._length = max(1, min(self._length, num_right + 1))
         else:
-            self._fewer()
+            self.missed()
 
     def missed(self) -> None:
-        """A step was held back for guesses, and the token that it waited for left none."""
-        self._fewer()
-
-    def _fewer(self) -> None:
-        """Shorter guesses; behind the shortest a pause, each longer than the last."""
+        """Guesses were wrong, or a step was held back for guesses that the next token did not lead to: shorter ones
+        from now on, and behind the shortest a pause, each longer than the last."""
         if self._length > 1:
             self._length //= 2
         else:

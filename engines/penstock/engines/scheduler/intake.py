@@ -246,7 +246,7 @@ class Intake:
 
     def emit_end(self, request_id: int, reason: FinishReason, error: PenstockError | None = None) -> None:
         """Tells the client of an end outside of a step's results: refused, timed out, aborted, failed."""
-        self.emit([RequestOutput(request_id, [], reason, error=None if error is None else wire_error(error))])
+        self.emit([RequestOutput(request_id, [], reason, error=None if error is None else RequestError.of(error))])
 
     def take_outputs(self) -> list[RequestOutput]:
         """What was emitted since the last call."""
@@ -278,10 +278,6 @@ def _without_prompt_logprobs(message: AddRequest) -> AddRequest:
     if isinstance(message.params, PoolingParams) or message.params.prompt_logprobs is None:
         return message
     return msgspec.structs.replace(message, params=msgspec.structs.replace(message.params, prompt_logprobs=None))
-
-
-def wire_error(error: PenstockError) -> RequestError:
-    return RequestError(error.code, error.message, error.retry_after)
 
 
 class _Deadlines:

@@ -13,7 +13,6 @@ from typing import Any
 from penstock.engines.contract.continuous_batcher import StartRequest
 from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.engines.kit.sampling.state import GREEDY_BELOW
 
 TRTLLM_SAMPLER = "TRTLLMSampler"
 
@@ -44,7 +43,7 @@ def sampling_arguments(request: StartRequest, stops: Sequence[int], sampler: str
         "max_tokens": params.max_tokens,
         "detokenize": False,
     }
-    arguments |= _distribution(request) if _is_random(params) else {"top_k": 1}
+    arguments |= _distribution(request) if params.is_random else {"top_k": 1}
     if sampler == TRTLLM_SAMPLER:
         arguments |= {
             "presence_penalty": params.presence_penalty,
@@ -75,10 +74,6 @@ def bias(logit_bias: dict[int, float], vocab_size: int) -> Any:
     return tensor
 
 
-def _is_random(params: SamplingParams) -> bool:
-    return params.temperature >= GREEDY_BELOW
-
-
 def _distribution(request: StartRequest) -> dict[str, Any]:
     params = request.params
     found: dict[str, Any] = {"temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k}
@@ -99,7 +94,7 @@ def _check_supported(request: StartRequest, sampler: str) -> None:
             _refuse("logprobs", params.logprobs, f"{TRTLLM_SAMPLER} does not rank tokens")
         return
     asked = [name for name, neutral in _ONLY_TRTLLM.items() if getattr(params, name) != neutral]
-    if request.seed is not None and _is_random(params):
+    if request.seed is not None and params.is_random:
         asked.append("seed")
     if asked:
         way_out = f'engine_args {{"sampler_type": "{TRTLLM_SAMPLER}"}}'

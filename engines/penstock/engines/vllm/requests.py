@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from penstock.engines.contract.messages import PoolingParams, SamplingParams
 from penstock.engines.contract.step import NewRequest
 from penstock.engines.errors import EngineError, PenstockError
-from penstock.engines.kit.sampling.state import GREEDY_BELOW
 from penstock.kvcache import NO_BLOCK
 
 NULL_BLOCK = 0
@@ -118,7 +117,3 @@ def usable_blocks(num_blocks: int) -> int:
 def blocks_to_ask_for(num_blocks: int) -> int:
     """How many blocks vLLM must have for `num_blocks` to be ours."""
     return num_blocks + _NULL_BLOCKS
-
-
-def is_random(params: SamplingParams) -> bool:
-    return params.temperature >= GREEDY_BELOW

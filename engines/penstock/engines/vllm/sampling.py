@@ -8,7 +8,6 @@ from vllm.sampling_params import SamplingParams as VLLMSamplingParams
 
 from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.kit.sampling.uniform import stream_key
-from penstock.engines.vllm.requests import is_random
 from penstock.engines.vllm.worker import RANDOM_KEY
 
 _SEED_MASK = (1 << 63) - 1
@@ -30,14 +29,14 @@ def to_vllm(
     """
     stop = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
     extra: dict[str, Any] = {}
-    if seed is not None and is_random(params):
+    if seed is not None and params.is_random:
         extra |= {"seed": seed & _SEED_MASK} if draws_by_position else {"extra_args": {RANDOM_KEY: stream_key(seed)}}
     if params.logit_bias:
         extra["logit_bias"] = params.logit_bias
     if score_prompt:
         extra["prompt_logprobs"] = params.prompt_logprobs
     return VLLMSamplingParams(
-        temperature=params.temperature if is_random(params) else 0.0,
+        temperature=params.temperature if params.is_random else 0.0,
         top_p=params.top_p,
         top_k=params.top_k,
         min_p=params.min_p,

@@ -16,9 +16,6 @@ Ids = npt.NDArray[np.int64]
 
 _NO_IDS = np.zeros(0, np.int64)
 
-GREEDY_BELOW = 1e-5
-"""Temperatures under this are greedy: dividing by them leaves nothing but the largest logit."""
-
 
 class TokenCounts:
     """How often each token occurs in the output; prompt tokens are listed, too, with count 0.
@@ -88,9 +85,9 @@ class SamplingState:
         params: SamplingParams, seed: int, eos_token_ids: Sequence[int], prompt: Sequence[int], output: Sequence[int]
     ) -> SamplingState | None:
         """None for a plain greedy request: its token is the argmax, and nothing needs to be remembered."""
-        greedy = params.temperature < GREEDY_BELOW
         penalized = bool(params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty)
-        if greedy and not (penalized or params.logit_bias or params.min_tokens or params.logprobs is not None):
+        adjusted = penalized or params.logit_bias or params.min_tokens
+        if not (params.is_random or adjusted or params.logprobs is not None):
             return None
         stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
         bias = params.logit_bias
@@ -98,7 +95,7 @@ class SamplingState:
             params=params,
             key=stream_key(seed),
             num_output_tokens=len(output),
-            greedy=greedy,
+            greedy=not params.is_random,
             counts=TokenCounts(prompt, output) if penalized else None,
             bias=(np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32)) if bias else None,
             stop_ids=np.array(sorted(stop_ids), np.int64),

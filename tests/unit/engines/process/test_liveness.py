@@ -31,7 +31,9 @@ def after(*beats: Heartbeat, config: WatchdogConfig = CONFIG) -> Liveness:
         (10, None, Health.SLOW),
         (59.9, None, Health.SLOW),
         (60, None, Health.HUNG),
-        (60, 0.02, Health.HUNG),  # short steps do not shorten the bounds
+        (9.9, 0.02, Health.LIVE),  # short steps do not shorten the bounds
+        (59.9, 0.02, Health.SLOW),
+        (60, 0.02, Health.HUNG),
         (10, 3, Health.SLOW),
         (29.9, 10, Health.LIVE),  # expected to take long: both bounds grow with it
         (30, 10, Health.SLOW),

@@ -293,12 +293,13 @@ def test_what_must_stay_free_doubles_with_each_preemption(num_preemptions: int) 
 
 
 def test_a_step_that_preempts_admits_nobody() -> None:
-    rig = make_rig(8, 2, max_num_seqs=2, policy=Policy.PRIORITY, vocab_size=1 << 30)
+    rig = make_rig(8, 2, max_num_seqs=3, policy=Policy.PRIORITY, vocab_size=1 << 30)
     rig.step(rig.request([0, 1], max_tokens=13), rig.request([1] * 9, max_tokens=4))
-    rig.step(rig.request([7], max_tokens=1, priority=-1))
+    rig.step(rig.request([7] * 6, max_tokens=1, priority=-1))
+    assert rig.last.new_requests == [], "it needs three blocks"
     while not rig.scheduler.stats().preemptions:
         rig.step()
     assert rig.scheduler.stats().num_free_blocks >= 3
-    assert rig.last.new_requests == [], "a seat and blocks are free now, for those who run first"
+    assert rig.last.new_requests == [], "blocks are free now, for those who run first"
     rig.step()
     assert [new.id for new in rig.last.new_requests] == [3]

@@ -210,6 +210,15 @@ def test_a_deadline_ends_all_samples_before_the_fork() -> None:
     assert not rig.core.has_work
 
 
+def test_deadlines_of_requests_that_are_gone_wake_nobody() -> None:
+    rig = make_rig()
+    soon, later = rig.clock.now + 5, rig.clock.now + 9
+    rig.step(rig.request([0], max_tokens=1, deadline=soon), rig.request([1], max_tokens=3, deadline=later))
+    assert rig.core.next_look == later
+    rig.run()
+    assert rig.core.next_look is None
+
+
 def test_many_deadlines_of_requests_that_are_gone_take_no_memory() -> None:
     rig = make_rig(max_num_seqs=8)
     for _ in range(300):

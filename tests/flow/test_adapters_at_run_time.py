@@ -60,7 +60,7 @@ class Shop:
 
     @property
     def in_engine(self) -> list[str]:
-        return sorted(self.engine.core.runner.adapters)
+        return sorted(self.engine.core.runner.adapters.held)
 
     async def text(self, model: str) -> str:
         return "".join(delta.text for delta in await self.setup.generate(model=model))

@@ -317,6 +317,6 @@ def test_the_simulated_engine_needs_room_and_an_adapters_folder(folder: Path, tm
     with pytest.raises(InvalidRequestError):
         load_adapter(runner, "b:1", tmp_path / "nowhere")
     load_adapter(runner, "b:1", folder)
-    assert runner.adapters == {"a:1", "b:1"}
+    assert runner.adapters.held.keys() == {"a:1", "b:1"}
     with pytest.raises(InvalidRequestError):
         SimulatedRunner(SimulatedConfig(max_loras=2, adapters={"a:1": str(tmp_path / "nowhere")}))

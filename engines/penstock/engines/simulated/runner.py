@@ -167,7 +167,7 @@ class SimulatedRunner(AdapterShelf):
         for update in step.block_updates:
             self._states[update.request_id].tables[update.group][update.start :] = update.block_ids
         for request in step.new_requests:
-            if self._config.max_loras and request.adapter and request.adapter not in self.adapters:
+            if self._config.max_loras and request.adapter and request.adapter not in self.adapters.held:
                 submitted.new[request.id].failed = ModelNotFoundError("its LoRA adapter is not loaded")
 
     def _misbehave(self, step: SchedulerOutput) -> float:

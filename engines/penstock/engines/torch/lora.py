@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from penstock.engines.errors import AlreadyExistsError, InvalidRequestError, OverloadedError, UnsupportedError
+from penstock.engines.errors import InvalidRequestError
 from penstock.engines.formats.adapter_files import LowRank, read_adapter
+from penstock.engines.kit.adapter_slots import AdapterSlots
 from penstock.engines.kit.batch import Ints
 from penstock.engines.torch.lora_targets import Target
 
@@ -53,10 +53,13 @@ class TorchAdapters:
         self._device = device
         self._max_loras = max_loras
         self._max_rank = max_rank
-        self._loaded: dict[int, Layers] = {}
-        self._slots: dict[str, int] = {}
-        """Of the adapters that are loaded; a slot is never used twice."""
-        self._next_slot = count(1)
+        self._slots = AdapterSlots[int](
+            max_loras,
+            no_lora="This model was loaded without LoRA: --lora and --lora-directory turn it on.",
+            all_taken=f"All {max_loras} slots for LoRA adapters are taken (--max-loras).",
+        )
+        self._layers: dict[int, Layers] = {}
+        """Of the adapters that are loaded, by slot."""
         self._used: dict[int, UsedAdapter] = {}
         """Those of the pass that is being computed, by slot."""
         self._hooks: list[RemovableHandle] = []
@@ -69,39 +72,30 @@ class TorchAdapters:
 
     def prepare(self, key: str, folder: Path) -> Layers:
         """`AdapterHost.prepare_adapter`. UnsupportedError when the model was loaded without room for adapters."""
-        if not self._max_loras:
-            raise UnsupportedError("This model was loaded without LoRA: --lora and --lora-directory turn it on.")
-        self._check_free(key)
+        self._slots.check_free(key)
         layers = read_adapter(folder, self._max_rank)
         targets = {path: self._target(path, layer) for path, layer in layers.items()}
         return {target: _tensors(path, layers[path], target) for path, target in targets.items()}
 
     def install(self, key: str, layers: Layers) -> None:
         """`AdapterHost.install_adapter`."""
-        self._check_free(key)
-        slot = next(self._next_slot)
-        self._loaded[slot] = layers
-        self._slots[key] = slot
-
-    def _check_free(self, key: str) -> None:
-        if key in self._slots:
-            raise AlreadyExistsError("An adapter with this key is loaded already.")
-        if len(self._slots) >= self._max_loras:
-            raise OverloadedError(f"All {self._max_loras} slots for LoRA adapters are taken (--max-loras).")
+        slot = self._slots.new_number()
+        self._slots.hold(key, slot)
+        self._layers[slot] = layers
 
     def unload(self, key: str) -> None:
-        self._loaded.pop(self._slots.pop(key, 0), None)
+        self._layers.pop(self._slots.held.pop(key, 0), None)
 
     def slot(self, key: str) -> int | None:
         """`Model.adapter_slot`."""
-        return self._slots.get(key)
+        return self._slots.held.get(key)
 
     def choose(self, slots: Ints, owners: Ints, wanted: Ints) -> list[UsedAdapter]:
         """What a pass is to use: `slots` [S] of its requests; `owners` [T], the request of each token; `wanted` [N],
         the tokens whose logits are kept."""
         mine = {slot: slots == slot for slot in np.unique(slots[slots > 0]).tolist()}
         return [
-            UsedAdapter(slot, self._loaded[slot], self._places(of[owners]), self._places(of[owners[wanted]]))
+            UsedAdapter(slot, self._layers[slot], self._places(of[owners]), self._places(of[owners[wanted]]))
             for slot, of in mine.items()
         ]
 

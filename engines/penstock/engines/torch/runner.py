@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.errors import PenstockError
 from penstock.engines.formats.model_files import eos_token_ids
+from penstock.engines.kit.adapter_slots import load_configured
 from penstock.engines.kit.cache_size import check_model_sizes, max_model_len, num_blocks
 from penstock.engines.kit.step_runner import StepRunner
 from penstock.engines.torch.checkpoint import read_config
@@ -58,7 +58,7 @@ class TorchRunner(StepRunner):
             free=free_memory(device) - beside - self._adapters.reserved_bytes,
             share=_SHARE_OF_FREE_MEMORY[device.type],
         )
-        self._load_adapters(config)
+        load_configured(config.adapters, self._adapters.prepare, self._adapters.install)
         self._threaded = ThreadedModel(PagedModel(model, KVCache(layouts, count, block_size, device)), self._adapters)
         where = f"{threads} threads" if device.type == "cpu" else torch.cuda.get_device_name(device)
         info = ModelInfo(
@@ -92,11 +92,3 @@ class TorchRunner(StepRunner):
         gc.collect()  # modules and what answers for their attention refer to each other
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def _load_adapters(self, config: TorchConfig) -> None:
-        """Those of the start; what is wrong with one is said with its key, for the operator."""
-        for key, folder in config.adapters.items():
-            try:
-                self.install_adapter(key, self.prepare_adapter(key, Path(folder)))
-            except PenstockError as e:
-                raise type(e)(f"LoRA adapter {key}: {e.message}") from e

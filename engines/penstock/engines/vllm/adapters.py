@@ -8,7 +8,8 @@ from typing import Any
 
 from vllm.lora.request import LoRARequest
 
-from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, OverloadedError, UnsupportedError
+from penstock.engines.errors import InvalidRequestError, ModelNotFoundError
+from penstock.engines.kit.adapter_slots import AdapterSlots, load_configured
 from penstock.engines.vllm.adapter_files import check_adapter
 from penstock.engines.vllm.config import VLLMConfig
 
@@ -19,31 +20,24 @@ class VLLMAdapters:
     """Those that vLLM's workers have, by key. Never more than there are slots, so that vLLM never swaps them."""
 
     def __init__(self, executor: Any, config: VLLMConfig) -> None:
-        """Loads the configured ones. Raises InvalidRequestError that names the one that cannot be loaded."""
+        """Loads the configured ones. Raises what `prepare` and `install` raise."""
         self._executor = executor
         self._model_dir = config.model_dir
-        self._slots = config.adapter_slots
+        self._slots = AdapterSlots[LoRARequest](config.adapter_slots)
         self._max_rank = config.max_lora_rank
-        self._loaded: dict[str, LoRARequest] = {}
-        self._num_ids = 0
-        for key, folder in config.adapters.items():
-            try:
-                self.install(key, self.prepare(key, folder))
-            except InvalidRequestError as e:
-                raise InvalidRequestError(f"adapter {key}: {e.message}") from e
+        load_configured(config.adapters, self.prepare, self.install)
 
     def prepare(self, key: str, folder: Path) -> Path:
         """As `AdapterHost.prepare_adapter`: checks the files, which vLLM's workers read themselves. UnsupportedError
         where the engine was started without slots."""
-        self._check_free(key)
+        self._slots.check_free(key)
         check_adapter(folder, self._model_dir, self._max_rank)
         return folder.absolute()
 
     def install(self, key: str, folder: Path) -> None:
         """As `AdapterHost.install_adapter`. Takes as long as vLLM's workers need to read the files."""
-        self._check_free(key)
-        self._num_ids += 1  # vLLM's workers may remember a number: none is used twice
-        request = LoRARequest(key, self._num_ids, str(folder))
+        self._slots.check_free(key)
+        request = LoRARequest(key, self._slots.new_number(), str(folder))  # workers may remember old numbers
         try:
             self._executor.add_lora(request)
         except Exception as e:
@@ -51,18 +45,10 @@ class VLLMAdapters:
             logger.debug("vLLM refuses the adapter %s", key, exc_info=True)
             self._executor.remove_lora(request.lora_int_id)
             raise InvalidRequestError(f"vLLM cannot load the adapter: {e}") from e
-        self._loaded[key] = request
-
-    def _check_free(self, key: str) -> None:
-        if not self._slots:
-            raise UnsupportedError("this model was loaded without LoRA: --lora or --lora-directory", param="lora")
-        if key in self._loaded:
-            raise InvalidRequestError("this adapter is loaded already")
-        if len(self._loaded) >= self._slots:
-            raise OverloadedError(f"all {self._slots} adapter slots are taken (--max-loras)")
+        self._slots.hold(key, request)
 
     def unload(self, key: str) -> None:
-        request = self._loaded.pop(key, None)
+        request = self._slots.held.pop(key, None)
         if request is not None:
             self._executor.remove_lora(request.lora_int_id)
 
@@ -70,7 +56,7 @@ class VLLMAdapters:
         """None for the base model, whose key is empty. Raises ModelNotFoundError for a key that is not loaded."""
         if not key:
             return None
-        request = self._loaded.get(key)
+        request = self._slots.held.get(key)
         if request is None:
             raise ModelNotFoundError(f"no LoRA adapter is loaded as {key!r}", param="model")
         return request

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from penstock.engines.autonomous.core import AutonomousCore
 from penstock.engines.contract.continuous_batcher import StartRequest
 from penstock.engines.contract.messages import DownMessage, StepOutputs
@@ -18,7 +20,7 @@ class WatchedBatcher(SimulatedBatcher):
 
     def __init__(self, config: SimulatedBatcherConfig) -> None:
         super().__init__(config)
-        self._runner.adapters.add("a:1")
+        self._runner.adapters.held["a:1"] = Path()
         self.started: list[StartRequest] = []
         self.aborted: list[list[int]] = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from helpers_simulated import generate
 from penstock.engines.autonomous.core import AutonomousCore
@@ -48,7 +49,7 @@ class WatchedRunner(SimulatedRunner):
 
     def __init__(self, config: SimulatedConfig) -> None:
         super().__init__(config, sleep=lambda _: None, clock=lambda: 0.0)
-        self.adapters.add("s")
+        self.adapters.held["s"] = Path()
         self.steps: list[SchedulerOutput] = []
         self.num_computed = 0
         """Steps that came to a result."""

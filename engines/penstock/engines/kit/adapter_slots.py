@@ -1,0 +1,55 @@
+"""Which LoRA adapters an engine holds, and how many there is room for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from penstock.engines.errors import AlreadyExistsError, OverloadedError, PenstockError, UnsupportedError
+
+T = TypeVar("T")
+
+
+class AdapterSlots(Generic[T]):
+    """What an engine keeps of each adapter, by key. A slot is taken from `hold` on, until the key leaves `held`."""
+
+    def __init__(self, num_slots: int, *, no_lora: str | None = None, all_taken: str | None = None) -> None:
+        """`num_slots` 0: no LoRA. The others are the words in which an engine says so, and that no slot is left."""
+        self._num_slots = num_slots
+        self._no_lora = no_lora or "this model was loaded without LoRA: --lora or --lora-directory"
+        self._all_taken = all_taken or f"all {num_slots} adapter slots are taken (--max-loras)"
+        self._numbers = count(1)
+        self.held: dict[str, T] = {}
+
+    def check_free(self, key: str) -> None:
+        """Raises UnsupportedError, AlreadyExistsError or OverloadedError where `hold` cannot take this key."""
+        if not self._num_slots:
+            raise UnsupportedError(self._no_lora, param="lora")
+        if key in self.held:
+            raise AlreadyExistsError("this adapter is loaded already")
+        if len(self.held) >= self._num_slots:
+            raise OverloadedError(self._all_taken)
+
+    def hold(self, key: str, adapter: T) -> None:
+        """Raises what `check_free` raises."""
+        self.check_free(key)
+        self.held[key] = adapter
+
+    def new_number(self) -> int:
+        """For engines that tell adapters apart by numbers, and remember those of adapters that are gone: above 0, and
+        none comes twice."""
+        return next(self._numbers)
+
+
+def load_configured(
+    adapters: Mapping[str, str | Path], prepare: Callable[[str, Path], Any], install: Callable[[str, Any], None]
+) -> None:
+    """Loads the adapters that are there from the start, given as folders by key, with AdapterHost's verbs. What is
+    wrong with one is said with its key, for the operator."""
+    for key, folder in adapters.items():
+        try:
+            install(key, prepare(key, Path(folder)))
+        except PenstockError as e:
+            raise type(e)(f"LoRA adapter {key}: {e.message}") from e

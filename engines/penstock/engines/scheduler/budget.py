@@ -71,14 +71,17 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a step gives to prompts and to recomputation."""
+    """What a step gives to prompts and to recomputation, and what guesses are worth in it."""
 
     prompt_tokens: int
     shares: Mapping[int, int]
     """Tokens of running requests that have more than one to compute, by id; 0 for those that wait for a later step."""
+    guess_saves: float = 0.0
+    """Seconds that a right guess saves: one request's part of the time that those that generate take."""
 
 
-_DECODES = Plan(0, MappingProxyType({}))
+_NO_SHARES: Mapping[int, int] = MappingProxyType({})
+ONLY_DECODES = Plan(0, _NO_SHARES)
 
 
 class StepBudget:
@@ -91,9 +94,6 @@ class StepBudget:
         self._config = config
         self._guesses = config.speculative != "off"
         self._target = config.itl_target_ms / 1e3
-        self._base_seconds = 0.0
-        """What the tokens of requests that generate are expected to take in the planned step."""
-        self._num_generating = 0
 
     def plan(
         self,
@@ -104,36 +104,36 @@ class StepBudget:
     ) -> Plan:
         """`ready`, `prompts`: see `RunningRequests.ready`; `head`: the next request that waits, if a seat is free."""
         if not prompts and head is None and not self._guesses:
-            return _DECODES
-        num_singles = len(ready) - len(prompts)
+            return ONLY_DECODES
+        num_singles, num_generating, base_seconds = len(ready) - len(prompts), 0, 0.0
         if self._target or self._guesses:
             attended = sum([run.num_computed_tokens for run in ready]) - sum(r.num_computed_tokens for r, _ in prompts)
-            self._base_seconds = self.pace.seconds(num_singles, attended)
-            self._num_generating = sum([r.request.num_tokens > r.request.num_prompt_tokens for r in running])
+            base_seconds = self.pace.seconds(num_singles, attended)
+            num_generating = sum([r.request.num_tokens > r.request.num_prompt_tokens for r in running])
+        guess_saves = base_seconds / max(1, num_generating)
         if not prompts and head is None:
-            return _DECODES
+            return Plan(0, _NO_SHARES, guess_saves)
         limit = self._config.max_num_batched_tokens - num_singles
         if self._target and self.pace.num_observed:
-            patience = self._target if self._num_generating else self._target * _QUIET_FACTOR
+            patience = self._target if num_generating else self._target * _QUIET_FACTOR
             context = prompts[0][0].num_computed_tokens if prompts else 0
-            within = self.pace.tokens_within(patience - self._base_seconds, context)
+            within = self.pace.tokens_within(patience - base_seconds, context)
             limit = max(min(limit, _PROMPT_FLOOR), int(min(limit, within)))
-        return Plan(limit, _shares(prompts, limit, self.chunk, head))
+        return Plan(limit, _shares(prompts, limit, self.chunk, head), guess_saves)
 
-    def guesses(self, run: Run, room: int) -> list[int]:
-        """Tokens to verify beside the request's next one, at most `room`.
+    def guesses(self, run: Run, room: int, plan: Plan) -> list[int]:
+        """Tokens to verify beside the request's next one, at most `room`. `plan`: of the step, or of the newest one.
 
-        A guess is worth its time if the time that it takes is less than what it saves: with the probability that it
-        and all before it are right, one request's share of a step. So there are fewer as the batch grows.
+        A guess is worth its time if the time that it takes is less than what it saves, with the probability that it
+        and all before it are right. So there are fewer as the batch grows.
         """
         request, lookup = run.request, run.request.lookup
         if lookup is None:
             return []
         limit = min(room, request.max_num_tokens - request.num_tokens - 1, self._config.max_draft_tokens)
         each = self.pace.seconds_per_token(run.num_computed_tokens)
-        saved = self._base_seconds / max(1, self._num_generating)
         chance, worth = lookup.acceptance, 0
-        while worth < limit and chance * saved >= each:
+        while worth < limit and chance * plan.guess_saves >= each:
             worth += 1
             chance *= lookup.acceptance
         return lookup.guess(worth)

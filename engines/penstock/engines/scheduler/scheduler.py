@@ -18,7 +18,7 @@ from penstock.engines.contract.messages import AddRequest, EngineStats, FinishRe
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.errors import PenstockError
-from penstock.engines.scheduler.budget import StepBudget
+from penstock.engines.scheduler.budget import ONLY_DECODES, Plan, StepBudget
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.drafts import MAX_VOCAB_SIZE, PromptLookup
 from penstock.engines.scheduler.intake import Intake
@@ -56,6 +56,8 @@ class Scheduler:
         self.budget = StepBudget(config, chunk)
         self._charges = config.policy is Policy.FAIR
         self._speculates = config.speculative != "off" and info.vocab_size <= MAX_VOCAB_SIZE
+        self._newest_plan = ONLY_DECODES
+        """Says what guesses are worth before the next step is planned."""
         self._awaited: Run | None = None
         """The next step was held back until its guesses could be made."""
         self._num_steps = 0
@@ -137,7 +139,7 @@ class Scheduler:
             ready, prompts = self.running.ready()
             ready = [run for run in ready if run in suspects]
             prompts = [entry for entry in prompts if entry[0] in suspects]
-            self._schedule_running(new, ready, self.budget.plan(ready, prompts, self.running.runs, None).shares)
+            self._schedule_running(new, ready, self.budget.plan(ready, prompts, self.running.runs, None))
             if not new.runs:
                 self.trials.acquit()
 
@@ -149,7 +151,7 @@ class Scheduler:
             return
         head = self.intake.waiting.peek() if self._free_seats > 0 else None
         plan = self.budget.plan(ready, prompts, self.running.runs, head)
-        self._schedule_running(new, ready, plan.shares)
+        self._schedule_running(new, ready, plan)
         if not plan.prompt_tokens or self._must_drain or self.intake.stats.preemptions != num_preemptions:
             return
         room = self.config.max_num_batched_tokens - sum(new.step.num_scheduled_tokens)
@@ -168,21 +170,23 @@ class Scheduler:
             return True
         room = self.config.max_num_batched_tokens
         for run in ready:
-            if run.num_computed_tokens + 1 >= run.request.num_tokens and self.budget.guesses(run, room):
+            waits_for_token = run.num_computed_tokens + 1 >= run.request.num_tokens
+            if waits_for_token and self.budget.guesses(run, room, self._newest_plan):
                 self._awaited = run
                 return True
         return False
 
-    def _schedule_running(self, new: StepUnderWay, ready: list[Run], shares: Mapping[int, int]) -> None:
-        """Gives running requests their next tokens, preempting from the end of the list where blocks are short.
-        `shares`: of prompts and recomputation, by id; all others get one token, and guesses to verify."""
+    def _schedule_running(self, new: StepUnderWay, ready: list[Run], plan: Plan) -> None:
+        """Gives running requests their next tokens, preempting from the end of the list where blocks are short. Those
+        without a share in the plan get one token, and guesses to verify."""
+        self._newest_plan, shares = plan, plan.shares
         if not shares and not self._speculates:
             new.include_decodes(self._with_blocks(ready, shares, new.step))
             return
         room = self.config.max_num_batched_tokens - len(ready) - sum(shares.values())
         for run in self._with_blocks([run for run in ready if shares.get(run.id, 1)], shares, new.step):
             count = shares.get(run.id, 1)
-            guesses = [] if run.id in shares or run.num_pending_tokens else self.budget.guesses(run, room)
+            guesses = [] if run.id in shares or run.num_pending_tokens else self.budget.guesses(run, room, plan)
             if run is self._awaited and not guesses and run.request.lookup is not None:
                 run.request.lookup.missed()
             if guesses and not self.running.grow(run, 1 + len(guesses), new.step):

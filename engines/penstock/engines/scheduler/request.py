@@ -184,6 +184,13 @@ class Run:
         Not for one that `verifies`."""
         return max(0, self.num_computed_tokens + 1 - self.request.num_tokens)
 
+    def verified(self, start: int, num_tokens: int) -> int:
+        """A step that computed from `start` on has given so many tokens: those guesses that were right, and the token
+        behind them. Returns up to where the request's known tokens are computed now."""
+        self.verifies = False
+        self.num_computed_tokens = start + num_tokens
+        return min(self.num_computed_tokens, self.request.num_tokens)
+
     def rewind(self, num_computed_tokens: int) -> None:
         """Forgets steps under way: their tokens will be computed again."""
         self.num_computed_tokens = num_computed_tokens

@@ -14,8 +14,9 @@ class RunningRequests:
     """Sorted by key: the last one is the one to preempt. Blocks of a request that lost its seat are given back when no
     step under way can write to them any more."""
 
-    def __init__(self, kv: KVCacheManager) -> None:
+    def __init__(self, kv: KVCacheManager, num_seats: int) -> None:
         self.runs: list[Run] = []
+        self._num_seats = num_seats
         self._kv = kv
         self._known_to_runner: set[int] = set()
         """Ids that the runner knows."""
@@ -23,6 +24,10 @@ class RunningRequests:
         """Ids that the runner may forget and has not been told of."""
         self.last_collected = 0
         """Number of the newest step that is not under way any more."""
+
+    @property
+    def num_free_seats(self) -> int:
+        return self._num_seats - len(self.runs)
 
     def ready(self) -> tuple[list[Run], list[tuple[Run, int]]]:
         """Which requests could compute something next, in order, leaving out those that must wait for a result. And

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
-from functools import partial
 
 import msgspec
 
@@ -18,6 +17,7 @@ from penstock.engines.contract.messages import AddRequest, EngineStats, FinishRe
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.errors import PenstockError
+from penstock.engines.scheduler.admission import Admission
 from penstock.engines.scheduler.budget import ONLY_DECODES, Plan, StepBudget
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.drafts import MAX_VOCAB_SIZE, PromptLookup
@@ -27,9 +27,7 @@ from penstock.engines.scheduler.request import Request, RequestStatus, Run
 from penstock.engines.scheduler.running import RunningRequests
 from penstock.engines.scheduler.step import StepUnderWay
 from penstock.engines.scheduler.trials import Trials
-from penstock.kvcache import BlockHash, BlockTables, HashChain, KVCacheManager, largest_chunk
-
-_MAX_RESERVE_SHIFT = 16
+from penstock.kvcache import BlockTables, KVCacheManager, largest_chunk
 
 
 class Scheduler:
@@ -47,7 +45,7 @@ class Scheduler:
         self.kv = kv or KVCacheManager(
             info.num_blocks, info.kv_groups, enable_prefix_caching=config.enable_prefix_caching
         )
-        self.running = RunningRequests(self.kv)
+        self.running = RunningRequests(self.kv, config.max_num_seqs)
         self.under_way: deque[StepUnderWay] = deque()
         self.trials = Trials()
         chunk = largest_chunk(info.kv_groups, config.max_num_batched_tokens, config.steps_in_flight)
@@ -56,6 +54,7 @@ class Scheduler:
         self.budget = StepBudget(config, chunk)
         self._charges = config.policy is Policy.FAIR
         self._speculates = config.speculative != "off" and info.vocab_size <= MAX_VOCAB_SIZE
+        self._admission = Admission(self.intake, self.running, self.kv, chunk, speculates=self._speculates)
         self._newest_plan = ONLY_DECODES
         """Says what guesses are worth before the next step is planned."""
         self._awaited: Run | None = None
@@ -65,10 +64,6 @@ class Scheduler:
         self._num_followers = 0
         self._must_drain = False
         """Blocks are short, and no request can be preempted while steps are under way."""
-        self._no_room = (0, -1)
-        """(id, free blocks) when the head of the queue last found too few blocks."""
-        self._watermark = max(1, self.kv.pool.num_blocks // 100)
-        """Blocks that an admission leaves free, so that running requests can grow."""
 
     # -- requests in -----------------------------------------------------------------------------------------
 
@@ -77,7 +72,7 @@ class Scheduler:
         requests included that steps under way still compute."""
         if self.running.knows_any(message.ids):
             return
-        samples = self.intake.receive(message, self.num_waiting, self._free_seats)
+        samples = self.intake.receive(message, self.num_waiting, self.running.num_free_seats)
         if samples:
             leader, *followers = samples
             leader.lead(followers)
@@ -103,10 +98,6 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether steps would do something; not while all that are left wait for something other than a step."""
         return bool(self.under_way or self.running.runs) or self.intake.can_go_on
-
-    @property
-    def _free_seats(self) -> int:
-        return self.config.max_num_seqs - len(self.running.runs)
 
     # -- a step ----------------------------------------------------------------------------------------------
 
@@ -149,14 +140,14 @@ class Scheduler:
         ready, prompts = self.running.ready()
         if self._speculates and self.under_way and self._waits_for_guesses(ready):
             return
-        head = self.intake.waiting.peek() if self._free_seats > 0 else None
+        head = self.intake.waiting.peek() if self.running.num_free_seats > 0 else None
         plan = self.budget.plan(ready, prompts, self.running.runs, head)
         self._schedule_running(new, ready, plan)
         if not plan.prompt_tokens or self._must_drain or self.intake.stats.preemptions != num_preemptions:
             return
         room = self.config.max_num_batched_tokens - sum(new.step.num_scheduled_tokens)
         left = min(plan.prompt_tokens - sum(plan.shares.values()), room)
-        left = self._schedule_waiting(new, left, now)
+        left = self._admission.schedule(new, left, now)
         if left > 0:
             new.top_up(left, self.budget.chunk)
 
@@ -228,92 +219,13 @@ class Scheduler:
         self.intake.enqueue(request)
         return run
 
-    def _schedule_waiting(self, new: StepUnderWay, left: int, now: float) -> int:
-        """Admits waiting requests in order; stops at the first that finds no seat or too few blocks. Returns how many
-        of the `left` tokens remain."""
-        while left > 0 and self._free_seats > 0:
-            request = self.intake.waiting.peek()
-            if request is None:
-                break
-            blocked, num_free = self._no_room
-            if request.id == blocked and self.kv.pool.num_free <= num_free and self.running.runs:
-                break
-            if self.intake.waits_for_adapter(request):
-                continue
-            same_prompt = self._computed_by_another(request)
-            if same_prompt is not None:
-                if self.intake.num_passed_by >= self.config.max_num_seqs:
-                    break
-                self.intake.pass_by(request, partial(self.kv.is_computing, same_prompt))
-                continue
-            count = self._admit(request, new, left)
-            if not count:
-                self._no_room = (request.id, self.kv.pool.num_free)
-                break
-            if request.first_scheduled is None:
-                request.first_scheduled = now
-            left -= count
-        return left
-
-    def _computed_by_another(self, request: Request) -> BlockHash | None:
-        """The last block of this prompt that a running request ahead of this one computes, if there is one. Who is
-        behind may be kept from advancing, by this one too."""
-        if request.scores_prompt or not self.config.enable_prefix_caching:
-            return None
-        return self.kv.computing(request.token_ids, self._chains_of(request), request.key)
-
-    def _chains_of(self, request: Request) -> tuple[HashChain, ...]:
-        if request.chains is None:
-            request.chains = self.kv.chains(adapter=request.adapter, salt=request.cache_salt)
-        return request.chains
-
-    def _admit(self, request: Request, new: StepUnderWay, limit: int) -> int:
-        """Gives a waiting request a seat: the number of its tokens in this step, 0 if blocks are short.
-
-        All of its known tokens get their blocks now, so that prompts computed in chunks cannot block each other.
-        The blocks that it must leave free double with each of its preemptions, so that it comes back when it can stay.
-        """
-        shift = min(request.num_preemptions, _MAX_RESERVE_SHIFT)
-        reserve = min(self._watermark << shift, self.kv.pool.num_blocks) if self.running.runs else 0
-        read_cache = not request.scores_prompt and self.config.enable_prefix_caching
-        admitted = self.kv.admit(
-            request.token_ids, self._chains_of(request), self.budget.chunk, reserve=reserve, read_cache=read_cache
-        )
-        if admitted is None:
-            return 0
-        self.intake.pop()
-        tables, cached = admitted
-        if request.num_preemptions == 0:
-            request.num_cached_tokens = cached
-            if read_cache:
-                self.intake.looked_up(request.num_tokens, cached)
-        request.charged_tokens = max(request.charged_tokens, cached)  # hits are free
-        self.intake.waiting.charge(request, request.num_prompt_tokens)
-        if read_cache:
-            self.kv.announce(tables, request.token_ids, request.key)
-        count = min(request.num_tokens - cached, limit, self.budget.chunk)
-        new.include(self._run(request, tables, cached), count)
-        return count
-
-    def _run(self, request: Request, tables: BlockTables, num_computed_tokens: int) -> Run:
-        if self._speculates and request.lookup is None and request.pooling is None:
-            request.lookup = PromptLookup(request.token_ids, self.config.max_draft_tokens)
-        return self.running.start(request, tables, num_computed_tokens)
-
     # -- its result ------------------------------------------------------------------------------------------
 
     def update_from_output(self, result: ModelRunnerOutput, now: float, seconds: float | None = None) -> None:
         """Takes in the tokens of the oldest step under way and ends what is complete; `take_outputs` has what the
         clients get. `seconds`: what the step took on the device, if that was measured."""
-        done = self.under_way.popleft()
-        self.running.last_collected = done.number
+        done = self._oldest_succeeded(seconds)
         step = done.step
-        if seconds is not None:
-            self.budget.pace.observe(step.total_num_scheduled_tokens, done.attended, seconds)
-        if self.trials:
-            self.trials.acquit()
-        if step.block_copies:
-            self.running.copied(done.runs)
         num_live, num_prompt_tokens, num_sampled = len(self.intake.requests), 0, 0
         failed, logprobs, drafts = result.failed, result.logprobs, step.drafts
         eos = self.intake.eos
@@ -324,31 +236,26 @@ class Scheduler:
             if not run.has_seat:
                 self.running.vacate(run)
                 continue
-            request, tables = run.request, run.tables
+            request, tables, output = run.request, run.tables, None
             if failed and request.id in failed:
                 self._fail(request, failed[request.id], now)
                 continue
-            computed, output = start + count, None
+            computed = start + count
             if start < request.num_prompt_tokens:
                 num_prompt_tokens += min(computed, request.num_prompt_tokens) - start
                 if request.id in result.prompt_logprobs:
                     request.prompt_logprobs.extend(result.prompt_logprobs[request.id])
             if tokens:
                 output = request.append(tokens, eos)
-                outputs.append(output)
                 num_sampled += len(output.token_ids)
                 if drafts and run.verifies:
-                    run.verifies = False
-                    run.num_computed_tokens = start + len(tokens)
-                    computed = min(run.num_computed_tokens, request.num_tokens)
+                    computed = run.verified(start, len(tokens))
                 if logprobs and request.id in logprobs:
                     output.logprobs = logprobs[request.id][: len(output.token_ids)]
                 if self._speculates and request.lookup is not None:
                     self._learn(request.lookup, output.token_ids, drafts.get(request.id), len(tokens) - 1)
             elif request.id in result.pooled:
-                output = RequestOutput(request.id, [], FinishReason.STOP, prompt=request.prompt_info)
-                output.pooled = _pooled(request, result.pooled[request.id])
-                outputs.append(output)
+                output = _pooled_output(request, result.pooled[request.id])
             if computed >= tables.next_publish:
                 self.kv.publish(tables, request.token_ids, computed)
             if request.followers and computed >= request.num_prompt_tokens:
@@ -357,12 +264,26 @@ class Scheduler:
                 self.kv.trim(tables, computed)
             if self._charges:
                 self.intake.waiting.charge(request, computed)
-            if output is not None and output.finish_reason is not None:
-                self._end(request, now)
+            if output is not None:
+                outputs.append(output)
+                if output.finish_reason is not None:
+                    self._end(request, now)
         self.intake.emit(outputs)
         if num_live != len(self.intake.requests):
             self.running.sweep()
         self.intake.stepped(num_prompt_tokens, num_sampled)
+
+    def _oldest_succeeded(self, seconds: float | None) -> StepUnderWay:
+        """The oldest step, which is not under way any more."""
+        done = self.under_way.popleft()
+        self.running.last_collected = done.number
+        if seconds is not None:
+            self.budget.pace.observe(done.step.total_num_scheduled_tokens, done.attended, seconds)
+        if self.trials:
+            self.trials.acquit()
+        if done.step.block_copies:
+            self.running.copied(done.runs)
+        return done
 
     def _learn(self, lookup: PromptLookup, new: list[int], guesses: list[int] | None, num_right: int) -> None:
         """Tells `lookup` a request's new tokens, and how many of its guesses, if it had any, were right."""
@@ -382,7 +303,7 @@ class Scheduler:
         followers = leader.dismiss_followers()
         self._num_followers -= len(followers)
         for request in followers:
-            if self._free_seats < 1:
+            if self.running.num_free_seats < 1:
                 self.intake.enqueue(request)
                 continue
             start = request.num_prompt_tokens - 1
@@ -390,7 +311,7 @@ class Scheduler:
             request.num_cached_tokens = leader.num_cached_tokens
             request.first_scheduled = leader.first_scheduled
             forked, request.chains = self.kv.fork(tables, start)
-            self._run(request, forked, start)
+            self._admission.start(request, forked, start)
 
     def take_outputs(self) -> list[RequestOutput]:
         """What the clients get of all that has happened since the last call."""
@@ -463,9 +384,9 @@ class Scheduler:
         return stats
 
 
-def _pooled(request: Request, vector: list[float]) -> list[float]:
+def _pooled_output(request: Request, vector: list[float]) -> RequestOutput:
     """What a pooling request gets of the runner's vector."""
     length = math.hypot(*vector)
-    if request.pooling is None or not request.pooling.normalize or not length:
-        return vector
-    return [number / length for number in vector]
+    if request.pooling is not None and request.pooling.normalize and length:
+        vector = [number / length for number in vector]
+    return RequestOutput(request.id, [], FinishReason.STOP, prompt=request.prompt_info, pooled=vector)

@@ -1,0 +1,106 @@
+"""How waiting requests come to run: which one is next, and the seat and the blocks that it gets."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from penstock.engines.scheduler.drafts import PromptLookup
+from penstock.engines.scheduler.intake import Intake
+from penstock.engines.scheduler.request import Request, Run
+from penstock.engines.scheduler.running import RunningRequests
+from penstock.engines.scheduler.step import StepUnderWay
+from penstock.kvcache import BlockHash, BlockTables, HashChain, KVCacheManager
+
+_MAX_RESERVE_SHIFT = 16
+
+
+class Admission:
+    """Moves requests from the intake's queue to those that run, as far as there are seats, tokens and blocks."""
+
+    def __init__(
+        self, intake: Intake, running: RunningRequests, kv: KVCacheManager, chunk: int, *, speculates: bool
+    ) -> None:
+        """`chunk`: most tokens of one request in a step; `speculates`: requests get guesses to verify."""
+        self._config = intake.config
+        self._intake = intake
+        self._running = running
+        self._kv = kv
+        self._chunk = chunk
+        self._speculates = speculates
+        self._no_room = (0, -1)
+        """(id, free blocks) when the head of the queue last found too few blocks."""
+        self._watermark = max(1, kv.pool.num_blocks // 100)
+        """Blocks that an admission leaves free, so that running requests can grow."""
+
+    def schedule(self, new: StepUnderWay, left: int, now: float) -> int:
+        """Admits waiting requests in order; stops at the first that finds no seat or too few blocks. Returns how many
+        of the `left` tokens remain."""
+        while left > 0 and self._running.num_free_seats > 0:
+            request = self._intake.waiting.peek()
+            if request is None:
+                break
+            blocked, num_free = self._no_room
+            if request.id == blocked and self._kv.pool.num_free <= num_free and self._running.runs:
+                break
+            if self._intake.waits_for_adapter(request):
+                continue
+            same_prompt = self._computed_by_another(request)
+            if same_prompt is not None:
+                if self._intake.num_passed_by >= self._config.max_num_seqs:
+                    break
+                self._intake.pass_by(request, partial(self._kv.is_computing, same_prompt))
+                continue
+            count = self._admit(request, new, left)
+            if not count:
+                self._no_room = (request.id, self._kv.pool.num_free)
+                break
+            if request.first_scheduled is None:
+                request.first_scheduled = now
+            left -= count
+        return left
+
+    def start(self, request: Request, tables: BlockTables, num_computed_tokens: int) -> Run:
+        """Gives the request a seat, with these blocks."""
+        if self._speculates and request.lookup is None and request.pooling is None:
+            request.lookup = PromptLookup(request.token_ids, self._config.max_draft_tokens)
+        return self._running.start(request, tables, num_computed_tokens)
+
+    def _computed_by_another(self, request: Request) -> BlockHash | None:
+        """The last block of this prompt that a running request ahead of this one computes, if there is one. Who is
+        behind may be kept from advancing, by this one too."""
+        if request.scores_prompt or not self._config.enable_prefix_caching:
+            return None
+        return self._kv.computing(request.token_ids, self._chains_of(request), request.key)
+
+    def _chains_of(self, request: Request) -> tuple[HashChain, ...]:
+        if request.chains is None:
+            request.chains = self._kv.chains(adapter=request.adapter, salt=request.cache_salt)
+        return request.chains
+
+    def _admit(self, request: Request, new: StepUnderWay, limit: int) -> int:
+        """Makes the next request run: the number of its tokens in this step, 0 if blocks are short.
+
+        All of its known tokens get their blocks now, so that prompts computed in chunks cannot block each other.
+        The blocks that it must leave free double with each of its preemptions, so that it comes back when it can stay.
+        """
+        shift = min(request.num_preemptions, _MAX_RESERVE_SHIFT)
+        reserve = min(self._watermark << shift, self._kv.pool.num_blocks) if self._running.runs else 0
+        read_cache = not request.scores_prompt and self._config.enable_prefix_caching
+        admitted = self._kv.admit(
+            request.token_ids, self._chains_of(request), self._chunk, reserve=reserve, read_cache=read_cache
+        )
+        if admitted is None:
+            return 0
+        self._intake.pop()
+        tables, cached = admitted
+        if request.num_preemptions == 0:
+            request.num_cached_tokens = cached
+            if read_cache:
+                self._intake.looked_up(request.num_tokens, cached)
+        request.charged_tokens = max(request.charged_tokens, cached)  # hits are free
+        self._intake.waiting.charge(request, request.num_prompt_tokens)
+        if read_cache:
+            self._kv.announce(tables, request.token_ids, request.key)
+        count = min(request.num_tokens - cached, limit, self._chunk)
+        new.include(self.start(request, tables, cached), count)
+        return count

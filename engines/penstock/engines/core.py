@@ -183,7 +183,11 @@ class EngineCore:
         if len(failed.runs) == 1:
             self.failures_in_a_row += 1
             self.broken = self.failures_in_a_row >= _MAX_FAILURES
-        self.runner.reset()
+        try:
+            self.runner.reset()
+        except Exception:
+            logger.exception("the runner cannot be reset")
+            self.broken = True
         self.scheduler.step_failed(failed, StepFailedError("The engine failed on this request."), self._clock())
 
     def _check_idle(self) -> None:

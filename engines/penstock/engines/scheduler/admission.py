@@ -46,9 +46,9 @@ class Admission:
                 continue
             same_prompt = self._computed_by_another(request)
             if same_prompt is not None:
-                if self._intake.num_passed_by >= self._config.max_num_seqs:
+                if self._intake.num_waiting_for_prompts >= self._config.max_num_seqs:
                     break
-                self._intake.pass_by(request, partial(self._kv.is_computing, same_prompt))
+                self._intake.wait_for_prompt(request, partial(self._kv.is_computing, same_prompt))
                 continue
             count = self._admit(request, new, left)
             if not count:

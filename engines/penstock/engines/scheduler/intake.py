@@ -48,6 +48,8 @@ class Intake:
         self.num_waiting_tokens = 0
         """Known tokens of requests that wait."""
         self._passed_by: dict[int, tuple[Request, Callable[[], bool]]] = {}
+        self._waiting_for_prompts: set[int] = set()
+        """Ids of those of them that wait for a prompt that another request computes."""
         self.loading_adapters: set[str] = set()
         """Keys of LoRA adapters whose requests have to wait."""
         self._adapter_errors: dict[str, PenstockError] = {}
@@ -159,11 +161,7 @@ class Intake:
         self.num_waiting_tokens -= request.num_tokens
         return request
 
-    @property
-    def num_passed_by(self) -> int:
-        return len(self._passed_by)
-
-    def pass_by(self, request: Request, is_blocked: Callable[[], bool]) -> None:
+    def _pass_by(self, request: Request, is_blocked: Callable[[], bool]) -> None:
         """Lets others overtake the next request, which waits for something that they need not wait for. It keeps its
         place: once `is_blocked` is false, `requeue_unblocked` puts it back."""
         self.waiting.remove(request)
@@ -174,14 +172,24 @@ class Intake:
         for request, is_blocked in tuple(self._passed_by.values()) if self._passed_by else ():
             if not is_blocked():
                 del self._passed_by[request.id]
+                self._waiting_for_prompts.discard(request.id)
                 self.waiting.push(request)
 
     def waits_for_adapter(self, request: Request) -> bool:
         """Passes the next one by if its LoRA adapter is still being loaded."""
         if request.adapter not in self.loading_adapters:
             return False
-        self.pass_by(request, partial(self.loading_adapters.__contains__, request.adapter))
+        self._pass_by(request, partial(self.loading_adapters.__contains__, request.adapter))
         return True
+
+    def wait_for_prompt(self, request: Request, is_computing: Callable[[], bool]) -> None:
+        """Passes the next one by while another request computes its prompt."""
+        self._pass_by(request, is_computing)
+        self._waiting_for_prompts.add(request.id)
+
+    @property
+    def num_waiting_for_prompts(self) -> int:
+        return len(self._waiting_for_prompts)
 
     def adapter_failed(self, key: str, error: PenstockError) -> None:
         """Requests that have waited for this adapter end with the error (`due`)."""
@@ -196,12 +204,14 @@ class Intake:
         """Takes a request out that will not run."""
         if self._passed_by.pop(request.id, None) is None:
             self.waiting.remove(request)
+        self._waiting_for_prompts.discard(request.id)
         self.num_waiting_tokens -= request.num_tokens
 
     def check_integrity(self) -> None:
         """Raises IntegrityError when the queue and its counters contradict one another."""
         waiting = list(self)
         require(len(waiting) == self.num_waiting, "the queue's length is wrong")
+        require(self._passed_by.keys() >= self._waiting_for_prompts, "who waits for a prompt is not passed by")
         require(self.num_waiting_tokens == sum(r.num_tokens for r in waiting), "waiting tokens miscounted")
 
     # -- out -------------------------------------------------------------------------------------------------

@@ -200,10 +200,22 @@ def test_those_that_are_passed_by_are_few() -> None:
     rig.step(rig.request([5] * 100), *(rig.request([5] * 100, max_tokens=1) for _ in range(1000)))
     for _ in range(5):
         rig.step()
-        assert rig.scheduler.intake.num_passed_by <= 4
+        assert rig.scheduler.intake.num_waiting_for_prompts <= 4
     assert rig.scheduler.num_waiting == 1000
     rig.run()
     assert len(rig.ended) == 1001
+
+
+def test_who_waits_for_an_adapter_takes_nobodys_place_among_those_that_are_passed_by() -> None:
+    rig = make_rig(64, max_num_seqs=4, max_num_batched_tokens=16)
+    rig.scheduler.intake.loading_adapters.add("s")
+    rig.step(*(rig.request([4], adapter="s") for _ in range(4)))
+    rig.step(rig.request([1] * 24), rig.request([1] * 24), rig.request([2, 3]))
+    rig.step()
+    assert set(rig.counts()) == {5, 7}, "the sixth waits for the fifth's prompt, the others do not wait with it"
+    rig.scheduler.intake.loading_adapters.clear()
+    rig.run()
+    assert len(rig.ended) == 7
 
 
 def test_taking_the_next_one_out_costs_a_logarithm() -> None:

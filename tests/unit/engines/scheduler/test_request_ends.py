@@ -295,6 +295,24 @@ def test_three_in_a_row_that_fail_alone_call_for_a_new_process() -> None:
         assert rig.core.broken == (count == 3)
 
 
+@pytest.mark.parametrize("batch_mates", [0, 1])
+def test_a_runner_that_cannot_forget_a_failed_step_calls_for_a_new_process(
+    batch_mates: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_rig()
+
+    def stuck() -> None:
+        raise RuntimeError("the device does not answer")
+
+    monkeypatch.setattr(rig.runner, "reset", stuck)
+    others = [rig.request([i + 1], max_tokens=9) for i in range(batch_mates)]
+    refused = rig.request([], max_tokens=1)
+    outputs = rig.core.step([rig.request([RAISE]), *others, refused]).outputs
+    assert rig.core.broken
+    assert refused.ids[0] in {output.id for output in outputs}, "what is known is still told"
+    rig.core.check_integrity()
+
+
 def test_a_step_that_the_runner_does_not_take_is_the_one_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = make_rig(steps_in_flight=2)
     first = rig.request([1] * 4, max_tokens=6)

@@ -44,7 +44,7 @@ def test_those_that_need_other_blocks_pass_by() -> None:
     rig.step(rig.request([1] * 24), rig.request([1] * 24))
     rig.step(rig.request([2, 3]))
     assert rig.counts() == {1: 8, 3: 2}
-    assert rig.scheduler.intake.num_passed_by == 1
+    assert rig.scheduler.intake.num_waiting_for_prompts == 1
     assert rig.scheduler.num_waiting == 1
     rig.step()
     assert set(rig.counts()) == {1, 2, 3}
@@ -69,7 +69,7 @@ def test_who_is_ahead_does_not_wait_for_one_behind_it() -> None:
     rig.step(rig.request(prompt, max_tokens=2, priority=0))
     assert 2 in rig.counts()
     rig.step(rig.request(prompt, max_tokens=2, priority=5))
-    assert rig.scheduler.intake.num_passed_by == 1, "the second one is ahead of the third"
+    assert rig.scheduler.intake.num_waiting_for_prompts == 1, "the second one is ahead of the third"
     while 2 not in rig.ended:  # others keep the first one from advancing
         rig.step(rig.request([9, *range(7)], max_tokens=1, priority=10))
     assert 1 not in rig.ended
@@ -92,15 +92,15 @@ def test_either_can_be_given_up(how: str, victim: int) -> None:
     late = rig.clock.now + 1 if how == "deadline" else None
     prompts = {1: [*PROMPT, *[9] * 40], 2: PROMPT}
     rig.step(*(rig.request(prompts[i], max_tokens=2, deadline=late if i == victim else None) for i in (1, 2)))
-    assert rig.scheduler.intake.num_passed_by == 0, "the step was full"
+    assert rig.scheduler.intake.num_waiting_for_prompts == 0, "the step was full"
     rig.step()
-    assert rig.scheduler.intake.num_passed_by == 1
+    assert rig.scheduler.intake.num_waiting_for_prompts == 1
     assert rig.scheduler.stats().num_waiting_tokens == 20
     rig.clock.now += 2
     rig.run(*([rig.abort(victim)] if how == "abort" else []))
     other = 3 - victim
     assert rig.tokens[other] == alone(prompts[other], greedy(2))[0]
-    assert rig.scheduler.intake.num_passed_by == 0
+    assert rig.scheduler.intake.num_waiting_for_prompts == 0
 
 
 def test_it_is_computed_again_if_whoever_computed_it_was_preempted() -> None:

@@ -76,7 +76,7 @@ def draw(logits: Floats, rows: Ids, cuts: Cuts, memory: Memory) -> Ids:
     """A token for each of these rows [n] of `logits` [N, vocab]; -1 where one has a NaN or an infinite maximum."""
     vocab = logits.shape[1]
     if vocab <= _SMALL_VOCABULARY:
-        return _draw_from_few(logits, rows, cuts)
+        return _draw_from_few(logits, rows, cuts, memory)
     tokens = np.full(len(rows), -1)
     maxima = column_maxima(logits, rows)
     peaks = maxima.max(axis=1)
@@ -271,7 +271,7 @@ def _draw_by_rejection(logits: Floats, columns: _Columns, memory: Memory) -> Ids
     return tokens
 
 
-def _draw_from_few(logits: Floats, rows: Ids, cuts: Cuts) -> Ids:
+def _draw_from_few(logits: Floats, rows: Ids, cuts: Cuts, memory: Memory) -> Ids:
     """`draw`, by passes over all of each row.
 
     Where top_p cuts, a token of what min_p and top_k leave is drawn until one is in the nucleus.
@@ -302,7 +302,9 @@ def _draw_from_few(logits: Floats, rows: Ids, cuts: Cuts) -> Ids:
             for number in numbers[n]:
                 token = _at(spans, sums, number * total)
                 # A sum that was rounded may lead to a token that was left out.
-                if padded[token] and (top_p >= 1 or _weight_of_likelier(row, weights, token) < top_p * total):
+                if not padded[token]:
+                    continue
+                if top_p >= 1 or float(_likelier(row, token, memory).dot(weights)) < top_p * total:
                     tokens[n] = token
                     break
             else:
@@ -325,11 +327,12 @@ def _beyond_rank(row: Floats, rank: int) -> Ids:
     return np.concatenate([np.flatnonzero(row < floor), ties[rank - np.count_nonzero(row > floor) :]])
 
 
-def _weight_of_likelier(row: Floats, weights: Floats, token: int) -> float:
-    """Of the tokens that are likelier than this one, or as likely and before it."""
-    likelier = row > row[token]
-    likelier[:token] |= row[:token] == row[token]
-    return float(np.dot(likelier, weights))
+def _likelier(row: Floats, token: int, memory: Memory) -> npt.NDArray[np.bool_]:
+    """`memory.mask`, which says what is likelier than this token, or as likely and before it."""
+    logit, mask = row[token], memory.mask
+    np.greater_equal(row[:token], logit, out=mask[:token])
+    np.greater(row[token:], logit, out=mask[token:])
+    return mask
 
 
 _LN2 = float(np.log(2.0))
@@ -406,11 +409,9 @@ class _Nucleus:
         self._total = self._sum(self._weights)
 
     def _weight_above(self, token: int) -> float:
-        """Of the tokens that are likelier, or as likely and before it."""
-        row, logit, memory = self._row, self._row[token], self._memory
-        np.greater_equal(row[:token], logit, out=memory.mask[:token])
-        np.greater(row[token:], logit, out=memory.mask[token:])
-        np.copyto(memory.floats, memory.mask)
+        """Of the tokens before it, in order."""
+        memory = self._memory
+        np.copyto(memory.floats, _likelier(self._row, token, memory))
         np.multiply(memory.floats, self._weights, out=memory.floats)
         return self._sum(memory.floats)
 

@@ -14,7 +14,7 @@ from penstock.engines.kit.cache_size import LayerGroup
 from penstock.engines.openvino.huge_pages import prefer_huge_pages
 
 
-class KVCache:
+class OpenVINOKVCache:
     """Block b in slot n is keys[n][b] and values[n][b], `[kv_heads, block_size, head_size]` each.
 
     The n-th layers of all groups are bound to the same slot: a block belongs to one group at a time. With u8, blocks

@@ -1,4 +1,4 @@
-"""`PagedModel`: the compiled decoder with its buffers, as the runner kit's `Model`."""
+"""`BufferedDecoder`: the compiled decoder with its buffers, as the runner kit's `Model`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import openvino as ov
 from penstock.engines.kit.batch import Batch, GroupTables, Int32s, Ints, Outputs
 from penstock.engines.openvino.decoder import group_suffix, step_inputs
 from penstock.engines.openvino.device import ThreadPlan
-from penstock.engines.openvino.kv_cache import KVCache
+from penstock.engines.openvino.kv_cache import OpenVINOKVCache
 
 
-class PagedModel:
+class BufferedDecoder:
     """Each buffer has an infer request of each compiled model; inputs and outputs are theirs alone.
 
     The infer requests of a compiled model share its one stream and its working memory, and all of them the KV cache:
@@ -24,7 +24,7 @@ class PagedModel:
 
     num_buffers = 2
 
-    cache: KVCache
+    cache: OpenVINOKVCache
 
     def __init__(
         self, compiled: Sequence[tuple[ThreadPlan, Any]], num_groups: int, block_size: int, capacity: int
@@ -37,7 +37,7 @@ class PagedModel:
             for _ in range(self.num_buffers)
         ]
 
-    def use_cache(self, cache: KVCache) -> None:
+    def use_cache(self, cache: OpenVINOKVCache) -> None:
         """Before the first batch, or in place of a smaller cache."""
         self.cache = cache
         for buffer in self._buffers:

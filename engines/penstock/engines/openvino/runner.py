@@ -21,8 +21,8 @@ from penstock.engines.openvino.decoder import build_decoder
 from penstock.engines.openvino.device import ThreadPlan, compile_decoder, compute_precision, kv_cache_type, plan_threads
 from penstock.engines.openvino.families import DecoderSpec, parse_config
 from penstock.engines.openvino.huge_pages import collapse_filled_memory
-from penstock.engines.openvino.kv_cache import KVCache, block_layout
-from penstock.engines.openvino.model import PagedModel
+from penstock.engines.openvino.kv_cache import OpenVINOKVCache, block_layout
+from penstock.engines.openvino.model import BufferedDecoder
 from penstock.engines.openvino.weights import Weights
 from penstock.kvcache import KVGroup
 
@@ -49,11 +49,11 @@ class OpenVINORunner(StepRunner):
         compiled, description = _compile(config, spec, self._checkpoint, plans)
         groups = group_layers(spec.sliding_windows)
         block_size, block_bytes = block_layout(compiled[0][1], groups)
-        model = PagedModel(compiled, len(groups), block_size, config.max_num_batched_tokens)
+        model = BufferedDecoder(compiled, len(groups), block_size, config.max_num_batched_tokens)
         # Each compiled model packs its weights at its first tokens: the first request does not wait for that, and the
         # cache is sized by the memory that is left then.
         warm_up = [max(1, plan.min_tokens) for plan in plans]
-        model.use_cache(KVCache(compiled[0][1], groups, -(-warm_up[-1] // block_size)))
+        model.use_cache(OpenVINOKVCache(compiled[0][1], groups, -(-warm_up[-1] // block_size)))
         for num_tokens in warm_up:
             _compute_zeros(model, len(groups), block_size, num_tokens)
         self._checkpoint.release_pages()
@@ -62,7 +62,7 @@ class OpenVINORunner(StepRunner):
         count = num_blocks(
             config, kv_groups, model_len, block_bytes, free=available_memory(), share=_SHARE_OF_FREE_MEMORY
         )
-        model.use_cache(KVCache(compiled[0][1], groups, count))
+        model.use_cache(OpenVINOKVCache(compiled[0][1], groups, count))
         info = ModelInfo(
             vocab_size=spec.vocab_size,
             max_model_len=model_len,
@@ -97,7 +97,7 @@ def _compile(
     return compiled, f"openvino {precision}, weights {weights}, kv {kv_type}, {threads} threads"
 
 
-def _compute_zeros(model: PagedModel, num_groups: int, block_size: int, num_tokens: int) -> None:
+def _compute_zeros(model: BufferedDecoder, num_groups: int, block_size: int, num_tokens: int) -> None:
     """A prompt of so many tokens, in the first blocks of the cache."""
     end = -(-num_tokens // block_size)
     tables = GroupTables(np.arange(end, dtype=np.int32)[None], np.zeros(1, np.int64), np.array([end]))

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.engines.tensorrt_llm.checkpoint import Checkpoint
+from penstock.engines.tensorrt_llm.checkpoint import CheckpointFacts
 from penstock.engines.tensorrt_llm.config import TensorRTLLMConfig
 
 _TOKENS_PER_BLOCK = 32
@@ -50,7 +50,7 @@ NOT_HERE = {
 """Arguments that would have no effect or a wrong one, with the reason."""
 
 
-def llm_arguments(config: TensorRTLLMConfig, checkpoint: Checkpoint) -> dict[str, Any]:
+def llm_arguments(config: TensorRTLLMConfig, checkpoint: CheckpointFacts) -> dict[str, Any]:
     """Of the LLM; `kv_cache_config` and `lora_config` are the fields of theirs."""
     arguments: dict[str, Any] = {
         "model": str(config.model_dir),

@@ -14,7 +14,7 @@ from penstock.engines.autonomous.output_pipe import OutputPipe
 from penstock.engines.contract.continuous_batcher import BatcherOutput, StartRequest
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.tensorrt_llm.adapters import TensorRTLLMAdapters
-from penstock.engines.tensorrt_llm.checkpoint import Checkpoint
+from penstock.engines.tensorrt_llm.checkpoint import CheckpointFacts
 from penstock.engines.tensorrt_llm.config import TensorRTLLMConfig
 from penstock.engines.tensorrt_llm.loop_thread import LoopThread
 from penstock.engines.tensorrt_llm.output import Reader
@@ -46,7 +46,7 @@ class TensorRTLLMBatcher:
         llm: Any,
         adapters: TensorRTLLMAdapters,
         config: TensorRTLLMConfig,
-        checkpoint: Checkpoint,
+        checkpoint: CheckpointFacts,
         version: str,
         clock: Callable[[], float],
         *,
@@ -153,7 +153,7 @@ class TensorRTLLMBatcher:
 
 
 def _info(
-    config: TensorRTLLMConfig, checkpoint: Checkpoint, version: str, sample: Sample, *, supports_logprobs: bool
+    config: TensorRTLLMConfig, checkpoint: CheckpointFacts, version: str, sample: Sample, *, supports_logprobs: bool
 ) -> ModelInfo:
     devices = config.tensor_parallel_size * config.pipeline_parallel_size
     precision = checkpoint.quantization or checkpoint.precision

@@ -14,7 +14,7 @@ _PRECISIONS = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class CheckpointFacts:
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
@@ -24,7 +24,7 @@ class Checkpoint:
     """As the checkpoint calls it, in lower case; empty for plain weights."""
 
 
-def read_checkpoint(config: TensorRTLLMConfig) -> Checkpoint:
+def read_checkpoint(config: TensorRTLLMConfig) -> CheckpointFacts:
     """Raises EngineError for a folder that holds no model, InvalidRequestError where `max_model_len` must be given."""
     folder = config.model_dir
     settings = read_json(folder / "config.json")
@@ -38,7 +38,7 @@ def read_checkpoint(config: TensorRTLLMConfig) -> Checkpoint:
         )
     dtype = text.get("dtype") or text.get("torch_dtype") or settings.get("torch_dtype") or "float32"
     vocab_size = int(text["vocab_size"])
-    return Checkpoint(
+    return CheckpointFacts(
         vocab_size=vocab_size,
         max_model_len=int(longest),
         eos_token_ids=eos_token_ids(folder, text, vocab_size),
@@ -47,7 +47,7 @@ def read_checkpoint(config: TensorRTLLMConfig) -> Checkpoint:
     )
 
 
-def check_settings(config: TensorRTLLMConfig, checkpoint: Checkpoint) -> None:
+def check_settings(config: TensorRTLLMConfig, checkpoint: CheckpointFacts) -> None:
     """The PyTorch backend computes as the checkpoint says.
 
     Raises UnsupportedError for a setting that wants otherwise.

@@ -11,7 +11,7 @@ from penstock.engines.contract.continuous_batcher import ContinuousBatcher
 from penstock.engines.errors import EngineError
 from penstock.engines.kit.package_contract import field_names, resolve
 from penstock.engines.tensorrt_llm.arguments import check_engine_args, llm_arguments
-from penstock.engines.tensorrt_llm.checkpoint import Checkpoint, check_settings, read_checkpoint
+from penstock.engines.tensorrt_llm.checkpoint import CheckpointFacts, check_settings, read_checkpoint
 from penstock.engines.tensorrt_llm.config import TensorRTLLMConfig, read_config
 from penstock.engines.tensorrt_llm.contract import CONTRACT, KV_CACHE_CONFIG, LLM_ARGS
 from penstock.engines.tensorrt_llm.versions import installed_version
@@ -38,7 +38,7 @@ def load(options: Mapping[str, Any], clock: Callable[[], float] = time.monotonic
     return TensorRTLLMBatcher(start(config, checkpoint), adapters, config, checkpoint, version, clock)
 
 
-def start(config: TensorRTLLMConfig, checkpoint: Checkpoint) -> Any:
+def start(config: TensorRTLLMConfig, checkpoint: CheckpointFacts) -> Any:
     """TensorRT-LLM's LLM: its worker processes, the weights and the KV cache."""
     from tensorrt_llm import LLM
     from tensorrt_llm.llmapi.llm_args import KvCacheConfig

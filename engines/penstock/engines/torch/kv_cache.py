@@ -47,7 +47,7 @@ def bytes_of_block(layouts: Sequence[LayerLayout], block_size: int) -> int:
     return block_size * max(sum(layouts[n].token_bytes for n in group.layers) for group in groups_of(layouts))
 
 
-class KVCache:
+class TorchKVCache:
     """Block b of a layer is keys[b] and values[b], `[block_size, kv_heads, size]` each.
 
     The n-th layers of all groups have the same tensors: a block belongs to one group at a time.

@@ -12,16 +12,16 @@ from transformers import PreTrainedModel
 
 from penstock.engines.kit.batch import Batch, Int32s, Ints, Outputs
 from penstock.engines.torch.attention import attach
-from penstock.engines.torch.kv_cache import KVCache
+from penstock.engines.torch.kv_cache import TorchKVCache
 from penstock.engines.torch.lora import TorchAdapters, UsedAdapter
 from penstock.engines.torch.paged import PagedAttention
 from penstock.engines.torch.step import Step, make_step
 
 
 class PagedModel:
-    """`model` has been found fit for it by `probe.inspect_layers`."""
+    """A model of transformers over our cache. `probe.inspect_layers` has found it fit for that."""
 
-    def __init__(self, model: PreTrainedModel, cache: KVCache) -> None:
+    def __init__(self, model: PreTrainedModel, cache: TorchKVCache) -> None:
         self.cache = cache
         self._model = model
         self._attention = PagedAttention(cache)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from penstock.engines.torch.kv_cache import KVCache
+from penstock.engines.torch.kv_cache import TorchKVCache
 from penstock.engines.torch.step import Reach, Step
 
 
@@ -17,7 +17,7 @@ class PagedAttention:
 
     step: Step
 
-    def __init__(self, cache: KVCache) -> None:
+    def __init__(self, cache: TorchKVCache) -> None:
         self.cache = cache
 
     def attend(

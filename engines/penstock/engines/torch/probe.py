@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from penstock.engines.errors import PenstockError, UnsupportedError
 from penstock.engines.kit.batch import Batch, GroupTables, Int32s, Ints
 from penstock.engines.torch.attention import ATTENTION, attach
-from penstock.engines.torch.kv_cache import KVCache, LayerLayout, groups_of
+from penstock.engines.torch.kv_cache import LayerLayout, TorchKVCache, groups_of
 from penstock.engines.torch.model import PagedModel
 
 _UNDERSTOOD = {"scaling", "sliding_window", "softcap", "s_aux", "position_ids", "is_causal", "dropout"}
@@ -128,7 +128,7 @@ def _in_steps(model: PreTrainedModel, layouts: dict[nn.Module, LayerLayout], tok
     """Logits of the first request, in two chunks, beside a second one that is a few tokens behind."""
     blocks = -(-_LENGTH // _BLOCK_SIZE)
     num_groups = len(groups_of(list(layouts.values())))
-    paged = PagedModel(model, KVCache(layouts, 2 * num_groups * blocks, _BLOCK_SIZE, model.device))
+    paged = PagedModel(model, TorchKVCache(layouts, 2 * num_groups * blocks, _BLOCK_SIZE, model.device))
     tables = np.arange(2 * num_groups * blocks, dtype=np.int32)[::-1].reshape(num_groups, blocks, 2).swapaxes(1, 2)
     parts = []
     for computed, scheduled in ([0, 0], [_CHUNK, 5]), ([_CHUNK, 5], [_LENGTH - _CHUNK, 1]):
@@ -175,7 +175,7 @@ def step_memory(model: PreTrainedModel, layouts: dict[nn.Module, LayerLayout], n
         return 0
     blocks = -(-num_tokens // _BLOCK_SIZE)
     num_groups = len(groups_of(list(layouts.values())))
-    paged = PagedModel(model, KVCache(layouts, num_groups * blocks, _BLOCK_SIZE, model.device))
+    paged = PagedModel(model, TorchKVCache(layouts, num_groups * blocks, _BLOCK_SIZE, model.device))
     tables = np.arange(num_groups * blocks, dtype=np.int32).reshape(num_groups, 1, blocks)
     torch.cuda.reset_peak_memory_stats(model.device)
     before = torch.cuda.memory_allocated(model.device)

@@ -15,7 +15,7 @@ from penstock.engines.kit.step_runner import StepRunner
 from penstock.engines.torch.checkpoint import read_config
 from penstock.engines.torch.config import TorchConfig
 from penstock.engines.torch.device import NAMES, choose_device, choose_dtype, default_threads, free_memory
-from penstock.engines.torch.kv_cache import KVCache, bytes_of_block, groups_of
+from penstock.engines.torch.kv_cache import TorchKVCache, bytes_of_block, groups_of
 from penstock.engines.torch.loading import check_rope, load_config, load_model
 from penstock.engines.torch.lora import Layers, TorchAdapters
 from penstock.engines.torch.lora_targets import watch
@@ -59,7 +59,8 @@ class TorchRunner(StepRunner):
             share=_SHARE_OF_FREE_MEMORY[device.type],
         )
         load_configured(config.adapters, self._adapters.prepare, self._adapters.install)
-        self._threaded = ThreadedModel(PagedModel(model, KVCache(layouts, count, block_size, device)), self._adapters)
+        cache = TorchKVCache(layouts, count, block_size, device)
+        self._threaded = ThreadedModel(PagedModel(model, cache), self._adapters)
         where = f"{threads} threads" if device.type == "cpu" else torch.cuda.get_device_name(device)
         info = ModelInfo(
             vocab_size=vocab_size,

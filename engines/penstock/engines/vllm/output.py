@@ -9,13 +9,13 @@ from typing import Any
 from penstock.engines.contract.messages import TokenLogprobs
 from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.errors import EngineError, NumericalError
-from penstock.engines.vllm.requests import RequestTable
+from penstock.engines.vllm.requests import VLLMRequestTable
 from penstock.engines.vllm.step import Row
 
 NOT_FINITE = "the model's logits are not finite"
 
 
-def read_output(step: SchedulerOutput, rows: Sequence[Row], table: RequestTable, theirs: Any) -> ModelRunnerOutput:
+def read_output(step: SchedulerOutput, rows: Sequence[Row], table: VLLMRequestTable, theirs: Any) -> ModelRunnerOutput:
     """`theirs` is vLLM's; its requests come in an order of its own. Appends the sampled tokens to their requests."""
     output = ModelRunnerOutput([[] for _ in step.request_ids])
     broken = theirs.num_nans_in_logits or {}

@@ -45,7 +45,7 @@ class LiveRequest:
         return self.token_ids[self.num_prompt_tokens :]
 
 
-class RequestTable:
+class VLLMRequestTable:
     """The live requests by id, and which of their names vLLM's workers still have to forget."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from penstock.engines.vllm.adapters import VLLMAdapters
 from penstock.engines.vllm.config import VLLMConfig
 from penstock.engines.vllm.model_info import description, eos_token_ids, kv_groups
 from penstock.engines.vllm.output import read_output
-from penstock.engines.vllm.requests import LiveRequest, RequestTable, usable_blocks
+from penstock.engines.vllm.requests import LiveRequest, VLLMRequestTable, usable_blocks
 from penstock.engines.vllm.sampling import to_vllm
 from penstock.engines.vllm.start import start_for_steps
 from penstock.engines.vllm.step import PreparedStep, Row, StepBuilder
@@ -63,7 +63,7 @@ class VLLMRunner:
         asynchronous = bool(settings.scheduler_config.async_scheduling)
         sends_tokens = config.pipeline_parallel_size > 1 and not asynchronous
         self._max_steps = 1 if sends_tokens else max(2, settings.max_concurrent_batches)
-        self._table = RequestTable()
+        self._table = VLLMRequestTable()
         self._builder = StepBuilder(
             self._sampling_of,
             self._adapters,

@@ -15,7 +15,7 @@ from vllm.v1.core.sched.output import SchedulerOutput as VLLMSchedulerOutput
 from penstock.engines.contract.step import SchedulerOutput
 from penstock.engines.errors import InvalidRequestError, PenstockError, StepFailedError
 from penstock.engines.vllm.adapters import VLLMAdapters
-from penstock.engines.vllm.requests import NULL_BLOCK, LiveRequest, RequestTable, to_vllm_blocks
+from penstock.engines.vllm.requests import NULL_BLOCK, LiveRequest, VLLMRequestTable, to_vllm_blocks
 from penstock.kvcache import KVGroup
 
 SamplingOf = Callable[[LiveRequest, bool], VLLMSamplingParams]
@@ -67,7 +67,7 @@ class StepBuilder:
         self._previous: set[int] = set()
         """Requests of the step before."""
 
-    def build(self, step: SchedulerOutput, table: RequestTable) -> PreparedStep:
+    def build(self, step: SchedulerOutput, table: VLLMRequestTable) -> PreparedStep:
         """Applies `step` to the table, in the order that SchedulerOutput prescribes, and says the same to vLLM."""
         fresh = {new.id for new in step.new_requests}
         table.drop(step.dropped_ids)
@@ -103,7 +103,7 @@ class StepBuilder:
         output.kv_cache_block_copies = self._block_copies(step, table) or None
         return prepared
 
-    def _block_copies(self, step: SchedulerOutput, table: RequestTable) -> list[KVCacheBlockCopy]:
+    def _block_copies(self, step: SchedulerOutput, table: VLLMRequestTable) -> list[KVCacheBlockCopy]:
         """The step's, and the null block over each fresh block that a request with broken logits has held.
 
         Kernels multiply what lies behind a request's last token with zero, which does not make a NaN go away.
@@ -125,7 +125,7 @@ class StepBuilder:
         return [KVCacheBlockCopy(source, destination) for destination, source in sources.items()]
 
     def _apply_blocks(
-        self, step: SchedulerOutput, table: RequestTable, fresh: set[int]
+        self, step: SchedulerOutput, table: VLLMRequestTable, fresh: set[int]
     ) -> tuple[dict[int, list[list[int]]], set[int]]:
         """Returns, for requests whose tables have grown, the new blocks of each group, and the ids of those that lost a
         block for another, which vLLM can only be told with whole tables."""

@@ -8,7 +8,7 @@ from helpers_models import load_reference, make_model, reference_tokens
 from helpers_runner import Driver, prompt
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.device import ThreadPlan, plan_threads
-from penstock.engines.openvino.model import PagedModel
+from penstock.engines.openvino.model import BufferedDecoder
 from penstock.engines.openvino.runner import OpenVINORunner
 
 MIB = 1 << 20
@@ -34,7 +34,7 @@ def test_plans(weights, cores, threads, expected):
 def test_tokens_do_not_depend_on_the_threads(tmp_path, monkeypatch):
     monkeypatch.setattr("penstock.engines.openvino.runner.usable_cores", lambda: 2)
     used = []
-    prepare = PagedModel.prepare
+    prepare = BufferedDecoder.prepare
 
     def observe(model, buffer, batch):
         prepare(model, buffer, batch)
@@ -43,7 +43,7 @@ def test_tokens_do_not_depend_on_the_threads(tmp_path, monkeypatch):
     folder = make_model(tmp_path, eos_token_id=None)
     config = OpenVINOConfig(model_dir=folder, dtype="f32", weights="f32", kv_cache_dtype="f32", num_blocks=16)
     runner = OpenVINORunner(config)
-    monkeypatch.setattr(PagedModel, "prepare", observe)
+    monkeypatch.setattr(BufferedDecoder, "prepare", observe)
     tokens = prompt(120, 1)
     assert Driver(runner).generate([tokens], 20) == [reference_tokens(load_reference(folder), tokens, 20)]
     assert used == [1] + [0] * 19

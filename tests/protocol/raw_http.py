@@ -20,7 +20,7 @@ def connect(port: int, receive_buffer: int | None = None) -> socket.socket:
 
 def post(body: dict[str, Any] | bytes, path: str = "/v1/completions", *headers: bytes) -> bytes:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    lines = [b"POST %b HTTP/1.1" % path.encode(), b"Host: x", b"Content-Length: %d" % len(content), *headers]
+    lines = [b"POST %b HTTP/1.1" % path.encode(), b"Host: localhost", b"Content-Length: %d" % len(content), *headers]
     return b"\r\n".join(lines) + b"\r\n\r\n" + content
 
 

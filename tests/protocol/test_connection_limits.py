@@ -69,7 +69,9 @@ def test_broken_or_oversized_head(serve: Serve, name: str, data: bytes, expected
 
 
 def chunked(*chunks: bytes, trailer: bytes = b"") -> bytes:
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    )
     return head + b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in chunks) + b"0\r\n" + trailer + b"\r\n"
 
 

@@ -116,7 +116,7 @@ def test_a_client_that_does_not_read_is_waited_for(server: KServeServer, llm: Fa
     body = b'{"text_input":"a"}'
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(
-            b"POST /v2/models/llm/generate_stream HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%s"
+            b"POST /v2/models/llm/generate_stream HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s"
             % (len(body), body)
         )
         seen, still = -1, 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -16,6 +17,7 @@ from penstock.gateway.config import Config, ConfigError
 from penstock.gateway.config_sections import GrpcConfig, RepositoryConfig
 from penstock.gateway.custom_metrics import CustomMetrics
 from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.exposure import asks_for_keys, browser_rules
 from penstock.gateway.gpu_metrics import GpuMetrics
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.kserve.context import KServe
@@ -163,7 +165,7 @@ def grpc_settings(config: Config) -> GrpcSettings:
     """Raises ConfigError."""
     server, grpc = config.server, config.grpc
     return GrpcSettings(
-        host=server.grpc_address or server.host,
+        host=server.address("grpc"),
         port=server.grpc_port,
         max_message_bytes=server.http_max_input_size,
         tls=_tls(grpc),
@@ -195,9 +197,17 @@ def app_settings(config: Config, metrics: Metrics, ready: Callable[[], bool]) ->
         version=version("penstock"),
         policy=config.scheduling.policy,
         api_keys={_tenant(key): key for key in config.server.api_key},
+        browsers=browser_rules(config.server, "http"),
         metrics=metrics.render,
         ready=ready,
     )
+
+
+def metrics_settings(config: Config, settings: AppSettings) -> AppSettings:
+    """The metrics port's, from those of the main one. Raises ConfigError."""
+    server = config.server
+    keys = settings.api_keys if asks_for_keys(server, "metrics") else {}
+    return replace(settings, api_keys=keys, browsers=browser_rules(server, "metrics"))
 
 
 def _tenant(key: str) -> str:

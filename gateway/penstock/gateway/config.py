@@ -133,7 +133,9 @@ def _read_file(path: Path) -> dict[str, Any]:
     return settings
 
 
-LISTS = frozenset({"served_model_name", "api_key", "model_repository", "load_model"})
+LISTS = frozenset(
+    {"served_model_name", "api_key", "allowed_hosts", "allowed_origins", "model_repository", "load_model"}
+)
 """Settings that take several values: repeated flags, comma-separated variables, arrays in files."""
 PAIRS = frozenset({"backend_config", "trace_config", "lora"})
 """The same for values that have commas of their own: variables separate them by semicolons."""

@@ -12,6 +12,7 @@ from penstock.engines.scheduler import config as scheduler_config
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0)]
+ListeningPort = Literal["http", "grpc", "metrics"]
 Name = Annotated[str, Meta(min_length=1)]
 """Never empty: `--api-key "$KEY"` without a KEY must not let in whoever sends an empty one, nor everybody."""
 
@@ -210,15 +211,22 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the server listens, and how it behaves towards clients."""
 
     id: Annotated[Name, Meta(description="the server's name in its KServe metadata")] = "penstock"
-    host: Annotated[str, Meta(description="address to listen on; 0.0.0.0 for all")] = "127.0.0.1"
+    host: Annotated[
+        str,
+        Meta(
+            description="address to listen on; 0.0.0.0 for all; beyond this machine, it needs --api-key or "
+            "--allow-anonymous"
+        ),
+    ] = "127.0.0.1"
     http_address: Annotated[str | None, Meta(description="another address for HTTP")] = None
     grpc_address: Annotated[str | None, Meta(description="another address for gRPC")] = None
     metrics_address: Annotated[str | None, Meta(description="another address for metrics")] = None
     http_port: Annotated[Port, Meta(description="OpenAI API, KServe v2 and health")] = 8000
     grpc_port: Annotated[Port, Meta(description="KServe v2 over gRPC, and the standard health service")] = 8001
-    metrics_port: Annotated[Port, Meta(description="Prometheus metrics and the scheduler's state, without a key")] = (
-        8002
-    )
+    metrics_port: Annotated[
+        Port,
+        Meta(description="Prometheus metrics and the scheduler's state; without a key on this machine's addresses"),
+    ] = 8002
     allow_http: Annotated[bool, Meta(description="listen for HTTP")] = True
     allow_grpc: Annotated[bool, Meta(description="listen for gRPC")] = True
     allow_metrics: Annotated[bool, Meta(description="listen on the metrics port")] = True
@@ -237,6 +245,21 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     api_key: Annotated[
         tuple[Name, ...],
         Meta(description="accepted bearer keys; each is a tenant of its own; default: no key is asked for"),
+    ] = ()
+    allow_anonymous: Annotated[
+        bool,
+        Meta(description="other machines may use ports without a key: all without --api-key, the metrics port with it"),
+    ] = False
+    allowed_hosts: Annotated[
+        tuple[Name, ...],
+        Meta(
+            description="names by which clients may call a server without keys, besides localhost and its addresses; "
+            "others are refused, since a web page may be behind them"
+        ),
+    ] = ()
+    allowed_origins: Annotated[
+        tuple[Name, ...],
+        Meta(description="web pages of these origins may use the server, as http://localhost:3000; with keys also *"),
     ] = ()
     memory_limit: Annotated[
         str | Positive | None,
@@ -284,6 +307,11 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tuple[Name, ...],
         Meta(description="a setting of the request trace, as level=, rate=, count= or triton,file= and the like"),
     ] = ()
+
+    def address(self, port: ListeningPort) -> str:
+        """Where that port listens."""
+        own: str | None = getattr(self, f"{port}_address")
+        return own or self.host
 
     @property
     def logging_level(self) -> str:

@@ -26,9 +26,11 @@ from penstock.gateway.app import (
     build_kserve,
     build_repository,
     grpc_settings,
+    metrics_settings,
 )
 from penstock.gateway.config import Config, ConfigError
 from penstock.gateway.custom_metrics import CustomMetrics
+from penstock.gateway.exposure import check_exposure
 from penstock.gateway.gpu_metrics import GpuMetrics
 from penstock.gateway.http.app import build_app, build_metrics_app
 from penstock.gateway.http.auth import ApiKeys
@@ -58,6 +60,7 @@ def serve(config: Config) -> int:
     for library in ("grpc", "asyncio"):
         logging.getLogger(library).setLevel(logging.WARNING)  # at level debug they drown out everything else
     try:
+        check_exposure(config)
         wanted = config.model.model is not None or not config.repository.model_repository
         source = find_model(config.model.model) if wanted else None
         if source is None and (config.adapters.lora or config.adapters.lora_directory):
@@ -99,11 +102,11 @@ class _Server:
         limits = replace(ConnectionLimits(), send_timeout=server.send_timeout)
         self._http = HttpServer(
             build_app(self._dataplane, settings, self._kserve),
-            ServerSettings(host=server.http_address or server.host, port=server.http_port, limits=limits),
+            ServerSettings(host=server.address("http"), port=server.http_port, limits=limits),
         )
         self._operator = HttpServer(
-            build_metrics_app(self._dataplane, settings, operator_routes(self._dataplane)),
-            ServerSettings(host=server.metrics_address or server.host, port=server.metrics_port),
+            build_metrics_app(self._dataplane, metrics_settings(config, settings), operator_routes(self._dataplane)),
+            ServerSettings(host=server.address("metrics"), port=server.metrics_port),
         )
         self._keys = ApiKeys(settings.api_keys)
         self._grpc: GrpcServer | None = None
@@ -157,7 +160,7 @@ class _Server:
             await self._grpc.start()
         logger.info(
             "listening on %s (gRPC %s, metrics %s)",
-            f"http://{url_host(server.http_address or server.host)}:{self._http.port}" if server.allow_http else "-",
+            f"http://{url_host(server.address('http'))}:{self._http.port}" if server.allow_http else "-",
             self._grpc.port if self._grpc is not None else "-",
             self._operator.port if server.allow_metrics else "-",
         )

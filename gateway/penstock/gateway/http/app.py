@@ -14,6 +14,8 @@ from penstock.gateway.adapter_control import AdapterControl
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.errors import HttpError
 from penstock.gateway.http.auth import ApiKeys
+from penstock.gateway.http.browser_guard import BrowserGuard
+from penstock.gateway.http.cross_origin import CrossOrigin
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 from penstock.gateway.http.health import Live, Metrics, Ready, Version
 from penstock.gateway.http.settings import AppSettings
@@ -40,12 +42,12 @@ def build_app(dataplane: DataPlane, settings: AppSettings, kserve: KServe | None
         *_health_routes(dataplane, settings),
         Route("/version", Version(dataplane, settings), methods=["GET"]),
     ]
-    return _App(routes, settings, ApiKeys(settings.api_keys), KServeApp(kserve) if kserve is not None else None)
+    return _App(routes, settings, KServeApp(kserve) if kserve is not None else None)
 
 
 def build_metrics_app(dataplane: DataPlane, settings: AppSettings, extra_routes: Sequence[BaseRoute] = ()) -> ASGIApp:
-    """The metrics port: metrics and health, open without a key, so bind it where only the operator reaches it."""
-    return _App([*_health_routes(dataplane, settings), *extra_routes], settings, ApiKeys({}))
+    """The metrics port: metrics and health."""
+    return _App([*_health_routes(dataplane, settings), *extra_routes], settings)
 
 
 def _health_routes(dataplane: DataPlane, settings: AppSettings) -> list[BaseRoute]:
@@ -58,17 +60,17 @@ def _health_routes(dataplane: DataPlane, settings: AppSettings) -> list[BaseRout
 
 
 class _App:
-    """Plain ASGI. Every path but `open_paths` needs a key, whether a route exists for it or not; what is compared is
-    `scope["path"]`, which no Host header can bend."""
+    """Plain ASGI. Every path but `open_paths` needs a key, whether a route exists for it or not, or where there are no
+    keys, has to pass the browser guard. What is compared is `scope["path"]`, which no Host header can bend."""
 
-    def __init__(
-        self, routes: Sequence[BaseRoute], settings: AppSettings, keys: ApiKeys, kserve: KServeApp | None = None
-    ) -> None:
+    def __init__(self, routes: Sequence[BaseRoute], settings: AppSettings, kserve: KServeApp | None = None) -> None:
         self._router = Router(routes, redirect_slashes=False)
         self._plain = {route.path: route for route in routes if isinstance(route, Route) and "{" not in route.path}
         """Routes that a look-up finds; the router's own coroutines would lie on the way of every token."""
         self._settings = settings
-        self._keys = keys
+        self._keys = ApiKeys(settings.api_keys)
+        self._guard = BrowserGuard(settings.browsers)
+        self._cross_origin = CrossOrigin(settings.browsers.origins) if settings.browsers.origins else None
         self._kserve = kserve
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,12 +78,14 @@ class _App:
             raise RuntimeError(f"This server has no use for ASGI scopes of type {scope['type']}.")
         exchange = Exchange(scope, receive, send, self._settings.drain)
         scope[SCOPE_KEY] = exchange
+        if self._cross_origin is not None and await self._cross_origin.answered(exchange):
+            return
         if self._kserve is not None and self._kserve.handles(scope["path"]):
             await self._answer_kserve(self._kserve, exchange)
             return
         scope["app"] = self  # makes starlette raise its 404 and 405 instead of answering in its own shape
         try:
-            self._authenticate(exchange)
+            self._admit(exchange)
             route = self._plain.get(scope["path"])
             if route is not None and scope["method"] in (route.methods or ()):
                 await route.app(scope, receive, exchange.send)
@@ -95,15 +99,20 @@ class _App:
             logger.exception("Unexpected error; request %s", exchange.request_id.decode())
             await exchange.fail(error)
 
-    def _authenticate(self, exchange: Exchange) -> None:
-        """Raises AuthenticationError."""
-        if exchange.scope["path"] not in self._settings.open_paths:
-            exchange.tenant = self._keys.tenant(exchange.header(b"authorization"))
+    def _admit(self, exchange: Exchange) -> None:
+        """Raises AuthenticationError, HttpError, InvalidRequestError."""
+        if exchange.scope["path"] in self._settings.open_paths:  # kubelets send a pod's address as Host
+            return
+        authorization = exchange.only_header(b"authorization")
+        if self._keys.needed:
+            exchange.tenant = self._keys.tenant(authorization)
+        else:
+            self._guard.check(exchange)
 
     async def _answer_kserve(self, kserve: KServeApp, exchange: Exchange) -> None:
         """Below /v2 errors have another shape, which that app knows."""
         try:
-            self._authenticate(exchange)
+            self._admit(exchange)
         except PenstockError as error:
             await kserve.fail(exchange, error)
         else:

@@ -15,6 +15,10 @@ class ApiKeys:
     def __init__(self, keys: Mapping[str, str]) -> None:
         self._digests = [(tenant, hashlib.sha256(key.encode()).digest()) for tenant, key in keys.items()]
 
+    @property
+    def needed(self) -> bool:
+        return bool(self._digests)
+
     def tenant(self, authorization: bytes | None) -> str:
         """The tenant whose key `Authorization: Bearer <key>` carries. Raises AuthenticationError.
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from starlette.types import Message, Receive, Scope, Send
 
 from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError
 from penstock.gateway.errors import HttpError, error_headers, error_json, wire_shape
 from penstock.gateway.http.drain import DrainState
+
+Headers = list[tuple[bytes, bytes]]
 
 SCOPE_KEY = "penstock.exchange"
 _JSON = b"application/json"
@@ -46,15 +48,22 @@ class Exchange:
         self.tenant = ""
         self.started = False
         self.streaming = False
-        self.request_id = _request_id(self.header(b"x-request-id"))
+        self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
+        """By lower-case name; of several with the same name the first one."""
+        self.extra_headers: Sequence[tuple[bytes, bytes]] = ()
+        """What the answer carries, whichever it will be, beside its id."""
+        self.request_id = _request_id(self.headers.get(b"x-request-id"))
 
-    def header(self, name: bytes) -> bytes | None:
-        """The first header of this (lower-case) name."""
-        return next((value for key, value in self.scope["headers"] if key == name), None)
+    def only_header(self, name: bytes) -> bytes | None:
+        """Raises InvalidRequestError when there are several of this (lower-case) name."""
+        given = self.scope["headers"]
+        if len(given) != len(self.headers) and sum(key == name for key, _ in given) > 1:
+            raise InvalidRequestError(f"{name.decode().title()} is given more than once.")
+        return self.headers.get(name)
 
     def timeout(self) -> float | None:
         """Seconds that the client gives its request in `X-Request-Timeout`, if it does. Raises InvalidRequestError."""
-        given = self.header(b"x-request-timeout")
+        given = self.headers.get(b"x-request-timeout")
         if given is None:
             return None
         if not _SECONDS.fullmatch(given) or not float(given):
@@ -85,15 +94,15 @@ class Exchange:
                 return b"".join(chunks)
 
     def _check_body_headers(self) -> None:
-        encoding = self.header(b"content-encoding")
+        encoding = self.headers.get(b"content-encoding")
         if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
             raise HttpError(415, "Compressed request bodies are not supported.", code="unsupported_encoding")
-        kind = (self.header(b"content-type") or _JSON).partition(b";")[0].strip().lower()
+        kind = (self.headers.get(b"content-type") or _JSON).partition(b";")[0].strip().lower()
         if kind != _JSON:
             raise HttpError(415, "The request body must be application/json.", code="unsupported_media_type")
 
     def _check_length(self, limit: int) -> None:
-        length = self.header(b"content-length")
+        length = self.headers.get(b"content-length")
         if length is None:
             return
         if not length.isdigit() or len(length) > 19:
@@ -136,13 +145,13 @@ class Exchange:
         elif not self.started:
             await self.respond(wire_shape(error).status, error_json(error), headers=error_headers(error))
 
-    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    async def _start(self, status: int, headers: Headers) -> None:
         self.started = True
         headers = [*headers, *self._common_headers()]
         await self.raw_send({"type": "http.response.start", "status": status, "headers": headers})
 
-    def _common_headers(self) -> list[tuple[bytes, bytes]]:
-        headers = [(b"x-request-id", self.request_id)]
+    def _common_headers(self) -> Headers:
+        headers = [(b"x-request-id", self.request_id), *self.extra_headers]
         if self.drain.draining:
             headers.append((b"connection", b"close"))
         return headers

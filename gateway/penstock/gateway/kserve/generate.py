@@ -45,7 +45,7 @@ async def generate(context: KServe, exchange: Exchange, name: str, version: str 
             body = await read_plain(exchange, context.max_input_bytes)
             call.watch()
             request = await _read(body, model.signature)
-            complete_request(request, context, exchange, dict(exchange.scope["headers"]))
+            complete_request(request, context, exchange)
             model = context.models.model(name, version)  # a reload may have replaced it meanwhile
             trace = context.tracing.start(model.name, model.version, request.id)
             if trace is not None:

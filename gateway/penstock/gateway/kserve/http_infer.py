@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from penstock.classic.base import InferModel
 from penstock.classic.messages import InferResponse
@@ -47,28 +47,27 @@ class Infer:
 
     async def __call__(self, exchange: Exchange, name: str, version: str) -> None:
         context = self._context
-        headers: dict[bytes, bytes] = dict(exchange.scope["headers"])
         async with Call(exchange) as call:
             received = time.monotonic_ns()
             model = context.models.model(name, version)
             if not model.takes_infer:
                 raise UnsupportedError("HTTP end point doesn't support models with decoupled transaction policy")
-            coding = content_coding(headers.get(b"content-encoding"))
-            length = _header_length(exchange, headers)
+            coding = content_coding(exchange.headers.get(b"content-encoding"))
+            length = _header_length(exchange)
             body = await exchange.read(context.max_input_bytes)
             watching = asyncio.get_running_loop().call_later(_WATCH_AFTER, call.watch)
             try:
                 if coding:
                     body = await _decompressed(coding, body, context.max_input_bytes)
                 inference = await self._parsed(body, length, model)
-                complete_request(inference.request, context, exchange, headers)
+                complete_request(inference.request, context, exchange)
                 model = context.models.model(name, version)  # a reload may have replaced it meanwhile
                 trace = context.tracing.start(model.name, model.version, inference.request.id)
                 if trace is not None:
-                    await self._traced(trace, received, exchange, headers, model, inference)
+                    await self._traced(trace, received, exchange, model, inference)
                 else:
                     response = await model.infer(inference.request)
-                    await self._answer(exchange, headers, model, inference, response)
+                    await self._answer(exchange, model, inference, response)
             finally:
                 watching.cancel()
 
@@ -91,7 +90,6 @@ class Infer:
         trace: RequestTrace,
         received: int,
         exchange: Exchange,
-        headers: Mapping[bytes, bytes],
         model: InferModel,
         inference: Inference,
     ) -> None:
@@ -101,7 +99,7 @@ class Infer:
             trace.mark_now("REQUEST_END")
             trace.outputs(response.outputs or ())
             trace.mark_now("HTTP_SEND_START")
-            await self._answer(exchange, headers, model, inference, response)
+            await self._answer(exchange, model, inference, response)
             trace.mark_now("HTTP_SEND_END")
         finally:
             trace.finish()
@@ -109,7 +107,6 @@ class Infer:
     async def _answer(
         self,
         exchange: Exchange,
-        headers: Mapping[bytes, bytes],
         model: InferModel,
         inference: Inference,
         response: InferResponse,
@@ -124,22 +121,20 @@ class Infer:
             parts = await asyncio.to_thread(encode_infer, inference, model, response, labels)
         binary = len(parts) > 1
         extra = [_BINARY, (_HEADER_LENGTH, b"%d" % len(parts[0]))] if binary else [_JSON]
-        if ORCA_HEADER in headers:
+        if ORCA_HEADER in exchange.headers:
             extra += load_headers(exchange, self._context.load_metrics)
-        coding = accepted_coding(headers.get(b"accept-encoding"))
+        coding = accepted_coding(exchange.headers.get(b"accept-encoding"))
         if coding and sum(map(len, parts)) >= MIN_COMPRESSED:
             parts = [await asyncio.to_thread(compress, coding, parts)]
             extra += [(b"content-encoding", coding), (b"vary", b"accept-encoding")]
         await _respond(exchange, extra, parts)
 
 
-def _header_length(exchange: Exchange, headers: Mapping[bytes, bytes]) -> int | None:
+def _header_length(exchange: Exchange) -> int | None:
     """The length of the JSON part, where the client says it. Raises InvalidRequestError."""
-    given = headers.get(_HEADER_LENGTH)
+    given = exchange.only_header(_HEADER_LENGTH)
     if given is None:
         return None
-    if sum(key == _HEADER_LENGTH for key, _ in exchange.scope["headers"]) > 1:
-        raise InvalidRequestError("Inference-Header-Content-Length is given more than once")
     given = given.strip(b" \t")
     if not given.isdigit() or len(given) > 19:
         raise InvalidRequestError("Inference-Header-Content-Length is not a number")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 
 from penstock.classic.messages import InferRequest
 from penstock.gateway.http.exchange import Exchange
@@ -12,15 +11,13 @@ from penstock.gateway.kserve.headers import forwarded_http
 from penstock.gateway.kserve.tracing import RequestTrace
 
 
-def complete_request(
-    request: InferRequest, context: KServe, exchange: Exchange, headers: Mapping[bytes, bytes]
-) -> None:
+def complete_request(request: InferRequest, context: KServe, exchange: Exchange) -> None:
     """Sets tenant, deadline and forwarded headers. Raises InvalidRequestError."""
     request.tenant = exchange.tenant
     pattern = context.header_forward_pattern
     if pattern is not None:
         request.parameters |= forwarded_http(exchange.scope["headers"], pattern)
-    if b"x-request-timeout" in headers:
+    if b"x-request-timeout" in exchange.headers:
         timeout = exchange.timeout()
         request.deadline = None if timeout is None else time.monotonic() + timeout
 

@@ -23,7 +23,7 @@ async def read_object(exchange: Exchange, limit: int, *, optional: bool = False)
 
 async def read_plain(exchange: Exchange, limit: int) -> bytes:
     """The body, which must not be compressed. Raises as `read_object`."""
-    encoding = exchange.header(b"content-encoding")
+    encoding = exchange.headers.get(b"content-encoding")
     if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
         raise InvalidRequestError("Unsupported content-encoding, only 'identity' is supported.")
     return await exchange.read(limit)

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.http.exchange import Exchange, Headers
 
-Headers = list[tuple[bytes, bytes]]
 LoadMetrics = Callable[[], Mapping[str, float]]
 """Gives what is reported now: `kv_cache_utilization`, `max_token_capacity`, ..."""
 
@@ -26,7 +25,7 @@ def load_headers(exchange: Exchange, load_metrics: LoadMetrics | None) -> Header
     None for other formats, as in Triton: it is a load balancer that asks, and no request of its clients should fail
     because it asks for more than we have.
     """
-    wanted = exchange.header(ORCA_HEADER)
+    wanted = exchange.headers.get(ORCA_HEADER)
     if wanted is None or load_metrics is None:
         return []
     form = wanted.strip().lower()

@@ -94,6 +94,16 @@ async def test_the_keys_are_compared_before_the_route_is_looked_up() -> None:
     assert (await get("/nowhere", headers=good, api_keys=LOCKED)).status == 404
 
 
+@pytest.mark.parametrize("keys", [LOCKED, {}])
+async def test_one_request_has_one_authorization(keys: Mapping[str, str]) -> None:
+    """The first might be the caller's, and the second what a proxy has put behind it."""
+    app = build_app(FakeDataPlane(), AppSettings(api_keys=keys))
+    request = AsgiCall(app, "/v1/models", method="GET", headers={"authorization": "Bearer key-one"})
+    request._scope["headers"] *= 2
+    assert (await request.run()).status == 400
+    assert request.json()["error"]["message"] == "Authorization is given more than once."
+
+
 async def test_unknown_route_and_method_speak_openai() -> None:
     missing = await get("/nowhere")
     assert missing.status == 404
@@ -151,7 +161,7 @@ async def test_metrics_and_version() -> None:
 
 
 async def test_metrics_port_serves_metrics_and_health_alone() -> None:
-    app = build_metrics_app(FakeDataPlane(), AppSettings(metrics=metrics, api_keys=LOCKED))
+    app = build_metrics_app(FakeDataPlane(), AppSettings(metrics=metrics))
     for path, method in ROUTES.items():
         expected = 200 if path.startswith(("/metrics", "/health")) else 404
         assert (await call(app, path, method=method)).status == expected, path

@@ -69,11 +69,13 @@ class Guard:
         self.drain = drain
 
     def tenant(self, context: Context) -> str:
-        """Raises AuthenticationError."""
+        """Raises AuthenticationError, InvalidRequestError."""
         if self._keys is None:
             return ""
-        given = next((value for key, value in context.invocation_metadata() if key == "authorization"), "")
-        return self._keys.tenant(given.encode() if isinstance(given, str) else given)
+        given = [value for key, value in context.invocation_metadata() if key == "authorization"] or [""]
+        if len(given) > 1:
+            raise InvalidRequestError("Authorization is given more than once.")
+        return self._keys.tenant(given[0].encode() if isinstance(given[0], str) else given[0])
 
     def unary(self, handler: UnaryHandler) -> grpc.RpcMethodHandler:
         """Refused while draining."""

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 from openai import OpenAI
 
-_LISTENING = re.compile(r"listening on http://127\.0\.0\.1:(\d+) \(gRPC (\d+), metrics (\d+)\)")
+_LISTENING = re.compile(r"listening on http://\S+:(\d+) \(gRPC (\d+), metrics (\d+)\)")
 
 
 README = Path(__file__).parents[1] / "README.md"

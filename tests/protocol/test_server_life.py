@@ -222,6 +222,7 @@ def test_keys_are_asked_for_everywhere_but_on_health():
         assert httpx.get(server.url + "/health/ready").status_code == 200
         for path in ("/v1/models", "/metrics", "/version", "/v1/absent"):
             assert httpx.get(server.url + path).status_code == 401
+        assert httpx.get(server.operator + "/metrics").status_code == 200, "on loopback metrics are open"
         with pytest.raises(openai.AuthenticationError):
             server.client("wrong").completions.create(**body())
         for key in ("right", "other"):

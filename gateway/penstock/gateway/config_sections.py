@@ -254,6 +254,10 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             description="running streams get their new tokens at most this often; first tokens never wait; 0: each step"
         ),
     ] = 10.0
+    keep_alive: Annotated[
+        Annotated[float, Meta(gt=0)],
+        Meta(description="seconds that an idle HTTP connection stays open; more than proxies before the server have"),
+    ] = 75.0
     send_timeout: Annotated[
         Annotated[float, Meta(gt=0)], Meta(description="seconds after which a client that does not read is cut off")
     ] = 60.0

@@ -96,14 +96,18 @@ class _Server:
         metrics = Metrics(self._dataplane.metrics, lambda: chain(triton.families(), gpus.families(), custom.families()))
         settings = app_settings(config, metrics, self._would_serve)
         self._drain = settings.drain
-        limits = replace(ConnectionLimits(), send_timeout=server.send_timeout)
+        limits = replace(ConnectionLimits(), keep_alive_timeout=server.keep_alive)
         self._http = HttpServer(
             build_app(self._dataplane, settings, self._kserve),
-            ServerSettings(host=server.http_address or server.host, port=server.http_port, limits=limits),
+            ServerSettings(
+                host=server.http_address or server.host,
+                port=server.http_port,
+                limits=replace(limits, send_timeout=server.send_timeout),
+            ),
         )
         self._operator = HttpServer(
             build_metrics_app(self._dataplane, settings, operator_routes(self._dataplane)),
-            ServerSettings(host=server.metrics_address or server.host, port=server.metrics_port),
+            ServerSettings(host=server.metrics_address or server.host, port=server.metrics_port, limits=limits),
         )
         self._keys = ApiKeys(settings.api_keys)
         self._grpc: GrpcServer | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import json
 import time
 from collections.abc import Iterable
@@ -92,6 +93,30 @@ def test_trailers_are_no_headers(serve: Serve) -> None:
 def test_upgrade_is_answered_as_plain_http(serve: Serve) -> None:
     data = GET + b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: x\r\n\r\n"
     assert status(exchanged(serve(), data)) == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_answers_to_http_1_0_have_no_chunks_and_end_with_the_connection(serve: Serve, stream: bool) -> None:
+    data = post({**TEXT, "stream": stream}, "/v1/completions", b"Connection: keep-alive", b"Expect: 100-continue")
+    answer = exchanged(serve(), data.replace(b"HTTP/1.1", b"HTTP/1.0"))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert status(answer) == 200
+    assert b"transfer-encoding" not in head.lower()
+    assert b"connection: close" in head.lower()
+    assert (b"content-length: %d" % len(body) in head) is not stream
+    if stream:
+        events = body.split(b"\n\n")
+        assert all(event.startswith(b"data: ") for event in events[:-1])
+        assert events[-2:] == [b"data: [DONE]", b""]
+    else:
+        assert json.loads(body)["choices"][0]["text"] == "one two three"
+
+
+def test_http_1_0_with_http_client_of_python(serve: Serve) -> None:
+    client = http.client.HTTPConnection("127.0.0.1", serve().port, timeout=20)
+    client._http_vsn, client._http_vsn_str = 10, "HTTP/1.0"  # type: ignore[attr-defined]
+    client.request("POST", "/v1/completions", json.dumps({**TEXT, "stream": True}))
+    assert client.getresponse().read().endswith(b"data: [DONE]\n\n")
 
 
 def test_keep_alive_serves_one_request_after_another(serve: Serve) -> None:

@@ -66,7 +66,10 @@ def build_repository(
     def loader(backend: str) -> Loader:
         return language.get(backend) or classic(backend)
 
-    repositories = [Repository(url) for url in config.repository.model_repository]
+    try:
+        repositories = [Repository(url) for url in config.repository.model_repository]
+    except ConfigError as error:
+        raise ConfigError(f"model-repository: {error}") from None
     return ModelRepository(settings, loader, repositories, metric=metrics.metric)
 
 

@@ -14,7 +14,7 @@ from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
 
-from penstock.gateway.config import LISTS, SECTIONS, TRITON_NAMES, Config, ConfigError, load_config
+from penstock.gateway.config import LISTS, OTHER_NAMES, SECTIONS, Config, ConfigError, load_config
 from penstock.gateway.flags import add_sections, switches
 from penstock.gateway.triton_flags import TRITON_REFUSED
 
@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.set_defaults(run_command=partial(_configured, serve))
     serve.add_argument("--config", type=Path, metavar="FILE", help="read settings from this TOML or YAML file")
-    add_sections(serve, SECTIONS, positional="model", lists=LISTS, other_names=TRITON_NAMES)
+    add_sections(serve, SECTIONS, positional="model", lists=LISTS, other_names=OTHER_NAMES)
     for command in entry_points(group="penstock.commands"):
         command.load()(commands, add_sections, formatter)
     return parser

@@ -118,9 +118,9 @@ def _read_file(path: Path) -> dict[str, Any]:
         text = path.read_text()
         raw = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
     except (OSError, tomllib.TOMLDecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
+        raise ConfigError(f"config: cannot read {path}: {error}") from None
     if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: a configuration is a table of settings")
+        raise ConfigError(f"config: {path}: a configuration is a table of settings")
     flat: dict[str, Any] = {}
     for key, value in raw.items():
         flat |= value if key in SECTIONS and isinstance(value, dict) else {key: value}
@@ -129,7 +129,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     settings |= {name: [settings[name]] for name in several if isinstance(settings[name], str)}
     for name in settings:
         if name not in _SECTION_OF:
-            raise ConfigError(f"{path}: there is no setting called {name!r}")
+            raise ConfigError(f"config: {path}: there is no setting called {name!r}")
     return settings
 
 
@@ -137,8 +137,10 @@ LISTS = frozenset({"served_model_name", "api_key", "model_repository", "load_mod
 """Settings that take several values: repeated flags, comma-separated variables, arrays in files."""
 PAIRS = frozenset({"backend_config", "trace_config", "lora"})
 """The same for values that have commas of their own: variables separate them by semicolons."""
-TRITON_NAMES = {
+OTHER_NAMES = {
+    "port": "http_port",
     "model_store": "model_repository",
     "exit_timeout_secs": "drain_timeout",
 }
-"""Triton's names for what has another name here."""
+"""Flags by which other servers know our settings: most have one port, two are older ones of Triton's. Not variables:
+Kubernetes sets PENSTOCK_PORT for a service of that name."""

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 from penstock.engines.errors import PenstockError
 from penstock.gateway.addresses import url_host
@@ -37,6 +37,7 @@ from penstock.gateway.http.server import HttpServer, ServerSettings
 from penstock.gateway.kserve.grpc.server import GrpcServer
 from penstock.gateway.kserve.llm import LanguageModel
 from penstock.gateway.kserve.nv_metrics import TritonMetrics
+from penstock.gateway.listening import cannot_listen
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model_builder import build_model
 from penstock.gateway.models import LoadedModel, ModelSource, find_model
@@ -147,17 +148,15 @@ class _Server:
         return status
 
     async def _listen(self) -> None:
+        """Raises ConfigError."""
         server = self._config.server
-        try:
-            for port in (*[self._http] * server.allow_http, *[self._operator] * server.allow_metrics):
-                await port.start()
-                self._ports.append(port)
-            if server.allow_grpc:
-                self._grpc = self._grpc_server()
-                self._ports.append(self._grpc)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot listen: {getattr(error, 'strerror', None) or error}") from None
-        if self._grpc is not None:
+        if server.allow_http:
+            await self._listen_for_http(self._http, "http")
+        if server.allow_metrics:
+            await self._listen_for_http(self._operator, "metrics")
+        if server.allow_grpc:
+            self._grpc = self._grpc_server()
+            self._ports.append(self._grpc)
             await self._grpc.start()
         logger.info(
             "listening on %s (gRPC %s, metrics %s)",
@@ -166,8 +165,21 @@ class _Server:
             self._operator.port if server.allow_metrics else "-",
         )
 
+    async def _listen_for_http(self, port: HttpServer, kind: Literal["http", "metrics"]) -> None:
+        try:
+            await port.start()
+        except OSError as error:
+            raise cannot_listen(self._config.server, kind, error) from None
+        self._ports.append(port)
+
     def _grpc_server(self) -> GrpcServer:
-        return GrpcServer(grpc_settings(self._config), self._kserve, self._would_serve, self._drain, self._keys)
+        settings = grpc_settings(self._config)
+        try:
+            return GrpcServer(settings, self._kserve, self._would_serve, self._drain, self._keys)
+        except OSError as error:
+            raise cannot_listen(self._config.server, "grpc", error) from None
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
 
     async def _load(self) -> None:
         if self._model is not None:

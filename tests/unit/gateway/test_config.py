@@ -103,7 +103,7 @@ def test_a_bad_file_is_refused(tmp_path, text):
 
 
 def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="cannot read"):
+    with pytest.raises(ConfigError, match="config: cannot read"):
         load(file=tmp_path / "absent.toml")
 
 
@@ -131,6 +131,13 @@ def test_the_command_line_reaches_the_tree(monkeypatch):
     assert not seen[0].cache.prefix_caching
     assert seen[0].server.api_key == ("a", "b", "c")
     assert seen[0].scheduling.request_timeout == 1.5
+
+
+def test_the_http_port_has_a_short_name(monkeypatch):
+    seen: list[Config] = []
+    monkeypatch.setattr(cli, "_serve", lambda config: seen.append(config) or 0)
+    assert cli.main(["serve", "--port", "80", "--host", "::"]) == 0
+    assert (seen[0].server.http_port, seen[0].server.host) == (80, "::")
 
 
 def test_a_bad_flag_ends_with_usage_and_status_2(capsys):

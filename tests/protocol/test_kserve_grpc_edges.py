@@ -126,7 +126,7 @@ async def test_mutual_tls(certificates: Path) -> None:
 
 async def test_a_key_of_another_certificate_is_named(certificates: Path) -> None:
     settings = replace(tls(certificates), server_key=f"{certificates}/client.key")
-    with pytest.raises(ValueError, match="^grpc-server-cert: it cannot be used with grpc-server-key$"):
+    with pytest.raises(ValueError, match="grpc-server-cert: it cannot be used with grpc-server-key"):
         async with serving(add_sub(), tls=settings):
             pass
 

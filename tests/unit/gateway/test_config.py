@@ -52,6 +52,42 @@ def test_lists_from_the_environment_are_comma_separated():
     assert load(environ={"PENSTOCK_API_KEY": "a,b"}).server.api_key == ("a", "b")
 
 
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("PENSTOCK_HTP_PORT", "PENSTOCK_HTTP_PORT"),
+        ("PENSTOCK_API_KEYS", "PENSTOCK_API_KEY"),
+        ("PENSTOCK_PORT", "PENSTOCK_HTTP_PORT"),
+        ("PENSTOCK_Http_Port", "PENSTOCK_HTTP_PORT"),
+        ("PENSTOCK_MODEL_STORE", "PENSTOCK_MODEL_REPOSITORY"),
+        ("PENSTOCK_XQZW", None),
+    ],
+)
+def test_a_misspelt_variable_is_refused_with_the_nearest_name(variable, meant):
+    hint = f"; did you mean {meant}?" if meant else ""
+    with pytest.raises(ConfigError) as refused:
+        load(environ={variable: "1", "PENSTOCK_GRPC_PORT": "2"})
+    assert str(refused.value) == f"{variable}: there is no such setting{hint}"
+
+
+def test_service_links_of_kubernetes_are_no_settings():
+    links = {}
+    for service in ("PENSTOCK", "PENSTOCK_XYZ", "PENSTOCK_HTTP", "PENSTOCK_GRPC_PORT_2"):
+        links |= {
+            f"{service}_SERVICE_HOST": "10.0.0.1",
+            f"{service}_SERVICE_PORT": "8000",
+            f"{service}_SERVICE_PORT_HTTP": "8000",
+            f"{service}_PORT": "tcp://10.0.0.1:8000",
+            f"{service}_PORT_8000_TCP": "tcp://10.0.0.1:8000",
+            f"{service}_PORT_8000_TCP_PROTO": "tcp",
+            f"{service}_PORT_8000_TCP_PORT": "8000",
+            f"{service}_PORT_8000_TCP_ADDR": "10.0.0.1",
+            f"{service}_PORT_8001_UDP": "udp://10.0.0.1:8001",
+        }
+    assert load(environ=links) == load()
+    assert load(environ={**links, "PENSTOCK_HTTP_PORT": "9"}).server.http_port == 9
+
+
 @pytest.mark.parametrize("text", ["", "a,", ",a"])
 def test_a_key_is_never_empty(monkeypatch, capsys, text):
     with pytest.raises(ConfigError, match="api_key"):

@@ -145,11 +145,25 @@ def test_a_missing_file_is_refused(tmp_path):
 
 def test_every_setting_has_a_flag_and_a_description(capsys):
     with pytest.raises(SystemExit):
-        cli.main(["serve", "--help"])
+        cli.main(["serve", "--help-all"])
     text = capsys.readouterr().out
     for section in SECTIONS.values():
         for name in section.__struct_fields__:
             assert name == "model" or f"--{name.replace('_', '-')}" in text, name
+
+
+def test_the_short_help_is_short_and_leads_to_the_whole(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "--help"])
+    text = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert all(flag in text for flag in ("--help-all", "--http-port", "--api-key", "--model-repository", "PENSTOCK_"))
+    assert len(text.splitlines()) < 80
+    assert "--grpc-http2-max-ping-strikes" not in text
+
+
+def test_every_setting_that_the_short_help_names_exists():
+    assert {name for section in SECTIONS.values() for name in section.__struct_fields__} >= set(cli._MOST_NEEDED)
 
 
 def test_every_setting_is_documented():

@@ -28,8 +28,8 @@ from penstock.gateway.dataplane import ChoiceDelta
 async def setup(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
     made: list[Setup] = []
 
-    async def make(num_blocks: int = 64, **scheduler: Any) -> Setup:
-        made.append(Setup(tmp_path, SchedulerConfig(**scheduler), num_blocks))
+    async def make(num_blocks: int = 64, *, clamp_max_tokens: bool = False, **scheduler: Any) -> Setup:
+        made.append(Setup(tmp_path, SchedulerConfig(**scheduler), num_blocks, clamp_max_tokens=clamp_max_tokens))
         await made[-1].engine.start()
         made[-1].model.loaded = True
         return made[-1]
@@ -131,6 +131,24 @@ async def test_a_cache_smaller_than_the_context_shortens_it(setup):
     assert len(tokens_of(deltas)) == 8 * 4 - 10
     with pytest.raises(ContextLengthError, match="is 32 tokens"):
         await s.generate(max_tokens=23, prompts=[[20] * 10])
+
+
+async def test_a_refusal_says_how_many_tokens_would_fit(setup):
+    s = await setup()
+    with pytest.raises(ContextLengthError, match=r"At most 6 fit behind this prompt\.$"):
+        await s.generate(max_tokens=7, prompts=[[20] * 250])
+    with pytest.raises(ContextLengthError, match=r"the completion\.$"):
+        await s.generate(max_tokens=7, prompts=[[20] * 256])
+
+
+async def test_tokens_beyond_the_context_are_clamped_where_that_is_wanted(setup):
+    s = await setup(clamp_max_tokens=True)
+    for asked in (0, 5, 6, 7, 2**31 - 1):
+        deltas = await s.generate(max_tokens=asked, prompts=[[20] * 250])
+        assert len(tokens_of(deltas)) == min(asked or 6, 6)
+    assert len(tokens_of(await s.generate(prompts=[[20] * 250], params={"max_tokens": 9, "min_tokens": 8}))) == 6
+    with pytest.raises(ContextLengthError):
+        await s.generate(max_tokens=1, prompts=[[20] * 256])
 
 
 @pytest.mark.parametrize(

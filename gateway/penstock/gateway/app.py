@@ -39,7 +39,9 @@ from penstock.gateway.repository.storage import Repository
 
 
 def build_dataplane(config: Config) -> DataPlane:
-    return DataPlane(request_timeout=config.scheduling.request_timeout or None)
+    return DataPlane(
+        request_timeout=config.scheduling.request_timeout or None, clamp_max_tokens=config.server.clamp_max_tokens
+    )
 
 
 def build_budget(config: Config, gpus: GpuMetrics) -> MemoryBudget:

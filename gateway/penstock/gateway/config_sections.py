@@ -254,6 +254,13 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             description="running streams get their new tokens at most this often; first tokens never wait; 0: each step"
         ),
     ] = 10.0
+    clamp_max_tokens: Annotated[
+        bool,
+        Meta(
+            description="requests for more tokens than the context leaves behind their prompt get what it leaves, for "
+            "clients that always ask for much; off: they are refused with the number that would fit"
+        ),
+    ] = False
     keep_alive: Annotated[
         Annotated[float, Meta(gt=0)],
         Meta(description="seconds that an idle HTTP connection stays open; more than proxies before the server have"),

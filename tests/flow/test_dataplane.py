@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from helpers_dataplane import MARKER, Setup, request
+from penstock.engines.client.stream import RequestStream
+from penstock.engines.contract.messages import FinishReason, RequestOutput
 from penstock.engines.errors import (
     ContextLengthError,
     DeadlineExceededError,
@@ -21,7 +23,7 @@ from penstock.engines.errors import (
     UnsupportedError,
 )
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.dataplane import ChoiceDelta
+from penstock.gateway.dataplane import ChoiceDelta, Generation
 
 
 @pytest.fixture
@@ -236,3 +238,45 @@ async def test_every_name_is_listed(setup):
     assert [model.name for model in s.plane.models()] == ["m", "alias"]
     assert s.plane.ready
     assert s.plane.live
+
+
+async def test_a_pulse_comes_when_the_engine_has_taken_the_request_in(setup):
+    s = await setup()
+    stream = RequestStream([1], lambda ids: None)
+    checks: list[None] = []
+
+    def admitted() -> bool:
+        checks.append(None)
+        return len(checks) >= 3
+
+    wanted = request(pulse=0.01)
+    ids, prompts = [(1,)], [[20]]
+    async with Generation(
+        stream, s.tokenizer, wanted, prompts, ids, s.metrics, list, 0.0, lambda: None, admitted
+    ) as generation:
+        await generation.begin()
+        assert len(checks) == 3
+        assert [await anext(generation), await anext(generation)] == [[], []]
+        stream.put(RequestOutput(1, [20]))
+        assert len(await anext(generation)) == 1
+        assert await anext(generation) == []
+        stream.put(RequestOutput(1, [20], FinishReason.LENGTH))
+        assert [each async for each in generation][-1][0].finish_reason == "length"
+    assert generation._timer is not None
+    assert generation._timer.cancelled()
+
+
+async def test_without_a_pulse_there_is_no_timer(setup):
+    s = await setup()
+    async with await s.plane.generate(request()) as generation:
+        assert generation._timer is None
+
+
+async def test_what_the_engine_refuses_is_refused_before_any_pulse(setup, monkeypatch):
+    s = await setup(max_num_seqs=1, max_queued_requests=0)
+    step, turns = s.engine._step, iter(range(50))
+    async with await s.plane.generate(request(max_tokens=0)):
+        monkeypatch.setattr(s.engine, "_step", lambda: step() if next(turns, None) is None else None)
+        with pytest.raises(QueueFullError):
+            await s.plane.generate(request(pulse=1e-6))
+    assert next(turns, None) is None

@@ -202,6 +202,7 @@ def app_settings(config: Config, metrics: Metrics, ready: Callable[[], bool]) ->
         api_keys={_tenant(key): key for key in config.server.api_key},
         metrics=metrics.render,
         ready=ready,
+        heartbeat_s=config.server.heartbeat_s,
     )
 
 

@@ -170,7 +170,8 @@ class DataPlane:
         return await self._encode(loaded, text, add_special_tokens=False)
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Returns when the first output is there: whatever can be refused has been refused before a response starts.
+        """Returns when the first output is there, or its first pulse: whatever can be refused has been refused before a
+        response starts.
 
         Raises InvalidRequestError and its kin for values that do not fit the model, OverloadedError,
         DeadlineExceededError, EngineError.
@@ -203,8 +204,19 @@ class DataPlane:
             end()
             raise
         ids = [add.ids for add in adds]
-        abort = model.engine.abort
-        generation = Generation(stream, model.tokenizer, request, prompts, ids, model.metrics, abort, arrival, end)
+        engine = model.engine
+        generation = Generation(
+            stream,
+            model.tokenizer,
+            request,
+            prompts,
+            ids,
+            model.metrics,
+            engine.abort,
+            arrival,
+            end,
+            admitted=lambda: engine.stats.admitted >= stream.arrival_number,
+        )
         try:
             return await generation.begin()
         except BaseException:

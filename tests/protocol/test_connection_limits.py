@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import socket
 import time
 from collections.abc import Iterable
 
@@ -257,16 +258,35 @@ def test_a_reader_that_stops_reading_is_cut_off(serve: Serve) -> None:
             receive_until(client, b"[DONE]")
 
 
+def read_slowly(client: socket.socket) -> bytes:
+    """The end of all that comes until the server closes."""
+    got = b""
+    while part := client.recv(1 << 18):
+        got = got[-100:] + part
+        time.sleep(0.002)  # the pace of this reader
+    return got
+
+
+STREAMED = post({**TEXT, "stream": True}, "/v1/completions", b"Connection: close")
+
+
 def test_a_slow_but_steady_reader_is_not_cut_off(serve: Serve) -> None:
     dataplane = FakeDataPlane(lambda _: [[delta(0, "x" * (3 << 20), "stop")]])
     server = serve(dataplane, limits=ConnectionLimits(send_timeout=0.3))
-    got = b""
     with connect(server.port, receive_buffer=4096) as client:
-        client.sendall(post({**TEXT, "stream": True}, "/v1/completions", b"Connection: close"))
-        while part := client.recv(1 << 18):
-            got = got[-100:] + part
-            time.sleep(0.002)  # the pace of this reader
-    assert got.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        client.sendall(STREAMED)
+        assert read_slowly(client).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def test_a_steady_reader_is_not_judged_by_an_earlier_answer(serve: Serve) -> None:
+    texts = iter(["a", "x" * (3 << 20)])
+    dataplane = FakeDataPlane(lambda _: [[delta(0, next(texts), "stop")]])
+    server = serve(dataplane, limits=ConnectionLimits(send_timeout=0.3))
+    with connect(server.port, receive_buffer=4096) as client:
+        client.sendall(post(TEXT))
+        receive_until(client, b'"a"')
+        client.sendall(STREAMED)
+        assert read_slowly(client).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
 def test_a_client_that_pipelines_and_leaves_is_noticed(serve: Serve) -> None:

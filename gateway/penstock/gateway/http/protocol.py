@@ -173,6 +173,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._overhead = 0
         self._last_body = self.loop.time()
         self._arm_receive(self._limits.body_idle_timeout, self._body_idle)
+        if not self.flow.write_paused:
+            self._disarm_send()  # the next answer may be longer than what is left of the last one, and yet be read
         super().on_headers_complete()
         if self.cycle is not None:
             self.cycle.transport = cast("asyncio.Transport", _JoinedHead(self.transport, self.loop))

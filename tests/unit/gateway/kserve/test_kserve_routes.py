@@ -224,3 +224,23 @@ async def test_a_bug_says_nothing(front: KServeFront, caplog: pytest.LogCaptureF
     assert answer.status == 500
     assert "secret" not in error_of(answer)
     assert "secret" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        INFER,
+        "/v2/models/add_sub/generate",
+        "/v2/repository/index",
+        "/v2/repository/models/add_sub/load",
+        "/v2/logging",
+        "/v2/trace/setting",
+        "/v2/systemsharedmemory/region/r/register",
+    ],
+)
+async def test_a_client_that_leaves_within_its_body_is_no_error(
+    front: KServeFront, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = await call(front.app, path, [b"{", None])
+    assert left.messages == []
+    assert not caplog.records

@@ -226,6 +226,14 @@ async def test_a_bug_says_nothing(front: KServeFront, caplog: pytest.LogCaptureF
     assert "secret" in caplog.text
 
 
+async def test_the_routes_that_the_root_names_are_there(front: KServeFront) -> None:
+    about = await AsgiCall(front.app, "/", method="GET", headers={"accept": "application/json"}).run()
+    named = about.json()["kserve"]
+    assert "GET /v2" in named
+    for method, path in map(str.split, named):
+        assert (await front(method, path.replace("{name}", "add_sub"))).status in (200, 400)
+
+
 @pytest.mark.parametrize(
     "path",
     [

@@ -28,6 +28,7 @@ class Setup:
         max_loras: int = 0,
         *,
         vocab_size: int | None = None,
+        clamp_max_tokens: bool = False,
     ) -> None:
         """`vocab_size`: the model's, if not the tokenizer's."""
         self.tokenizer = Tokenizer(helpers_tokenizers.save_folder(folder, helpers_tokenizers.byte_level()))
@@ -44,7 +45,7 @@ class Setup:
         self.metrics = ModelMetrics("m", lambda: self.engine.stats, lambda: self.engine.ready)
         template = ChatTemplate("{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}", {})
         self.model = LoadedModel(("m", "alias"), "root", self.engine, self.tokenizer, template, self.metrics, GREEDY)
-        self.plane = DataPlane()
+        self.plane = DataPlane(clamp_max_tokens=clamp_max_tokens)
         self.plane.add(self.model)
 
     async def generate(self, **fields: Any) -> list[ChoiceDelta]:

@@ -1,6 +1,6 @@
 """A real Triton 2.51 from a wheel: its virtual environment, and its process.
 
-`python tests/differential/triton_server.py FOLDER` makes the environment; PENSTOCK_TRITON_VENV names it to the tests.
+`python tests/differential/triton_server.py FOLDER` makes the environment; TRITON_VENV names it to the tests.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import venv
 from pathlib import Path
 
-VARIABLE = "PENSTOCK_TRITON_VENV"
+VARIABLE = "TRITON_VENV"
 REQUIREMENTS = ("--no-deps", "nvidia-pytriton==0.7.0", "numpy<2")
 
 

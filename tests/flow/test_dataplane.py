@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from helpers_dataplane import MARKER, Setup, request
+from penstock.engines.client.stream import RequestStream
+from penstock.engines.contract.messages import FinishReason, RequestOutput
 from penstock.engines.errors import (
     ContextLengthError,
     DeadlineExceededError,
@@ -21,15 +23,15 @@ from penstock.engines.errors import (
     UnsupportedError,
 )
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.dataplane import ChoiceDelta
+from penstock.gateway.dataplane import ChoiceDelta, Generation
 
 
 @pytest.fixture
 async def setup(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
     made: list[Setup] = []
 
-    async def make(num_blocks: int = 64, **scheduler: Any) -> Setup:
-        made.append(Setup(tmp_path, SchedulerConfig(**scheduler), num_blocks))
+    async def make(num_blocks: int = 64, *, clamp_max_tokens: bool = False, **scheduler: Any) -> Setup:
+        made.append(Setup(tmp_path, SchedulerConfig(**scheduler), num_blocks, clamp_max_tokens=clamp_max_tokens))
         await made[-1].engine.start()
         made[-1].model.loaded = True
         return made[-1]
@@ -133,6 +135,24 @@ async def test_a_cache_smaller_than_the_context_shortens_it(setup):
         await s.generate(max_tokens=23, prompts=[[20] * 10])
 
 
+async def test_a_refusal_says_how_many_tokens_would_fit(setup):
+    s = await setup()
+    with pytest.raises(ContextLengthError, match=r"At most 6 fit behind this prompt\.$"):
+        await s.generate(max_tokens=7, prompts=[[20] * 250])
+    with pytest.raises(ContextLengthError, match=r"the completion\.$"):
+        await s.generate(max_tokens=7, prompts=[[20] * 256])
+
+
+async def test_tokens_beyond_the_context_are_clamped_where_that_is_wanted(setup):
+    s = await setup(clamp_max_tokens=True)
+    for asked in (0, 5, 6, 7, 2**31 - 1):
+        deltas = await s.generate(max_tokens=asked, prompts=[[20] * 250])
+        assert len(tokens_of(deltas)) == min(asked or 6, 6)
+    assert len(tokens_of(await s.generate(prompts=[[20] * 250], params={"max_tokens": 9, "min_tokens": 8}))) == 6
+    with pytest.raises(ContextLengthError):
+        await s.generate(max_tokens=1, prompts=[[20] * 256])
+
+
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
@@ -218,3 +238,45 @@ async def test_every_name_is_listed(setup):
     assert [model.name for model in s.plane.models()] == ["m", "alias"]
     assert s.plane.ready
     assert s.plane.live
+
+
+async def test_a_pulse_comes_when_the_engine_has_taken_the_request_in(setup):
+    s = await setup()
+    stream = RequestStream([1], lambda ids: None)
+    checks: list[None] = []
+
+    def admitted() -> bool:
+        checks.append(None)
+        return len(checks) >= 3
+
+    wanted = request(pulse=0.01)
+    ids, prompts = [(1,)], [[20]]
+    async with Generation(
+        stream, s.tokenizer, wanted, prompts, ids, s.metrics, list, 0.0, lambda: None, admitted
+    ) as generation:
+        await generation.begin()
+        assert len(checks) == 3
+        assert [await anext(generation), await anext(generation)] == [[], []]
+        stream.put(RequestOutput(1, [20]))
+        assert len(await anext(generation)) == 1
+        assert await anext(generation) == []
+        stream.put(RequestOutput(1, [20], FinishReason.LENGTH))
+        assert [each async for each in generation][-1][0].finish_reason == "length"
+    assert generation._timer is not None
+    assert generation._timer.cancelled()
+
+
+async def test_without_a_pulse_there_is_no_timer(setup):
+    s = await setup()
+    async with await s.plane.generate(request()) as generation:
+        assert generation._timer is None
+
+
+async def test_what_the_engine_refuses_is_refused_before_any_pulse(setup, monkeypatch):
+    s = await setup(max_num_seqs=1, max_queued_requests=0)
+    step, turns = s.engine._step, iter(range(50))
+    async with await s.plane.generate(request(max_tokens=0)):
+        monkeypatch.setattr(s.engine, "_step", lambda: step() if next(turns, None) is None else None)
+        with pytest.raises(QueueFullError):
+            await s.plane.generate(request(pulse=1e-6))
+    assert next(turns, None) is None

@@ -143,3 +143,32 @@ def test_ids_are_never_given_twice() -> None:
     table = StreamTable(lambda messages: None)
     ids = [*table.new_ids(3), *table.new_ids(2)]
     assert len(set(ids)) == 5
+
+
+async def test_a_nudge_wakes_a_reader_with_nothing_and_loses_nothing() -> None:
+    box = Mailbox(1)
+    box.stream.nudge()  # nobody waits
+    reading = asyncio.ensure_future(anext(box.stream))
+    await asyncio.sleep(0)
+    box.stream.nudge()
+    assert await reading == []
+    reading = asyncio.ensure_future(anext(box.stream))
+    await asyncio.sleep(0)
+    box.stream.nudge()
+    box.put(1, 5)
+    box.stream.nudge()
+    [output] = await reading
+    assert output.token_ids == [5]
+
+
+def test_streams_know_how_many_samples_the_engine_was_sent() -> None:
+    sent: list[DownMessage] = []
+    table = StreamTable(sent.extend)
+
+    def submit(*samples: int) -> RequestStream:
+        return table.submit([AddRequest(table.new_ids(n), [1], SamplingParams(max_tokens=1), 0.0) for n in samples])
+
+    table.new_ids(7)  # never sent
+    assert (submit(1).arrival_number, submit(2, 3).arrival_number, submit(1).arrival_number) == (1, 6, 7)
+    table.fail_all(EngineDeadError("gone"))
+    assert submit(2).arrival_number == 2, "the next engine counts from 0"

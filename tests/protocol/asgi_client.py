@@ -83,10 +83,10 @@ class AsgiCall:
         return json.loads(b"".join(self.bodies))
 
     def events(self) -> list[Any]:
-        """The data of each server-sent event, decoded; `[DONE]` as it is."""
+        """The data of each server-sent event, decoded; `[DONE]` as it is, and no comments."""
         events = b"".join(self.bodies).decode().split("\n\n")
         assert events.pop() == ""
-        data = [event.removeprefix("data: ") for event in events]
+        data = [event.removeprefix("data: ") for event in events if not event.startswith(":")]
         return [each if each == "[DONE]" else json.loads(each) for each in data]
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import json
+import socket
 import time
 from collections.abc import Iterable
 
@@ -94,6 +96,30 @@ def test_trailers_are_no_headers(serve: Serve) -> None:
 def test_upgrade_is_answered_as_plain_http(serve: Serve) -> None:
     data = GET + b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: x\r\n\r\n"
     assert status(exchanged(serve(), data)) == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_answers_to_http_1_0_have_no_chunks_and_end_with_the_connection(serve: Serve, stream: bool) -> None:
+    data = post({**TEXT, "stream": stream}, "/v1/completions", b"Connection: keep-alive", b"Expect: 100-continue")
+    answer = exchanged(serve(), data.replace(b"HTTP/1.1", b"HTTP/1.0"))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert status(answer) == 200
+    assert b"transfer-encoding" not in head.lower()
+    assert b"connection: close" in head.lower()
+    assert (b"content-length: %d" % len(body) in head) is not stream
+    if stream:
+        events = body.split(b"\n\n")
+        assert all(event.startswith(b"data: ") for event in events[:-1])
+        assert events[-2:] == [b"data: [DONE]", b""]
+    else:
+        assert json.loads(body)["choices"][0]["text"] == "one two three"
+
+
+def test_http_1_0_with_http_client_of_python(serve: Serve) -> None:
+    client = http.client.HTTPConnection("127.0.0.1", serve().port, timeout=20)
+    client._http_vsn, client._http_vsn_str = 10, "HTTP/1.0"  # type: ignore[attr-defined]
+    client.request("POST", "/v1/completions", json.dumps({**TEXT, "stream": True}))
+    assert client.getresponse().read().endswith(b"data: [DONE]\n\n")
 
 
 def test_keep_alive_serves_one_request_after_another(serve: Serve) -> None:
@@ -234,16 +260,35 @@ def test_a_reader_that_stops_reading_is_cut_off(serve: Serve) -> None:
             receive_until(client, b"[DONE]")
 
 
+def read_slowly(client: socket.socket) -> bytes:
+    """The end of all that comes until the server closes."""
+    got = b""
+    while part := client.recv(1 << 18):
+        got = got[-100:] + part
+        time.sleep(0.002)  # the pace of this reader
+    return got
+
+
+STREAMED = post({**TEXT, "stream": True}, "/v1/completions", b"Connection: close")
+
+
 def test_a_slow_but_steady_reader_is_not_cut_off(serve: Serve) -> None:
     dataplane = FakeDataPlane(lambda _: [[delta(0, "x" * (3 << 20), "stop")]])
     server = serve(dataplane, limits=ConnectionLimits(send_timeout=0.3))
-    got = b""
     with connect(server.port, receive_buffer=4096) as client:
-        client.sendall(post({**TEXT, "stream": True}, "/v1/completions", b"Connection: close"))
-        while part := client.recv(1 << 18):
-            got = got[-100:] + part
-            time.sleep(0.002)  # the pace of this reader
-    assert got.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        client.sendall(STREAMED)
+        assert read_slowly(client).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def test_a_steady_reader_is_not_judged_by_an_earlier_answer(serve: Serve) -> None:
+    texts = iter(["a", "x" * (3 << 20)])
+    dataplane = FakeDataPlane(lambda _: [[delta(0, next(texts), "stop")]])
+    server = serve(dataplane, limits=ConnectionLimits(send_timeout=0.3))
+    with connect(server.port, receive_buffer=4096) as client:
+        client.sendall(post(TEXT))
+        receive_until(client, b'"a"')
+        client.sendall(STREAMED)
+        assert read_slowly(client).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
 def test_a_client_that_pipelines_and_leaves_is_noticed(serve: Serve) -> None:

@@ -27,7 +27,8 @@ from helpers_grpc import (
 from helpers_kserve import FakeModel, add_sub, repeat
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
-from penstock.engines.errors import EngineError
+from penstock.engines.errors import DeadlineExceededError, EngineError
+from penstock.gateway.kserve.grpc.rpc import abort
 
 FINAL = "triton_final_response"
 STRICT = (("triton_grpc_error", "true"),)
@@ -210,6 +211,34 @@ async def test_a_reader_that_does_not_read_holds_the_model_back() -> None:
         stream.cancel()
         await asyncio.wait_for(counting.model.streams[0].closed.wait(), SECONDS)
         await channel.close()
+
+
+@pytest.mark.parametrize(("passed", "code"), [(2 * SECONDS, "DEADLINE_EXCEEDED"), (0, "OK")])
+async def test_the_caller_s_deadline_ends_the_stream_and_the_server_s_only_the_request(
+    passed: float, code: str
+) -> None:
+    model = scripted(DeadlineExceededError("Too late."))
+    play = model.script
+
+    def play_later(request: InferRequest) -> Iterator[InferResponse | asyncio.Event]:
+        assert request.deadline is not None
+        request.deadline -= passed  # the model's clock is ahead of the gRPC library's
+        return play(request)
+
+    model.script = play_later
+    async with serving(model) as running:
+        stream = running.stub.ModelStreamInfer(each([repeat_request(1)]), timeout=SECONDS)
+        assert short(await stream.read()) == ("Too late.", True)
+        assert (await stream.code()).name == code
+
+
+async def test_an_rpc_that_is_over_gets_no_status() -> None:
+    class Over:
+        async def abort(self, code: grpc.StatusCode, details: str) -> None:
+            raise grpc.aio.InternalError("the batch failed")
+
+    with pytest.raises(asyncio.CancelledError):
+        await abort(Over(), EngineError("x"))
 
 
 @pytest.mark.parametrize("how", ["cancel", "deadline", "close"])

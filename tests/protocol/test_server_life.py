@@ -278,7 +278,12 @@ def test_the_live_feed_tells_the_scheduler_s_state():
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("/no/such/folder",), "is not a folder"),
+        (("/no/such/folder",), "model: /no/such/folder is not a folder"),
+        (("--model-repository", "/no/such/folder"), "model-repository: "),
+        (("--chat-template", "/no/such/file"), "chat-template: "),
+        (("--host", "192.0.2.1"), "host: cannot listen on 192.0.2.1:"),
+        (("--http-address", "no.such.host.invalid"), "http-address: cannot listen on no.such.host.invalid:"),
+        (("--grpc-use-ssl",), "grpc-server-key: gRPC with TLS needs this file"),
         (("--kv-cache-memory", "plenty"), "plenty"),
         (("--max-num-seqs", "64", "--max-num-batched-tokens", "8"), "max_num_batched_tokens"),
         (("--max-model-len", "1000000"), "1000000"),
@@ -295,13 +300,14 @@ def test_a_server_that_cannot_start_says_why_and_ends_with_1(flags, said):
 
 
 @pytest.mark.parametrize("port", ["http", "grpc", "metrics"])
-def test_a_port_in_use_is_said_in_one_line(port):
+def test_a_port_in_use_is_said_in_one_line_with_the_flag(port):
     with serving(*SIMULATED) as first:
         taken = {"http": first.url, "grpc": first.grpc, "metrics": first.operator}[port].rpartition(":")[2]
         second = Server(*SIMULATED, f"--{port}-port", taken)
         try:
             assert second.process.wait(60) == 1
-            assert "cannot listen" in second.wait_for_log("ERROR").string
+            line = second.wait_for_log("ERROR").string
+            assert line.endswith(f"{port}-port: cannot listen on 127.0.0.1:{taken}: Address already in use")
             assert not any("Traceback" in line for line in second.log)
         finally:
             second.close()

@@ -41,7 +41,9 @@ from penstock.gateway.repository.storage import Repository
 
 
 def build_dataplane(config: Config) -> DataPlane:
-    return DataPlane(request_timeout=config.scheduling.request_timeout or None)
+    return DataPlane(
+        request_timeout=config.scheduling.request_timeout or None, clamp_max_tokens=config.server.clamp_max_tokens
+    )
 
 
 def build_budget(config: Config, gpus: GpuMetrics) -> MemoryBudget:
@@ -68,7 +70,10 @@ def build_repository(
     def loader(backend: str) -> Loader:
         return language.get(backend) or classic(backend)
 
-    repositories = [Repository(url) for url in config.repository.model_repository]
+    try:
+        repositories = [Repository(url) for url in config.repository.model_repository]
+    except ConfigError as error:
+        raise ConfigError(f"model-repository: {error}") from None
     return ModelRepository(settings, loader, repositories, metric=metrics.metric)
 
 
@@ -200,6 +205,7 @@ def app_settings(config: Config, metrics: Metrics, ready: Callable[[], bool]) ->
         browsers=browser_rules(config.server, "http"),
         metrics=metrics.render,
         ready=ready,
+        heartbeat_s=config.server.heartbeat_s,
     )
 
 

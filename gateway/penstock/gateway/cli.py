@@ -8,13 +8,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
 
-from penstock.gateway.config import LISTS, SECTIONS, TRITON_NAMES, Config, ConfigError, load_config
+from penstock.gateway.config import LISTS, OTHER_NAMES, SECTIONS, Config, ConfigError, load_config
 from penstock.gateway.flags import add_sections, switches
 from penstock.gateway.triton_flags import TRITON_REFUSED
 
@@ -74,24 +74,50 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"penstock {version('penstock')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    formatter = partial(argparse.HelpFormatter, max_help_position=34, width=110)
-    serve = commands.add_parser(
-        "serve",
-        help="serve a model",
-        usage="penstock serve [MODEL] [options]",
-        description="Serves MODEL and the models of --model-repository; without either, the built-in demo model.",
-        epilog="Each setting can also stand in the file given by --config (TOML or YAML), or in a variable named "
-        "PENSTOCK_ and the flag's name in capitals, as in PENSTOCK_HTTP_PORT. Flags win over variables, those over "
-        "the file.",
-        argument_default=argparse.SUPPRESS,
-        formatter_class=formatter,
-    )
+    serve = commands.add_parser("serve", help="serve a model", **_SERVE)
     serve.set_defaults(run_command=partial(_configured, serve))
-    serve.add_argument("--config", type=Path, metavar="FILE", help="read settings from this TOML or YAML file")
-    add_sections(serve, SECTIONS, positional="model", lists=LISTS, other_names=TRITON_NAMES)
+    _add_settings(serve)
     for command in entry_points(group="penstock.commands"):
-        command.load()(commands, add_sections, formatter)
+        command.load()(commands, add_sections, _FORMATTER)
     return parser
+
+
+_FORMATTER = partial(argparse.HelpFormatter, max_help_position=34, width=110)
+_SERVE: dict[str, Any] = {
+    "usage": "penstock serve [MODEL] [options]",
+    "description": "Serves MODEL and the models of --model-repository; without either, the built-in demo model.",
+    "epilog": "Each setting can also stand in the file given by --config (TOML or YAML), or in a variable named "
+    "PENSTOCK_ and the flag's name in capitals, as in PENSTOCK_HTTP_PORT. Flags win over variables, those over "
+    "the file.",
+    "argument_default": argparse.SUPPRESS,
+    "formatter_class": _FORMATTER,
+    "add_help": False,
+}
+_MOST_NEEDED = (
+    *("model", "served_model_name", "engine", "device", "max_model_len", "weights", "chat_template"),
+    *("kv_cache_memory", "max_num_seqs", "request_timeout"),
+    *("model_repository", "model_control_mode", "load_model"),
+    *("host", "http_port", "grpc_port", "metrics_port", "api_key", "memory_limit", "log_level"),
+)
+"""Settings that the short help shows."""
+
+
+def _add_settings(parser: argparse.ArgumentParser, only: Collection[str] | None = None) -> None:
+    parser.add_argument("-h", "--help", action=_ShortHelp, nargs=0, help="show the flags that are needed most")
+    parser.add_argument("--help-all", action="help", help="show all flags")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="read settings from this TOML or YAML file")
+    add_sections(parser, SECTIONS, positional="model", lists=LISTS, other_names=OTHER_NAMES, only=only)
+
+
+class _ShortHelp(argparse.Action):
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: object, values: object, option_string: str | None = None
+    ) -> None:
+        short = argparse.ArgumentParser(**_SERVE)
+        short.epilog = f"These are the flags that are needed most; --help-all shows all. {short.epilog}"
+        _add_settings(short, _MOST_NEEDED)
+        short.print_help()
+        parser.exit()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from penstock.gateway.config_sections import (
     ServerConfig,
     SimulatedOptions,
 )
+from penstock.gateway.service_links import is_service_link
 
 
 class ConfigError(ValueError):
@@ -54,6 +56,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "grpc": GrpcConfig,
     "simulated": SimulatedOptions,
 }
+_PREFIX = "PENSTOCK_"
 _SECTION_OF = {name: section for section, cls in SECTIONS.items() for name in cls.__struct_fields__}
 
 
@@ -104,12 +107,20 @@ def _explain(message: str) -> str:
 
 def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name in _SECTION_OF:
-        text = environ.get(f"PENSTOCK_{name.upper()}")
-        if text is not None:
-            separator = "," if name in LISTS else ";" if name in PAIRS else None
-            found[name] = text.split(separator) if separator else text
+    for variable, text in environ.items():
+        if not variable.startswith(_PREFIX) or is_service_link(variable, text):
+            continue
+        name = variable.removeprefix(_PREFIX).lower()
+        if name not in _SECTION_OF or not variable.isupper():
+            raise ConfigError(f"{variable}: there is no such setting{_nearest(name)}")
+        separator = "," if name in LISTS else ";" if name in PAIRS else None
+        found[name] = text.split(separator) if separator else text
     return found
+
+
+def _nearest(name: str) -> str:
+    known = OTHER_NAMES.get(name) or next(iter(get_close_matches(name, _SECTION_OF, 1)), None)
+    return f"; did you mean {_PREFIX}{known.upper()}?" if known else ""
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -118,9 +129,9 @@ def _read_file(path: Path) -> dict[str, Any]:
         text = path.read_text()
         raw = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
     except (OSError, tomllib.TOMLDecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
+        raise ConfigError(f"config: cannot read {path}: {error}") from None
     if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: a configuration is a table of settings")
+        raise ConfigError(f"config: {path}: a configuration is a table of settings")
     flat: dict[str, Any] = {}
     for key, value in raw.items():
         flat |= value if key in SECTIONS and isinstance(value, dict) else {key: value}
@@ -129,7 +140,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     settings |= {name: [settings[name]] for name in several if isinstance(settings[name], str)}
     for name in settings:
         if name not in _SECTION_OF:
-            raise ConfigError(f"{path}: there is no setting called {name!r}")
+            raise ConfigError(f"config: {path}: there is no setting called {name!r}")
     return settings
 
 
@@ -139,8 +150,10 @@ LISTS = frozenset(
 """Settings that take several values: repeated flags, comma-separated variables, arrays in files."""
 PAIRS = frozenset({"backend_config", "trace_config", "lora"})
 """The same for values that have commas of their own: variables separate them by semicolons."""
-TRITON_NAMES = {
+OTHER_NAMES = {
+    "port": "http_port",
     "model_store": "model_repository",
     "exit_timeout_secs": "drain_timeout",
 }
-"""Triton's names for what has another name here."""
+"""Flags by which other servers know our settings: most have one port, two are older ones of Triton's. Not variables:
+Kubernetes sets PENSTOCK_PORT for a service of that name."""

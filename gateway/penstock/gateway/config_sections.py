@@ -277,6 +277,24 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             description="running streams get their new tokens at most this often; first tokens never wait; 0: each step"
         ),
     ] = 10.0
+    clamp_max_tokens: Annotated[
+        bool,
+        Meta(
+            description="requests for more tokens than the context leaves behind their prompt get what it leaves, for "
+            "clients that always ask for much; off: they are refused with the number that would fit"
+        ),
+    ] = False
+    keep_alive: Annotated[
+        Annotated[float, Meta(gt=0)],
+        Meta(description="seconds that an idle HTTP connection stays open; more than proxies before the server have"),
+    ] = 75.0
+    heartbeat_s: Annotated[
+        Seconds,
+        Meta(
+            description="seconds without a token after which a stream of the OpenAI API gets an SSE comment, so that "
+            "nothing on the way takes it for dead; 0: never"
+        ),
+    ] = 15.0
     send_timeout: Annotated[
         Annotated[float, Meta(gt=0)], Meta(description="seconds after which a client that does not read is cut off")
     ] = 60.0

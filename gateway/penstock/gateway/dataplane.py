@@ -55,9 +55,11 @@ _TEMPLATE_SECONDS = 10.0
 class DataPlane:
     """Validates, encodes and submits; whatever a front has read off the wire goes through here."""
 
-    def __init__(self, *, request_timeout: float | None = None) -> None:
+    def __init__(self, *, request_timeout: float | None = None, clamp_max_tokens: bool = False) -> None:
+        """`clamp_max_tokens`: a request for more tokens than the context leaves gets what it leaves, and no error."""
         self._models: dict[str, LoadedModel] = {}
         self._request_timeout = request_timeout
+        self._clamp_max_tokens = clamp_max_tokens
         self._salt_key = secrets.token_bytes(32)
 
     def add(self, model: LoadedModel) -> None:
@@ -168,7 +170,8 @@ class DataPlane:
         return await self._encode(loaded, text, add_special_tokens=False)
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Returns when the first output is there: whatever can be refused has been refused before a response starts.
+        """Returns when the first output is there, or its first pulse: whatever can be refused has been refused before a
+        response starts.
 
         Raises InvalidRequestError and its kin for values that do not fit the model, OverloadedError,
         DeadlineExceededError, EngineError.
@@ -201,8 +204,19 @@ class DataPlane:
             end()
             raise
         ids = [add.ids for add in adds]
-        abort = model.engine.abort
-        generation = Generation(stream, model.tokenizer, request, prompts, ids, model.metrics, abort, arrival, end)
+        engine = model.engine
+        generation = Generation(
+            stream,
+            model.tokenizer,
+            request,
+            prompts,
+            ids,
+            model.metrics,
+            engine.abort,
+            arrival,
+            end,
+            admitted=lambda: engine.stats.admitted >= stream.arrival_number,
+        )
         try:
             return await generation.begin()
         except BaseException:
@@ -233,7 +247,9 @@ class DataPlane:
         info: ModelInfo,
         arrival: float,
     ) -> AddRequest:
-        params = msgspec.structs.replace(request.params, max_tokens=_max_tokens(request.params, prompt, info))
+        max_tokens = _max_tokens(request.params, prompt, info, clamp=self._clamp_max_tokens)
+        min_tokens = min(request.params.min_tokens, max_tokens)
+        params = msgspec.structs.replace(request.params, max_tokens=max_tokens, min_tokens=min_tokens)
         timeouts = [t for t in (request.timeout, self._request_timeout) if t]
         return AddRequest(
             ids=model.engine.new_ids(request.n),
@@ -260,17 +276,18 @@ def _check_supported(params: SamplingParams, info: ModelInfo) -> None:
         raise UnsupportedError(f"The {info.runner} engine has no logprobs.", param="logprobs")
 
 
-def _max_tokens(params: SamplingParams, prompt: list[int], info: ModelInfo) -> int:
+def _max_tokens(params: SamplingParams, prompt: list[int], info: ModelInfo, *, clamp: bool) -> int:
     """What was asked for, or what the context leaves. Raises InvalidRequestError, ContextLengthError."""
     room = info.context_length - len(prompt)
     if not prompt:
         raise InvalidRequestError("The prompt is empty.", param="prompt")
-    if room < max(params.max_tokens, 1):
+    if room < 1 or (room < params.max_tokens and not clamp):
         asked = f" and {params.max_tokens} in the completion" if params.max_tokens else ""
+        fits = f" At most {room} fit behind this prompt." if room > 0 else ""
         raise ContextLengthError(
             f"This model's maximum context length is {info.context_length} tokens. However, you requested "
             f"{len(prompt) + params.max_tokens} tokens ({len(prompt)} in the prompt{asked}). Please reduce "
-            "the length of the prompt or the completion.",
+            f"the length of the prompt or the completion.{fits}",
             param="prompt",
         )
-    return params.max_tokens or room
+    return min(params.max_tokens, room) or room

@@ -19,15 +19,20 @@ def add_sections(
     positional: str = "",
     lists: Collection[str] = (),
     other_names: Mapping[str, str] | None = None,
+    only: Collection[str] | None = None,
 ) -> None:
     """A group of flags for each section; only those that are given end up in the namespace.
 
     `positional` is the setting that is written without a flag. Settings that take several values are repeated; those
-    in `lists` also take them with commas between. `other_names` leads from further names of flags to settings.
+    in `lists` also take them with commas between. `other_names` leads from further names of flags to settings. `only`
+    names the settings to take, where that is not all of them.
     """
     for name, section in sections.items():
+        fields = [field for field in _fields(section) if only is None or field.name in only]
+        if not fields:
+            continue
         group = parser.add_argument_group(name, (section.__doc__ or "").strip())
-        for field in _fields(section):
+        for field in fields:
             others = [other for other, ours in (other_names or {}).items() if ours == field.name]
             _add_flag(group, field, others, positional=field.name == positional, commas=field.name in lists)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ class GenerateRequest:
     cache_salt: str = ""
     timeout: float | None = None
     """Seconds from now; the smaller of this and the server's own bound holds."""
+    pulse: float | None = None
+    """Seconds with nothing to show after which the generation yields an empty list, so that a front can let its client
+    know that the request lives; and again after as many. Not before the engine has taken the request in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,8 @@ class Usage:
 
 
 class Generation:
-    """The choices of one call: an async iterator of lists of ChoiceDelta (at most one per choice in each list).
+    """The choices of one call: an async iterator of lists of ChoiceDelta (at most one per choice in each list; empty
+    only where `GenerateRequest.pulse` asks for that).
 
     Iterating raises the PenstockError that ended a choice, if one did. `close()` (idempotent; also at the end of
     `async with`) aborts whatever still runs.
@@ -96,6 +101,7 @@ class Generation:
         abort: Callable[[Sequence[int]], None],
         arrival: float,
         on_end: Callable[[], None],
+        admitted: Callable[[], bool],
     ) -> None:
         self.prompt_token_ids = prompts
         """The prompts as token ids."""
@@ -115,9 +121,14 @@ class Generation:
         self._abort = abort
         self._arrival = arrival
         self._on_end = on_end
+        self._admitted = admitted
+        self._pulse = request.pulse
+        self._shown = time.monotonic()
+        """When the newest deltas were handed out; at first, when the request was handed in."""
+        self._timer: asyncio.TimerHandle | None = None
         self.queue_seconds = 0.0
         """How long the first prompt waited; known with its first delta."""
-        self._ready: list[ChoiceDelta] = []
+        self._ready: list[ChoiceDelta] | None = None
         self._choices = {
             request_id: _Choice(prompt * request.n + sample, tokenizer, request, prompts[prompt])
             for prompt, samples in enumerate(ids)
@@ -134,7 +145,9 @@ class Generation:
         return self._tokenizer.token_text(token_id), self._tokenizer.token_bytes(token_id)
 
     async def begin(self) -> Generation:
-        """Waits for the first output, so that refusals are raised before any response has begun."""
+        """Waits for the first output, or the first pulse, so that refusals are raised before any response has begun."""
+        if self._pulse is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._pulse, self._check_pulse, self._pulse)
         try:
             self._ready = await self._next()
         except StopAsyncIteration:
@@ -145,21 +158,32 @@ class Generation:
         return self
 
     async def __anext__(self) -> list[ChoiceDelta]:
-        if self._ready:
-            ready, self._ready = self._ready, []
+        if self._ready is not None:
+            ready, self._ready = self._ready, None
             return ready
         return await self._next()
+
+    def _check_pulse(self, pulse: float) -> None:
+        rest = self._shown + pulse - time.monotonic()
+        if rest <= 0:
+            rest = pulse
+            if self._admitted():
+                self._stream.nudge()
+        self._timer = asyncio.get_running_loop().call_later(rest, self._check_pulse, pulse)
 
     async def _next(self) -> list[ChoiceDelta]:
         deltas: list[ChoiceDelta] = []
         try:
             while not deltas:
                 outputs = await self._stream.__anext__()
+                if not outputs:
+                    return deltas
                 now = time.monotonic()
                 for output in outputs:
                     delta = self._advance(output, now)
                     if delta is not None:
                         deltas.append(delta)
+            self._shown = now
         except PenstockError as error:
             self._end_all(f"error:{error.code}")
             raise
@@ -215,6 +239,8 @@ class Generation:
         if self._choices:
             self._choices.clear()
             self._on_end()
+        if self._timer is not None:
+            self._timer.cancel()
         self._stream.close()
 
     def close(self) -> None:

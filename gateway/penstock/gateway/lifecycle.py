@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 from penstock.engines.errors import PenstockError
 from penstock.gateway.addresses import url_host
@@ -39,6 +39,7 @@ from penstock.gateway.http.server import HttpServer, ServerSettings
 from penstock.gateway.kserve.grpc.server import GrpcServer
 from penstock.gateway.kserve.llm import LanguageModel
 from penstock.gateway.kserve.nv_metrics import TritonMetrics
+from penstock.gateway.listening import cannot_listen
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model_builder import build_model
 from penstock.gateway.models import LoadedModel, ModelSource, find_model
@@ -99,14 +100,18 @@ class _Server:
         metrics = Metrics(self._dataplane.metrics, lambda: chain(triton.families(), gpus.families(), custom.families()))
         settings = app_settings(config, metrics, self._would_serve)
         self._drain = settings.drain
-        limits = replace(ConnectionLimits(), send_timeout=server.send_timeout)
+        limits = replace(ConnectionLimits(), keep_alive_timeout=server.keep_alive)
         self._http = HttpServer(
             build_app(self._dataplane, settings, self._kserve),
-            ServerSettings(host=server.address("http"), port=server.http_port, limits=limits),
+            ServerSettings(
+                host=server.address("http"),
+                port=server.http_port,
+                limits=replace(limits, send_timeout=server.send_timeout),
+            ),
         )
         self._operator = HttpServer(
             build_metrics_app(self._dataplane, metrics_settings(config, settings), operator_routes(self._dataplane)),
-            ServerSettings(host=server.address("metrics"), port=server.metrics_port),
+            ServerSettings(host=server.address("metrics"), port=server.metrics_port, limits=limits),
         )
         self._keys = ApiKeys(settings.api_keys)
         self._grpc: GrpcServer | None = None
@@ -146,17 +151,15 @@ class _Server:
         return status
 
     async def _listen(self) -> None:
+        """Raises ConfigError."""
         server = self._config.server
-        try:
-            for port in (*[self._http] * server.allow_http, *[self._operator] * server.allow_metrics):
-                await port.start()
-                self._ports.append(port)
-            if server.allow_grpc:
-                self._grpc = self._grpc_server()
-                self._ports.append(self._grpc)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot listen: {getattr(error, 'strerror', None) or error}") from None
-        if self._grpc is not None:
+        if server.allow_http:
+            await self._listen_for_http(self._http, "http")
+        if server.allow_metrics:
+            await self._listen_for_http(self._operator, "metrics")
+        if server.allow_grpc:
+            self._grpc = self._grpc_server()
+            self._ports.append(self._grpc)
             await self._grpc.start()
         logger.info(
             "listening on %s (gRPC %s, metrics %s)",
@@ -165,8 +168,21 @@ class _Server:
             self._operator.port if server.allow_metrics else "-",
         )
 
+    async def _listen_for_http(self, port: HttpServer, kind: Literal["http", "metrics"]) -> None:
+        try:
+            await port.start()
+        except OSError as error:
+            raise cannot_listen(self._config.server, kind, error) from None
+        self._ports.append(port)
+
     def _grpc_server(self) -> GrpcServer:
-        return GrpcServer(grpc_settings(self._config), self._kserve, self._would_serve, self._drain, self._keys)
+        settings = grpc_settings(self._config)
+        try:
+            return GrpcServer(settings, self._kserve, self._would_serve, self._drain, self._keys)
+        except OSError as error:
+            raise cannot_listen(self._config.server, "grpc", error) from None
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
 
     async def _load(self) -> None:
         if self._model is not None:

@@ -52,6 +52,42 @@ def test_lists_from_the_environment_are_comma_separated():
     assert load(environ={"PENSTOCK_API_KEY": "a,b"}).server.api_key == ("a", "b")
 
 
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("PENSTOCK_HTP_PORT", "PENSTOCK_HTTP_PORT"),
+        ("PENSTOCK_API_KEYS", "PENSTOCK_API_KEY"),
+        ("PENSTOCK_PORT", "PENSTOCK_HTTP_PORT"),
+        ("PENSTOCK_Http_Port", "PENSTOCK_HTTP_PORT"),
+        ("PENSTOCK_MODEL_STORE", "PENSTOCK_MODEL_REPOSITORY"),
+        ("PENSTOCK_XQZW", None),
+    ],
+)
+def test_a_misspelt_variable_is_refused_with_the_nearest_name(variable, meant):
+    hint = f"; did you mean {meant}?" if meant else ""
+    with pytest.raises(ConfigError) as refused:
+        load(environ={variable: "1", "PENSTOCK_GRPC_PORT": "2"})
+    assert str(refused.value) == f"{variable}: there is no such setting{hint}"
+
+
+def test_service_links_of_kubernetes_are_no_settings():
+    links = {}
+    for service in ("PENSTOCK", "PENSTOCK_XYZ", "PENSTOCK_HTTP", "PENSTOCK_GRPC_PORT_2"):
+        links |= {
+            f"{service}_SERVICE_HOST": "10.0.0.1",
+            f"{service}_SERVICE_PORT": "8000",
+            f"{service}_SERVICE_PORT_HTTP": "8000",
+            f"{service}_PORT": "tcp://10.0.0.1:8000",
+            f"{service}_PORT_8000_TCP": "tcp://10.0.0.1:8000",
+            f"{service}_PORT_8000_TCP_PROTO": "tcp",
+            f"{service}_PORT_8000_TCP_PORT": "8000",
+            f"{service}_PORT_8000_TCP_ADDR": "10.0.0.1",
+            f"{service}_PORT_8001_UDP": "udp://10.0.0.1:8001",
+        }
+    assert load(environ=links) == load()
+    assert load(environ={**links, "PENSTOCK_HTTP_PORT": "9"}).server.http_port == 9
+
+
 @pytest.mark.parametrize("text", ["", "a,", ",a"])
 def test_a_key_is_never_empty(monkeypatch, capsys, text):
     with pytest.raises(ConfigError, match="api_key"):
@@ -103,17 +139,31 @@ def test_a_bad_file_is_refused(tmp_path, text):
 
 
 def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="cannot read"):
+    with pytest.raises(ConfigError, match="config: cannot read"):
         load(file=tmp_path / "absent.toml")
 
 
 def test_every_setting_has_a_flag_and_a_description(capsys):
     with pytest.raises(SystemExit):
-        cli.main(["serve", "--help"])
+        cli.main(["serve", "--help-all"])
     text = capsys.readouterr().out
     for section in SECTIONS.values():
         for name in section.__struct_fields__:
             assert name == "model" or f"--{name.replace('_', '-')}" in text, name
+
+
+def test_the_short_help_is_short_and_leads_to_the_whole(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "--help"])
+    text = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert all(flag in text for flag in ("--help-all", "--http-port", "--api-key", "--model-repository", "PENSTOCK_"))
+    assert len(text.splitlines()) < 80
+    assert "--grpc-http2-max-ping-strikes" not in text
+
+
+def test_every_setting_that_the_short_help_names_exists():
+    assert {name for section in SECTIONS.values() for name in section.__struct_fields__} >= set(cli._MOST_NEEDED)
 
 
 def test_every_setting_is_documented():
@@ -131,6 +181,13 @@ def test_the_command_line_reaches_the_tree(monkeypatch):
     assert not seen[0].cache.prefix_caching
     assert seen[0].server.api_key == ("a", "b", "c")
     assert seen[0].scheduling.request_timeout == 1.5
+
+
+def test_the_http_port_has_a_short_name(monkeypatch):
+    seen: list[Config] = []
+    monkeypatch.setattr(cli, "_serve", lambda config: seen.append(config) or 0)
+    assert cli.main(["serve", "--port", "80", "--host", "::"]) == 0
+    assert (seen[0].server.http_port, seen[0].server.host) == (80, "::")
 
 
 def test_a_bad_flag_ends_with_usage_and_status_2(capsys):

@@ -14,6 +14,7 @@ from penstock.engines.contract.messages import FinishReason, RequestError, Reque
 
 class RequestStream:
     """Outputs of one client call: an asynchronous iterator of lists of RequestOutput, at most one for each live id.
+    A list is empty only after `nudge`.
 
     Every id gets exactly one output with a finish reason; after the last of them the iteration ends. Closing the stream
     early (`close`, or leaving an `async with`) aborts what is still running.
@@ -22,8 +23,11 @@ class RequestStream:
     def __init__(self, ids: Iterable[int], abort: Callable[[Sequence[int]], None]) -> None:
         self._live = set(ids)
         self._abort = abort
+        self.arrival_number = 0
+        """How many samples the engine had been sent with the last of these: once its `EngineStats.admitted` is as high,
+        it has taken these in, and whatever it refused of them has arrived here."""
         self._pending: dict[int, RequestOutput] = {}
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[bool] | None = None
 
     @property
     def live_ids(self) -> frozenset[int]:
@@ -44,7 +48,12 @@ class RequestStream:
             self._live.discard(request_id)
         waiter = self._waiter
         if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+            waiter.set_result(False)
+
+    def nudge(self) -> None:
+        """A reader that waits now gets an empty list."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(True)
 
     def fail(self, error: RequestError) -> None:
         """Ends every live id with this error."""
@@ -70,7 +79,8 @@ class RequestStream:
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
             try:
-                await self._waiter
+                if await self._waiter:
+                    break
             finally:
                 self._waiter = None
         return self.take()

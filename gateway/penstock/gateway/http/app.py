@@ -12,12 +12,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from penstock.engines.errors import PenstockError
 from penstock.gateway.adapter_control import AdapterControl
 from penstock.gateway.dataplane import DataPlane
-from penstock.gateway.errors import HttpError
+from penstock.gateway.http.about import About
 from penstock.gateway.http.auth import ApiKeys
 from penstock.gateway.http.browser_guard import BrowserGuard
 from penstock.gateway.http.cross_origin import CrossOrigin
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 from penstock.gateway.http.health import Live, Metrics, Ready, Version
+from penstock.gateway.http.request_paths import drop_trailing_slash, route_error
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.http_routes import KServeApp
@@ -42,6 +43,7 @@ def build_app(dataplane: DataPlane, settings: AppSettings, kserve: KServe | None
         *_health_routes(dataplane, settings),
         Route("/version", Version(dataplane, settings), methods=["GET"]),
     ]
+    routes.append(Route("/", About(settings, routes, kserve=kserve is not None), methods=["GET"]))
     return _App(routes, settings, KServeApp(kserve) if kserve is not None else None)
 
 
@@ -50,7 +52,7 @@ def build_metrics_app(dataplane: DataPlane, settings: AppSettings, extra_routes:
     return _App([*_health_routes(dataplane, settings), *extra_routes], settings)
 
 
-def _health_routes(dataplane: DataPlane, settings: AppSettings) -> list[BaseRoute]:
+def _health_routes(dataplane: DataPlane, settings: AppSettings) -> list[Route]:
     return [
         Route("/health", Live(dataplane), methods=["GET"]),
         Route("/health/live", Live(dataplane), methods=["GET"]),
@@ -76,6 +78,7 @@ class _App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"This server has no use for ASGI scopes of type {scope['type']}.")
+        drop_trailing_slash(scope)
         exchange = Exchange(scope, receive, send, self._settings.drain)
         scope[SCOPE_KEY] = exchange
         if self._cross_origin is not None and await self._cross_origin.answered(exchange):
@@ -94,7 +97,7 @@ class _App:
         except PenstockError as error:
             await exchange.fail(error)
         except HTTPException as error:
-            await exchange.fail(_route_error(error))
+            await exchange.fail(route_error(error, scope, self._router.routes))
         except Exception as error:
             logger.exception("Unexpected error; request %s", exchange.request_id.decode())
             await exchange.fail(error)
@@ -117,12 +120,3 @@ class _App:
             await kserve.fail(exchange, error)
         else:
             await kserve(exchange.scope, exchange.receive, exchange.send)
-
-
-def _route_error(error: HTTPException) -> HttpError:
-    if error.status_code == 404:
-        return HttpError(404, "No such route.", code="route_not_found")
-    headers = tuple((key.lower().encode(), value.encode()) for key, value in (error.headers or {}).items())
-    return HttpError(
-        error.status_code, "This route does not allow that method.", code="method_not_allowed", headers=headers
-    )

@@ -20,4 +20,6 @@ class ConnectionLimits:
     """Seconds without any byte of an unfinished body."""
     send_timeout: float = 60.0
     """Seconds without any byte taken by the client while output waits for it."""
-    keep_alive_timeout: float = 5.0
+    keep_alive_timeout: float = 75.0
+    """Seconds that a connection may be idle between two requests. Proxies keep theirs for 60: where the server closes
+    first, a request can cross the close on its way, and becomes a 502."""

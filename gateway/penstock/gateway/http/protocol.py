@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from enum import Enum, auto
+from functools import partial
 from typing import Any, cast
 
 import httptools
+from starlette.types import Message
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from penstock.engines.errors import InvalidRequestError, OverloadedError, PenstockError
@@ -171,9 +173,13 @@ class LimitedProtocol(HttpToolsProtocol):
         self._overhead = 0
         self._last_body = self.loop.time()
         self._arm_receive(self._limits.body_idle_timeout, self._body_idle)
+        if not self.flow.write_paused:
+            self._disarm_send()  # the next answer may be longer than what is left of the last one, and yet be read
         super().on_headers_complete()
         if self.cycle is not None:
             self.cycle.transport = cast("asyncio.Transport", _JoinedHead(self.transport, self.loop))
+            if self.scope["http_version"] != "1.1":
+                _answer_until_close(self.cycle)
 
     def on_chunk_header(self) -> None:
         self._chunks += 1
@@ -277,6 +283,21 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._send_timer is not None:
             self._send_timer.cancel()
             self._send_timer = None
+
+
+def _answer_until_close(cycle: RequestResponseCycle) -> None:
+    """For clients before HTTP/1.1, which know neither chunks nor 100 Continue: an answer ends with its length or with
+    the connection."""
+    cycle.keep_alive = False
+    cycle.chunked_encoding = False
+    cycle.waiting_for_100_continue = False
+    cycle.send = partial(_send_as_it_is, cycle)  # type: ignore[method-assign]
+
+
+async def _send_as_it_is(cycle: RequestResponseCycle, message: Message) -> None:
+    """Lets no length be too long or too short; the first message, the head, has none."""
+    cycle.expected_content_length = len(message.get("body", b""))
+    await RequestResponseCycle.send(cycle, message)  # type: ignore[arg-type]
 
 
 def _headers_too_large() -> HttpError:

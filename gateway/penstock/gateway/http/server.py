@@ -20,6 +20,7 @@ from uvicorn.server import Server
 
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.protocol import LimitedProtocol
+from penstock.gateway.listening import listener
 
 _KERNEL_BACKLOG = 128 << 10
 """Bytes that the kernel may hold for a client whose window is full. Its default of megabytes would hide for long that a
@@ -77,19 +78,16 @@ class HttpServer:
     async def start(self) -> None:
         """Binds and accepts from now on. Raises OSError when the address cannot be bound."""
         settings = self._settings
-        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-        listener = socket.create_server(
-            (settings.host, settings.port), family=family, backlog=settings.backlog, reuse_port=settings.reuse_port
-        )
-        listener.setblocking(False)
+        bound = listener(settings.host, settings.port, backlog=settings.backlog, reuse_port=settings.reuse_port)
+        bound.setblocking(False)
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # accepted sockets inherit it
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _KERNEL_BACKLOG)
-        self._port = listener.getsockname()[1]
+            bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _KERNEL_BACKLOG)
+        self._port = bound.getsockname()[1]
         config = self._server.config
         config.load()
         self._server.lifespan = config.lifespan_class(config)
         await self._server.on_tick(0)
-        await self._server.startup(sockets=[listener])
+        await self._server.startup(sockets=[bound])
         self._ticker = asyncio.get_running_loop().create_task(self._tick())
 
     def stop_accepting(self) -> None:

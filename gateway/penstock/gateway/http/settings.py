@@ -44,6 +44,8 @@ class AppSettings:
     """Whether requests would be served now; without it, whether the language models are ready."""
     drain: DrainState = field(default_factory=DrainState)
     open_paths: frozenset[str] = OPEN_PATHS
+    heartbeat_s: float = 15.0
+    """Seconds of silence after which a token stream gets a comment; 0: never."""
     max_body_bytes: int = 8 << 20
     max_choices: int = 1024
     """Bound on prompts x n of one call."""

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.engines.errors import PenstockError, UnsupportedError
 from penstock.gateway.errors import HttpError, error_headers
-from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.exchange import SCOPE_KEY, ClientGone, Exchange
 from penstock.gateway.kserve import http_models, repository_http, settings_http
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.errors import kserve_error_body, kserve_status
@@ -50,6 +50,8 @@ class KServeApp:
             if endpoint is None:
                 raise _method_not_allowed(verbs)
             await endpoint(exchange, *names)
+        except ClientGone:
+            pass
         except Exception as error:
             await self.fail(exchange, error)
 

@@ -39,8 +39,10 @@ class CompletionResult:
 
     async def _with_prompts(self, echo: Echo) -> AsyncIterator[list[ChoiceDelta]]:
         async for batch in self.generation:
-            shown = [self._with_prompt(echo, delta) for delta in batch]
-            yield [delta for delta in shown if delta is not None]
+            deltas = [self._with_prompt(echo, delta) for delta in batch]
+            shown = [delta for delta in deltas if delta is not None]
+            if shown or not batch:
+                yield shown
 
     def _with_prompt(self, echo: Echo, delta: ChoiceDelta) -> ChoiceDelta | None:
         """The prompt goes before the first delta of a choice; after that, the others pass as they are."""

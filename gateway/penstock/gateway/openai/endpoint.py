@@ -32,7 +32,10 @@ class GeneratingEndpoint(ABC, Generic[_R]):
             request = self._parse(await exchange.body(self._settings.max_body_bytes))
             call.watch()
             wanted = await self._wanted(request, exchange.tenant)
-            generation = await self._dataplane.generate(replace(wanted, timeout=exchange.timeout()))
+            pulse = self._settings.heartbeat_s if request.stream else None
+            generation = await self._dataplane.generate(
+                replace(wanted, timeout=exchange.timeout(), pulse=pulse or None)
+            )
             try:
                 await self._respond(exchange, request, wanted, generation)
             finally:

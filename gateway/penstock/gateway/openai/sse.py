@@ -17,6 +17,8 @@ from penstock.gateway.openai.objects import Head, usage_object
 
 _encode = msgspec.json.Encoder().encode
 _DONE = b"data: [DONE]\n\n"
+_HEARTBEAT = b": keep-alive\n\n"
+"""A comment, which clients pass over."""
 _RUNNING = b',"logprobs":null,"finish_reason":null}]}\n\n'
 
 LogprobsFormat = Callable[[int, Sequence[Any]], object]
@@ -105,14 +107,18 @@ async def stream(
     opening: Callable[[], bytes] = bytes,
     ending: Callable[[], bytes],
 ) -> None:
-    """Sends a generation to its end. An error before the first delta is raised with no byte sent.
+    """Sends a generation to its end. An error before the first delta, or pulse, is raised with no byte sent.
 
     The deltas that finish the last choice leave together with what `ending` gives. This coroutine is resumed for every
     step of the engine, and with it all that await it: keep that chain short.
     """
-    data = opening() + frames.render(await anext(deltas, []))
+    batch = await anext(deltas, None)
     await exchange.start_stream()
     send = exchange.raw_send
+    while batch == []:
+        await send({"type": "http.response.body", "body": _HEARTBEAT, "more_body": True})
+        batch = await anext(deltas, None)
+    data = opening() + frames.render(batch or ())
     if frames.live:
         await send({"type": "http.response.body", "body": data, "more_body": True})
         async for batch in deltas:
@@ -121,6 +127,8 @@ async def stream(
                 break
             if data:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
+            elif not batch:
+                await send({"type": "http.response.body", "body": _HEARTBEAT, "more_body": True})
         else:
             data = b""
     await exchange.finish(data + ending())

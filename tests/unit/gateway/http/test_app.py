@@ -29,6 +29,7 @@ ROUTES = {
     "/health/ready": "GET",
     "/metrics": "GET",
     "/version": "GET",
+    "/": "GET",
 }
 LOCKED = {"red": "key-one", "blue": "key-two"}
 
@@ -49,7 +50,7 @@ def test_the_table_here_knows_every_route() -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "BREW"])
-@pytest.mark.parametrize("path", [*ROUTES, "/", "/nowhere", "/v1", "/health/../v1/models", "/health/", "//health", ""])
+@pytest.mark.parametrize("path", [*ROUTES, "/nowhere", "/v1", "/health/../v1/models", "//health", ""])
 async def test_without_a_key_only_health_answers(path: str, method: str) -> None:
     result = await get(path, method=method, api_keys=LOCKED)
     if path in OPEN_PATHS:
@@ -104,15 +105,55 @@ async def test_one_request_has_one_authorization(keys: Mapping[str, str]) -> Non
     assert request.json()["error"]["message"] == "Authorization is given more than once."
 
 
-async def test_unknown_route_and_method_speak_openai() -> None:
-    missing = await get("/nowhere")
+@pytest.mark.parametrize(
+    ("method", "path", "said"),
+    [
+        ("GET", "/nowhere", "No such route: GET /nowhere."),
+        ("POST", "/chat/completions", "No such route: POST /chat/completions. Did you mean /v1/chat/completions?"),
+        ("GET", "/models/tiny", "No such route: GET /models/tiny. Did you mean /v1/models/tiny?"),
+        ("GET", "/completions/", "No such route: GET /completions. Did you mean /v1/completions?"),
+        ("POST", "/v1/v1/completions", "No such route: POST /v1/v1/completions. Did you mean /v1/completions?"),
+        ("GET", "/v1/health", "No such route: GET /v1/health. Did you mean /health?"),
+        ("GET", "/" + "x" * 1000, "No such route: GET /" + "x" * 127 + "."),
+    ],
+)
+async def test_an_unknown_route_is_named_and_the_likely_one_too(method: str, path: str, said: str) -> None:
+    missing = await get(path, method=method)
     assert missing.status == 404
-    assert missing.json()["error"]["code"] == "route_not_found"
-    wrong = await get("/v1/completions")
-    assert wrong.status == 405
-    assert wrong.headers["allow"] == "POST"
-    assert wrong.json()["error"]["type"] == "invalid_request_error"
-    assert (await get("/v1/models/")).status == 404
+    error = missing.json()["error"]
+    assert (error["message"], error["code"]) == (said, "route_not_found")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"), [("GET", "/v1/completions", "POST"), ("PUT", "/v1/models/x", "GET, HEAD")]
+)
+async def test_a_route_names_the_methods_that_it_allows(method: str, path: str, allowed: str) -> None:
+    wrong = await get(path, method=method)
+    assert (wrong.status, wrong.headers["allow"]) == (405, allowed)
+    error = wrong.json()["error"]
+    assert error["message"] == f"{path} does not allow {method}, only {allowed}."
+    assert (error["type"], error["code"]) == ("invalid_request_error", "method_not_allowed")
+
+
+@pytest.mark.parametrize("path", ["/health/", "/health/ready/", "/v1/models/", "/v1/models/tiny/", "/version/"])
+async def test_a_trailing_slash_changes_nothing(path: str) -> None:
+    with_slash, without = await get(path), await get(path[:-1])
+    assert (with_slash.status, with_slash.bodies) == (200, without.bodies)
+    assert (await get(path, api_keys=LOCKED)).status == (await get(path[:-1], api_keys=LOCKED)).status
+
+
+async def test_the_root_says_what_this_is_and_where_to_go() -> None:
+    about = (await get("/", headers={"accept": "application/json"}, version="1.2")).json()
+    assert (about["name"], about["version"]) == ("penstock", "1.2")
+    for each in (*about["openai"], *about["server"]):
+        method, path = each.split()
+        assert ROUTES[path.replace("{name}", "tiny")] == method
+    text = await get("/", headers={"accept": "*/*"}, version="1.2")
+    assert text.headers["content-type"].startswith("text/plain")
+    shown = text.bodies[0].decode()
+    assert len(shown.splitlines()) < 10
+    assert shown.startswith("penstock 1.2")
+    assert all(route in shown for route in about["openai"])
 
 
 @pytest.mark.parametrize(

@@ -54,11 +54,11 @@ def test_what_is_not_said_is_not_passed_on() -> None:
 @pytest.mark.parametrize(
     ("tls", "said"),
     [
-        (TlsSettings(use_ssl=True), "needs a server key"),
-        (TlsSettings(use_ssl=True, server_key="{pem}"), "needs a server certificate"),
-        (TlsSettings(use_ssl=True, server_key="{dir}/none", server_cert="{pem}"), "the server key cannot be read"),
-        (TlsSettings(use_ssl=True, server_key="{pem}", server_cert="{text}"), "the server certificate is no PEM file"),
-        (TlsSettings(use_ssl_mutual=True, server_key="{pem}", server_cert="{pem}"), "needs a root certificate"),
+        (TlsSettings(use_ssl=True), "grpc-server-key: gRPC with TLS needs"),
+        (TlsSettings(use_ssl=True, server_key="{pem}"), "grpc-server-cert: gRPC with TLS needs"),
+        (TlsSettings(use_ssl=True, server_key="{dir}/none", server_cert="{pem}"), "grpc-server-key: the file cannot"),
+        (TlsSettings(use_ssl=True, server_key="{pem}", server_cert="{text}"), "grpc-server-cert: the file is no PEM"),
+        (TlsSettings(use_ssl_mutual=True, server_key="{pem}", server_cert="{pem}"), "grpc-root-cert: gRPC with TLS"),
     ],
 )
 def test_files_that_cannot_be_used_are_named(tls: TlsSettings, said: str, tmp_path: Path) -> None:

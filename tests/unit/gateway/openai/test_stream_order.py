@@ -252,3 +252,32 @@ def test_however_deltas_are_split_their_concatenation_arrives(batches: list[list
         for index, text in dict(batch).items():
             expected[index] += text
     assert texts == [text + "end" for text in expected]
+
+
+HEARTBEAT = b": keep-alive\n\n"
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+async def test_a_pulse_is_a_comment_and_changes_nothing_else(path: str) -> None:
+    steps: list[Step] = [[delta(0, "a")], [delta(0, "b", "stop")]]
+    plain = await streamed(*steps, path=path)
+    result = await streamed([], [], steps[0], [], steps[1], path=path)
+    assert [each == HEARTBEAT for each in result.bodies] == [True, True, False, True, False]
+    assert [each["choices"] for each in result.events()[:-1]] == [each["choices"] for each in plain.events()[:-1]]
+
+
+async def test_an_error_after_a_pulse_is_an_event() -> None:
+    result = await streamed([], QueueFullError("full"))
+    assert (result.status, result.bodies[0]) == (200, HEARTBEAT)
+    assert b"queue_full" in result.bodies[1]
+    assert result.bodies[1].endswith(b"data: [DONE]\n\n")
+    refused = await streamed(QueueFullError("full"))
+    assert refused.status == 503
+
+
+@pytest.mark.parametrize(("stream", "heartbeat_s", "pulse"), [(True, 3.0, 3.0), (True, 0.0, None), (False, 3.0, None)])
+async def test_only_streams_have_a_pulse(stream: bool, heartbeat_s: float, pulse: float | None) -> None:
+    dataplane = FakeDataPlane()
+    app = build_app(dataplane, AppSettings(heartbeat_s=heartbeat_s))
+    await call(app, CHAT, chat_body(stream=stream))
+    assert dataplane.requests[0].pulse == pulse

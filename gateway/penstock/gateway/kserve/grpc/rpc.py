@@ -119,7 +119,8 @@ class Guard:
 
 
 async def abort(context: Context, error: Exception) -> bytes:
-    """Ends the RPC with the error's status: raises what the gRPC library takes for that."""
+    """Ends the RPC with the error's status, unless its caller or deadline has ended it at this very moment: raises what
+    the gRPC library takes for that."""
     if isinstance(error, DecodeError):
         error = InvalidRequestError("the request message cannot be decoded")
     if not isinstance(error, PenstockError):
@@ -127,6 +128,6 @@ async def abort(context: Context, error: Exception) -> bytes:
     code, details = status(error)
     try:
         await context.abort(code, details)
-    except grpc.aio.InternalError:  # the caller has cancelled at this very moment
-        raise grpc.aio.AbortError from None
+    except grpc.aio.InternalError:
+        raise asyncio.CancelledError from None
     raise AssertionError("abort returned")

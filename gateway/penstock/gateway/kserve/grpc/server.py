@@ -14,6 +14,7 @@ from penstock.gateway.kserve.grpc.health import Health
 from penstock.gateway.kserve.grpc.rpc import Guard
 from penstock.gateway.kserve.grpc.service import build_service
 from penstock.gateway.kserve.grpc.settings import GrpcSettings
+from penstock.gateway.listening import listener
 
 _GRACE_SECONDS = 1.0
 
@@ -31,7 +32,8 @@ class GrpcServer:
     ) -> None:
         """Binds. `ready` says whether the server as a whole is; without `keys` everybody is let in.
 
-        Raises OSError when the address cannot be bound, ValueError when the TLS files are not usable.
+        Raises OSError when the address cannot be bound, ValueError, with the flag to blame, when the TLS files are not
+        usable.
         """
         self._health = Health(ready)
         service = build_service(kserve, Guard(keys, drain or DrainState()), self._health, settings)
@@ -42,7 +44,10 @@ class GrpcServer:
                 self.port: int = self._server.add_secure_port(address, settings.tls.credentials())
             else:
                 self.port = self._server.add_insecure_port(address)
-        except RuntimeError:
+        except RuntimeError:  # gRPC keeps the reason to itself
+            listener(settings.host, settings.port).close()
+            if settings.tls.enabled:
+                raise ValueError("grpc-server-cert: it cannot be used with grpc-server-key") from None
             raise OSError(f"gRPC cannot bind {address}") from None
 
     async def start(self) -> None:

@@ -35,9 +35,10 @@ class TlsSettings:
         return self.use_ssl or self.use_ssl_mutual
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Raises ValueError when a file that is needed is not named, cannot be read, or is no PEM."""
-        key, cert = _pem(self.server_key, "server key"), _pem(self.server_cert, "server certificate")
-        root = _pem(self.root_cert, "root certificate") if self.root_cert or self.use_ssl_mutual else None
+        """Raises ValueError, with the flag to blame, when a file that is needed is not named, cannot be read, or is no
+        PEM."""
+        key, cert = _pem(self.server_key, "grpc-server-key"), _pem(self.server_cert, "grpc-server-cert")
+        root = _pem(self.root_cert, "grpc-root-cert") if self.root_cert or self.use_ssl_mutual else None
         return grpc.ssl_server_credentials([(key, cert)], root, require_client_auth=self.use_ssl_mutual)
 
 
@@ -93,13 +94,13 @@ class GrpcSettings:
         return options
 
 
-def _pem(path: str, what: str) -> bytes:
+def _pem(path: str, flag: str) -> bytes:
     if not path:
-        raise ValueError(f"gRPC with TLS needs a {what}")
+        raise ValueError(f"{flag}: gRPC with TLS needs this file")
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        raise ValueError(f"the {what} cannot be read: {error.strerror}") from None
+        raise ValueError(f"{flag}: the file cannot be read: {error.strerror}") from None
     if b"-----BEGIN " not in data:
-        raise ValueError(f"the {what} is no PEM file")
+        raise ValueError(f"{flag}: the file is no PEM file")
     return data

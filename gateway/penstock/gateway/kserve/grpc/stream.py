@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import grpc
 from tritonclient.grpc.service_pb2 import ModelStreamInferResponse
 
 from penstock.classic.base import InferModel, ResponseStream
 from penstock.classic.messages import InferResponse
-from penstock.engines.errors import InvalidRequestError
+from penstock.engines.errors import DeadlineExceededError, InvalidRequestError
 from penstock.gateway.http.drain import DrainState
 from penstock.gateway.kserve.grpc.decode import Decoded, parse
 from penstock.gateway.kserve.grpc.encode import empty_final, stream_error
@@ -40,7 +41,8 @@ class InferStream:
     async def run(self) -> None:
         """Until the caller has closed its side and everything is answered. Cancelling it cancels all requests.
 
-        Raises the first error when the caller asked for that (`triton_grpc_error`).
+        Raises the first error when the caller asked for that (`triton_grpc_error`), and DeadlineExceededError when the
+        caller's deadline has ended a request.
         """
         reading = asyncio.create_task(self._read())
         try:
@@ -131,10 +133,10 @@ class InferStream:
             await self._error(error, model, decoded, final=True)
 
     async def _error(self, error: Exception, model: InferModel, decoded: Decoded, *, final: bool) -> None:
-        if self._strict:
-            self._fail(error)
-        else:
+        if not self._strict:
             await self._write(stream_error(error, decoded.request.id, model.name, final))
+        if self._strict or _ended_by_deadline(error, decoded):
+            self._fail(error)
 
     async def _encode(self, model: InferModel, decoded: Decoded, response: InferResponse) -> bytes:
         message = ModelStreamInferResponse()
@@ -146,3 +148,9 @@ class InferStream:
         async with self._writing:
             if not self._failure.done():  # the first error is the last a strict caller gets
                 await self._context.write(data)
+
+
+def _ended_by_deadline(error: Exception, decoded: Decoded) -> bool:
+    """By the RPC's: the server's own time for a request ends no other request on the stream."""
+    deadline = decoded.request.deadline
+    return isinstance(error, DeadlineExceededError) and deadline is not None and time.monotonic() >= deadline

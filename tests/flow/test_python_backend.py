@@ -223,7 +223,7 @@ class TritonPythonModel:
 async def test_shared_memory_is_used_again(tmp_path: Path) -> None:
     config = ANY.replace("TYPE_STRING", "TYPE_FP32")
     async with loaded(tmp_path, IDENTITY, config, options={"shm-default-byte-size": "4194304"}) as model:
-        for number in range(50):
+        for number in range(15):
             await model.infer(request(X=np.full(250_000, number, np.float32)))
             gc.collect()  # blocks are given back with the last array over them
         [instance] = instances(model)

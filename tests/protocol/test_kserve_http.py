@@ -236,7 +236,7 @@ async def test_a_client_that_hangs_up_is_noticed(server: KServeServer) -> None:
     try:
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(
-            b"POST /v2/models/identity_int8/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b"
+            b"POST /v2/models/identity_int8/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b"
             % (len(body), body)
         )
         await asyncio.to_thread(server.do, model.waiting.wait())

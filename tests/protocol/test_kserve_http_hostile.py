@@ -51,7 +51,12 @@ TAIL = bytes(128)
 def raw(server: KServeServer, *headers: bytes, body: bytes = HEAD + TAIL) -> int:
     """The status of the answer to exactly these header lines."""
     with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
-        lines = [b"POST " + INFER.encode() + b" HTTP/1.1", b"host: localhost", b"content-length: %d" % len(body), *headers]
+        lines = [
+            b"POST " + INFER.encode() + b" HTTP/1.1",
+            b"host: localhost",
+            b"content-length: %d" % len(body),
+            *headers,
+        ]
         connection.sendall(b"\r\n".join(lines) + b"\r\n\r\n" + body)
         return int(connection.makefile("rb").readline().split()[1])
 

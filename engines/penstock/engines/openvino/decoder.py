@@ -1,12 +1,4 @@
-"""The decoder's graph around paged attention.
-
-Inputs, for T scheduled tokens of S requests: input_ids and position_ids [T] i64, subsequence_begins [S + 1] i32,
-sampled_tokens_indices [N] i64 (which of the T tokens get logits), and for each layer n key_cache.n and value_cache.n.
-For each group of layers that share block tables, with the suffix .0, .1, ... where there are several: past_lens [S]
-i32, block_indices [B] i32 (the requests' block tables, one after another), block_indices_begins [S + 1] i32 and
-max_context_len [] i32; a group with a window is told of nothing that lies in blocks behind it. Outputs: logits
-[N, vocab] and hidden [N, hidden size] f32, the latter after the final norm.
-"""
+"""The decoder's graph around paged attention. `decoder_inputs` says what goes in and comes out."""
 
 from __future__ import annotations
 
@@ -16,38 +8,11 @@ import openvino.opset15 as ops
 from openvino.op import _PagedAttentionExtension as PagedAttention
 
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.kit.cache_size import group_layers
+from penstock.engines.kit.layer_groups import group_layers
+from penstock.engines.openvino.decoder_inputs import GROUP_INPUTS, group_suffix, step_inputs
 from penstock.engines.openvino.families import DecoderSpec
 from penstock.engines.openvino.rope import Rope
 from penstock.engines.openvino.weights import Node, Weights, round_to
-
-Input = tuple[type[np.generic], list[int]]
-
-_STEP_INPUTS: dict[str, Input] = {
-    "input_ids": (np.int64, [-1]),
-    "position_ids": (np.int64, [-1]),
-    "subsequence_begins": (np.int32, [-1]),
-    "sampled_tokens_indices": (np.int64, [-1]),
-}
-_GROUP_INPUTS: dict[str, Input] = {
-    "past_lens": (np.int32, [-1]),
-    "block_indices": (np.int32, [-1]),
-    "block_indices_begins": (np.int32, [-1]),
-    "max_context_len": (np.int32, []),
-}
-
-
-def step_inputs(num_groups: int) -> dict[str, Input]:
-    """Type and shape of all inputs but the caches, by name."""
-    inputs = dict(_STEP_INPUTS)
-    for group in range(num_groups):
-        inputs.update({name + group_suffix(group, num_groups): kind for name, kind in _GROUP_INPUTS.items()})
-    return inputs
-
-
-def group_suffix(group: int, num_groups: int) -> str:
-    """Of the names of a group's inputs."""
-    return f".{group}" if num_groups > 1 else ""
 
 
 def build_decoder(spec: DecoderSpec, weights: Weights, precision: str) -> ov.Model:
@@ -127,7 +92,7 @@ class _Builder:
         caches = [self._add_input(f"{kind}_cache.{n}", ov.Type.dynamic, [-1] * 4) for kind in ("key", "value")]
         ints, floats = _i32([]), _f32([])
         operands = [q, k, v, *caches]
-        inputs = {name: self._inputs[name + suffix] for name in _GROUP_INPUTS}
+        inputs = {name: self._inputs[name + suffix] for name in GROUP_INPUTS}
         operands += [inputs["past_lens"], self._inputs["subsequence_begins"]]
         operands += [inputs["block_indices"], inputs["block_indices_begins"]]
         operands += [

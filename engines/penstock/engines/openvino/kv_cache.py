@@ -10,7 +10,7 @@ import numpy as np
 import openvino as ov
 
 from penstock.engines.errors import EngineError
-from penstock.engines.kit.cache_size import LayerGroup
+from penstock.engines.kit.layer_groups import LayerGroup
 from penstock.engines.openvino.huge_pages import prefer_huge_pages
 
 

@@ -10,8 +10,7 @@ import numpy.typing as npt
 import openvino as ov
 
 from penstock.engines.kit.batch import Batch, GroupTables, Int32s, Ints, Outputs
-from penstock.engines.openvino.decoder import group_suffix, step_inputs
-from penstock.engines.openvino.device import ThreadPlan
+from penstock.engines.openvino.decoder_inputs import group_suffix, step_inputs
 from penstock.engines.openvino.kv_cache import OpenVINOKVCache
 
 
@@ -26,11 +25,10 @@ class BufferedDecoder:
 
     cache: OpenVINOKVCache
 
-    def __init__(
-        self, compiled: Sequence[tuple[ThreadPlan, Any]], num_groups: int, block_size: int, capacity: int
-    ) -> None:
-        """`compiled` by ascending `min_tokens`; `capacity`: tokens for which there is room at the start."""
-        self._plans = [plan for plan, _ in compiled]
+    def __init__(self, compiled: Sequence[tuple[int, Any]], num_groups: int, block_size: int, capacity: int) -> None:
+        """`compiled`: the fewest tokens for which a compiled model is used, and the model, by ascending tokens;
+        `capacity`: tokens for which there is room at the start."""
+        self._least_tokens = [least for least, _ in compiled]
         self._block_size = block_size
         self._buffers = [
             _Buffer([model.create_infer_request() for _, model in compiled], num_groups, capacity)
@@ -52,7 +50,7 @@ class BufferedDecoder:
         """`Model.prepare`."""
         target, inputs = self._buffers[buffer], self._buffers[buffer].inputs
         num_tokens = len(batch.positions)
-        chosen = next(n for n in reversed(range(len(self._plans))) if num_tokens >= self._plans[n].min_tokens)
+        chosen = next(n for n in reversed(range(len(self._least_tokens))) if num_tokens >= self._least_tokens[n])
         target.chosen = target.requests[chosen]
         target.wants_hidden = batch.wants_hidden
         inputs["input_ids"].put(batch.token_ids)

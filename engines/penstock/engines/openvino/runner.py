@@ -13,7 +13,8 @@ from penstock.engines.formats.model_files import eos_token_ids, read_json
 from penstock.engines.host.cores import usable_cores
 from penstock.engines.host.memory import available_memory
 from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, Batch, GroupTables
-from penstock.engines.kit.cache_size import check_model_sizes, group_layers, max_model_len, num_blocks
+from penstock.engines.kit.cache_size import check_model_sizes, max_model_len, num_blocks
+from penstock.engines.kit.layer_groups import group_layers
 from penstock.engines.kit.step_runner import StepRunner
 from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.config import OpenVINOConfig
@@ -49,7 +50,8 @@ class OpenVINORunner(StepRunner):
         compiled, description = _compile(config, spec, self._checkpoint, plans)
         groups = group_layers(spec.sliding_windows)
         block_size, block_bytes = block_layout(compiled[0][1], groups)
-        model = BufferedDecoder(compiled, len(groups), block_size, config.max_num_batched_tokens)
+        by_tokens = [(plan.min_tokens, one) for plan, one in compiled]
+        model = BufferedDecoder(by_tokens, len(groups), block_size, config.max_num_batched_tokens)
         # Each compiled model packs its weights at its first tokens: the first request does not wait for that, and the
         # cache is sized by the memory that is left then.
         warm_up = [max(1, plan.min_tokens) for plan in plans]

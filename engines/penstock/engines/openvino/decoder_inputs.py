@@ -1,0 +1,41 @@
+"""What the decoder is given for a step, and what it gives.
+
+Inputs, for T scheduled tokens of S requests: input_ids and position_ids [T] i64, subsequence_begins [S + 1] i32,
+sampled_tokens_indices [N] i64 (which of the T tokens get logits), and for each layer n key_cache.n and value_cache.n.
+For each group of layers that share block tables, with the suffix .0, .1, ... where there are several: past_lens [S]
+i32, block_indices [B] i32 (the requests' block tables, one after another), block_indices_begins [S + 1] i32 and
+max_context_len [] i32; a group with a window is told of nothing that lies in blocks behind it. Outputs: logits
+[N, vocab] and hidden [N, hidden size] f32, the latter after the final norm.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+Input = tuple[type[np.generic], list[int]]
+
+_STEP_INPUTS: dict[str, Input] = {
+    "input_ids": (np.int64, [-1]),
+    "position_ids": (np.int64, [-1]),
+    "subsequence_begins": (np.int32, [-1]),
+    "sampled_tokens_indices": (np.int64, [-1]),
+}
+GROUP_INPUTS: dict[str, Input] = {
+    "past_lens": (np.int32, [-1]),
+    "block_indices": (np.int32, [-1]),
+    "block_indices_begins": (np.int32, [-1]),
+    "max_context_len": (np.int32, []),
+}
+
+
+def step_inputs(num_groups: int) -> dict[str, Input]:
+    """Type and shape of all inputs but the caches, by name."""
+    inputs = dict(_STEP_INPUTS)
+    for group in range(num_groups):
+        inputs.update({name + group_suffix(group, num_groups): kind for name, kind in GROUP_INPUTS.items()})
+    return inputs
+
+
+def group_suffix(group: int, num_groups: int) -> str:
+    """Of the names of a group's inputs."""
+    return f".{group}" if num_groups > 1 else ""

@@ -263,7 +263,7 @@ def test_guesses_change_nothing(candidate, monkeypatch, depth, sampling):
             wrong = done % 3  # so many right ones, then one that is not
             return [max(token - 1, 1 - token) if index == wrong else token for index, token in enumerate(right)]
 
-    monkeypatch.setattr("penstock.engines.scheduler.scheduler.PromptLookup", Guesses)
+    monkeypatch.setattr("penstock.engines.scheduler.admission.PromptLookup", Guesses)
     driver = driver_of(candidate, speculative="ngram", **limits)
     again = [driver.add(tokens, 60, **sampling)[0] for tokens in prompts]
     driver.run()

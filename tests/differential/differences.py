@@ -336,7 +336,7 @@ ANSWERS = (
         "openai-routes",
         "a path outside `/v2` that does not exist",
         "404 with a text",
-        "404 in the OpenAI API's shape",
+        "404 in the OpenAI API's shape, with method, path and the likely path",
         "the port is that of the OpenAI API, too",
         (at("http: GET /nothing", body_error=("Not Found", ANY)),),
     ),

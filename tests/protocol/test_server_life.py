@@ -281,8 +281,11 @@ def test_the_live_feed_tells_the_scheduler_s_state():
         (("/no/such/folder",), "model: /no/such/folder is not a folder"),
         (("--model-repository", "/no/such/folder"), "model-repository: "),
         (("--chat-template", "/no/such/file"), "chat-template: "),
-        (("--host", "192.0.2.1"), "host: cannot listen on 192.0.2.1:"),
-        (("--http-address", "no.such.host.invalid"), "http-address: cannot listen on no.such.host.invalid:"),
+        (("--host", "192.0.2.1", "--allow-anonymous"), "host: cannot listen on 192.0.2.1:"),
+        (
+            ("--http-address", "no.such.host.invalid", "--allow-anonymous"),
+            "http-address: cannot listen on no.such.host.invalid:",
+        ),
         (("--grpc-use-ssl",), "grpc-server-key: gRPC with TLS needs this file"),
         (("--kv-cache-memory", "plenty"), "plenty"),
         (("--max-num-seqs", "64", "--max-num-batched-tokens", "8"), "max_num_batched_tokens"),

@@ -78,13 +78,15 @@ class _App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"This server has no use for ASGI scopes of type {scope['type']}.")
-        drop_trailing_slash(scope)
+        kserve = self._kserve if self._kserve is not None and self._kserve.handles(scope["path"]) else None
+        if kserve is None:  # Triton knows no paths with a slash at the end
+            drop_trailing_slash(scope)
         exchange = Exchange(scope, receive, send, self._settings.drain)
         scope[SCOPE_KEY] = exchange
         if self._cross_origin is not None and await self._cross_origin.answered(exchange):
             return
-        if self._kserve is not None and self._kserve.handles(scope["path"]):
-            await self._answer_kserve(self._kserve, exchange)
+        if kserve is not None:
+            await self._answer_kserve(kserve, exchange)
             return
         scope["app"] = self  # makes starlette raise its 404 and 405 instead of answering in its own shape
         try:

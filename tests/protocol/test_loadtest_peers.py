@@ -32,8 +32,10 @@ def test_the_streaming_table(tmp_path: Path) -> None:
         [run] = cell["runs"]
         figures = run["figures"]
         assert figures["output_tokens"] == 16 * figures["completed"] > 0, name
-        assert run["server_cpu_us"] >= run["front_cpu_us"] > 0
+        assert run["server_cpu_us"] >= run["front_cpu_us"] >= 0
         assert cell["memory_mb"] > 5
+    # the kernel counts in ticks: on a busy machine a run may be over before one server has had its first
+    assert any(cell["runs"][0]["front_cpu_us"] > 0 for cell in case["cells"].values())
     assert "## Streaming, without a model" in (tmp_path / "out.md").read_text()
 
 

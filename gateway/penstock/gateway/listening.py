@@ -5,11 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from typing import Literal
 
 from penstock.gateway.addresses import url_host
 from penstock.gateway.config import ConfigError
-from penstock.gateway.config_sections import ServerConfig
+from penstock.gateway.config_sections import ListeningPort, ServerConfig
 
 
 def listener(host: str, port: int, *, backlog: int = 1, reuse_port: bool = False) -> socket.socket:
@@ -18,14 +17,13 @@ def listener(host: str, port: int, *, backlog: int = 1, reuse_port: bool = False
     return socket.create_server((host, port), family=family, backlog=backlog, reuse_port=reuse_port)
 
 
-def cannot_listen(server: ServerConfig, kind: Literal["http", "grpc", "metrics"], error: OSError) -> ConfigError:
+def cannot_listen(server: ServerConfig, kind: ListeningPort, error: OSError) -> ConfigError:
     """The error of a port that cannot be opened, with the flag to blame: the port's where it is taken or not allowed,
     else the address's."""
-    own: str | None = getattr(server, f"{kind}_address")
     port: int = getattr(server, f"{kind}_port")
     if error.errno in (errno.EADDRINUSE, errno.EACCES):
         flag = f"{kind}-port"
     else:
-        flag = "host" if own is None else f"{kind}-address"
+        flag = "host" if getattr(server, f"{kind}_address") is None else f"{kind}-address"
     reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
-    return ConfigError(f"{flag}: cannot listen on {url_host(own or server.host)}:{port}: {reason}")
+    return ConfigError(f"{flag}: cannot listen on {url_host(server.address(kind))}:{port}: {reason}")

@@ -17,7 +17,7 @@ from penstock.gateway.openai.objects import Head, usage_object
 
 _encode = msgspec.json.Encoder().encode
 _DONE = b"data: [DONE]\n\n"
-_HEARTBEAT = b": keep-alive\n\n"
+_HEARTBEAT = {"type": "http.response.body", "body": b": keep-alive\n\n", "more_body": True}
 """A comment, which clients pass over."""
 _RUNNING = b',"logprobs":null,"finish_reason":null}]}\n\n'
 
@@ -116,7 +116,7 @@ async def stream(
     await exchange.start_stream()
     send = exchange.raw_send
     while batch == []:
-        await send({"type": "http.response.body", "body": _HEARTBEAT, "more_body": True})
+        await send(_HEARTBEAT)
         batch = await anext(deltas, None)
     data = opening() + frames.render(batch or ())
     if frames.live:
@@ -128,7 +128,7 @@ async def stream(
             if data:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             elif not batch:
-                await send({"type": "http.response.body", "body": _HEARTBEAT, "more_body": True})
+                await send(_HEARTBEAT)
         else:
             data = b""
     await exchange.finish(data + ending())

@@ -1,4 +1,4 @@
-"""What a web page of somebody else can have sent is refused where no key is asked for, in each protocol's words."""
+"""A server that asks for no key refuses what a foreign web page can have sent, in each protocol's words."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from tritonclient.grpc import service_pb2_grpc
 from tritonclient.grpc.aio import InferenceServerClient, InferInput
 
 from helpers_kserve import FakeModel, FakeModelStore
-from penstock.gateway.http.auth import ApiKeys
-from penstock.gateway.http.drain import DrainState
+from penstock.gateway.front.auth import ApiKeys
+from penstock.gateway.front.drain import DrainState
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.server import GrpcServer
 from penstock.gateway.kserve.grpc.settings import GrpcSettings

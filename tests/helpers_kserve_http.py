@@ -14,7 +14,6 @@ import uvloop
 from starlette.types import ASGIApp
 
 from helpers_kserve import FakeModel, FakeModelStore, add_sub
-from penstock.gateway.http.app import build_app
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.server import HttpServer, ServerSettings
 from penstock.gateway.http.settings import AppSettings
@@ -22,6 +21,7 @@ from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.logs import LogSettings
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.kserve.tracing import Tracing
+from penstock.gateway.ports.http_apps import build_app
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane
 

@@ -24,12 +24,12 @@ from penstock.engines.errors import (
     UnsupportedError,
 )
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.adapter_control import AdapterControl
-from penstock.gateway.adapters import AdapterSet, new_adapter
-from penstock.gateway.http.app import build_app
 from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.metrics import ModelMetrics
-from penstock.gateway.models import LoadedModel
+from penstock.gateway.llm.adapter_control import AdapterControl
+from penstock.gateway.llm.adapters import AdapterSet, new_adapter
+from penstock.gateway.llm.model_metrics import ModelMetrics
+from penstock.gateway.llm.models import LoadedModel
+from penstock.gateway.ports.http_apps import build_app
 from penstock.tokenizers import Tokenizer
 from protocol.asgi_client import AsgiCall, call
 

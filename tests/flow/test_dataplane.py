@@ -23,7 +23,7 @@ from penstock.engines.errors import (
     UnsupportedError,
 )
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.dataplane import ChoiceDelta, Generation
+from penstock.gateway.llm.dataplane import ChoiceDelta, Generation
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError, NotReadyError, NumericalError, UnsupportedError
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.adapters import AdapterSet, new_adapter
-from penstock.gateway.kserve.llm import LanguageModel
+from penstock.gateway.llm.adapters import AdapterSet, new_adapter
+from penstock.gateway.llm.kserve.language_model import LanguageModel
 
 
 def text_tensor(name: str, value: str | bytes) -> Tensor:

@@ -16,12 +16,12 @@ from penstock.engines.errors import EngineError, MemoryBudgetError
 from penstock.engines.host.memory import taken_memory
 from penstock.engines.process import WatchdogConfig
 from penstock.engines.registry import EngineSpec
-from penstock.gateway.budgeted_engine import BudgetedEngine
-from penstock.gateway.config import load_config
-from penstock.gateway.memory_budget import MemoryBudget, Reservation
-from penstock.gateway.memory_demand import Demand
-from penstock.gateway.model_builder import engine_spec
-from penstock.gateway.models import find_model
+from penstock.gateway.configuration.config import load_config
+from penstock.gateway.llm.model_builder import engine_spec
+from penstock.gateway.llm.models import find_model
+from penstock.gateway.memory.budget import MemoryBudget, Reservation
+from penstock.gateway.memory.budgeted_engine import BudgetedEngine
+from penstock.gateway.memory.demand import Demand
 from penstock.tokenizers import Tokenizer
 
 DEMO = find_model(None)

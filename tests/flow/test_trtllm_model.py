@@ -17,9 +17,9 @@ from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import CancelledError, InvalidRequestError, PenstockError, UnsupportedError
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.kserve.llm import LanguageModel
-from penstock.gateway.kserve.llm_stream import LanguageStream
-from penstock.gateway.kserve.trtllm_form import TRTLLM_FORM
+from penstock.gateway.llm.kserve.language_model import LanguageModel
+from penstock.gateway.llm.kserve.language_stream import LanguageStream
+from penstock.gateway.llm.kserve.trtllm_form import TRTLLM_FORM
 
 _TYPES = {bool: ("BOOL", np.bool_), int: ("INT32", np.int32), float: ("FP32", np.float32)}
 

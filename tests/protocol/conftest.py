@@ -13,11 +13,11 @@ import pytest
 import uvloop
 
 from helpers_server import serving
-from penstock.gateway.dataplane import DataPlane
-from penstock.gateway.http.app import build_app
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.server import HttpServer, ServerSettings
 from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.llm.dataplane import DataPlane
+from penstock.gateway.ports.http_apps import build_app
 from protocol.fake_dataplane import FakeDataPlane
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError
-from penstock.gateway.dataplane import (
+from penstock.gateway.llm.dataplane import (
     ChoiceDelta,
     DataPlane,
     GenerateRequest,
@@ -17,7 +17,7 @@ from penstock.gateway.dataplane import (
     TokenLogprob,
     Usage,
 )
-from penstock.gateway.models import LoadedModel
+from penstock.gateway.llm.models import LoadedModel
 from penstock.kvcache import KVGroup
 
 Step = list[ChoiceDelta] | Exception | asyncio.Event

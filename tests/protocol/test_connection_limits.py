@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from penstock.gateway.dataplane import GenerateRequest
 from penstock.gateway.http.limits import ConnectionLimits
+from penstock.gateway.llm.dataplane import GenerateRequest
 from protocol.conftest import Serve, ServerThread
 from protocol.fake_dataplane import FakeDataPlane, Step, delta
 from protocol.raw_http import connect, post, receive_all, receive_until, status

@@ -27,7 +27,7 @@ from helpers_grpc import (
     serving,
 )
 from helpers_kserve import add_sub, identity, repeat
-from penstock.gateway.http.auth import ApiKeys
+from penstock.gateway.front.auth import ApiKeys
 from penstock.gateway.kserve.grpc.server import GrpcServer
 from penstock.gateway.kserve.grpc.settings import GrpcSettings, TlsSettings
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from helpers_models import make_adapter, merge_adapter
 from helpers_server import serving
-from penstock.gateway.models import find_model
+from penstock.gateway.llm.models import find_model
 from penstock.tokenizers import Tokenizer
 
 PROMPT = "def join(a, b):"

@@ -82,6 +82,35 @@ def test_the_contract_is_a_leaf() -> None:
         assert "asyncio" not in imported(path)
 
 
+LAYERS = (
+    {"errors"},
+    {"configuration"},
+    {"front"},
+    {"http", "metrics"},
+    {"memory"},
+    {"kserve"},
+    {"llm", "repository"},
+    {"openai"},
+    {"ports"},
+    {"composition"},
+    {"lifecycle"},
+    {"cli"},
+)
+"""Of the gateway's packages and modules: each imports only those above it, and itself."""
+
+
+def test_the_gateway_s_packages_have_no_cycles() -> None:
+    """Transport, what all protocols share, and the protocols."""
+    base = ROOT / "gateway" / "penstock" / "gateway"
+    level = {name: number for number, names in enumerate(LAYERS) for name in names}
+    for path in sources("gateway/penstock/gateway"):
+        own = path.relative_to(base).parts[0].removesuffix(".py")
+        for name in imported(path):
+            if name.startswith("penstock.gateway.") and own != "__init__":
+                theirs = name.split(".")[2]
+                assert theirs == own or level[theirs] < level[own], f"{name_of(path)} imports {name}"
+
+
 def test_language_models_and_classic_models_know_little_of_each_other() -> None:
     """Of the other package: errors, and what the machine has. The earlier name of the contract of backends remains."""
     for path in sources("engines/penstock/classic"):

@@ -1,6 +1,6 @@
 """The command line. `penstock serve` stands here; other commands come as entry points of the group `penstock.commands`.
 
-Flags are derived from the structs of settings (`penstock.gateway.flags`); nothing else happens here.
+Flags are derived from the structs of settings (`penstock.gateway.configuration.flags`); nothing else happens here.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
 
-from penstock.gateway.config import LISTS, OTHER_NAMES, SECTIONS, Config, ConfigError, load_config
-from penstock.gateway.flags import add_sections, switches
-from penstock.gateway.triton_flags import TRITON_REFUSED
+from penstock.gateway.configuration.config import LISTS, OTHER_NAMES, SECTIONS, Config, ConfigError, load_config
+from penstock.gateway.configuration.flags import add_sections, switches
+from penstock.gateway.configuration.triton_flags import TRITON_REFUSED
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -18,8 +18,7 @@ from itertools import chain
 from typing import Any, Literal
 
 from penstock.engines.errors import PenstockError
-from penstock.gateway.addresses import url_host
-from penstock.gateway.app import (
+from penstock.gateway.composition import (
     app_settings,
     build_budget,
     build_dataplane,
@@ -28,22 +27,23 @@ from penstock.gateway.app import (
     grpc_settings,
     metrics_settings,
 )
-from penstock.gateway.config import Config, ConfigError
-from penstock.gateway.custom_metrics import CustomMetrics
-from penstock.gateway.exposure import check_exposure
-from penstock.gateway.gpu_metrics import GpuMetrics
-from penstock.gateway.http.app import build_app, build_metrics_app
-from penstock.gateway.http.auth import ApiKeys
+from penstock.gateway.configuration.config import Config, ConfigError
+from penstock.gateway.front.addresses import url_host
+from penstock.gateway.front.auth import ApiKeys
+from penstock.gateway.front.exposure import check_exposure
+from penstock.gateway.front.listening import cannot_listen
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.server import HttpServer, ServerSettings
 from penstock.gateway.kserve.grpc.server import GrpcServer
-from penstock.gateway.kserve.llm import LanguageModel
-from penstock.gateway.kserve.nv_metrics import TritonMetrics
-from penstock.gateway.listening import cannot_listen
-from penstock.gateway.metrics import Metrics
-from penstock.gateway.model_builder import build_model
-from penstock.gateway.models import LoadedModel, ModelSource, find_model
-from penstock.gateway.operator import operator_routes
+from penstock.gateway.llm.kserve.language_model import LanguageModel
+from penstock.gateway.llm.model_builder import build_model
+from penstock.gateway.llm.models import LoadedModel, ModelSource, find_model
+from penstock.gateway.metrics.custom import CustomMetrics
+from penstock.gateway.metrics.gpu import GpuMetrics
+from penstock.gateway.metrics.registry import Metrics
+from penstock.gateway.metrics.triton import TritonMetrics
+from penstock.gateway.ports.http_apps import build_app, build_metrics_app
+from penstock.gateway.ports.scheduler_state import operator_routes
 
 logger = logging.getLogger("penstock")
 

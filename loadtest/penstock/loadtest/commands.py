@@ -15,7 +15,7 @@ from penstock.loadtest.options import SECTIONS
 _LONGEST = 4000
 """Of what is told of an error: servers' words may be in it."""
 AddSections = Callable[..., None]
-"""`penstock.gateway.flags.add_sections`: makes flags of sections of settings."""
+"""`penstock.gateway.configuration.flags.add_sections`: makes flags of sections of settings."""
 
 
 def loadtest(commands: Any, add_sections: AddSections, formatter: type[argparse.HelpFormatter]) -> None:

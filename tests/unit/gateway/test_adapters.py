@@ -9,7 +9,8 @@ import pytest
 
 from helpers_adapters import save_adapter
 from penstock.engines.errors import InvalidRequestError, NotFoundError, UnsupportedError
-from penstock.gateway.adapters import (
+from penstock.gateway.configuration.config import ConfigError
+from penstock.gateway.llm.adapters import (
     AdapterSet,
     check_name,
     find_folder,
@@ -17,8 +18,7 @@ from penstock.gateway.adapters import (
     parse_adapters,
     parse_directory,
 )
-from penstock.gateway.config import ConfigError
-from penstock.gateway.in_flight import InFlight
+from penstock.gateway.llm.call_counter import CallCounter
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_an_unknown_adapter_is_answered_with_those_that_are_there(shop: Path) ->
 
 
 async def test_idle_is_when_the_last_call_has_ended() -> None:
-    users = InFlight()
+    users = CallCounter()
     await users.wait_idle()
     users.begin()
     users.begin()

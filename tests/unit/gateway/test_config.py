@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from penstock.gateway import cli
-from penstock.gateway.app import repository_settings
-from penstock.gateway.config import SECTIONS, Config, ConfigError, load_config
-from penstock.gateway.config_sections import RepositoryConfig
-from penstock.gateway.triton_flags import TRITON_REFUSED
+from penstock.gateway.composition import repository_settings
+from penstock.gateway.configuration.config import SECTIONS, Config, ConfigError, load_config
+from penstock.gateway.configuration.sections import RepositoryConfig
+from penstock.gateway.configuration.triton_flags import TRITON_REFUSED
 
 
 def load(flags=None, file=None, environ=None) -> Config:

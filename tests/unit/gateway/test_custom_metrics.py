@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.gateway.custom_metrics import MAX_METRICS, CustomMetrics
-from penstock.gateway.exposition import Family, render
+from penstock.gateway.metrics.custom import MAX_METRICS, CustomMetrics
+from penstock.gateway.metrics.prometheus_text import Family, render
 
 
 def parsed(text: bytes) -> dict[str, float]:

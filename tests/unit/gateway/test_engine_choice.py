@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.gateway import engine_choice
-from penstock.gateway.config import ConfigError
-from penstock.gateway.engine_choice import choose_engine
-from penstock.gateway.models import find_model
+from penstock.gateway.configuration.config import ConfigError
+from penstock.gateway.llm import engine_choice
+from penstock.gateway.llm.engine_choice import choose_engine
+from penstock.gateway.llm.models import find_model
 
 
 @pytest.fixture

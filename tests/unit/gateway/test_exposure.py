@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.gateway.addresses import is_loopback
-from penstock.gateway.config import Config, ConfigError, load_config
-from penstock.gateway.exposure import asks_for_keys, browser_rules, check_exposure
+from penstock.gateway.configuration.config import Config, ConfigError, load_config
+from penstock.gateway.front.addresses import is_loopback
+from penstock.gateway.front.exposure import asks_for_keys, browser_rules, check_exposure
 
 
 def told(**settings: object) -> Config:

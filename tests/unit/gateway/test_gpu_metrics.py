@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from penstock.engines.errors import MemoryBudgetError
-from penstock.gateway.exposition import render
-from penstock.gateway.gpu_metrics import GpuMetrics
-from penstock.gateway.memory_budget import MemoryBudget
-from penstock.gateway.memory_demand import Demand, MemoryNeeds
+from penstock.gateway.memory.budget import MemoryBudget
+from penstock.gateway.memory.demand import Demand, MemoryNeeds
+from penstock.gateway.metrics.gpu import GpuMetrics
+from penstock.gateway.metrics.prometheus_text import render
 
 
 class StandInNvml(SimpleNamespace):

@@ -9,9 +9,9 @@ import pytest
 
 from penstock.engines.errors import InvalidRequestError, MemoryBudgetError, from_code
 from penstock.gateway.errors import wire_shape
-from penstock.gateway.gpu_metrics import GpuMemory
-from penstock.gateway.memory_budget import MemoryBudget, Need, Reservation
-from penstock.gateway.memory_demand import CacheWish, Demand, MemoryNeeds
+from penstock.gateway.memory.budget import MemoryBudget, Need, Reservation
+from penstock.gateway.memory.demand import CacheWish, Demand, MemoryNeeds
+from penstock.gateway.metrics.gpu import GpuMemory
 
 MIB = 1 << 20
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from penstock.engines.registry import EngineSpec
-from penstock.gateway import memory_estimate
-from penstock.gateway.memory_demand import CacheWish, Demand
-from penstock.gateway.memory_estimate import estimate
+from penstock.gateway.memory import estimate as memory_estimate
+from penstock.gateway.memory.demand import CacheWish, Demand
+from penstock.gateway.memory.estimate import estimate
 
 GIB = 1 << 30
 LLAMA_8B = {

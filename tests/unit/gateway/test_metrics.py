@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.engines.contract.messages import EngineStats, StepRecord
-from penstock.gateway.metrics import Metrics, ModelMetrics
+from penstock.gateway.llm.model_metrics import ModelMetrics
+from penstock.gateway.metrics.registry import Metrics
 
 
 @pytest.mark.parametrize(

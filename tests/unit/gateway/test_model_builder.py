@@ -10,11 +10,11 @@ import pytest
 from helpers_adapters import save_adapter
 from penstock.engines.registry import EngineSpec
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.adapters import new_adapter
-from penstock.gateway.config import ConfigError, load_config
-from penstock.gateway.config_sections import OF_OUR_SCHEDULER
-from penstock.gateway.model_builder import build_model, engine_spec
-from penstock.gateway.models import find_model
+from penstock.gateway.configuration.config import ConfigError, load_config
+from penstock.gateway.configuration.sections import OF_OUR_SCHEDULER
+from penstock.gateway.llm.adapters import new_adapter
+from penstock.gateway.llm.model_builder import build_model, engine_spec
+from penstock.gateway.llm.models import find_model
 from penstock.tokenizers import Tokenizer
 
 DEMO = find_model(None)
@@ -178,7 +178,7 @@ def test_a_model_has_the_adapters_of_its_settings(tmp_path: Path) -> None:
 
 
 def test_steps_are_larger_where_a_gpu_computes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.gateway.model_builder.visible_gpus", lambda: 1)
+    monkeypatch.setattr("penstock.gateway.llm.model_builder.visible_gpus", lambda: 1)
     assert spec(engine="vllm").scheduler.max_num_batched_tokens == 4096
     assert spec(engine="torch", device="cpu").scheduler.max_num_batched_tokens == 512
     assert spec(engine="openvino").scheduler.max_num_batched_tokens == 512

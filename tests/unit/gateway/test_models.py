@@ -10,8 +10,8 @@ from typing import ClassVar
 import pytest
 from huggingface_hub import constants, hf_api
 
-from penstock.gateway import models
-from penstock.gateway.config import ConfigError
+from penstock.gateway.configuration.config import ConfigError
+from penstock.gateway.llm import models
 
 
 def test_a_local_folder_is_called_by_its_name(tmp_path):

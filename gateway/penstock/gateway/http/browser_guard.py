@@ -11,10 +11,10 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from penstock.gateway.addresses import ip_literal
 from penstock.gateway.errors import HttpError
+from penstock.gateway.front.addresses import ip_literal
+from penstock.gateway.front.browser_rules import BrowserRules
 from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.settings import BrowserRules
 
 _HOST = re.compile(r"(?:\[([^\[\]]*:[^\[\]]*)\]|([^\[\]:]+))(?::[0-9]*)?")
 _READING = frozenset({"GET", "HEAD"})

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from penstock.gateway.front.browser_rules import ANY_ORIGIN
 from penstock.gateway.http.exchange import Exchange, Headers
-from penstock.gateway.http.settings import ANY_ORIGIN
 
 _EXPOSED = b"x-request-id, retry-after, inference-header-content-length, endpoint-load-metrics"
 _PREFLIGHT: Headers = [

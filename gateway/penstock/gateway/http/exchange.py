@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError
 from penstock.gateway.errors import HttpError, error_headers, error_json, wire_shape
-from penstock.gateway.http.drain import DrainState
+from penstock.gateway.front.drain import DrainState
 
 Headers = list[tuple[bytes, bytes]]
 

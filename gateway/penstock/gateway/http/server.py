@@ -18,9 +18,9 @@ from starlette.types import ASGIApp
 from uvicorn.config import Config
 from uvicorn.server import Server
 
+from penstock.gateway.front.listening import listener
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.protocol import LimitedProtocol
-from penstock.gateway.listening import listener
 
 _KERNEL_BACKLOG = 128 << 10
 """Bytes that the kernel may hold for a client whose window is full. Its default of megabytes would hide for long that a

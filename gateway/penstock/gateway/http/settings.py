@@ -5,29 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from penstock.gateway.http.drain import DrainState
+from penstock.gateway.front.browser_rules import BrowserRules
+from penstock.gateway.front.drain import DrainState
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"})
 """Answered without a key, for probes. Everything else needs one: /version, and /metrics on this port, too."""
 
 
-ANY_ORIGIN = "*"
-
-
 def _no_metrics() -> tuple[bytes, str]:
     return b"", "text/plain; version=0.0.4; charset=utf-8"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrowserRules:
-    """What browsers may bring to a port. All in lower case."""
-
-    hosts: frozenset[str] = frozenset()
-    """Names and addresses that count as this server's, besides loopback's, where no key is asked for."""
-    any_address: bool = False
-    """Every IP address counts as well: for ports that other machines reach."""
-    origins: frozenset[str] = frozenset()
-    """Whose web pages may use the port, as `scheme://host[:port]`, or ANY_ORIGIN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +23,7 @@ class AppSettings:
     """The scheduler's; requests may carry a nonzero priority only under `priority`."""
     api_keys: Mapping[str, str] = field(default_factory=dict)
     """Tenant name to key. Empty: open to all that `browsers` lets in."""
-    browsers: BrowserRules = BrowserRules()
+    browsers: BrowserRules = field(default_factory=BrowserRules)
     metrics: Callable[[], tuple[bytes, str]] = _no_metrics
     """Gives the metrics text and its content type."""
     ready: Callable[[], bool] | None = None

@@ -23,7 +23,7 @@ from penstock.gateway.kserve.generate_tensors import read_generate
 from penstock.gateway.kserve.http_request import begin_trace, complete_request
 from penstock.gateway.kserve.json_request import read_plain
 from penstock.gateway.kserve.orca import load_headers
-from penstock.gateway.kserve.ready import next_together
+from penstock.gateway.kserve.response_batches import next_together
 from penstock.gateway.kserve.tracing import RequestTrace
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from penstock.classic.messages import InferRequest
 from penstock.classic.signature import ModelSignature, TensorSignature
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.http.json_body import check_json, decode_json
+from penstock.gateway.front.bounded_json import check_json, decode_json
 from penstock.gateway.kserve.infer_json import from_json
 from penstock.gateway.kserve.parameters import MAX_MEMBERS, take_parameters
 from penstock.gateway.kserve.parameters import from_json as parameter_from_json

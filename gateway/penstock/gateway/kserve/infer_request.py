@@ -15,7 +15,7 @@ from penstock.classic.base import InferModel
 from penstock.classic.messages import InferRequest
 from penstock.classic.tensors import NUMPY_TYPES, Tensor, element_count
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.http.json_body import check_json, decode_json
+from penstock.gateway.front.bounded_json import check_json, decode_json
 from penstock.gateway.kserve.infer_json import from_json
 from penstock.gateway.kserve.infer_raw import binary_tensor, raw_input
 from penstock.gateway.kserve.parameters import MAX_MEMBERS, boolean, take_parameters

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.engines.errors import InvalidRequestError
+from penstock.gateway.front.bounded_json import check_json, decode_json
 from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.json_body import check_json, decode_json
 
 
 async def read_object(exchange: Exchange, limit: int, *, optional: bool = False) -> dict[str, Any]:

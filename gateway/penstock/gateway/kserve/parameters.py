@@ -12,7 +12,7 @@ from msgspec import Raw
 
 from penstock.classic.messages import InferRequest
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.http.json_body import decode_json
+from penstock.gateway.front.bounded_json import decode_json
 
 MAX_MEMBERS = 1 << 14
 """Of all objects in a JSON request."""

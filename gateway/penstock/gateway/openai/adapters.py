@@ -8,12 +8,12 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from penstock.engines.errors import UnsupportedError
-from penstock.gateway.adapter_control import AdapterControl
 from penstock.gateway.errors import HttpError
+from penstock.gateway.front.bounded_json import check_json, decode_json
 from penstock.gateway.http.call import Call
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
-from penstock.gateway.http.json_body import check_json, decode_json
 from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.llm.adapter_control import AdapterControl
 
 _TEXT = b"text/plain; charset=utf-8"
 

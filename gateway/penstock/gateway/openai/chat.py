@@ -8,8 +8,8 @@ from functools import partial
 
 import msgspec
 
-from penstock.gateway.dataplane import GenerateRequest, Generation
 from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.llm.dataplane import GenerateRequest, Generation
 from penstock.gateway.openai.collect import Collected, collect
 from penstock.gateway.openai.endpoint import GeneratingEndpoint
 from penstock.gateway.openai.logprobs import chat_logprobs

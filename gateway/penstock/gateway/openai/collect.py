@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from penstock.gateway.dataplane import ChoiceDelta, TokenLogprob
+from penstock.gateway.llm.dataplane import ChoiceDelta, TokenLogprob
 
 
 @dataclass(slots=True)

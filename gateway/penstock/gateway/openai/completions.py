@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from functools import partial
 
-from penstock.gateway.dataplane import GenerateRequest, Generation
 from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.llm.dataplane import GenerateRequest, Generation
 from penstock.gateway.openai.collect import collect
 from penstock.gateway.openai.completion_result import CompletionResult
 from penstock.gateway.openai.endpoint import GeneratingEndpoint

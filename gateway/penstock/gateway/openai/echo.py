@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.gateway.dataplane import Generation, TokenLogprob
+from penstock.gateway.llm.dataplane import Generation, TokenLogprob
 from penstock.gateway.openai.logprobs import FirstToken
 
 

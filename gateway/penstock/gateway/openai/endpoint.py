@@ -9,10 +9,10 @@ from typing import Generic, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from penstock.gateway.dataplane import DataPlane, GenerateRequest, Generation
 from penstock.gateway.http.call import Call
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.llm.dataplane import DataPlane, GenerateRequest, Generation
 from penstock.gateway.openai.schemas import CommonRequest
 
 _R = TypeVar("_R", bound=CommonRequest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.gateway.dataplane import Candidate, TokenLogprob
+from penstock.gateway.llm.dataplane import Candidate, TokenLogprob
 from penstock.gateway.openai.objects import ChatLogprobs, CompletionLogprobs, ContentLogprob, TopLogprob
 
 _LOWEST = -9999.0

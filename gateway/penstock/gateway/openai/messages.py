@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.gateway.http.json_body import check_json, decode_json
+from penstock.gateway.front.bounded_json import check_json, decode_json
 from penstock.gateway.openai.schemas import ChatMessage, ChatRequest, ContentPart, ToolCall
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}

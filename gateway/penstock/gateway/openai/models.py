@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from penstock.gateway.dataplane import DataPlane, ServedModel
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.llm.dataplane import DataPlane, ServedModel
 
 
 class ModelObject(msgspec.Struct):

@@ -7,7 +7,7 @@ import uuid
 
 import msgspec
 
-from penstock.gateway.dataplane import Generation, Usage
+from penstock.gateway.llm.dataplane import Generation, Usage
 
 
 class PromptTokensDetails(msgspec.Struct):

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.gateway.sampling import SamplingFields
+from penstock.gateway.llm.sampling import SamplingFields
 
 
 class StreamOptions(msgspec.Struct):

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.gateway.dataplane import ChoiceDelta, Usage
 from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.llm.dataplane import ChoiceDelta, Usage
 from penstock.gateway.openai.objects import Head, usage_object
 
 _encode = msgspec.json.Encoder().encode

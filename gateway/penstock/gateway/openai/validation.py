@@ -8,12 +8,12 @@ from typing import TypeVar
 import msgspec
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.dataplane import GenerateRequest, ServedModel
-from penstock.gateway.http.json_body import check_json, decode_json
+from penstock.gateway.front.bounded_json import check_json, decode_json
 from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.llm.dataplane import GenerateRequest, ServedModel
+from penstock.gateway.llm.sampling import bounded, priority_level, sampling_params, stop_strings
 from penstock.gateway.openai.schemas import ChatRequest, CommonRequest, CompletionRequest
 from penstock.gateway.openai.unsupported import refuse_unsupported
-from penstock.gateway.sampling import bounded, priority_level, sampling_params, stop_strings
 
 MAX_N = 128
 MAX_LOGPROBS = 20

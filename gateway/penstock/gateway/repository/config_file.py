@@ -9,7 +9,7 @@ from google.protobuf import json_format, text_format
 
 from penstock.classic.model_config import ModelConfig
 from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError
-from penstock.gateway.http.json_body import check_json
+from penstock.gateway.front.bounded_json import check_json
 
 CONFIG_FILE = "config.pbtxt"
 MAX_CONFIG_BYTES = 1024 * 1024

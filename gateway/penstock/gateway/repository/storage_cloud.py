@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import fsspec
 
 from penstock.engines.errors import EngineError, InvalidRequestError, ModelNotFoundError
-from penstock.gateway.config import ConfigError
+from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.repository.storage_urls import CloudLocation
 
 _VERSION_KEYS = ("ETag", "etag", "md5Hash", "generation", "content_md5", "LastModified", "last_modified", "mtime")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.engines.errors import EngineError, InvalidRequestError, ModelNotFoundError
-from penstock.gateway.config import ConfigError
+from penstock.gateway.configuration.config import ConfigError
 
 logger = logging.getLogger(__name__)
 

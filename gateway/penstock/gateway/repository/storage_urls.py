@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from penstock.gateway.config import ConfigError
+from penstock.gateway.configuration.config import ConfigError
 
 Service = Literal["s3", "gs", "as"]
 

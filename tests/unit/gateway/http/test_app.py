@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-import penstock.gateway.http.app
+import penstock.gateway.ports.http_apps
 from penstock.engines import errors as tree
 from penstock.gateway.errors import error_headers, error_json, wire_shape
-from penstock.gateway.http.app import build_app, build_metrics_app
-from penstock.gateway.http.drain import DrainState
+from penstock.gateway.front.drain import DrainState
 from penstock.gateway.http.settings import OPEN_PATHS, AppSettings
+from penstock.gateway.ports.http_apps import build_app, build_metrics_app
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane
 
@@ -259,7 +259,7 @@ def test_error_bodies_stay_small(char: str) -> None:
     ],
 )
 def test_sources_keep_away_from(word: str, why: str) -> None:
-    room = Path(penstock.gateway.http.app.__file__).parents[1]
+    room = Path(penstock.gateway.ports.http_apps.__file__).parents[1]
     users = [path.name for path in room.rglob("*.py") if word in path.read_text()]
     assert users == [], why
 

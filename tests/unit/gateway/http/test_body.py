@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.http.app import build_app
 from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.ports.http_apps import build_app
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane
 

@@ -8,8 +8,9 @@ import pytest
 
 from helpers_kserve import FakeModelStore
 from helpers_kserve_http import kserve_context
-from penstock.gateway.http.app import build_app, build_metrics_app
-from penstock.gateway.http.settings import OPEN_PATHS, AppSettings, BrowserRules
+from penstock.gateway.front.browser_rules import BrowserRules
+from penstock.gateway.http.settings import OPEN_PATHS, AppSettings
+from penstock.gateway.ports.http_apps import build_app, build_metrics_app
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane
 

@@ -11,10 +11,10 @@ from helpers_dataplane import Setup
 from helpers_language_repository import context, write_trtllm, write_vllm
 from penstock.engines.errors import EngineError
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.config import Config, ConfigError
-from penstock.gateway.dataplane import DataPlane
-from penstock.gateway.kserve.llm_loader import LANGUAGE_BACKENDS, LanguageModelLoader, language_loaders
-from penstock.gateway.models import LoadedModel
+from penstock.gateway.configuration.config import Config, ConfigError
+from penstock.gateway.llm.dataplane import DataPlane
+from penstock.gateway.llm.kserve.loader import LANGUAGE_BACKENDS, LanguageModelLoader, language_loaders
+from penstock.gateway.llm.models import LoadedModel
 
 
 class Built:

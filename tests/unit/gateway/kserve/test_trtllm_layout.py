@@ -10,8 +10,8 @@ import pytest
 from helpers_language_repository import context, write_trtllm
 from penstock.classic.model_config import ModelInstanceGroup
 from penstock.engines.errors import UnsupportedError
-from penstock.gateway.config import Config, ConfigError, load_config
-from penstock.gateway.kserve.trtllm_layout import TrtllmLayout
+from penstock.gateway.configuration.config import Config, ConfigError, load_config
+from penstock.gateway.llm.kserve.trtllm_layout import TrtllmLayout
 from penstock.gateway.repository.supported import check_supported
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from helpers_language_repository import context, write_vllm
 from penstock.classic.model_config import ModelInstanceGroup
-from penstock.gateway.config import Config, ConfigError, load_config
-from penstock.gateway.kserve import llm_layout, vllm_layout
-from penstock.gateway.kserve.vllm_layout import VllmLayout
+from penstock.gateway.configuration.config import Config, ConfigError, load_config
+from penstock.gateway.llm.kserve import folder_layout, vllm_layout
+from penstock.gateway.llm.kserve.vllm_layout import VllmLayout
 
 
 def configured(
@@ -248,15 +248,15 @@ def test_what_only_vllm_knows_is_refused_for_another_engine(tmp_path: Path, monk
 def test_auto_is_vllm_where_it_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool, engine: str
 ) -> None:
-    monkeypatch.setattr(llm_layout, "find_spec", lambda name: object() if installed else None)
+    monkeypatch.setattr(folder_layout, "find_spec", lambda name: object() if installed else None)
     monkeypatch.setattr(vllm_layout, "visible_gpus", lambda: 0)
     assert configured(tmp_path, engine="auto").model.engine == engine
 
 
 def test_a_missing_package_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llm_layout, "find_spec", lambda name: None)
+    monkeypatch.setattr(folder_layout, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs the package vllm, .*penstock\[vllm\]"):
-        llm_layout.check_installed("vllm")
+        folder_layout.check_installed("vllm")
     with pytest.raises(ConfigError, match=r"needs the package tensorrt_llm, .*penstock\[tensorrt-llm\]"):
-        llm_layout.check_installed("tensorrt_llm")
-    llm_layout.check_installed("openvino")
+        folder_layout.check_installed("tensorrt_llm")
+    folder_layout.check_installed("openvino")

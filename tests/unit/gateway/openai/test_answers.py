@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from penstock.engines.contract.messages import SamplingParams
-from penstock.gateway.dataplane import Candidate, GenerateRequest, ServedModel, TokenLogprob
-from penstock.gateway.http.app import build_app
 from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.llm.dataplane import Candidate, GenerateRequest, ServedModel, TokenLogprob
+from penstock.gateway.ports.http_apps import build_app
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import INFO, MODEL, FakeDataPlane, delta
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.engines.errors import EngineError, InvalidRequestError, ModelNotFoundError
-from penstock.gateway.config import ConfigError
+from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.repository.storage import LocalModel, Repository
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.gateway.config import ConfigError
+from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.repository.storage import Repository
 from penstock.gateway.repository.storage_urls import CloudLocation, parse_url
 

@@ -13,8 +13,8 @@ from penstock.classic.messages import InferRequest
 from penstock.classic.tensors import NUMPY_TYPES, Tensor, element_count, from_buffer
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.kserve.grpc.contents import from_contents
+from penstock.gateway.kserve.grpc.field_limits import check_fields
 from penstock.gateway.kserve.grpc.parameters import take_request_parameters
-from penstock.gateway.kserve.grpc.structure import check_fields
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions, SharedMemorySlice
 
 _LONG_MESSAGE = 1 << 16

@@ -12,8 +12,8 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from penstock.engines.errors import InvalidRequestError, PenstockError
-from penstock.gateway.http.auth import ApiKeys
-from penstock.gateway.http.drain import DrainState
+from penstock.gateway.front.auth import ApiKeys
+from penstock.gateway.front.drain import DrainState
 from penstock.gateway.kserve.grpc.status import shutting_down, status
 
 logger = logging.getLogger("penstock.grpc")

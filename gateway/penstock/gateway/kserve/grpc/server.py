@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 import grpc
 
-from penstock.gateway.addresses import url_host
-from penstock.gateway.http.auth import ApiKeys
-from penstock.gateway.http.drain import DrainState
+from penstock.gateway.front.addresses import url_host
+from penstock.gateway.front.auth import ApiKeys
+from penstock.gateway.front.drain import DrainState
+from penstock.gateway.front.listening import listener
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.health import Health
 from penstock.gateway.kserve.grpc.rpc import Guard
 from penstock.gateway.kserve.grpc.service import build_service
 from penstock.gateway.kserve.grpc.settings import GrpcSettings
-from penstock.gateway.listening import listener
 
 _GRACE_SECONDS = 1.0
 

@@ -10,10 +10,10 @@ from tritonclient.grpc import service_pb2 as pb
 
 from penstock.engines.errors import PayloadTooLargeError
 from penstock.gateway.kserve.context import KServe
+from penstock.gateway.kserve.grpc.administration import Administration
 from penstock.gateway.kserve.grpc.describe import Describe
 from penstock.gateway.kserve.grpc.health import CHECK, WATCH, Health
 from penstock.gateway.kserve.grpc.infer import Inference
-from penstock.gateway.kserve.grpc.manage import Manage
 from penstock.gateway.kserve.grpc.reflection import PATHS, reflection_handler
 from penstock.gateway.kserve.grpc.rpc import Context, Guard, Message, UnaryHandler
 from penstock.gateway.kserve.grpc.settings import GrpcSettings
@@ -47,7 +47,7 @@ def build_service(kserve: KServe, guard: Guard, health: Health, settings: GrpcSe
         _SERVICE + "ServerReady": guard.open(pb.ServerReadyRequest, describe.server_ready),
         _SERVICE + "ModelInfer": guard.unary(inference.infer),
     }
-    for name, handler in _plain(describe, Manage(kserve)).items():
+    for name, handler in _plain(describe, Administration(kserve)).items():
         methods[_SERVICE + name] = guard.unary(_of_message(name, handler))
 
     async def stream(context: Context, tenant: str) -> None:
@@ -58,7 +58,7 @@ def build_service(kserve: KServe, guard: Guard, health: Health, settings: GrpcSe
     return Service(methods)
 
 
-def _plain(describe: Describe, manage: Manage) -> dict[str, Plain]:
+def _plain(describe: Describe, administration: Administration) -> dict[str, Plain]:
     """The handlers that need nothing but the message, by the name of their method."""
     return {
         "ModelReady": describe.model_ready,
@@ -68,15 +68,15 @@ def _plain(describe: Describe, manage: Manage) -> dict[str, Plain]:
         "ModelStatistics": describe.model_statistics,
         "TraceSetting": describe.trace_setting,
         "LogSettings": describe.log_settings,
-        "RepositoryIndex": manage.index,
-        "RepositoryModelLoad": manage.load,
-        "RepositoryModelUnload": manage.unload,
-        "SystemSharedMemoryStatus": manage.system_status,
-        "SystemSharedMemoryRegister": manage.system_register,
-        "SystemSharedMemoryUnregister": manage.system_unregister,
-        "CudaSharedMemoryStatus": manage.cuda_status,
-        "CudaSharedMemoryRegister": manage.cuda_register,
-        "CudaSharedMemoryUnregister": manage.cuda_unregister,
+        "RepositoryIndex": administration.index,
+        "RepositoryModelLoad": administration.load,
+        "RepositoryModelUnload": administration.unload,
+        "SystemSharedMemoryStatus": administration.system_status,
+        "SystemSharedMemoryRegister": administration.system_register,
+        "SystemSharedMemoryUnregister": administration.system_unregister,
+        "CudaSharedMemoryStatus": administration.cuda_status,
+        "CudaSharedMemoryRegister": administration.cuda_register,
+        "CudaSharedMemoryUnregister": administration.cuda_unregister,
     }
 
 

@@ -11,7 +11,7 @@ from tritonclient.grpc.service_pb2 import ModelStreamInferResponse
 from penstock.classic.base import InferModel, ResponseStream
 from penstock.classic.messages import InferResponse
 from penstock.engines.errors import DeadlineExceededError, InvalidRequestError
-from penstock.gateway.http.drain import DrainState
+from penstock.gateway.front.drain import DrainState
 from penstock.gateway.kserve.grpc.decode import Decoded, parse
 from penstock.gateway.kserve.grpc.encode import empty_final, stream_error
 from penstock.gateway.kserve.grpc.infer import Inference

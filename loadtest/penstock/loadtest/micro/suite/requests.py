@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 from penstock.loadtest.micro.benchmark import Benchmark, Work
 
 if TYPE_CHECKING:
-    from penstock.gateway.models import ServedModel
+    from penstock.gateway.llm.models import ServedModel
 
 _SAMPLING = {"max_tokens": 256, "temperature": 0.7, "top_p": 0.95, "seed": 7, "stream": True, "stop": ["\n\n", "User:"]}
 
 
 def _served() -> ServedModel:
     from penstock.engines.contract.model_info import ModelInfo
-    from penstock.gateway.models import ServedModel
+    from penstock.gateway.llm.models import ServedModel
     from penstock.kvcache import KVGroup
 
     info = ModelInfo(

@@ -1,0 +1,221 @@
+"""The composition root: how configuration, models, data plane and fronts fit together."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+from penstock.classic.registry import backend_names
+from penstock.engines.errors import InvalidRequestError, PenstockError
+from penstock.engines.host.gpus import visible_gpus
+from penstock.gateway.configuration.config import Config, ConfigError
+from penstock.gateway.configuration.sections import GrpcConfig, RepositoryConfig
+from penstock.gateway.front.exposure import asks_for_keys, browser_rules
+from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.kserve.context import KServe
+from penstock.gateway.kserve.grpc.settings import GrpcSettings, TlsSettings
+from penstock.gateway.kserve.headers import forward_pattern
+from penstock.gateway.kserve.logs import LogSettings
+from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
+from penstock.gateway.kserve.trace_settings import TraceSettings, changes
+from penstock.gateway.kserve.tracing import Tracing
+from penstock.gateway.llm.dataplane import DataPlane
+from penstock.gateway.llm.kserve.folder_layout import check_installed
+from penstock.gateway.llm.kserve.loader import LANGUAGE_BACKENDS, language_loaders
+from penstock.gateway.llm.model_builder import build_model
+from penstock.gateway.llm.models import LoadedModel, find_model
+from penstock.gateway.memory.budget import MemoryBudget
+from penstock.gateway.metrics.custom import CustomMetrics
+from penstock.gateway.metrics.gpu import GpuMetrics
+from penstock.gateway.metrics.registry import Metrics
+from penstock.gateway.repository.classic_loader import classic_loaders
+from penstock.gateway.repository.loading import Loader
+from penstock.gateway.repository.manager import ModelRepository
+from penstock.gateway.repository.settings import RepositorySettings
+from penstock.gateway.repository.storage import Repository
+
+
+def build_dataplane(config: Config) -> DataPlane:
+    return DataPlane(
+        request_timeout=config.scheduling.request_timeout or None, clamp_max_tokens=config.server.clamp_max_tokens
+    )
+
+
+def build_budget(config: Config, gpus: GpuMetrics) -> MemoryBudget:
+    """What all language models of the server may take. Raises ConfigError."""
+    try:
+        return MemoryBudget(config.server.memory_limit, gpus.memory)
+    except InvalidRequestError as error:
+        raise ConfigError(f"memory-limit: {error.message}") from None
+
+
+def build_repository(
+    config: Config, dataplane: DataPlane, metrics: CustomMetrics, budget: MemoryBudget
+) -> ModelRepository:
+    """The models of the repositories, classic ones and language models. Raises ConfigError."""
+    settings = repository_settings(config.repository)
+    classic = classic_loaders(settings.backend_options)
+
+    def build(own: Config, name: str) -> LoadedModel:
+        check_installed(own.model.engine)
+        return build_model(own, find_model(own.model.model), [name], budget)
+
+    language = language_loaders(config, dataplane, build, settings.backend_options)
+
+    def loader(backend: str) -> Loader:
+        return language.get(backend) or classic(backend)
+
+    try:
+        repositories = [Repository(url) for url in config.repository.model_repository]
+    except ConfigError as error:
+        raise ConfigError(f"model-repository: {error}") from None
+    return ModelRepository(settings, loader, repositories, metric=metrics.metric)
+
+
+def repository_settings(config: RepositoryConfig) -> RepositorySettings:
+    """Raises ConfigError for options that do not fit together."""
+    if config.load_model and config.model_control_mode != "explicit":
+        raise ConfigError("load-model: needs --model-control-mode=explicit")
+    options: dict[str, dict[str, str]] = {}
+    for text in config.backend_config:
+        head, equals, value = text.partition("=")
+        backend, _, name = head.rpartition(",")  # without a backend: a setting of all of them
+        if not equals or not name:
+            raise ConfigError(f"backend-config: {text!r} is neither BACKEND,KEY=VALUE nor KEY=VALUE")
+        if backend and backend not in {*backend_names(), *LANGUAGE_BACKENDS} and not config.backend_directory:
+            raise ConfigError(f"backend-config: no backend is called {backend!r}")
+        options.setdefault(backend, {})[name] = value
+    if config.backend_directory:
+        options.setdefault("python", {}).setdefault("backend-directory", config.backend_directory)
+    return RepositorySettings(
+        control_mode=config.model_control_mode,
+        poll_seconds=config.repository_poll_secs,
+        load_models=config.load_model,
+        strict_readiness=config.strict_readiness,
+        exit_on_error=config.exit_on_error,
+        auto_complete=not config.disable_auto_complete_config,
+        load_threads=config.model_load_thread_count,
+        load_retries=config.model_load_retry_count,
+        config_name=config.model_config_name,
+        gpus=visible_gpus(),
+        backend_options=options,
+    )
+
+
+def build_kserve(config: Config, models: ModelRepository, dataplane: DataPlane) -> KServe:
+    """What the KServe fronts share. Raises ConfigError."""
+    server = config.server
+    return KServe(
+        models=models,
+        shared_memory=SharedMemoryRegions(server.allow_client_shm),
+        tracing=build_tracing(server.trace_config),
+        logs=LogSettings(),
+        name=server.id,
+        version=version("penstock"),
+        max_input_bytes=server.http_max_input_size,
+        header_forward_pattern=_header_pattern("http-header-forward-pattern", server.http_header_forward_pattern),
+        load_metrics=partial(_kv_cache_load, dataplane),
+    )
+
+
+def _kv_cache_load(dataplane: DataPlane) -> dict[str, float]:
+    """What load balancers are told, over all language models; nothing where there are none."""
+    loaded = [model.engine for _, model in dataplane.loaded_models()]
+    total = sum(engine.stats.num_blocks * engine.info.block_size for engine in loaded)
+    free = sum(engine.stats.num_free_blocks * engine.info.block_size for engine in loaded)
+    return {"kv_cache_utilization": 1 - free / total, "max_token_capacity": total} if total else {}
+
+
+_TRACE_NAMES = {
+    "level": "trace_level",
+    "rate": "trace_rate",
+    "count": "trace_count",
+    "mode": "trace_mode",
+    "triton,log-frequency": "log_frequency",
+}
+
+
+def build_tracing(settings: tuple[str, ...]) -> Tracing:
+    """From `--trace-config` as Triton takes it. Raises ConfigError."""
+    file, given = "", dict[str, Any]()
+    for text in settings:
+        name, equals, value = text.partition("=")
+        if not equals or (name != "triton,file" and name not in _TRACE_NAMES):
+            raise ConfigError(f"trace-config: {text!r} is not a setting of the request trace")
+        if name == "triton,file":
+            file = value
+        elif name == "level":
+            given.setdefault("trace_level", []).append(value)
+        else:
+            given[_TRACE_NAMES[name]] = value
+    try:
+        return Tracing(file, TraceSettings(**changes(given)))
+    except PenstockError as error:
+        raise ConfigError(f"trace-config: {error.message}") from None
+
+
+def _header_pattern(flag: str, text: str) -> re.Pattern[str] | None:
+    try:
+        return forward_pattern(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag}: {error}") from None
+
+
+def grpc_settings(config: Config) -> GrpcSettings:
+    """Raises ConfigError."""
+    server, grpc = config.server, config.grpc
+    return GrpcSettings(
+        host=server.address("grpc"),
+        port=server.grpc_port,
+        max_message_bytes=server.http_max_input_size,
+        tls=_tls(grpc),
+        keepalive_time=grpc.grpc_keepalive_time,
+        keepalive_timeout=grpc.grpc_keepalive_timeout,
+        keepalive_permit_without_calls=grpc.grpc_keepalive_permit_without_calls,
+        http2_max_pings_without_data=grpc.grpc_http2_max_pings_without_data,
+        http2_min_recv_ping_interval_without_data=grpc.grpc_http2_min_recv_ping_interval_without_data,
+        http2_max_ping_strikes=grpc.grpc_http2_max_ping_strikes,
+        max_connection_age=grpc.grpc_max_connection_age,
+        max_connection_age_grace=grpc.grpc_max_connection_age_grace,
+        infer_response_compression_level=grpc.grpc_infer_response_compression_level,
+        header_forward_pattern=_header_pattern("grpc-header-forward-pattern", server.grpc_header_forward_pattern),
+    )
+
+
+def _tls(grpc: GrpcConfig) -> TlsSettings:
+    return TlsSettings(
+        use_ssl=grpc.grpc_use_ssl,
+        use_ssl_mutual=grpc.grpc_use_ssl_mutual,
+        server_cert=grpc.grpc_server_cert,
+        server_key=grpc.grpc_server_key,
+        root_cert=grpc.grpc_root_cert,
+    )
+
+
+def app_settings(config: Config, metrics: Metrics, ready: Callable[[], bool]) -> AppSettings:
+    return AppSettings(
+        version=version("penstock"),
+        policy=config.scheduling.policy,
+        api_keys={_tenant(key): key for key in config.server.api_key},
+        browsers=browser_rules(config.server, "http"),
+        metrics=metrics.render,
+        ready=ready,
+        heartbeat_s=config.server.heartbeat_s,
+    )
+
+
+def metrics_settings(config: Config, settings: AppSettings) -> AppSettings:
+    """The metrics port's, from those of the main one. Raises ConfigError."""
+    server = config.server
+    keys = settings.api_keys if asks_for_keys(server, "metrics") else {}
+    return replace(settings, api_keys=keys, browsers=browser_rules(server, "metrics"))
+
+
+def _tenant(key: str) -> str:
+    """A name for the holder of a key that gives nothing of the key away."""
+    return "key-" + hashlib.sha256(b"penstock tenant\0" + key.encode()).hexdigest()[:16]

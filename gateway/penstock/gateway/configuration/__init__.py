@@ -1,0 +1,1 @@
+"""The configuration tree, and the ways to fill it: flags, variables, a file."""

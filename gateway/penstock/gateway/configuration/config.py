@@ -1,0 +1,159 @@
+"""The configuration tree. Command line, file and environment are read into it, and nothing else configures a server.
+
+`penstock.gateway.cli` derives the flags from the sections.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from penstock.gateway.configuration.sections import (
+    AdapterConfig,
+    CacheConfig,
+    EngineConfig,
+    GrpcConfig,
+    LanguageModelConfig,
+    RepositoryConfig,
+    SchedulingConfig,
+    ServerConfig,
+    SimulatedOptions,
+)
+from penstock.gateway.configuration.service_links import is_service_link
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be; the message names it."""
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    model: LanguageModelConfig = LanguageModelConfig()
+    engine: EngineConfig = EngineConfig()
+    adapters: AdapterConfig = AdapterConfig()
+    cache: CacheConfig = CacheConfig()
+    scheduling: SchedulingConfig = SchedulingConfig()
+    repository: RepositoryConfig = RepositoryConfig()
+    server: ServerConfig = ServerConfig()
+    grpc: GrpcConfig = GrpcConfig()
+    simulated: SimulatedOptions = SimulatedOptions()
+
+
+SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "model": LanguageModelConfig,
+    "engine": EngineConfig,
+    "adapters": AdapterConfig,
+    "cache": CacheConfig,
+    "scheduling": SchedulingConfig,
+    "repository": RepositoryConfig,
+    "server": ServerConfig,
+    "grpc": GrpcConfig,
+    "simulated": SimulatedOptions,
+}
+_PREFIX = "PENSTOCK_"
+_SECTION_OF = {name: section for section, cls in SECTIONS.items() for name in cls.__struct_fields__}
+
+
+def overlay(config: Config, settings: Mapping[str, Any]) -> Config:
+    """The configuration with some settings changed, by name. Raises ConfigError."""
+    tree = msgspec.to_builtins(config)
+    for name, value in settings.items():
+        section = _SECTION_OF.get(name)
+        if section is None:
+            raise ConfigError(f"there is no setting called {name!r}")
+        tree[section][name] = value
+    return _convert(tree)
+
+
+def load_config(
+    flags: Mapping[str, Any], *, file: Path | None = None, environ: Mapping[str, str] = os.environ
+) -> Config:
+    """Flags win over PENSTOCK_* variables, those over the file, and that over the defaults. Raises ConfigError."""
+    settings: dict[str, Any] = {}
+    if file is not None:
+        settings |= _read_file(file)
+    settings |= _read_environment(environ)
+    settings |= flags
+    tree: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    for name, value in settings.items():
+        tree[_SECTION_OF[name]][name] = value
+    return _convert(tree)
+
+
+def _convert(tree: Mapping[str, Any]) -> Config:
+    try:
+        config = msgspec.convert(tree, Config, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(str(error))) from None
+    ready, hung = config.server.ready_timeout, config.server.watchdog_timeout
+    if ready is not None and ready >= hung:
+        raise ConfigError(
+            f"ready-timeout: {ready:g} s is not below watchdog-timeout, {hung:g} s: the engine would be replaced "
+            "before the server says that it is not ready"
+        )
+    return config
+
+
+def _explain(message: str) -> str:
+    problem, separator, where = message.partition(" - at `$.")
+    return f"{where.rstrip('`').rpartition('.')[2]}: {problem}" if separator else message
+
+
+def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for variable, text in environ.items():
+        if not variable.startswith(_PREFIX) or is_service_link(variable, text):
+            continue
+        name = variable.removeprefix(_PREFIX).lower()
+        if name not in _SECTION_OF or not variable.isupper():
+            raise ConfigError(f"{variable}: there is no such setting{_nearest(name)}")
+        separator = "," if name in LISTS else ";" if name in PAIRS else None
+        found[name] = text.split(separator) if separator else text
+    return found
+
+
+def _nearest(name: str) -> str:
+    known = OTHER_NAMES.get(name) or next(iter(get_close_matches(name, _SECTION_OF, 1)), None)
+    return f"; did you mean {_PREFIX}{known.upper()}?" if known else ""
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    """Settings by name, in their sections or at the top level, `-` or `_` in names."""
+    try:
+        text = path.read_text()
+        raw = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+    except (OSError, tomllib.TOMLDecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config: cannot read {path}: {error}") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"config: {path}: a configuration is a table of settings")
+    flat: dict[str, Any] = {}
+    for key, value in raw.items():
+        flat |= value if key in SECTIONS and isinstance(value, dict) else {key: value}
+    settings = {str(key).replace("-", "_"): value for key, value in flat.items()}
+    several = (LISTS | PAIRS) & settings.keys()
+    settings |= {name: [settings[name]] for name in several if isinstance(settings[name], str)}
+    for name in settings:
+        if name not in _SECTION_OF:
+            raise ConfigError(f"config: {path}: there is no setting called {name!r}")
+    return settings
+
+
+LISTS = frozenset(
+    {"served_model_name", "api_key", "allowed_hosts", "allowed_origins", "model_repository", "load_model"}
+)
+"""Settings that take several values: repeated flags, comma-separated variables, arrays in files."""
+PAIRS = frozenset({"backend_config", "trace_config", "lora"})
+"""The same for values that have commas of their own: variables separate them by semicolons."""
+OTHER_NAMES = {
+    "port": "http_port",
+    "model_store": "model_repository",
+    "exit_timeout_secs": "drain_timeout",
+}
+"""Flags by which other servers know our settings: most have one port, two are older ones of Triton's. Not variables:
+Kubernetes sets PENSTOCK_PORT for a service of that name."""

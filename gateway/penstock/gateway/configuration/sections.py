@@ -1,0 +1,379 @@
+"""The sections of the configuration tree: each setting's type, bounds, default and description stand here once."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from penstock.engines.scheduler import config as scheduler_config
+
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(ge=0)]
+ListeningPort = Literal["http", "grpc", "metrics"]
+Name = Annotated[str, Meta(min_length=1)]
+"""Never empty: `--api-key "$KEY"` without a KEY must not let in whoever sends an empty one, nor everybody."""
+
+
+class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which model, run by which engine."""
+
+    model: Annotated[
+        str | None,
+        Meta(description="a local Hugging Face folder or a hub id; without one, the built-in demo model"),
+    ] = None
+    served_model_name: Annotated[
+        tuple[Name, ...], Meta(description="the model's public names, the first one is reported; default: MODEL's name")
+    ] = ()
+    engine: Annotated[
+        Literal["auto", "openvino", "vllm", "tensorrt_llm", "torch", "simulated"],
+        Meta(
+            description="what runs the model; auto: vllm or torch with a GPU, torch where openvino lacks the "
+            "architecture, else openvino; simulated needs no weights and talks nonsense"
+        ),
+    ] = "auto"
+    device: Annotated[
+        str,
+        Meta(
+            description="cpu, cuda or cuda:N; auto: the GPU where the engine can use one",
+            pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$",
+        ),
+    ] = "auto"
+    max_model_len: Annotated[
+        Positive | None, Meta(description="most tokens of a request, prompt and output; default: the model's own limit")
+    ] = None
+    dtype: Annotated[
+        Literal["auto", "bf16", "f16", "f32"],
+        Meta(description="precision of the computation; auto: bf16 where the CPU has it"),
+    ] = "auto"
+    weights: Annotated[
+        Literal["auto", "bf16", "f16", "f32", "int8"],
+        Meta(description="how weights are kept; auto: as in the checkpoint; int8 rounds activations to int8, too"),
+    ] = "auto"
+    kv_cache_dtype: Annotated[
+        Literal["auto", "u8", "fp8", "bf16", "f16", "f32"],
+        Meta(description="how keys and values are kept: u8 by openvino, fp8 by vllm and tensorrt_llm"),
+    ] = "auto"
+    threads: Annotated[Positive | None, Meta(description="compute threads; default: by model size and cores")] = None
+    chat_template: Annotated[
+        str | None, Meta(description="file with a chat template to use instead of the model's own")
+    ] = None
+
+
+class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What only the large engines have: several devices, quantized kernels, options of their own."""
+
+    tensor_parallel_size: Annotated[
+        Positive, Meta(description="vllm, tensorrt_llm: devices that share each layer of the model")
+    ] = 1
+    pipeline_parallel_size: Annotated[
+        Positive, Meta(description="vllm, tensorrt_llm: devices that have different layers of the model")
+    ] = 1
+    gpu_memory_utilization: Annotated[
+        Annotated[float, Meta(gt=0, le=1)],
+        Meta(description="vllm, tensorrt_llm: share of each GPU's memory that this model may take"),
+    ] = 0.9
+    quantization: Annotated[
+        Name | None, Meta(description="vllm: its name of a quantization; default: what the checkpoint says")
+    ] = None
+    engine_args: Annotated[
+        str | dict[str, Any],
+        Meta(
+            description="more options of the engine itself, as a JSON object: fields of vLLM's EngineArgs, arguments "
+            "of TensorRT-LLM's LLM"
+        ),
+    ] = {}
+
+
+class AdapterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """LoRA adapters, each a model of its own for clients; on the vllm, tensorrt_llm and torch engines."""
+
+    lora: Annotated[
+        tuple[Name, ...], Meta(description="an adapter, as NAME=FOLDER with files in PEFT's format; may be repeated")
+    ] = ()
+    lora_directory: Annotated[
+        Name | None,
+        Meta(description="clients may load and unload adapters at run time, from below this folder; default: no"),
+    ] = None
+    max_loras: Annotated[Positive, Meta(description="adapters that may be loaded at the same time")] = 8
+    max_lora_rank: Annotated[Positive, Meta(description="highest rank of an adapter")] = 16
+
+
+class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Memory for keys and values."""
+
+    kv_cache_memory: Annotated[
+        str | Positive | None,
+        Meta(description="bytes, a size like 4GiB, or a share of free memory like 40%%; default: a bounded share"),
+    ] = None
+    num_kv_blocks: Annotated[Positive | None, Meta(description="the same as a number of blocks")] = None
+    prefix_caching: Annotated[bool, Meta(description="reuse the keys and values of prompts with equal beginnings")] = (
+        True
+    )
+
+
+class SchedulingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who runs when, and how many may wait."""
+
+    scheduler: Annotated[
+        Literal["auto", "penstock", "engine"],
+        Meta(
+            description="whose scheduler runs vllm or simulated: penstock's with its own KV cache, or the engine's own "
+            "behind penstock's queue; auto: penstock's for the models that it can drive"
+        ),
+    ] = "auto"
+    max_num_seqs: Annotated[Positive, Meta(description="most requests in one step")] = 256
+    max_num_batched_tokens: Annotated[
+        Positive | None,
+        Meta(
+            description="most tokens in one step; long prompts are computed in chunks; default: 512, with a GPU 4096, "
+            "or max-num-seqs"
+        ),
+    ] = None
+    itl_target_ms: Annotated[
+        Annotated[float, Meta(ge=0)],
+        Meta(
+            description="while requests generate, prompts get as much of a step as keeps it within so many "
+            "milliseconds, by the measured speed (while none generates: four times as many); 0: always as much as "
+            "max-num-batched-tokens allows"
+        ),
+    ] = 200.0
+    steps_in_flight: Annotated[
+        Positive, Meta(description="steps that are under way at the same time, as far as the engine can; 1: one by one")
+    ] = 2
+    speculative: Annotated[
+        Literal["off", "ngram"],
+        Meta(
+            description="ngram: next tokens are guessed from what the request has said before (prompt lookup), and "
+            "several are verified in a step; answers stay the same"
+        ),
+    ] = "off"
+    max_draft_tokens: Annotated[Positive, Meta(description="most guesses verified in one step of a request")] = 8
+    policy: Annotated[
+        Literal["fcfs", "priority", "fair"],
+        Meta(description="fcfs: by arrival; priority: lower first, with ageing; fair: by tokens served per tenant"),
+    ] = "fcfs"
+    ageing: Annotated[
+        Annotated[float, Meta(gt=0)], Meta(description="policy priority: seconds of waiting worth one level")
+    ] = 10.0
+    max_queued_requests: Annotated[
+        Annotated[int, Meta(ge=0)], Meta(description="requests that may wait; more get 503 with Retry-After")
+    ] = 1024
+    max_queued_tokens: Annotated[Positive, Meta(description="prompt tokens that may wait")] = 1_048_576
+    request_timeout: Annotated[
+        Seconds, Meta(description="seconds from arrival to the last token, queueing included; 0: no limit")
+    ] = 0.0
+
+
+OF_OUR_SCHEDULER = {name: getattr(SchedulingConfig(), name) for name in scheduler_config.OF_OUR_SCHEDULER}
+"""Settings that mean nothing to an engine that schedules by itself, and their defaults."""
+
+
+class RepositoryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Models from Triton model repositories, under Triton's own flags."""
+
+    model_repository: Annotated[
+        tuple[Name, ...],
+        Meta(description="folder or s3://, gs://, as:// location of a model repository; may be repeated"),
+    ] = ()
+    model_control_mode: Annotated[
+        Literal["none", "poll", "explicit"],
+        Meta(description="none: load all models at start; poll: follow changes; explicit: load and unload by request"),
+    ] = "none"
+    repository_poll_secs: Annotated[
+        Annotated[float, Meta(gt=0)], Meta(description="control mode poll: seconds between two looks")
+    ] = 15.0
+    load_model: Annotated[
+        tuple[Name, ...], Meta(description="control mode explicit: models to load at start, * for all; may be repeated")
+    ] = ()
+    exit_on_error: Annotated[bool, Meta(description="end when a model cannot be loaded at start")] = True
+    strict_readiness: Annotated[bool, Meta(description="ready only while all models are")] = True
+    disable_auto_complete_config: Annotated[
+        bool, Meta(description="take configurations as they are written, without a look into the model files")
+    ] = False
+    model_config_name: Annotated[
+        str, Meta(description="use configs/NAME.pbtxt of a model where there is one, else config.pbtxt")
+    ] = ""
+    model_load_thread_count: Annotated[Positive, Meta(description="models that are loaded at the same time")] = 4
+    model_load_retry_count: Annotated[
+        Annotated[int, Meta(ge=0)], Meta(description="how often loading a model is tried again at start")
+    ] = 0
+    backend_directory: Annotated[str, Meta(description="folder with python-based backends, as NAME/model.py")] = ""
+    backend_config: Annotated[
+        tuple[Name, ...],
+        Meta(description="a backend's setting, as BACKEND,KEY=VALUE, or KEY=VALUE for all; may be repeated"),
+    ] = ()
+
+
+class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the server listens, and how it behaves towards clients."""
+
+    id: Annotated[Name, Meta(description="the server's name in its KServe metadata")] = "penstock"
+    host: Annotated[
+        str,
+        Meta(
+            description="address to listen on; 0.0.0.0 for all; beyond this machine, it needs --api-key or "
+            "--allow-anonymous"
+        ),
+    ] = "127.0.0.1"
+    http_address: Annotated[str | None, Meta(description="another address for HTTP")] = None
+    grpc_address: Annotated[str | None, Meta(description="another address for gRPC")] = None
+    metrics_address: Annotated[str | None, Meta(description="another address for metrics")] = None
+    http_port: Annotated[Port, Meta(description="OpenAI API, KServe v2 and health")] = 8000
+    grpc_port: Annotated[Port, Meta(description="KServe v2 over gRPC, and the standard health service")] = 8001
+    metrics_port: Annotated[
+        Port,
+        Meta(description="Prometheus metrics and the scheduler's state; without a key on this machine's addresses"),
+    ] = 8002
+    allow_http: Annotated[bool, Meta(description="listen for HTTP")] = True
+    allow_grpc: Annotated[bool, Meta(description="listen for gRPC")] = True
+    allow_metrics: Annotated[bool, Meta(description="listen on the metrics port")] = True
+    http_max_input_size: Annotated[
+        Positive, Meta(description="bytes of a KServe request, decompressed; gRPC messages have the same limit")
+    ] = 64 << 20
+    http_header_forward_pattern: Annotated[
+        str, Meta(description="HTTP headers whose whole name matches this become request parameters")
+    ] = ""
+    grpc_header_forward_pattern: Annotated[
+        str, Meta(description="gRPC metadata whose whole name matches this become request parameters")
+    ] = ""
+    allow_client_shm: Annotated[
+        bool, Meta(description="clients on this machine may pass tensors through system shared memory")
+    ] = False
+    api_key: Annotated[
+        tuple[Name, ...],
+        Meta(description="accepted bearer keys; each is a tenant of its own; default: no key is asked for"),
+    ] = ()
+    allow_anonymous: Annotated[
+        bool,
+        Meta(description="other machines may use ports without a key: all without --api-key, the metrics port with it"),
+    ] = False
+    allowed_hosts: Annotated[
+        tuple[Name, ...],
+        Meta(
+            description="names by which clients may call a server without keys, besides localhost and its addresses; "
+            "others are refused, since a web page may be behind them"
+        ),
+    ] = ()
+    allowed_origins: Annotated[
+        tuple[Name, ...],
+        Meta(description="web pages of these origins may use the server, as http://localhost:3000; with keys also *"),
+    ] = ()
+    memory_limit: Annotated[
+        str | Positive | None,
+        Meta(
+            description="what the language models may take together, as bytes, a size like 16GiB, or a share of free "
+            "memory; a model that would not fit is not loaded; default: what is free"
+        ),
+    ] = None
+    drain_timeout: Annotated[Seconds, Meta(description="seconds that running requests get to finish after SIGTERM")] = (
+        30.0
+    )
+    stream_interval_ms: Annotated[
+        Seconds,
+        Meta(
+            description="running streams get their new tokens at most this often; first tokens never wait; 0: each step"
+        ),
+    ] = 10.0
+    clamp_max_tokens: Annotated[
+        bool,
+        Meta(
+            description="requests for more tokens than the context leaves behind their prompt get what it leaves, for "
+            "clients that always ask for much; off: they are refused with the number that would fit"
+        ),
+    ] = False
+    keep_alive: Annotated[
+        Annotated[float, Meta(gt=0)],
+        Meta(description="seconds that an idle HTTP connection stays open; more than proxies before the server have"),
+    ] = 75.0
+    heartbeat_s: Annotated[
+        Seconds,
+        Meta(
+            description="seconds without a token after which a stream of the OpenAI API gets an SSE comment, so that "
+            "nothing on the way takes it for dead; 0: never"
+        ),
+    ] = 15.0
+    send_timeout: Annotated[
+        Annotated[float, Meta(gt=0)], Meta(description="seconds after which a client that does not read is cut off")
+    ] = 60.0
+    watchdog_timeout: Annotated[
+        Annotated[float, Meta(ge=0.4)],
+        Meta(
+            description="seconds without progress after which the engine is replaced; a step that was expected to take "
+            "long gets more"
+        ),
+    ] = 60.0
+    ready_timeout: Annotated[
+        Annotated[float, Meta(ge=0.2)] | None,
+        Meta(
+            description="seconds without progress of the engine after which the server is not ready; a step that was "
+            "expected to take long gets more; default: 10, or half of watchdog-timeout where that is less"
+        ),
+    ] = None
+    load_timeout: Annotated[
+        Seconds, Meta(description="seconds after which an engine that is still loading its model is ended; 0: never")
+    ] = 1800.0
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="how much is logged, to stderr")
+    ] = "info"
+    log_verbose: Annotated[
+        Annotated[int, Meta(ge=0)], Meta(description="above 0: the same as log level debug, as Triton calls it")
+    ] = 0
+    trace_config: Annotated[
+        tuple[Name, ...],
+        Meta(description="a setting of the request trace, as level=, rate=, count= or triton,file= and the like"),
+    ] = ()
+
+    def address(self, port: ListeningPort) -> str:
+        """Where that port listens."""
+        own: str | None = getattr(self, f"{port}_address")
+        return own or self.host
+
+    @property
+    def logging_level(self) -> str:
+        """The name of Python's level, for this process and those that it starts."""
+        return "DEBUG" if self.log_verbose else self.log_level.upper()
+
+
+class GrpcConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """TLS, keepalive and compression of the gRPC port, under Triton's own flags."""
+
+    grpc_use_ssl: Annotated[bool, Meta(description="TLS; needs a certificate and its key")] = False
+    grpc_use_ssl_mutual: Annotated[bool, Meta(description="clients must show a certificate, too")] = False
+    grpc_server_cert: Annotated[str, Meta(description="PEM file with the server's certificate")] = ""
+    grpc_server_key: Annotated[str, Meta(description="PEM file with its private key")] = ""
+    grpc_root_cert: Annotated[str, Meta(description="PEM file with the authority of clients' certificates")] = ""
+    grpc_infer_response_compression_level: Annotated[
+        Literal["none", "low", "medium", "high"], Meta(description="compression of inference responses")
+    ] = "none"
+    grpc_keepalive_time: Annotated[Positive, Meta(description="milliseconds of silence before a ping")] = 7_200_000
+    grpc_keepalive_timeout: Annotated[Positive, Meta(description="milliseconds that its answer may take")] = 20_000
+    grpc_keepalive_permit_without_calls: Annotated[bool, Meta(description="ping connections without calls")] = False
+    grpc_http2_max_pings_without_data: Annotated[
+        Annotated[int, Meta(ge=0)], Meta(description="pings in a row without data between them; 0: any number")
+    ] = 2
+    grpc_http2_min_recv_ping_interval_without_data: Annotated[
+        Positive, Meta(description="milliseconds that clients must leave between pings without data")
+    ] = 300_000
+    grpc_http2_max_ping_strikes: Annotated[
+        Annotated[int, Meta(ge=0)], Meta(description="pings too early before a connection is closed; 0: any number")
+    ] = 2
+    grpc_max_connection_age: Annotated[
+        Annotated[int, Meta(ge=0)], Meta(description="milliseconds after which a connection is closed; 0: never")
+    ] = 0
+    grpc_max_connection_age_grace: Annotated[
+        Annotated[int, Meta(ge=0)], Meta(description="milliseconds that its calls get then; 0: as long as they take")
+    ] = 0
+
+
+class SimulatedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The simulated engine's latency model."""
+
+    sim_step_ms: Annotated[Seconds, Meta(description="milliseconds per step")] = 0.0
+    sim_prefill_us: Annotated[Seconds, Meta(description="microseconds per prompt token")] = 0.0
+    sim_sequence_us: Annotated[Seconds, Meta(description="microseconds per sequence in a step")] = 0.0
+    sim_faults: Annotated[
+        str, Meta(description='faults by marker token in the prompt, e.g. "kill=7,slow=8:2.5"; for tests')
+    ] = ""

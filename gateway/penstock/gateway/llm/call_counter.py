@@ -1,0 +1,32 @@
+"""Who still uses something that shall go away."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class CallCounter:
+    """Counts the calls that a model or an adapter serves."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._idle = asyncio.Event()
+
+    @property
+    def calls(self) -> int:
+        return self._calls
+
+    def begin(self) -> None:
+        """A call is being served."""
+        self._calls += 1
+        self._idle.clear()
+
+    def end(self) -> None:
+        self._calls -= 1
+        if not self._calls:
+            self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Returns when no call is being served."""
+        if self._calls:
+            await self._idle.wait()

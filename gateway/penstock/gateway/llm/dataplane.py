@@ -1,0 +1,293 @@
+"""The protocol-neutral verbs. OpenAI and KServe, HTTP and gRPC all call these; nothing protocol-shaped goes below."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from penstock.engines.contract.messages import AddRequest, SamplingParams
+from penstock.engines.contract.model_info import ModelInfo
+from penstock.engines.errors import (
+    AlreadyExistsError,
+    ContextLengthError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    NotReadyError,
+    UnsupportedError,
+)
+from penstock.gateway.llm.adapters import Adapter
+from penstock.gateway.llm.generation import (
+    Candidate,
+    ChoiceDelta,
+    GenerateRequest,
+    Generation,
+    TokenLogprob,
+    Usage,
+)
+from penstock.gateway.llm.model_metrics import ModelMetrics
+from penstock.gateway.llm.models import LoadedModel, ServedModel
+from penstock.tokenizers import ChatTemplateError, TokenizerError
+
+__all__ = [
+    "Candidate",
+    "ChoiceDelta",
+    "DataPlane",
+    "GenerateRequest",
+    "Generation",
+    "ServedModel",
+    "TokenLogprob",
+    "Usage",
+]
+
+_INLINE_CHARS = 4096
+"""Texts up to this length are tokenized on the event loop (well under a millisecond); longer ones in a thread."""
+_TEMPLATE_SECONDS = 10.0
+
+
+class DataPlane:
+    """Validates, encodes and submits; whatever a front has read off the wire goes through here."""
+
+    def __init__(self, *, request_timeout: float | None = None, clamp_max_tokens: bool = False) -> None:
+        """`clamp_max_tokens`: a request for more tokens than the context leaves gets what it leaves, and no error."""
+        self._models: dict[str, LoadedModel] = {}
+        self._request_timeout = request_timeout
+        self._clamp_max_tokens = clamp_max_tokens
+        self._salt_key = secrets.token_bytes(32)
+
+    def add(self, model: LoadedModel) -> None:
+        """Raises AlreadyExistsError where a name is an adapter's of another model, or an adapter's name is taken."""
+        for name in model.names:
+            self._check_free(name, model, self._adapter(name))
+        for adapter in model.adapters:
+            self._check_free(adapter.name, model, self.holder(adapter.name))
+        for name in model.names:
+            self._models[name] = model
+
+    def _check_free(self, name: str, model: LoadedModel, held: tuple[LoadedModel, Adapter | None] | None) -> None:
+        """A model may take over the names of one that it replaces, and of that one's adapters."""
+        if held is not None and not set(held[0].names) & set(model.names):
+            raise AlreadyExistsError(f"The name `{name}` is taken by the model `{held[0].names[0]}` or its adapter.")
+
+    def remove(self, model: LoadedModel) -> None:
+        """Its names are unknown from now on, unless another model has taken them over; what runs, runs on."""
+        for name in model.names:
+            if self._models.get(name) is model:
+                del self._models[name]
+
+    def models(self) -> list[ServedModel]:
+        """All served names, the base models first, then their adapters. Empty while nothing has been loaded."""
+        bases = [model.describe(name) for name, model in self._models.items() if model.loaded]
+        loaded = [model for model in self.known_models() if model.loaded]
+        return bases + [model.describe(adapter.name, adapter) for model in loaded for adapter in model.adapters]
+
+    def known_models(self) -> list[LoadedModel]:
+        """Of every model one, those that are still loading included."""
+        return list(dict.fromkeys(self._models.values()))
+
+    def loaded_models(self) -> list[tuple[str, LoadedModel]]:
+        """(first name, model) of everything that is loaded, for operators' views."""
+        return [(model.names[0], model) for model in self.known_models() if model.loaded]
+
+    def metrics(self) -> list[ModelMetrics]:
+        """Of every model, those that are still loading included."""
+        return [model.metrics for model in self.known_models()]
+
+    def model(self, name: str) -> ServedModel:
+        """A model or an adapter. Raises ModelNotFoundError, or NotReadyError while the model loads."""
+        model, adapter = self.find(name)
+        return model.describe(name, adapter)
+
+    def find(self, name: str, param: str = "model") -> tuple[LoadedModel, Adapter | None]:
+        """The model, and its adapter where the name is that one's. Raises as `model`; `param` is the caller's field."""
+        held = self.holder(name)
+        if held is None:
+            raise ModelNotFoundError(f"The model `{name[:64]}` does not exist.", param=param)
+        if not held[0].loaded:
+            raise NotReadyError("The model is still loading.", retry_after=2)
+        return held
+
+    def holder(self, name: str) -> tuple[LoadedModel, Adapter | None] | None:
+        """Whose name it is, whether that has been loaded or not."""
+        model = self._models.get(name)
+        return self._adapter(name) if model is None else (model, None)
+
+    def _adapter(self, name: str) -> tuple[LoadedModel, Adapter] | None:
+        for model in self._models.values():
+            adapter = model.adapters.get(name)
+            if adapter is not None:
+                return model, adapter
+        return None
+
+    @property
+    def live(self) -> bool:
+        """False when a model is down for good: only a new server can help."""
+        return not any(model.engine.failed for model in self._models.values())
+
+    @property
+    def ready(self) -> bool:
+        """True while all models would serve a request now."""
+        return all(model.engine.ready for model in self._models.values())
+
+    async def chat_prompt(
+        self,
+        model: str,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> list[int]:
+        """Renders the chat template and encodes it. Raises InvalidRequestError for messages that it refuses."""
+        loaded, _ = self.find(model)
+        template = loaded.chat_template
+        if template is None:
+            raise InvalidRequestError(
+                f"The model `{model}` has no chat template; use /v1/completions, or start the server with "
+                "--chat-template."
+            )
+
+        def render() -> str:
+            return template.render(
+                template.normalize(messages),
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                extra=template_kwargs,
+                time_limit=_TEMPLATE_SECONDS,
+            )
+
+        try:
+            text = await asyncio.to_thread(render)
+        except ChatTemplateError as error:
+            raise InvalidRequestError(str(error), param="messages") from None
+        return await self._encode(loaded, text, add_special_tokens=False)
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Returns when the first output is there, or its first pulse: whatever can be refused has been refused before a
+        response starts.
+
+        Raises InvalidRequestError and its kin for values that do not fit the model, OverloadedError,
+        DeadlineExceededError, EngineError.
+        """
+        return await self._generate(*self.find(request.model), request)
+
+    async def generate_on(
+        self, model: LoadedModel, request: GenerateRequest, *, adapter: str | None = None
+    ) -> Generation:
+        """The same on a model at hand and one of its adapters, whatever name `request` has."""
+        return await self._generate(model, None if adapter is None else model.adapters.named(adapter), request)
+
+    async def _generate(self, model: LoadedModel, adapter: Adapter | None, request: GenerateRequest) -> Generation:
+        arrival = time.monotonic()
+        used = [model.in_flight] if adapter is None else [model.in_flight, adapter.in_flight]
+
+        def end() -> None:
+            for each in used:
+                each.end()
+
+        for each in used:  # before anything is awaited: what is unloaded from now on waits for this call
+            each.begin()
+        try:
+            info = model.engine.info
+            _check_supported(request.params, info)
+            prompts = [await self._prompt(model, prompt, request) for prompt in request.prompts]
+            adds = [self._add(model, adapter, request, prompt, info, arrival) for prompt in prompts]
+            stream = model.engine.submit(adds)
+        except BaseException:
+            end()
+            raise
+        ids = [add.ids for add in adds]
+        engine = model.engine
+        generation = Generation(
+            stream,
+            model.tokenizer,
+            request,
+            prompts,
+            ids,
+            model.metrics,
+            engine.abort,
+            arrival,
+            end,
+            admitted=lambda: engine.stats.admitted >= stream.arrival_number,
+        )
+        try:
+            return await generation.begin()
+        except BaseException:
+            generation.close()
+            raise
+
+    async def _prompt(self, model: LoadedModel, prompt: str | list[int], request: GenerateRequest) -> list[int]:
+        if isinstance(prompt, str):
+            return await self._encode(model, prompt, add_special_tokens=request.add_special_tokens)
+        vocab_size = model.engine.info.vocab_size
+        if prompt and not 0 <= min(prompt) <= max(prompt) < vocab_size:
+            raise InvalidRequestError(f"Token ids must be in 0..{vocab_size - 1}.", param="prompt")
+        return prompt
+
+    async def _encode(self, model: LoadedModel, text: str, *, add_special_tokens: bool) -> list[int]:
+        encode: Callable[[], list[int]] = partial(model.tokenizer.encode, text, add_special_tokens)
+        try:
+            return encode() if len(text) <= _INLINE_CHARS else await asyncio.to_thread(encode)
+        except TokenizerError as error:
+            raise InvalidRequestError(str(error), param="prompt") from None
+
+    def _add(
+        self,
+        model: LoadedModel,
+        adapter: Adapter | None,
+        request: GenerateRequest,
+        prompt: list[int],
+        info: ModelInfo,
+        arrival: float,
+    ) -> AddRequest:
+        max_tokens = _max_tokens(request.params, prompt, info, clamp=self._clamp_max_tokens)
+        min_tokens = min(request.params.min_tokens, max_tokens)
+        params = msgspec.structs.replace(request.params, max_tokens=max_tokens, min_tokens=min_tokens)
+        timeouts = [t for t in (request.timeout, self._request_timeout) if t]
+        return AddRequest(
+            ids=model.engine.new_ids(request.n),
+            prompt_token_ids=prompt,
+            params=params,
+            arrival_time=arrival,
+            deadline=arrival + min(timeouts) if timeouts else None,
+            priority=request.priority,
+            tenant=request.tenant,
+            cache_salt=self._salt(request.tenant, request.cache_salt),
+            adapter="" if adapter is None else adapter.key,
+        )
+
+    def _salt(self, tenant: str, caller_salt: str) -> str:
+        """Tenants never share cached prefixes nor guess one another's salt; a caller may divide its own further."""
+        if not tenant and not caller_salt:
+            return ""
+        parts = f"{len(tenant)}:{tenant}{caller_salt}".encode("utf-8", "surrogatepass")
+        return hmac.new(self._salt_key, parts, hashlib.sha256).hexdigest()
+
+
+def _check_supported(params: SamplingParams, info: ModelInfo) -> None:
+    if not info.supports_logprobs and (params.logprobs is not None or params.prompt_logprobs is not None):
+        raise UnsupportedError(f"The {info.runner} engine has no logprobs.", param="logprobs")
+
+
+def _max_tokens(params: SamplingParams, prompt: list[int], info: ModelInfo, *, clamp: bool) -> int:
+    """What was asked for, or what the context leaves. Raises InvalidRequestError, ContextLengthError."""
+    room = info.context_length - len(prompt)
+    if not prompt:
+        raise InvalidRequestError("The prompt is empty.", param="prompt")
+    if room < 1 or (room < params.max_tokens and not clamp):
+        asked = f" and {params.max_tokens} in the completion" if params.max_tokens else ""
+        fits = f" At most {room} fit behind this prompt." if room > 0 else ""
+        raise ContextLengthError(
+            f"This model's maximum context length is {info.context_length} tokens. However, you requested "
+            f"{len(prompt) + params.max_tokens} tokens ({len(prompt)} in the prompt{asked}). Please reduce "
+            f"the length of the prompt or the completion.{fits}",
+            param="prompt",
+        )
+    return min(params.max_tokens, room) or room

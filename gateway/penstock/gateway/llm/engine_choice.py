@@ -1,0 +1,49 @@
+"""Which engine runs a model when the operator leaves that to the server."""
+
+from __future__ import annotations
+
+import json
+import logging
+from importlib.util import find_spec
+from pathlib import Path
+
+from penstock.engines.errors import PenstockError
+from penstock.engines.host.gpus import visible_gpus
+from penstock.engines.openvino.families import parse_config
+from penstock.gateway.configuration.config import ConfigError
+
+logger = logging.getLogger("penstock")
+
+
+def choose_engine(folder: Path, *, adapters: bool = False) -> str:
+    """With a GPU vllm or torch, as installed; on a CPU openvino, and torch for what it does not have: some
+    architectures, and LoRA adapters.
+
+    Raises ConfigError when the folder has no readable config.json, and when torch would be needed and is not there.
+    """
+    if visible_gpus() and find_spec("vllm") is not None:
+        return "vllm"
+    has_torch = find_spec("torch") is not None and find_spec("transformers") is not None
+    if visible_gpus() and has_torch:
+        return "torch"
+    refusal = _openvino_refusal(folder) or ("it has no LoRA adapters" if adapters else None)
+    if refusal is None:
+        return "openvino"
+    if not has_torch:
+        raise ConfigError(f"model: {refusal}; the torch engine may run it: pip install 'penstock[torch]'")
+    logger.info("engine torch: openvino does not run this model: %s", refusal)
+    return "torch"
+
+
+def _openvino_refusal(folder: Path) -> str | None:
+    try:
+        found = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"model: config.json cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError("model: config.json does not hold an object")
+    try:
+        parse_config(found)
+    except PenstockError as error:
+        return error.message
+    return None

@@ -1,0 +1,328 @@
+"""One call's generation: from engine outputs to deltas of text, for each of its choices."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from penstock.engines.client.stream import RequestStream
+from penstock.engines.contract.messages import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
+from penstock.engines.errors import EngineError, PenstockError, from_code
+from penstock.gateway.llm.model_metrics import ModelMetrics
+from penstock.tokenizers import IncrementalDetokenizer, StopStrings, Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """What to generate. Fronts build it from their own schemas; `DataPlane.generate` validates it against the model."""
+
+    model: str
+    prompts: Sequence[str | list[int]]
+    """Texts, encoded by the model's tokenizer, or token ids as they are."""
+    params: SamplingParams
+    """`max_tokens` 0 means: whatever the context leaves."""
+    n: int = 1
+    """Samples per prompt."""
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    add_special_tokens: bool = True
+    """For text prompts: let the tokenizer add BOS and the like. False for rendered chat templates."""
+    priority: int = 0
+    tenant: str = ""
+    cache_salt: str = ""
+    timeout: float | None = None
+    """Seconds from now; the smaller of this and the server's own bound holds."""
+    pulse: float | None = None
+    """Seconds with nothing to show after which the generation yields an empty list, so that a front can let its client
+    know that the request lives; and again after as many. Not before the engine has taken the request in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One token with its logprob, as text."""
+
+    token: str
+    token_id: int
+    logprob: float
+    bytes: list[int]
+    """The token's UTF-8 bytes, which may be a part of a character."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob(Candidate):
+    top: list[Candidate]
+    """The likeliest tokens at this position, best first; as many as were asked for."""
+    rank: int = 0
+    """1 for the likeliest token of the vocabulary."""
+
+
+@dataclass(slots=True)
+class ChoiceDelta:
+    """What one choice has got since the last delta."""
+
+    index: int
+    """prompt number * n + sample number."""
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    """"stop" or "length", in the choice's last delta."""
+    stop_reason: str | int | None = None
+    """The stop string or stop token id that ended it; None for EOS."""
+    logprobs: list[TokenLogprob] | None = None
+    """One for each of token_ids, when asked for."""
+
+
+@dataclass(slots=True)
+class Usage:
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class Generation:
+    """The choices of one call: an async iterator of lists of ChoiceDelta (at most one per choice in each list; empty
+    only where `GenerateRequest.pulse` asks for that).
+
+    Iterating raises the PenstockError that ended a choice, if one did. `close()` (idempotent; also at the end of
+    `async with`) aborts whatever still runs.
+    """
+
+    def __init__(
+        self,
+        stream: RequestStream,
+        tokenizer: Tokenizer,
+        request: GenerateRequest,
+        prompts: list[list[int]],
+        ids: list[tuple[int, ...]],
+        metrics: ModelMetrics,
+        abort: Callable[[Sequence[int]], None],
+        arrival: float,
+        on_end: Callable[[], None],
+        admitted: Callable[[], bool],
+    ) -> None:
+        self.prompt_token_ids = prompts
+        """The prompts as token ids."""
+        self.prompt_logprobs: list[list[TokenLogprob | None]] | None = (
+            None if request.params.prompt_logprobs is None else [[None] for _ in prompts]
+        )
+        """For each prompt, when asked for: None for its first token, then one for each other. Known with the first
+        delta of that prompt."""
+        self.usage = Usage(prompt_tokens=sum(map(len, prompts)))
+        """Counts up while the generation is consumed. prompt_tokens counts each prompt once, whatever n is."""
+        self.usage_by_choice = [0] * (len(prompts) * request.n)
+        """Completion tokens of each choice."""
+        self._stream = stream
+        self._tokenizer = tokenizer
+        self._n = request.n
+        self._metrics = metrics
+        self._abort = abort
+        self._arrival = arrival
+        self._on_end = on_end
+        self._admitted = admitted
+        self._pulse = request.pulse
+        self._shown = time.monotonic()
+        """When the newest deltas were handed out; at first, when the request was handed in."""
+        self._timer: asyncio.TimerHandle | None = None
+        self.queue_seconds = 0.0
+        """How long the first prompt waited; known with its first delta."""
+        self._ready: list[ChoiceDelta] | None = None
+        self._choices = {
+            request_id: _Choice(prompt * request.n + sample, tokenizer, request, prompts[prompt])
+            for prompt, samples in enumerate(ids)
+            for sample, request_id in enumerate(samples)
+        }
+
+    def prompt_text(self, prompt: int) -> str:
+        """The text of a prompt that was given as token ids."""
+        return self._tokenizer.decode(self.prompt_token_ids[prompt], skip_special_tokens=False)
+
+    def first_token(self, prompt: int) -> tuple[str, bytes]:
+        """(printable form, bytes) of a prompt's first token, which `prompt_logprobs` has no entry for."""
+        token_id = self.prompt_token_ids[prompt][0]
+        return self._tokenizer.token_text(token_id), self._tokenizer.token_bytes(token_id)
+
+    async def begin(self) -> Generation:
+        """Waits for the first output, or the first pulse, so that refusals are raised before any response has begun."""
+        if self._pulse is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._pulse, self._check_pulse, self._pulse)
+        try:
+            self._ready = await self._next()
+        except StopAsyncIteration:
+            raise EngineError("The engine answered nothing.") from None
+        return self
+
+    def __aiter__(self) -> Generation:
+        return self
+
+    async def __anext__(self) -> list[ChoiceDelta]:
+        if self._ready is not None:
+            ready, self._ready = self._ready, None
+            return ready
+        return await self._next()
+
+    def _check_pulse(self, pulse: float) -> None:
+        rest = self._shown + pulse - time.monotonic()
+        if rest <= 0:
+            rest = pulse
+            if self._admitted():
+                self._stream.nudge()
+        self._timer = asyncio.get_running_loop().call_later(rest, self._check_pulse, pulse)
+
+    async def _next(self) -> list[ChoiceDelta]:
+        deltas: list[ChoiceDelta] = []
+        try:
+            while not deltas:
+                outputs = await self._stream.__anext__()
+                if not outputs:
+                    return deltas
+                now = time.monotonic()
+                for output in outputs:
+                    delta = self._advance(output, now)
+                    if delta is not None:
+                        deltas.append(delta)
+            self._shown = now
+        except PenstockError as error:
+            self._end_all(f"error:{error.code}")
+            raise
+        return deltas
+
+    def _advance(self, output: RequestOutput, now: float) -> ChoiceDelta | None:
+        """The choice's delta, or None while there is nothing to show (half a character, or text that may be a stop)."""
+        choice = self._choices.get(output.id)
+        if choice is None:
+            return None
+        if output.error is not None:
+            error = from_code(output.error.code, output.error.message)
+            error.retry_after = output.error.retry_after
+            raise error
+        if output.prompt is not None:
+            self._prompt_done(choice, output)
+        delta = choice.advance(output, self._tokenizer)
+        count = len(delta.token_ids)
+        self.usage.completion_tokens += count
+        self.usage_by_choice[choice.index] += count
+        if choice.held:
+            delta.token_ids, choice.held = choice.held + delta.token_ids, []
+        if count:
+            self._metrics.tokens(count, choice.last_token, now, self._arrival)
+            choice.last_token = now
+        if delta.finish_reason is not None:
+            del self._choices[output.id]
+            self._metrics.finished(delta.finish_reason, now - self._arrival)
+            if output.finish_reason is None:  # a stop string: the engine does not know yet
+                self._abort([output.id])
+            if not self._choices:
+                self._on_end()
+        elif not delta.text and delta.logprobs is None:
+            choice.held = delta.token_ids
+            return None
+        return delta
+
+    def _prompt_done(self, choice: _Choice, output: RequestOutput) -> None:
+        prompt = output.prompt
+        if prompt is None or choice.index % self._n:
+            return
+        self.usage.cached_tokens += prompt.num_cached_tokens
+        self._metrics.queued(prompt.queue_seconds)
+        self.queue_seconds = self.queue_seconds or prompt.queue_seconds
+        if self.prompt_logprobs is not None and prompt.logprobs is not None:
+            converted = [_to_text(entry, self._tokenizer) for entry in prompt.logprobs]
+            self.prompt_logprobs[choice.index // self._n].extend(converted)
+
+    def _end_all(self, reason: str) -> None:
+        elapsed = time.monotonic() - self._arrival
+        for _ in self._choices:
+            self._metrics.finished(reason, elapsed)
+        if self._choices:
+            self._choices.clear()
+            self._on_end()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._stream.close()
+
+    def close(self) -> None:
+        """Aborts whatever still runs; its blocks are free before the engine's next step."""
+        self._end_all("abort")
+
+    async def __aenter__(self) -> Generation:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.close()
+
+
+class _Choice:
+    """One choice's detokenizer and stop strings."""
+
+    __slots__ = ("_detokenizer", "_include_stop", "_stops", "_too_early", "held", "index", "last_token")
+
+    def __init__(self, index: int, tokenizer: Tokenizer, request: GenerateRequest, prompt: list[int]) -> None:
+        self.index = index
+        self.last_token: float | None = None
+        self._detokenizer = IncrementalDetokenizer(tokenizer, request.skip_special_tokens, prompt)
+        self._include_stop = request.include_stop_str_in_output
+        self._stops = StopStrings(request.stop, self._include_stop) if request.stop else None
+        self._too_early = request.params.min_tokens
+        """Tokens whose text is not yet searched for stop strings, as in vLLM."""
+        self.held: list[int] = []
+        """Token ids that have no text to show yet: half a character, or a possible stop string."""
+
+    def advance(self, output: RequestOutput, tokenizer: Tokenizer) -> ChoiceDelta:
+        delta = ChoiceDelta(self.index, "", output.token_ids)
+        if self._stops is None:
+            delta.text = self._text(output)
+        else:
+            self._advance_to_stop(self._stops, output, delta)
+        if output.finish_reason is not None and delta.finish_reason is None:
+            self._finish(output, delta)
+        if output.logprobs is not None:
+            delta.logprobs = [_to_text(entry, tokenizer) for entry in output.logprobs[: len(delta.token_ids)]]
+        return delta
+
+    def _text(self, output: RequestOutput) -> str:
+        return self._detokenizer.push(self._visible(output))
+
+    def _visible(self, output: RequestOutput) -> list[int]:
+        """The tokens without the one that ended the request: EOS and stop tokens are not part of the answer."""
+        stopped = output.finish_reason is FinishReason.STOP and not self._include_stop
+        return output.token_ids[:-1] if stopped else output.token_ids
+
+    def _advance_to_stop(self, stops: StopStrings, output: RequestOutput, delta: ChoiceDelta) -> None:
+        """Token by token, so that tokens behind a stop string are not counted even when they arrived with it."""
+        parts = []
+        for taken, token_id in enumerate(self._visible(output), 1):
+            text, matched = self._detokenizer.push((token_id,)), None
+            if self._too_early:
+                self._too_early -= 1
+            else:
+                text, matched = stops.push(text)
+            parts.append(text)
+            if matched is not None:
+                delta.token_ids = output.token_ids[:taken]
+                delta.finish_reason, delta.stop_reason = "stop", matched
+                break
+        delta.text = "".join(parts)
+
+    def _finish(self, output: RequestOutput, delta: ChoiceDelta) -> None:
+        rest = self._detokenizer.flush()
+        if self._stops is not None:
+            text, matched = self._stops.push(rest)
+            rest = text if matched is not None else text + self._stops.flush()
+            delta.stop_reason = self._stops.matched
+        delta.text += rest
+        delta.finish_reason = "stop" if delta.stop_reason is not None else str(output.finish_reason)
+        if delta.stop_reason is None:
+            delta.stop_reason = output.stop_token_id
+
+
+def _to_text(entry: TokenLogprobs, tokenizer: Tokenizer) -> TokenLogprob:
+    def candidate(token_id: int, logprob: float) -> Candidate:
+        data = tokenizer.token_bytes(token_id)
+        return Candidate(tokenizer.token_text(token_id), token_id, logprob, list(data))
+
+    own = candidate(entry.token_id, entry.logprob)
+    top = [candidate(token_id, logprob) for token_id, logprob in entry.top]
+    return TokenLogprob(own.token, own.token_id, own.logprob, own.bytes, top, entry.rank)

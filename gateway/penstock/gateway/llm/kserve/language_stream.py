@@ -1,0 +1,175 @@
+"""One KServe request to a language model, from the data plane's deltas to responses."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from penstock.classic.messages import InferResponse
+from penstock.classic.statistics import ModelStatistics
+from penstock.classic.tensors import Tensor
+from penstock.engines.errors import CancelledError, EngineError, OverloadedError, PenstockError
+from penstock.gateway.llm.dataplane import DataPlane
+from penstock.gateway.llm.generation import ChoiceDelta, Generation
+from penstock.gateway.llm.kserve.tensor_form import TextRequest, Writer
+from penstock.gateway.llm.models import LoadedModel
+
+CANCELLED = "Request cancelled by client"
+
+
+class LanguageStream:
+    """The responses of one request: deltas as they come, or everything at the end."""
+
+    def __init__(
+        self,
+        dataplane: DataPlane,
+        model: LoadedModel,
+        request: TextRequest,
+        writer: Writer,
+        statistics: ModelStatistics,
+        outputs: Sequence[str] = (),
+        on_end: Callable[[LanguageStream], None] | None = None,
+    ) -> None:
+        """`on_end` is called once. Only where it is given may the request be cancelled by another one."""
+        self._dataplane = dataplane
+        self._model = model
+        self._request = request
+        self._writer = writer
+        self._statistics = statistics
+        self._outputs = frozenset(outputs)
+        self._on_end = on_end
+        self._generation: Generation | None = None
+        self._beginning: asyncio.Task[Generation] | None = None
+        self._cancelled = False
+        self._live = request.generate.n
+        self._begun = time.monotonic_ns()
+        self._ended = False
+        statistics.pending += 1
+
+    def __aiter__(self) -> LanguageStream:
+        return self
+
+    async def __anext__(self) -> InferResponse:
+        if self._ended:
+            raise StopAsyncIteration
+        try:
+            deltas = await self._advance()
+            while not self._request.stream and self._live:
+                deltas = _merged(deltas, await self._advance())
+        except PenstockError as error:
+            self._failed(_reason(error))
+            return InferResponse(None, error=error)
+        final = not self._live
+        response = InferResponse(self._tensors(deltas), final=final)
+        if final:
+            self._succeeded()
+        return response
+
+    def ready(self) -> InferResponse | None:
+        """Nothing: whatever has come is in one response already."""
+        return None
+
+    async def _advance(self) -> list[ChoiceDelta]:
+        if self._generation is None:
+            self._generation = await self._begin()
+            self._statistics.pending -= 1
+        try:
+            deltas = await self._generation.__anext__()
+        except StopAsyncIteration:
+            if self._cancelled:
+                raise CancelledError(CANCELLED) from None
+            raise EngineError("The engine ended the request without a reason.") from None
+        self._live -= sum(delta.finish_reason is not None for delta in deltas)
+        return deltas
+
+    async def _begin(self) -> Generation:
+        if self._cancelled:
+            raise CancelledError(CANCELLED)
+        begin = self._dataplane.generate_on(self._model, self._request.generate, adapter=self._request.adapter)
+        if self._on_end is None:
+            return await begin
+        self._beginning = asyncio.create_task(begin)
+        try:
+            return await self._beginning
+        except asyncio.CancelledError:
+            if self._cancelled:
+                raise CancelledError(CANCELLED) from None
+            raise
+        finally:
+            self._beginning = None
+
+    def cancel(self) -> None:
+        """Another request has asked for it: this one ends with an error, and what it had is given back at once."""
+        self._cancelled = True
+        if self._beginning is not None:
+            self._beginning.cancel()
+        if self._generation is not None:
+            self._generation.close()
+
+    def close(self) -> None:
+        self._failed("CANCELED")
+
+    def _failed(self, reason: str) -> None:
+        """Counts a request that did not succeed, and gives up what still runs."""
+        if self._ended:
+            return
+        self._end()
+        if self._generation is None:
+            self._statistics.pending -= 1
+        else:
+            self._generation.close()
+        self._statistics.failed(time.monotonic_ns() - self._begun, reason)
+
+    def _succeeded(self) -> None:
+        self._end()
+        total = time.monotonic_ns() - self._begun
+        queue = min(int(self._generation.queue_seconds * 1e9), total) if self._generation else 0
+        self._statistics.executed(1, 0, total - queue, 0)
+        self._statistics.succeeded(
+            requests=1,
+            inferences=1,
+            total=total,
+            queue=queue,
+            compute_input=0,
+            compute_infer=total - queue,
+            compute_output=0,
+        )
+
+    def _end(self) -> None:
+        self._ended = True
+        if self._on_end is not None:
+            self._on_end(self)
+
+    def _tensors(self, deltas: list[ChoiceDelta]) -> list[Tensor]:
+        by_index: list[ChoiceDelta | None] = [None] * self._request.generate.n
+        for delta in deltas:
+            by_index[delta.index] = delta
+        tensors = self._writer.tensors(by_index, self._generation.usage.prompt_tokens if self._generation else 0)
+        if self._outputs:
+            tensors = [tensor for tensor in tensors if tensor.name in self._outputs]
+        return tensors
+
+
+def _reason(error: PenstockError) -> str:
+    """Triton's label of a failure."""
+    if isinstance(error, CancelledError):
+        return "CANCELED"
+    return "REJECTED" if isinstance(error, OverloadedError) else "BACKEND"
+
+
+def _merged(before: list[ChoiceDelta], after: list[ChoiceDelta]) -> list[ChoiceDelta]:
+    """The deltas of both, one for each choice. Appends in place: a long answer is not copied for each of its steps."""
+    known = {delta.index: delta for delta in before}
+    for delta in after:
+        first = known.get(delta.index)
+        if first is None:
+            before.append(delta)
+            continue
+        first.text += delta.text
+        first.token_ids += delta.token_ids
+        first.finish_reason = delta.finish_reason
+        first.stop_reason = delta.stop_reason
+        if delta.logprobs is not None:
+            first.logprobs = [*(first.logprobs or ()), *delta.logprobs]
+    return before

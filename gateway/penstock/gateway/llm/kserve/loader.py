@@ -1,0 +1,92 @@
+"""Loads the language models of a model repository, whatever layout their backend has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from penstock.classic.base import InferModel, ModelContext
+from penstock.classic.model_config import ModelConfig
+from penstock.engines.errors import PenstockError
+from penstock.gateway.configuration.config import Config, ConfigError
+from penstock.gateway.llm.dataplane import DataPlane
+from penstock.gateway.llm.kserve.folder_layout import ENGINES, Layout
+from penstock.gateway.llm.kserve.language_model import LanguageModel
+from penstock.gateway.llm.kserve.penstock_layout import PenstockLayout
+from penstock.gateway.llm.kserve.trtllm_layout import TrtllmLayout
+from penstock.gateway.llm.kserve.vllm_layout import VllmLayout
+from penstock.gateway.llm.models import LoadedModel
+
+LANGUAGE_BACKENDS = ("penstock", "tensorrtllm", "vllm")
+
+BuildModel = Callable[[Config, str], LoadedModel]
+"""Makes a model that can be started, under this public name."""
+
+
+class LanguageModelLoader:
+    """A Loader of the model repository."""
+
+    def __init__(self, config: Config, dataplane: DataPlane, build: BuildModel, layout: Layout) -> None:
+        self._config = config
+        self._dataplane = dataplane
+        self._build = build
+        self._layout = layout
+
+    def auto_complete(self, config: ModelConfig, version_folder: Path) -> None:
+        """The tensors of the layout's form. Raises ValueError for a configuration with others."""
+        self._layout.form.complete(config)
+
+    def _prepare(self, context: ModelContext) -> tuple[Config, LoadedModel]:
+        config = self._layout.configure(self._config, context)
+        return config, self._build(config, context.name)
+
+    async def load(self, context: ModelContext) -> InferModel:
+        self._layout.form.check(context.config)
+        context.config.model_transaction_policy.decoupled = True  # also where nothing completes configurations
+        # in a thread: it may be a download, and a large tokenizer takes its time, too
+        config, model = await asyncio.to_thread(self._prepare, context)
+        try:
+            await model.engine.start()
+            self._dataplane.add(model)
+        except PenstockError:
+            await model.engine.stop()
+            raise
+        model.loaded = True
+        return LanguageModel(
+            self._dataplane,
+            model,
+            context.name,
+            policy=config.scheduling.policy,
+            version=context.version,
+            config=context.config,
+            form=self._layout.form,
+        )
+
+
+def language_loaders(
+    config: Config, dataplane: DataPlane, build: BuildModel, options: Mapping[str, Mapping[str, str]]
+) -> dict[str, LanguageModelLoader]:
+    """A loader for each of LANGUAGE_BACKENDS. `options`: RepositorySettings.backend_options. Raises ConfigError."""
+    layouts: dict[str, Layout] = {
+        "penstock": PenstockLayout(),
+        "tensorrtllm": TrtllmLayout(_engine(options, "tensorrtllm", "tensorrt_llm")),
+        "vllm": VllmLayout(_engine(options, "vllm", "vllm")),
+    }
+    _check_options("penstock", options.get("penstock", {}), ())
+    return {name: LanguageModelLoader(config, dataplane, build, layout) for name, layout in layouts.items()}
+
+
+def _engine(options: Mapping[str, Mapping[str, str]], backend: str, default: str) -> str:
+    given = options.get(backend, {})
+    _check_options(backend, given, ("engine",))
+    engine = given.get("engine", default)
+    if engine not in ENGINES:
+        raise ConfigError(f"backend-config: {backend},engine={engine!r} is none of {', '.join(ENGINES)}")
+    return engine
+
+
+def _check_options(backend: str, given: Mapping[str, str], known: tuple[str, ...]) -> None:
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"backend-config: the backend {backend} has no setting {name!r}")

@@ -1,0 +1,56 @@
+"""`backend: "penstock"`: a language model with this server's own settings.
+
+The version folder holds the model, or `model.json` names it and may change any of the server's settings for models,
+cache and scheduling, under the names of docs/configuration.md. The configuration's `parameters` do the same.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+
+from penstock.classic.base import ModelContext
+from penstock.gateway.configuration.config import Config, ConfigError, overlay
+from penstock.gateway.configuration.sections import (
+    AdapterConfig,
+    CacheConfig,
+    EngineConfig,
+    LanguageModelConfig,
+    SchedulingConfig,
+)
+from penstock.gateway.llm.kserve.folder_layout import beside, check_one_instance, model_source, read_settings
+from penstock.gateway.llm.kserve.vllm_form import VLLM_FORM
+
+_FILE = "model.json"
+_SETTINGS = frozenset(
+    name
+    for section in (LanguageModelConfig, EngineConfig, AdapterConfig, CacheConfig, SchedulingConfig)
+    for name in section.__struct_fields__
+) - {"served_model_name"}
+
+
+class PenstockLayout:
+    form = VLLM_FORM
+
+    def configure(self, server: Config, context: ModelContext) -> Config:
+        """The server's settings with the model's own. Raises ConfigError."""
+        check_one_instance(context.config)
+        given = read_settings(context.version_folder / _FILE, json.loads, "JSON") or {}
+        given |= {name: value.string_value for name, value in context.config.parameters.items()}
+        unknown = given.keys() - _SETTINGS
+        if unknown:
+            raise ConfigError(f"{min(unknown)!r} is not a setting of language models")
+        given["model"] = model_source(given.get("model"), context, _FILE)
+        if isinstance(given.get("lora"), list):
+            given["lora"] = [_adapter(text, context.version_folder) for text in given["lora"]]
+        # the adapters of the command line are those of its own model
+        adapters = msgspec.structs.replace(server.adapters, lora=(), lora_directory=None)
+        return overlay(msgspec.structs.replace(server, adapters=adapters), given)
+
+
+def _adapter(text: object, folder: Path) -> object:
+    """NAME=FOLDER, where the folder may lie beside the model; anything else as it is, for the settings to refuse."""
+    name, equals, path = str(text).partition("=")
+    return f"{name}={beside(path, folder)}" if equals else text

@@ -1,0 +1,137 @@
+"""A form: the tensors by which clients speak to a language model, what reads requests and what writes responses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from penstock.classic.messages import InferRequest
+from penstock.classic.model_config import ModelConfig, datatype_value
+from penstock.classic.tensors import Tensor
+from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.gateway.llm.generation import ChoiceDelta, GenerateRequest
+from penstock.gateway.llm.models import ServedModel
+
+PROMPT = "text_input"
+"""The one input that is not optional."""
+_ANY_LENGTH = ([1], [-1])
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """A request as the model reads it."""
+
+    generate: GenerateRequest
+    stream: bool
+    prefix: str
+    """Stands before the text of each choice: the prompt, unless it is to be left out."""
+    returns: frozenset[str]
+    """Which outputs beside `text_output` are wanted."""
+    logprobs: bool
+    """The caller asked for logprobs, not only for their sum."""
+    adapter: str | None
+    """Name of the model's adapter that shall be used."""
+
+
+class Writer(Protocol):
+    """Writes the responses of one request."""
+
+    def tensors(self, deltas: Sequence[ChoiceDelta | None], prompt_tokens: int) -> list[Tensor]:
+        """Of the next response. `deltas`: for each choice what has come since the last one; None: nothing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    inputs: Mapping[str, tuple[str, int]]
+    """Datatype and dimension."""
+    outputs: Mapping[str, tuple[str, int]]
+    read: Callable[[InferRequest, ServedModel, str, float | None], TextRequest]
+    """(request, model, scheduling policy, seconds left). Raises InvalidRequestError, UnsupportedError."""
+    writer: Callable[[TextRequest], Writer]
+    unserved: Mapping[str, str]
+    """Inputs and outputs that a configuration may list and no request may use, with the reason."""
+    cancels: Callable[[InferRequest], bool] | None = None
+    """Whether this request ends those of the same id instead of generating; None: the form has no such thing."""
+
+    def config(self, name: str, backend: str) -> ModelConfig:
+        """The configuration that a model shows if its own says nothing."""
+        config = ModelConfig(name=name, backend=backend)
+        for field, (datatype, dim) in self.inputs.items():
+            config.input.add(name=field, data_type=datatype_value(datatype), dims=[dim], optional=field != PROMPT)
+        for field, (datatype, dim) in self.outputs.items():
+            config.output.add(name=field, data_type=datatype_value(datatype), dims=[dim])
+        config.version_policy.latest.num_versions = 1
+        config.model_transaction_policy.decoupled = True
+        return config
+
+    def check(self, config: ModelConfig) -> None:
+        """Raises ValueError for a configuration with other tensors or with batches."""
+        for field, known in (("input", self.inputs), ("output", self.outputs)):
+            for item in getattr(config, field):
+                if item.name in self.unserved:
+                    continue
+                datatype, _ = known.get(item.name, ("", 0))
+                if not datatype or item.data_type != datatype_value(datatype) or list(item.dims) not in _ANY_LENGTH:
+                    raise ValueError(f"{field} '{item.name}' is not one that language models have in that form")
+        if config.max_batch_size:
+            raise ValueError("language models batch by themselves: max_batch_size must be 0")
+
+    def complete(self, config: ModelConfig) -> None:
+        """All tensors of the form, in place; those of `unserved` stay if they were written. Raises ValueError."""
+        self.check(config)
+        full = self.config(config.name, config.backend)
+        for field in ("input", "output"):
+            written, known = getattr(config, field), list(getattr(full, field))
+            known += [item for item in written if item.name in self.unserved]
+            del written[:]
+            written.extend(known)
+        config.model_transaction_policy.decoupled = True
+
+    def check_request(self, request: InferRequest) -> None:
+        """Raises UnsupportedError for what a configuration lists for others to use."""
+        for name in (*request.inputs, *request.outputs):
+            if name in self.unserved:
+                raise UnsupportedError(f"'{name}' is not supported: {self.unserved[name]}", param=name)
+
+
+def scalar(request: InferRequest, name: str) -> object:
+    """The input's only element, None without the input. Raises InvalidRequestError for more or less."""
+    tensor = request.inputs.get(name)
+    if tensor is None:
+        return None
+    if tensor.array.size != 1:
+        raise InvalidRequestError(f"Expected a scalar tensor for tensor {name}", param=name)
+    return tensor.array.item()
+
+
+def text(request: InferRequest, name: str) -> str | None:
+    value = scalar(request, name)
+    return None if value is None else decoded(value, name)
+
+
+def flag(request: InferRequest, name: str) -> bool | None:
+    value = scalar(request, name)
+    return None if value is None else bool(value)
+
+
+def wanted(request: InferRequest, returns: Sequence[str]) -> frozenset[str]:
+    """Those of `returns` for which `return_<name>` is true, or that the client names as outputs."""
+    return frozenset(name for name in returns if flag(request, f"return_{name}") or name in request.outputs)
+
+
+def decoded(value: object, name: str) -> str:
+    """An element of BYTES as text. Raises InvalidRequestError."""
+    try:
+        return value if isinstance(value, str) else bytes(value).decode()  # type: ignore[call-overload]
+    except UnicodeDecodeError:
+        raise InvalidRequestError(f"input '{name}' is not valid UTF-8") from None
+
+
+def strings(name: str, values: Sequence[str | bytes]) -> Tensor:
+    array = np.empty(len(values), np.object_)
+    array[:] = [value.encode() if isinstance(value, str) else value for value in values]
+    return Tensor(name, "BYTES", array)

@@ -1,0 +1,161 @@
+"""The tensors of NVIDIA's Triton backend over TensorRT-LLM's LLM API.
+
+Source: NVIDIA/TensorRT-LLM, triton_backend/all_models/llmapi/tensorrt_llm (config.pbtxt, 1/model.py, 1/helpers.py) and
+tensorrt_llm/sampling_params.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.classic.messages import InferRequest
+from penstock.classic.tensors import Tensor
+from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.gateway.llm.generation import ChoiceDelta
+from penstock.gateway.llm.kserve.sampling_inputs import generate_request, sampling_fields
+from penstock.gateway.llm.kserve.tensor_form import Form, TextRequest, decoded, flag, scalar, strings, text, wanted
+from penstock.gateway.llm.kserve.vllm_form import add_logprobs
+from penstock.gateway.llm.models import ServedModel
+from penstock.gateway.llm.sampling import SamplingFields, priority_level
+
+_SAMPLING = {
+    "best_of": "INT32",
+    "temperature": "FP32",
+    "top_k": "INT32",
+    "top_p": "FP32",
+    "frequency_penalty": "FP32",
+    "presence_penalty": "FP32",
+    "max_tokens": "INT32",
+    "seed": "UINT64",
+    "exclude_input_from_output": "BOOL",
+    "return_perf_metrics": "BOOL",
+}
+"""Inputs `sampling_param_<name>`."""
+_RETURNS = ("finish_reason", "stop_reason", "cumulative_logprob")
+_INPUTS = {
+    "text_input": ("BYTES", -1),
+    "streaming": ("BOOL", 1),
+    **{f"sampling_param_{name}": (datatype, 1) for name, datatype in _SAMPLING.items()},
+    "sampling_param_stop": ("BYTES", -1),
+    **{f"return_{output}": ("BOOL", 1) for output in _RETURNS},
+    "stop": ("BOOL", 1),
+    "lora_name": ("BYTES", 1),
+}
+_OUTPUTS = {
+    "text_output": ("BYTES", -1),
+    "finish_reason": ("BYTES", -1),
+    "stop_reason": ("BYTES", -1),
+    "cumulative_logprob": ("FP32", -1),
+}
+_NO_FILES = "requests choose among the adapters that the operator has loaded, by lora_name, and name no files"
+_NO_METRICS = "responses carry no metrics; the server's metrics port has them"
+_UNSERVED = {
+    "image_url": "language models take no images here",
+    "sampling_param_logits_post_processor_name": "requests cannot choose code",
+    **dict.fromkeys(("lora_id", "lora_path", "lora_ckpt_source"), _NO_FILES),
+    **dict.fromkeys(
+        (
+            *("kv_cache_reused_block", "kv_cache_missed_block", "kv_cache_alloc_new_blocks"),
+            *("kv_cache_alloc_total_blocks", "kv_cache_hit_rate", "arrival_time_ns", "first_scheduled_time_ns"),
+            *("first_token_time_ns", "last_token_time_ns", "acceptance_rate", "total_accepted_draft_tokens"),
+            "total_draft_tokens",
+        ),
+        _NO_METRICS,
+    ),
+}
+_DEFAULT_MAX_TOKENS = 32
+"""Of TensorRT-LLM's SamplingParams."""
+
+
+class Sampling(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """From the inputs `sampling_param_*`, or, where one is silent, the request's parameter of that name without the
+    prefix: NVIDIA's documentation writes "max_tokens" in a generate request."""
+
+    best_of: int | None = None
+    exclude_input_from_output: bool | None = None
+    return_perf_metrics: bool | None = None
+
+
+def read_request(request: InferRequest, model: ServedModel, policy: str, timeout: float | None) -> TextRequest:
+    """Raises InvalidRequestError, UnsupportedError."""
+    prompt = text(request, "text_input")
+    if prompt is None:
+        raise InvalidRequestError("text_input is missing from the request")
+    stream = flag(request, "streaming") or False
+    given = _sampling(request)
+    returns = wanted(request, _RETURNS)
+    generate = generate_request(
+        request,
+        model,
+        given,
+        prompt,
+        model_defaults={},
+        default_max_tokens=_DEFAULT_MAX_TOKENS,
+        logprobs=0 if "cumulative_logprob" in returns else None,
+        priority=priority_level(request.priority, policy),
+        timeout=timeout,
+    )
+    prefix = "" if stream or given.exclude_input_from_output else prompt
+    return TextRequest(generate, stream, prefix, returns, False, text(request, "lora_name"))
+
+
+def _sampling(request: InferRequest) -> Sampling:
+    given = sampling_fields(request.parameters, Sampling)
+    for name in _SAMPLING:
+        value = scalar(request, f"sampling_param_{name}")
+        if value is not None:
+            setattr(given, name, value)
+    stop = request.inputs.get("sampling_param_stop")
+    if stop is not None:
+        given.stop = [decoded(item, "sampling_param_stop") for item in stop.array.flat]
+    if given.best_of not in (None, 1):
+        raise UnsupportedError("best_of must be 1: there is no beam search.", param="best_of")
+    if given.return_perf_metrics:
+        raise UnsupportedError(f"return_perf_metrics is not supported: {_NO_METRICS}.", param="return_perf_metrics")
+    if given.seed is not None and given.seed > 2**63 - 1:
+        given.seed -= 2**64  # UINT64 here, INT64 in the engines: the same 64 bits
+    if _is_greedy(given):
+        given.temperature, given.top_p, given.top_k = 0.0, None, None
+    return given
+
+
+def _is_greedy(given: Sampling) -> bool:
+    """TensorRT-LLM's rule: a request that says nothing about sampling is greedy, whatever the model's own defaults."""
+    silent = given.temperature is None and given.top_k is None and given.top_p is None
+    return silent or given.temperature == 0 or given.top_k == 1 or given.top_p == 0
+
+
+class TrtllmWriter:
+    """As NVIDIA's backend does it, each response of a stream has the whole text so far, not what is new."""
+
+    def __init__(self, request: TextRequest) -> None:
+        self._returns = request.returns
+        self._texts = [request.prefix] * request.generate.n
+        self._sums = [0.0] * request.generate.n
+        self._finish_reasons = ["None"] * request.generate.n
+        self._stop_reasons = ["None"] * request.generate.n
+
+    def tensors(self, deltas: Sequence[ChoiceDelta | None], prompt_tokens: int) -> list[Tensor]:
+        for index, delta in enumerate(deltas):
+            if delta is not None:
+                self._texts[index] += delta.text
+                self._finish_reasons[index] = str(delta.finish_reason)
+                self._stop_reasons[index] = str(delta.stop_reason)
+        add_logprobs(self._sums, deltas)
+        tensors = [strings("text_output", self._texts)]
+        if "finish_reason" in self._returns:
+            tensors.append(strings("finish_reason", self._finish_reasons))
+        if "stop_reason" in self._returns:
+            tensors.append(strings("stop_reason", self._stop_reasons))
+        if "cumulative_logprob" in self._returns:
+            tensors.append(Tensor("cumulative_logprob", "FP32", np.array(self._sums, np.float32)))
+        return tensors
+
+
+def _cancels(request: InferRequest) -> bool:
+    return bool(flag(request, "stop"))
+
+
+TRTLLM_FORM = Form(_INPUTS, _OUTPUTS, read_request, TrtllmWriter, _UNSERVED, _cancels)

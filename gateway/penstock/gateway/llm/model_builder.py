@@ -1,0 +1,274 @@
+"""From settings to a language model: its engine process, its tokenizer, its template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from penstock.engines.host.gpus import visible_gpus
+from penstock.engines.process import WatchdogConfig
+from penstock.engines.registry import EngineSpec
+from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.engines.scheduler.queues import Policy
+from penstock.gateway.configuration.config import Config, ConfigError
+from penstock.gateway.configuration.sections import OF_OUR_SCHEDULER, EngineConfig
+from penstock.gateway.llm.adapters import Adapter, AdapterSet, new_adapter, parse_adapters, parse_directory
+from penstock.gateway.llm.engine_choice import choose_engine
+from penstock.gateway.llm.model_metrics import ModelMetrics
+from penstock.gateway.llm.models import LoadedModel, ModelSource, default_params, load_chat_template
+from penstock.gateway.memory.budget import MemoryBudget
+from penstock.gateway.memory.budgeted_engine import BudgetedEngine
+from penstock.tokenizers import Tokenizer, TokenizerError
+
+_CPU_BATCHED_TOKENS, _GPU_BATCHED_TOKENS = 512, 4096
+"""Steps of so many tokens keep the pause between two tokens of running requests bearable."""
+
+
+def build_model(
+    config: Config, source: ModelSource, names: Sequence[str] = (), budget: MemoryBudget | None = None
+) -> LoadedModel:
+    """A model that is ready to be started: `await model.engine.start()`. Raises ConfigError.
+
+    `budget` is that of all models of a server; None: it has the machine for itself.
+    """
+    try:
+        tokenizer = Tokenizer(source.folder)
+    except TokenizerError as error:
+        raise ConfigError(f"model: {error}") from None
+    names = tuple(names) or config.model.served_model_name or (source.name,)
+    given = [new_adapter(*each) for each in parse_adapters(config.adapters.lora, names).items()]
+    spec = engine_spec(config, source, tokenizer, given)
+    adapters = AdapterSet(
+        given,
+        directory=parse_directory(config.adapters.lora_directory),
+        max_loaded=spec.options.get("max_loras", 0),
+    )
+    server = config.server
+    observed: list[ModelMetrics] = []
+    engine = BudgetedEngine(
+        budget or MemoryBudget(),
+        names[0],
+        spec,
+        WatchdogConfig(
+            timeout=server.watchdog_timeout,
+            ready_timeout=server.ready_timeout or min(WatchdogConfig().ready_timeout, server.watchdog_timeout / 2),
+            load_timeout=server.load_timeout,
+        ),
+        log_level=server.logging_level,
+        on_step=lambda step: observed[0].step(step),
+    )
+    observed.append(
+        ModelMetrics(
+            names[0],
+            stats=lambda: engine.stats,
+            ready=lambda: engine.ready,
+            adapters=adapters,
+            liveness=lambda: engine.liveness,
+        )
+    )
+    return LoadedModel(
+        names=names,
+        root=source.name,
+        engine=engine,
+        tokenizer=tokenizer,
+        chat_template=load_chat_template(tokenizer, config.model.chat_template),
+        metrics=observed[0],
+        default_params=default_params(source.folder),
+        adapters=adapters,
+    )
+
+
+def engine_spec(
+    config: Config, source: ModelSource, tokenizer: Tokenizer, adapters: Sequence[Adapter] = ()
+) -> EngineSpec:
+    """What the engine process is told; `adapters` are loaded with the model. Raises ConfigError for limits that
+    contradict each other."""
+    scheduling = config.scheduling
+    runner = _runner(config, source)
+    _check_engine_settings(config, runner)
+    batched_tokens = scheduling.max_num_batched_tokens or max(_batched_tokens(config, runner), scheduling.max_num_seqs)
+    try:
+        scheduler = SchedulerConfig(
+            max_num_seqs=scheduling.max_num_seqs,
+            max_num_batched_tokens=batched_tokens,
+            itl_target_ms=scheduling.itl_target_ms,
+            steps_in_flight=scheduling.steps_in_flight,
+            speculative=scheduling.speculative,
+            max_draft_tokens=scheduling.max_draft_tokens,
+            policy=Policy(scheduling.policy),
+            ageing_seconds=scheduling.ageing,
+            max_queued_requests=scheduling.max_queued_requests,
+            max_queued_tokens=scheduling.max_queued_tokens,
+            enable_prefix_caching=config.cache.prefix_caching,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    options = _OPTIONS[runner](config, source, scheduler, tokenizer)
+    if runner != "openvino":
+        options |= _adapter_options(config, adapters)
+    return EngineSpec(
+        runner=runner,
+        scheduling=scheduling.scheduler,
+        options=options,
+        scheduler=scheduler,
+        publish_interval=config.server.stream_interval_ms / 1e3,
+    )
+
+
+def _runner(config: Config, source: ModelSource) -> str:
+    if config.model.engine != "auto":
+        return config.model.engine
+    adapters = bool(config.adapters.lora or config.adapters.lora_directory)
+    return choose_engine(source.folder, adapters=adapters)
+
+
+def _batched_tokens(config: Config, runner: str) -> int:
+    on_gpu = runner in _GPU_ENGINES and config.model.device != "cpu" and visible_gpus() > 0
+    return _GPU_BATCHED_TOKENS if on_gpu else _CPU_BATCHED_TOKENS
+
+
+_GPU_ENGINES = ("vllm", "tensorrt_llm", "torch")
+_OWN_SCHEDULER = ("vllm", "tensorrt_llm", "simulated")
+_LARGE_ENGINES = ("vllm", "tensorrt_llm")
+
+
+def _check_engine_settings(config: Config, runner: str) -> None:
+    """Raises ConfigError for a setting that this engine would not heed."""
+    scheduler = config.scheduling.scheduler
+    if scheduler == "engine" and runner not in _OWN_SCHEDULER:
+        raise ConfigError(f"scheduler: the {runner} engine has no scheduler of its own; penstock's runs it")
+    if scheduler == "penstock" and runner == "tensorrt_llm":
+        raise ConfigError("scheduler: the tensorrt_llm engine runs under its own scheduler, behind penstock's queue")
+    if scheduler == "engine" or runner == "tensorrt_llm":
+        for name, default in OF_OUR_SCHEDULER.items():
+            if getattr(config.scheduling, name) != default:
+                raise ConfigError(f"{name.replace('_', '-')}: does not apply to an engine that uses its own scheduler")
+    guesses = config.scheduling.max_draft_tokens
+    if config.scheduling.speculative == "off" and guesses != OF_OUR_SCHEDULER["max_draft_tokens"]:
+        raise ConfigError("max-draft-tokens: nothing is guessed without speculative=ngram")
+    if config.scheduling.speculative != "off" and runner == "vllm":
+        raise ConfigError(
+            "speculative: the vllm engine guesses only under its own scheduler (scheduler=engine, and "
+            "speculative_config in engine-args)"
+        )
+    if runner in _LARGE_ENGINES:
+        return
+    for name in EngineConfig.__struct_fields__:
+        if getattr(config.engine, name) != getattr(EngineConfig(), name):
+            raise ConfigError(f"{name.replace('_', '-')}: the {runner} engine does not have this setting")
+
+
+def _openvino_options(
+    config: Config, source: ModelSource, scheduler: SchedulerConfig, tokenizer: Tokenizer
+) -> dict[str, Any]:
+    if config.model.device not in ("auto", "cpu"):
+        raise ConfigError(f"device: the openvino engine runs on cpu, not on {config.model.device}")
+    if config.adapters.lora or config.adapters.lora_directory:
+        raise ConfigError("lora: the openvino engine has no adapters; the torch and vllm engines do (engine=torch)")
+    return _common_options(config, source, scheduler) | {"weights": config.model.weights}
+
+
+def _torch_options(
+    config: Config, source: ModelSource, scheduler: SchedulerConfig, tokenizer: Tokenizer
+) -> dict[str, Any]:
+    if config.model.weights != "auto":
+        raise ConfigError("weights: the torch engine keeps weights in the precision of the computation (dtype)")
+    return _common_options(config, source, scheduler) | {"device": config.model.device}
+
+
+def _large_options(
+    config: Config, source: ModelSource, scheduler: SchedulerConfig, tokenizer: Tokenizer
+) -> dict[str, Any]:
+    """Of vLLM and TensorRT-LLM."""
+    if config.model.weights != "auto":
+        raise ConfigError("weights: this engine keeps them as the checkpoint does, or in the precision of dtype")
+    if config.model.device != "auto":
+        raise ConfigError("device: this engine runs on what it was built for; CUDA_VISIBLE_DEVICES chooses among GPUs")
+    return _common_options(config, source, scheduler) | {
+        "tensor_parallel_size": config.engine.tensor_parallel_size,
+        "pipeline_parallel_size": config.engine.pipeline_parallel_size,
+        "memory_share": config.engine.gpu_memory_utilization,
+        "quantization": config.engine.quantization,
+        "engine_args": _engine_args(config.engine.engine_args),
+        "prefix_caching": config.cache.prefix_caching,
+    }
+
+
+def _engine_args(given: str | dict[str, Any]) -> dict[str, Any]:
+    if isinstance(given, dict):
+        return given
+    try:
+        return msgspec.json.decode(given, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"engine-args: not a JSON object: {error}") from None
+
+
+def _common_options(config: Config, source: ModelSource, scheduler: SchedulerConfig) -> dict[str, Any]:
+    model, cache = config.model, config.cache
+    return {
+        "model_dir": str(source.folder),
+        "dtype": model.dtype,
+        "kv_cache_dtype": model.kv_cache_dtype,
+        "threads": model.threads,
+        "max_model_len": model.max_model_len,
+        "num_blocks": cache.num_kv_blocks,
+        "kv_cache_memory": None if cache.kv_cache_memory is None else str(cache.kv_cache_memory),
+        "max_num_seqs": scheduler.max_num_seqs,
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+    }
+
+
+def _adapter_options(config: Config, adapters: Sequence[Adapter]) -> dict[str, Any]:
+    """Room for all that are given, whatever the limit; for none where adapters can neither be given nor come."""
+    wanted = bool(adapters or config.adapters.lora_directory)
+    return {
+        "adapters": {adapter.key: str(adapter.folder) for adapter in adapters},
+        "max_loras": max(config.adapters.max_loras, len(adapters)) if wanted else 0,
+        "max_lora_rank": config.adapters.max_lora_rank,
+    }
+
+
+def _simulated_options(
+    config: Config, source: ModelSource, scheduler: SchedulerConfig, tokenizer: Tokenizer
+) -> dict[str, Any]:
+    options = config.simulated
+    first, end = _plain_ids(tokenizer)
+    found: dict[str, Any] = {
+        "vocab_size": tokenizer.vocab_size,
+        "first_token_id": first,
+        "end_token_id": end,
+        "faults": options.sim_faults,
+        "latency": {
+            "per_step": options.sim_step_ms / 1e3,
+            "per_prefill_token": options.sim_prefill_us / 1e6,
+            "per_sequence": options.sim_sequence_us / 1e6,
+        },
+        "max_num_seqs": scheduler.max_num_seqs,
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+        "prefix_caching": config.cache.prefix_caching,
+    }
+    if config.model.max_model_len is not None:
+        found["max_model_len"] = config.model.max_model_len
+    if config.cache.num_kv_blocks is not None:
+        found["num_blocks"] = config.cache.num_kv_blocks
+    return found
+
+
+def _plain_ids(tokenizer: Tokenizer) -> tuple[int, int]:
+    """The longest range [first, end) of ids without special tokens: what the simulated engine may say."""
+    edges = [-1, *sorted(tokenizer.special_ids), tokenizer.vocab_size]
+    spans = [(after - before - 1, before + 1, after) for before, after in pairwise(edges)]
+    _, first, end = max(spans)
+    return first, end
+
+
+_OPTIONS = {
+    "openvino": _openvino_options,
+    "simulated": _simulated_options,
+    "tensorrt_llm": _large_options,
+    "torch": _torch_options,
+    "vllm": _large_options,
+}

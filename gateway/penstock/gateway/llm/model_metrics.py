@@ -1,0 +1,143 @@
+"""Prometheus families for the life of a request. What the engine knows comes from its newest stats, when scraped."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from penstock.engines.contract.messages import EngineStats, StepRecord
+from penstock.engines.process.liveness import Liveness
+from penstock.gateway.llm.adapters import AdapterSet
+from penstock.gateway.metrics.histogram import Histogram
+
+_LATENCY = (0.005, 0.01, 0.02, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 1.5, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
+_GAP = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40)
+_SIZE = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
+    ("requests_running", "Requests in the running batch.", lambda s: s.num_running),
+    ("requests_waiting", "Requests in the queue.", lambda s: s.num_waiting),
+    ("tokens_waiting", "Known tokens of the requests in the queue.", lambda s: s.num_waiting_tokens),
+    ("kv_cache_blocks", "Blocks of the KV cache.", lambda s: s.num_blocks),
+    ("kv_cache_free_blocks", "Blocks that no request holds.", lambda s: s.num_free_blocks),
+    ("kv_cache_cached_blocks", "Blocks in the prefix cache, held or not.", lambda s: s.num_cached_blocks),
+    (
+        "kv_cache_usage_ratio",
+        "Share of blocks that requests hold, 0 to 1.",
+        lambda s: 1 - s.num_free_blocks / s.num_blocks if s.num_blocks else 0,
+    ),
+)
+_COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
+    ("engine_admitted", "Samples that the engine has taken in.", lambda s: s.admitted),
+    ("prompt_tokens", "Prompt tokens computed; prefix hits are not among them.", lambda s: s.prompt_tokens),
+    ("generation_tokens", "Tokens generated.", lambda s: s.generation_tokens),
+    ("preemptions", "Requests that lost their blocks and were computed again.", lambda s: s.preemptions),
+    ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda s: s.prefix_queries),
+    ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda s: s.prefix_hits),
+    ("engine_steps", "Iterations of the engine.", lambda s: s.steps),
+    ("engine_step_failures", "Iterations that failed.", lambda s: s.step_failures),
+    ("spec_decode_draft_tokens", "Guessed tokens that were verified (speculative decoding).", lambda s: s.draft_tokens),
+    ("spec_decode_accepted_tokens", "Guessed tokens that were right.", lambda s: s.accepted_tokens),
+)
+
+
+class ModelMetrics:
+    """One model's metrics. The label `model` is the served name, never what a client sent."""
+
+    def __init__(
+        self,
+        model: str,
+        stats: Callable[[], EngineStats],
+        ready: Callable[[], bool],
+        adapters: AdapterSet | None = None,
+        liveness: Callable[[], Liveness] | None = None,
+    ) -> None:
+        """`liveness`: of an engine in a process of its own."""
+        self._adapters = adapters
+        self._liveness = liveness
+        self._labels = {"model": model}
+        self._stats = stats
+        self._ready = ready
+        self._finished: Counter[str] = Counter()
+        self._ttft = Histogram("penstock_time_to_first_token_seconds", "From arrival to the first token.", _LATENCY)
+        self._itl = Histogram("penstock_inter_token_latency_seconds", "Between two tokens of a choice.", _GAP)
+        self._e2e = Histogram(
+            "penstock_request_duration_seconds", "From arrival to the last token, of complete answers.", _LATENCY
+        )
+        self._queue = Histogram("penstock_queue_time_seconds", "From arrival to the first step.", _LATENCY)
+        self._step = Histogram("penstock_step_duration_seconds", "Duration of an iteration.", _GAP)
+        self._batch = Histogram("penstock_step_requests", "Requests in an iteration.", _SIZE)
+        self._batch_tokens = Histogram("penstock_step_tokens", "Tokens in an iteration.", _SIZE)
+
+    def step(self, step: StepRecord) -> None:
+        """Once for each of the engine's steps."""
+        self._step.observe(step.seconds)
+        self._batch.observe(step.num_requests)
+        self._batch_tokens.observe(step.num_tokens)
+
+    def tokens(self, count: int, last: float | None, now: float, arrival: float) -> None:
+        """`count` tokens of a choice came at `now`; the one before at `last`, None if these are the first.
+
+        Tokens that come together share the time since the last one evenly.
+        """
+        if last is not None:
+            self._itl.observe((now - last) / count, count)
+            return
+        self._ttft.observe(now - arrival)
+        if count > 1:
+            self._itl.observe(0.0, count - 1)
+
+    def queued(self, seconds: float) -> None:
+        self._queue.observe(seconds)
+
+    def finished(self, reason: str, seconds: float) -> None:
+        """A choice has ended: stop, length, abort, or error:<code>. Only complete ones have a duration to speak of."""
+        self._finished[reason] += 1
+        if reason in ("stop", "length"):
+            self._e2e.observe(seconds)
+
+    def collect(self) -> Iterator[Metric]:
+        stats, names, values = self._stats(), list(self._labels), list(self._labels.values())
+        yield self._gauge("engine_ready", "1 while the engine serves.", float(self._ready()))
+        if self._liveness is not None:
+            yield from self._pulse(self._liveness())
+        for name, text, value in _GAUGES:
+            yield self._gauge(name, text, value(stats))
+        for name, text, value in _COUNTERS:
+            counter = CounterMetricFamily(f"penstock_{name}", text, labels=names)
+            counter.add_metric(values, value(stats))
+            yield counter
+        ends = CounterMetricFamily(
+            "penstock_requests_finished", "Choices by the way they ended.", labels=[*names, "finish_reason"]
+        )
+        for reason, count in self._finished.items():
+            ends.add_metric([*values, reason], count)
+        yield ends
+        for histogram in (self._ttft, self._itl, self._e2e, self._queue, self._step, self._batch, self._batch_tokens):
+            yield from histogram.samples(self._labels)
+        if self._adapters is not None and self._adapters.max_loaded:
+            yield from self._lora(self._adapters)
+
+    def _pulse(self, liveness: Liveness) -> Iterator[Metric]:
+        silence = liveness.silence(time.monotonic())
+        yield self._gauge("engine_heartbeat_age_seconds", "Since the engine process was last heard of.", silence)
+        text = "How long the engine's step under way had taken at its newest heartbeat; 0 with none."
+        yield self._gauge("engine_step_age_seconds", text, liveness.step_seconds)
+
+    def _lora(self, adapters: AdapterSet) -> Iterator[Metric]:
+        yield self._gauge("lora_adapters", "LoRA adapters that are loaded.", len(adapters))
+        yield self._gauge("lora_adapters_max", "LoRA adapters that the engine has room for.", adapters.max_loaded)
+        calls = GaugeMetricFamily(
+            "penstock_lora_requests", "Calls that an adapter serves.", labels=[*self._labels, "adapter"]
+        )
+        for adapter in adapters:
+            calls.add_metric([*self._labels.values(), adapter.name], adapter.in_flight.calls)
+        yield calls
+
+    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
+        gauge = GaugeMetricFamily(f"penstock_{name}", text, labels=list(self._labels))
+        gauge.add_metric(list(self._labels.values()), value)
+        return gauge

@@ -1,0 +1,127 @@
+"""A served model: its engine, tokenizer and chat template under its public names; and where models come from."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from penstock.engines.client.engine import Engine
+from penstock.engines.contract.model_info import ModelInfo
+from penstock.gateway.configuration.config import ConfigError
+from penstock.gateway.llm.adapters import Adapter, AdapterSet
+from penstock.gateway.llm.call_counter import CallCounter
+from penstock.gateway.llm.model_metrics import ModelMetrics
+from penstock.tokenizers import ChatTemplate, Tokenizer
+
+DEMO_NAME = "penstock-demo"
+_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model")
+_NOT_FILES = ("*/*", "consolidated*")
+"""Copies in other layouts, such as Mistral's consolidated.safetensors: all of the weights a second time."""
+_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model, or an adapter of one, under one public name."""
+
+    name: str
+    root: str
+    """The folder's name or the hub id it came from: shown in /v1/models, so never a path."""
+    created: int
+    """Unix seconds."""
+    info: ModelInfo
+    default_params: dict[str, Any] = field(default_factory=dict)
+    """From the model's generation_config.json: temperature, top_p, top_k, min_p, repetition_penalty, where set. Fronts
+    use these where the caller is silent."""
+    has_chat_template: bool = True
+    parent: str | None = None
+    """Of an adapter: its model's first name."""
+
+
+@dataclass(slots=True, eq=False)
+class LoadedModel:
+    """What the data plane works with."""
+
+    names: tuple[str, ...]
+    root: str
+    engine: Engine
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    metrics: ModelMetrics
+    default_params: dict[str, Any]
+    created: int = field(default_factory=lambda: int(time.time()))
+    loaded: bool = False
+    adapters: AdapterSet = field(default_factory=AdapterSet)
+    in_flight: CallCounter = field(default_factory=CallCounter)
+
+    def describe(self, name: str, adapter: Adapter | None = None) -> ServedModel:
+        return ServedModel(
+            name=name,
+            root=self.root if adapter is None else adapter.root,
+            created=self.created if adapter is None else adapter.created,
+            info=self.engine.info,
+            default_params=self.default_params,
+            has_chat_template=self.chat_template is not None,
+            parent=None if adapter is None else self.names[0],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Where a model's files are, and what to call it."""
+
+    folder: Path
+    name: str
+
+
+def find_model(model: str | None) -> ModelSource:
+    """The demo model, a local folder, or a snapshot from the hub (with a progress bar). Raises ConfigError."""
+    if model is None or model == DEMO_NAME:
+        return ModelSource(Path(str(files("penstock.gateway") / "demo_model")), DEMO_NAME)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return ModelSource(path, path.resolve().name)
+    if path.exists() or model.startswith((".", "/", "~")) or model.count("/") > 1:
+        raise ConfigError(f"model: {model} is not a folder with a Hugging Face model")
+    return ModelSource(_download(model), model)
+
+
+def _download(hub_id: str) -> Path:
+    import huggingface_hub  # seconds to import, and most starts do without
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(hub_id, allow_patterns=list(_FILES), ignore_patterns=list(_NOT_FILES))
+        )
+    except (HFValidationError, RepositoryNotFoundError):
+        raise ConfigError(f"model: there is no folder and no hub model called {hub_id!r}") from None
+    except (LocalEntryNotFoundError, OSError) as error:
+        raise ConfigError(f"model: {hub_id} cannot be downloaded: {str(error).splitlines()[0]}") from None
+
+
+def default_params(folder: Path) -> dict[str, Any]:
+    """Sampling defaults from generation_config.json. A model that says do_sample false wants to be greedy."""
+    try:
+        raw = json.loads((folder / "generation_config.json").read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model: generation_config.json cannot be read: {error}") from None
+    found = {name: raw[name] for name in _DEFAULTS if isinstance(raw.get(name), int | float)}
+    if raw.get("do_sample") is False:
+        found["temperature"] = 0.0
+    return found
+
+
+def load_chat_template(tokenizer: Tokenizer, override: str | None) -> ChatTemplate | None:
+    """The operator's template, else the model's own. Raises ConfigError for one that does not compile."""
+    try:
+        source = Path(override).read_text() if override is not None else tokenizer.chat_template
+        return ChatTemplate(source, tokenizer.special_tokens) if source else None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"chat-template: {error}") from None

@@ -1,0 +1,1 @@
+"""How much memory models take, and who gets it."""

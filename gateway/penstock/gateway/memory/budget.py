@@ -1,0 +1,192 @@
+"""Which models fit into the memory together: a ledger that is asked before each is loaded.
+
+What a model was counted with stays counted until it is gone, whether its engine has taken that yet or not: KV caches
+are filled by requests, an engine that died comes back, and others may be loading at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from penstock.engines.errors import MemoryBudgetError
+from penstock.engines.host.gpus import shown_gpus
+from penstock.engines.host.memory import available_memory, parse_memory, taken_memory
+from penstock.gateway.memory.demand import Demand, MemoryNeeds
+from penstock.gateway.metrics.gpu import GpuMemory
+
+logger = logging.getLogger("penstock")
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes that a model is counted with."""
+
+    weights: int
+    cache: int
+    rest: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.rest
+
+    def __str__(self) -> str:
+        return (
+            f"{size_text(self.total)}: {size_text(self.weights)} weights, {size_text(self.cache)} KV cache, "
+            f"{size_text(self.rest)} for the process and its steps"
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """A model's place in the ledger."""
+
+    name: str
+    host: Need
+    pid: Callable[[], int | None]
+    """The engine's process, which leads a session of its own; None while there is none."""
+    gpus: dict[str, int] = field(default_factory=dict)
+    """Bytes by UUID."""
+    cache: int | None = None
+    """Bytes that the engine has to be told for its KV cache, for each worker."""
+    loading: bool = True
+    """Until then it is not known how much of a GPU's used memory is this model's."""
+    ending: bool = False
+    """It will be released soon."""
+
+
+class MemoryBudget:
+    """All language models of a server. Lives on the event loop.
+
+    `limit` is the setting memory_limit, a share being of what is free now; raises InvalidRequestError for one that is
+    none. `gpus` tells the memory of each GPU, in the driver's order. `available` and `taken` read the machine's.
+    """
+
+    def __init__(
+        self,
+        limit: str | int | None = None,
+        gpus: Callable[[], Sequence[GpuMemory | None]] = lambda: (),
+        *,
+        available: Callable[[], int] = available_memory,
+        taken: Callable[[int], int] = taken_memory,
+    ) -> None:
+        self._limit = None if limit is None else parse_memory(limit)
+        self._gpus = gpus
+        self._available = available
+        self._taken = taken
+        self._reservations: list[Reservation] = []
+        self._foreign: dict[str, int] = {}
+        """Bytes of each GPU that are not our models', as last seen when none of them was loading."""
+        self._released = asyncio.Event()
+
+    async def claim(self, name: str, demand: Demand, pid: Callable[[], int | None]) -> Reservation:
+        """As `reserve`, but waits for models that are ending: unloading is answered before it is done."""
+        while True:
+            released = self._released
+            try:
+                return self.reserve(name, demand, pid)
+            except MemoryBudgetError:
+                if not any(each.ending for each in self._reservations):
+                    raise
+            await released.wait()
+
+    def reserve(self, name: str, demand: Demand, pid: Callable[[], int | None]) -> Reservation:
+        """Raises MemoryBudgetError for a model that does not fit beside those that are loaded or loading."""
+        room, of_what = self._host_room()
+        host = _need(demand.host, room)
+        if room is not None and host.total > room:
+            raise MemoryBudgetError(self._refusal(name, f"{host}", f"{size_text(room)} {of_what}", demand.hints))
+        found = Reservation(name, host, pid)
+        if demand.told and not demand.gpus and room is not None:
+            found.cache = host.cache // demand.workers
+        for gpu in self._of(demand.gpus):
+            device = self._on_gpu(name, demand, gpu)
+            found.gpus[gpu.uuid] = device.total
+            if demand.told:
+                found.cache = min(device.cache, found.cache or device.cache)
+        self._reservations.append(found)
+        gpus = "".join(f"; {size_text(size)} of GPU {uuid}" for uuid, size in found.gpus.items())
+        logger.info("memory of %s is counted as %s%s", name, host, gpus)
+        return found
+
+    def release(self, reservation: Reservation) -> None:
+        """Its engine has ended. A second time is no harm."""
+        if reservation in self._reservations:
+            self._reservations.remove(reservation)
+            self._released.set()
+            self._released = asyncio.Event()
+
+    def _host_room(self) -> tuple[int | None, str]:
+        """Bytes, and what they are; None where the machine does not tell."""
+        holders = [(each.host.total, self._taken_by(each)) for each in self._reservations]
+        try:
+            room, of_what = self._available() - sum(max(0, need - has) for need, has in holders), "are free"
+        except OSError:  # no /proc
+            room, of_what = None, ""
+        if self._limit is not None:
+            left = self._limit - sum(max(need, has) for need, has in holders)
+            if room is None or left < room:
+                room, of_what = left, f"of memory_limit {size_text(self._limit)} are left"
+        return None if room is None else max(0, room), of_what
+
+    def _taken_by(self, reservation: Reservation) -> int:
+        pid = reservation.pid()
+        return 0 if pid is None else self._taken(pid)
+
+    def _of(self, places: Sequence[int]) -> list[GpuMemory]:
+        """Those of the GPUs that can be told apart and tell their memory: the others are not checked."""
+        present = self._gpus() if places else ()
+        shown = shown_gpus(len(present))
+        found: list[GpuMemory] = []
+        for place in places:
+            which = shown[place] if place < len(shown) else None
+            if isinstance(which, int):
+                found += [gpu for gpu in present[which : which + 1] if gpu is not None]
+            elif which is not None:
+                found += [gpu for gpu in present if gpu is not None and gpu.uuid.startswith(which)]
+        return found
+
+    def _on_gpu(self, name: str, demand: Demand, gpu: GpuMemory) -> Need:
+        """What the model is counted with on this GPU. Raises MemoryBudgetError."""
+        here = [each for each in self._reservations if gpu.uuid in each.gpus]
+        held = sum(each.gpus[gpu.uuid] for each in here)
+        if not any(each.loading for each in here):
+            self._foreign[gpu.uuid] = max(0, gpu.used - held)
+        room = max(0, gpu.total - self._foreign.get(gpu.uuid, 0) - held)
+        share = None if demand.gpu_share is None else int(demand.gpu_share * gpu.total)
+        need = _need(demand.device, room if share is None else share)
+        left = f"{size_text(room)} of GPU {gpu.uuid} ({size_text(gpu.total)}) are free"
+        if share is None:
+            if need.total > room:
+                raise MemoryBudgetError(self._refusal(name, f"{need}", left, demand.hints, gpu.uuid))
+            return need
+        taking = f"{size_text(share)} (gpu_memory_utilization {demand.gpu_share:g})"
+        cache = demand.device.cache.fixed or demand.device.cache.least
+        if need.weights + cache > share:
+            told = f"at least {size_text(need.weights)} weights and {size_text(cache)} KV cache on each GPU"
+            raise MemoryBudgetError(self._refusal(name, told, f"it may take {taking}", demand.hints, gpu.uuid))
+        if share > room:
+            raise MemoryBudgetError(self._refusal(name, taking, left, demand.hints, gpu.uuid))
+        return Need(need.weights, need.cache, share - need.weights - need.cache)
+
+    def _refusal(self, name: str, need: str, left: str, hints: str, gpu: str | None = None) -> str:
+        others = [
+            f"{each.name} {size_text(each.host.total if gpu is None else each.gpus[gpu])}"
+            for each in self._reservations
+            if gpu is None or gpu in each.gpus
+        ]
+        helps = [f"make it smaller ({hints})"] if hints else []
+        helps += [f"unload another ({', '.join(others)})"] if others else []
+        parts = [f"model '{name}' does not fit into memory: it needs {need}", left, *helps[:1]]
+        return "; ".join(parts) + "".join(f" or {each}" for each in helps[1:])
+
+
+def _need(part: MemoryNeeds, room: int | None) -> Need:
+    left = None if room is None else room - part.weights - part.rest
+    return Need(part.weights, part.cache.size(left or 0), part.rest)
+
+
+def size_text(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

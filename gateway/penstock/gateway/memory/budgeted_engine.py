@@ -1,0 +1,49 @@
+"""An engine process that is started only where its model fits into the memory."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from penstock.engines.process import ProcessEngine
+from penstock.engines.registry import EngineSpec
+from penstock.gateway.memory.budget import MemoryBudget, Reservation
+from penstock.gateway.memory.estimate import estimate
+
+
+class BudgetedEngine(ProcessEngine):
+    """Holds its place in the budget from before the start until after the end, restarts included.
+
+    `name` is what other models' refusals call it; `options` are those of ProcessEngine.
+    """
+
+    def __init__(self, budget: MemoryBudget, name: str, spec: EngineSpec, *args: Any, **options: Any) -> None:
+        super().__init__(spec, *args, **options)
+        self._budget = budget
+        self._name = name
+        self._reservation: Reservation | None = None
+
+    async def start(self) -> None:
+        """As `Engine.start`. Raises MemoryBudgetError, with nothing started, when the model does not fit."""
+        demand = await asyncio.to_thread(estimate, self._spec)
+        self._reservation = place = await self._budget.claim(self._name, demand, lambda: self.pid)
+        if place.cache is not None:
+            options = self._spec.options | {"kv_cache_memory": str(place.cache)}
+            self._spec = msgspec.structs.replace(self._spec, options=options)
+        try:
+            await super().start()
+        except BaseException:
+            self._budget.release(place)
+            raise
+        place.loading = False
+
+    async def stop(self) -> None:
+        if self._reservation is None:
+            return await super().stop()
+        self._reservation.ending = True
+        try:
+            await super().stop()
+        finally:
+            self._budget.release(self._reservation)

@@ -1,0 +1,204 @@
+"""What a model will need of the memory, by its files and settings, before anything is loaded.
+
+The factors and base costs were measured with random models of 7, 60 and 300 million parameters in bf16 and f32 on
+Linux (docs/operations.md has the ratios); what GPUs need beside weights and cache has not yet been measured on one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from penstock.engines.host.gpus import visible_gpus
+from penstock.engines.host.memory import parse_memory
+from penstock.engines.registry import EngineSpec
+from penstock.engines.vllm.versions import is_cpu_build
+from penstock.gateway.memory.demand import CacheWish, Demand, MemoryNeeds
+from penstock.gateway.memory.model_shape import FLOAT_BYTES, ModelShape, StoredSize, read_shape, stored_sizes
+
+_MIB = 1 << 20
+_PROCESS = {
+    "openvino": 115 * _MIB,
+    "torch": 390 * _MIB,
+    "vllm": 1024 * _MIB,
+    "tensorrt_llm": 1024 * _MIB,
+    "simulated": 32 * _MIB,
+}
+"""Of an engine's process with its libraries and without a model. vllm's holds what its kernels keep for each shape of a
+step, 200 to 400 MiB after some thousand requests. tensorrt_llm's is a guess."""
+_CUDA_HOST = 1024 * _MIB
+"""More that a process takes of the host's memory for CUDA; a guess."""
+_CUDA_DEVICE = 512 * _MIB
+"""What CUDA takes of a GPU for a process; a guess."""
+_PACKED = 1.35
+"""vLLM on CPUs keeps some matrices as they are, beside those that it has packed for its kernels."""
+_TWO_LANES = 256 * _MIB
+"""The openvino engine compiles smaller models for two numbers of threads, each with packed weights of its own."""
+_USEFUL_TOKENS = 2048
+"""A cache for fewer is not worth a start, unless the model's context is shorter. vLLM wants the whole context."""
+_VLLM_CPU_CACHE = 4 << 30
+_BYTES = {"u8": 1.0, "fp8": 1.0, "bf16": 2.0, "f16": 2.0, "f32": 4.0}
+_U8_SCALES = 8
+"""Bytes beside the values of one head of one token, in a cache of u8."""
+
+
+def estimate(spec: EngineSpec) -> Demand:
+    """Reads the model's files: not for the event loop."""
+    process = _PROCESS.get(spec.runner, 0)
+    options = spec.options
+    if "model_dir" not in options:  # the simulated engine
+        return Demand(host=MemoryNeeds(rest=process))
+    folder = Path(options["model_dir"])
+    sizes, shape = stored_sizes(folder), read_shape(folder)
+    gpus = _gpus(spec)
+    workers = options.get("tensor_parallel_size", 1) * options.get("pipeline_parallel_size", 1)
+    parts = workers if gpus else 1
+    model = MemoryNeeds(
+        weights=_weights(spec.runner, sizes, options, on_gpu=bool(gpus)) // parts,
+        cache=_cache(spec, shape, sizes, on_gpu=bool(gpus), workers=workers),
+        rest=_step_bytes(shape, options),
+    )
+    if not gpus:
+        host = MemoryNeeds(weights=model.weights, cache=model.cache, rest=model.rest + process * workers)
+        told = model.cache.fixed is None
+        return Demand(host=host, workers=workers, told=told, hints=_hints(spec.runner, gpu_share=False))
+    share = options.get("memory_share")
+    return Demand(
+        host=MemoryNeeds(rest=(process + _CUDA_HOST) * workers),
+        device=MemoryNeeds(weights=model.weights, cache=model.cache, rest=model.rest + _CUDA_DEVICE),
+        gpus=gpus,
+        gpu_share=share,
+        # vLLM fills its share of a GPU by itself; TensorRT-LLM would take a share of what its weights leave free
+        told=model.cache.fixed is None and (spec.runner != "vllm" or options["kv_cache_memory"] is not None),
+        hints=_hints(spec.runner, gpu_share=share is not None),
+    )
+
+
+def _hints(runner: str, *, gpu_share: bool) -> str:
+    if gpu_share:
+        return "gpu_memory_utilization, tensor_parallel_size"
+    return {
+        "openvino": "kv_cache_memory, num_kv_blocks, weights=int8",
+        "torch": "kv_cache_memory, num_kv_blocks, dtype=bf16",
+        "vllm": "kv_cache_memory, num_kv_blocks, max_model_len, dtype=bf16",
+    }.get(runner, "")
+
+
+def _gpus(spec: EngineSpec) -> Sequence[int]:
+    options, present = spec.options, visible_gpus()
+    if spec.runner == "torch":
+        device = options.get("device", "auto")
+        if device == "auto":
+            return (0,) if present and not _is_cpu_torch() else ()
+        return (int(device.partition(":")[2] or 0),) if device.startswith("cuda") else ()
+    if spec.runner == "tensorrt_llm" or (spec.runner == "vllm" and present and not is_cpu_build()):
+        return range(options["tensor_parallel_size"] * options["pipeline_parallel_size"])
+    return ()
+
+
+def _is_cpu_torch() -> bool:
+    try:
+        return metadata.version("torch").endswith("+cpu")
+    except metadata.PackageNotFoundError:
+        return False
+
+
+# Weights
+
+
+def _weights(runner: str, sizes: Sequence[StoredSize], options: dict[str, Any], *, on_gpu: bool) -> int:
+    """Bytes of the weights as they will be kept, on all devices together."""
+    if runner == "openvino":
+        return _openvino_weights(sizes, options)
+    item = _item(runner, sizes, options)
+    total = sum(size.count * item if size.dtype in FLOAT_BYTES else size.num_bytes for size in sizes)
+    return int(total * (_PACKED if runner == "vllm" and not on_gpu else 1))
+
+
+def _openvino_weights(sizes: Sequence[StoredSize], options: dict[str, Any]) -> int:
+    """As stored they stay in the mapped file, of which no more than the embeddings is used later; what is converted is
+    kept. Either way the kernels work on a packed copy, in the precision of the computation where that is smaller."""
+    kind, item = options["weights"], _item("openvino", sizes, options)
+    small = sum(size.num_bytes for size in sizes) <= _TWO_LANES and options["threads"] is None
+    lanes, total = 2 if small else 1, 0.0
+    for size in sizes:
+        stored = FLOAT_BYTES.get(size.dtype, 4)
+        kept = 1.0 if kind == "int8" else float(stored) if kind == "auto" else _BYTES[kind]
+        if not size.is_matrix:
+            total += size.count * 4
+        elif kept == stored:
+            total += size.count * min(kept, item) * lanes
+        else:
+            total += size.count * (kept + min(kept, item) * lanes)
+    return int(total)
+
+
+def _item(runner: str, sizes: Sequence[StoredSize], options: dict[str, Any]) -> float:
+    """Bytes of a number in the precision of the computation."""
+    dtype = options["dtype"]
+    if dtype != "auto":
+        return _BYTES[dtype]
+    if runner == "openvino":
+        return 2.0 if _computes_bf16() else 4.0
+    stored = max((FLOAT_BYTES.get(size.dtype, 2) for size in sizes), default=2)
+    return float(stored) if runner == "torch" else 2.0  # the large engines make f16 or bf16 of f32
+
+
+@cache
+def _computes_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    try:
+        return re.search(r"\b(avx512_bf16|amx_bf16)\b", cpuinfo.read_text()) is not None
+    except OSError:
+        return False
+
+
+# Cache and steps
+
+
+def _cache(
+    spec: EngineSpec, shape: ModelShape | None, sizes: Sequence[StoredSize], *, on_gpu: bool, workers: int
+) -> CacheWish:
+    """On each GPU, or in the host's memory for all workers together."""
+    options, times = spec.options, 1 if on_gpu else workers
+    block = 16 if on_gpu and spec.runner != "tensorrt_llm" else 32
+    token = 0 if shape is None else _token_bytes(spec, shape, sizes) / workers
+    if options["num_blocks"] is not None:
+        return CacheWish(fixed=int(options["num_blocks"] * block * token) * times)
+    wished = options["kv_cache_memory"]
+    if wished is not None and not str(wished).strip().endswith("%"):
+        return CacheWish(fixed=parse_memory(wished) * times)
+    if wished is not None:
+        return CacheWish(share=parse_memory(wished, free=10_000) / 10_000)
+    context = options["max_model_len"] or (shape.max_len if shape is not None else _USEFUL_TOKENS)
+    useful = context if spec.runner == "vllm" else min(context, _USEFUL_TOKENS)
+    most = int(options["max_num_seqs"] * -(-context // block) * block * token) * times if token else None
+    if spec.runner == "vllm":
+        most = min(_VLLM_CPU_CACHE, most or _VLLM_CPU_CACHE) if not on_gpu else None
+    least = int(-(-useful // block) * block * token) * times
+    share = {True: 0.9, False: 0.5}[on_gpu] if spec.runner != "tensorrt_llm" else 1.0
+    return CacheWish(share=share, least=least, most=most)
+
+
+def _token_bytes(spec: EngineSpec, shape: ModelShape, sizes: Sequence[StoredSize]) -> float:
+    """Keys and values of one token in all layers."""
+    kind = spec.options["kv_cache_dtype"]
+    item = _item(spec.runner, sizes, spec.options) if kind == "auto" else _BYTES[kind]
+    scales = _U8_SCALES / shape.head_dim if kind == "u8" else 0
+    return shape.token_values * (item + scales)
+
+
+def _step_bytes(shape: ModelShape | None, options: dict[str, Any]) -> int:
+    """Activations and logits of the largest step, and room for adapters."""
+    if shape is None:
+        return 0
+    tokens = options["max_num_batched_tokens"]
+    activations = tokens * (4 * shape.hidden_size + 3 * shape.intermediate_size) * 4
+    logits = min(tokens, options["max_num_seqs"]) * shape.vocab_size * 4 * 2  # the sampler has a copy
+    # what goes in and comes out of the seven matrices of a layer that an adapter may change
+    sides = 9 * shape.hidden_size + 3 * shape.intermediate_size + 2 * shape.kv_heads * shape.head_dim
+    adapters = options.get("max_loras", 0) * options.get("max_lora_rank", 0) * sides * shape.layers * 4
+    return int(activations + logits + adapters)

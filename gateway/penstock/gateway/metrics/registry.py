@@ -1,0 +1,43 @@
+"""The process's Prometheus registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, GCCollector, ProcessCollector, generate_latest
+from prometheus_client.core import Metric
+
+from penstock.gateway.metrics.prometheus_text import Family, render
+
+
+class Source(Protocol):
+    """What has metrics: a language model, for one."""
+
+    def collect(self) -> Iterable[Metric]: ...
+
+
+class Metrics:
+    """The process's registry: the usual process metrics, and the families of all sources, each family once."""
+
+    def __init__(self, sources: Callable[[], Iterable[Source]], more: Callable[[], Iterable[Family]]) -> None:
+        """`more`: families that prometheus-client would rename."""
+        self._sources = sources
+        self._more = more
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
+        self._registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        merged: dict[str, Metric] = {}
+        for source in self._sources():
+            for family in source.collect():
+                known = merged.setdefault(family.name, family)
+                if known is not family:
+                    known.samples += family.samples
+        return iter(merged.values())
+
+    def render(self) -> tuple[bytes, str]:
+        """(exposition text, content type)."""
+        return generate_latest(self._registry) + render(self._more()), CONTENT_TYPE_LATEST

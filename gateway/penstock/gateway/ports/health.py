@@ -1,0 +1,64 @@
+"""Health, version and metrics."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.llm.dataplane import DataPlane
+
+
+class Live:
+    """200 while the engines are alive or starting. A busy engine is alive; a drain does not end liveness."""
+
+    def __init__(self, dataplane: DataPlane) -> None:
+        self._dataplane = dataplane
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        live = self._dataplane.live
+        await _say(scope, live, "live" if live else "dead")
+
+
+class Ready:
+    """200 while requests would be served now: loaded, stepping, not draining."""
+
+    def __init__(self, dataplane: DataPlane, settings: AppSettings) -> None:
+        self._ready = settings.ready or (lambda: dataplane.ready)
+        self._drain = settings.drain
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._drain.draining:
+            await _say(scope, False, "draining")
+        else:
+            ready = self._ready()
+            await _say(scope, ready, "ready" if ready else "not ready")
+
+
+class Version:
+    """The server's version, and how each model is run."""
+
+    def __init__(self, dataplane: DataPlane, settings: AppSettings) -> None:
+        self._dataplane = dataplane
+        self._version = settings.version
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        runners = {model.name: model.info.runner for model in self._dataplane.models() if model.parent is None}
+        exchange: Exchange = scope[SCOPE_KEY]
+        await exchange.respond(200, msgspec.json.encode({"version": self._version, "runners": runners}))
+
+
+class Metrics:
+    def __init__(self, settings: AppSettings) -> None:
+        self._metrics = settings.metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body, content_type = self._metrics()
+        exchange: Exchange = scope[SCOPE_KEY]
+        await exchange.respond(200, body, content_type=content_type.encode())
+
+
+async def _say(scope: Scope, good: bool, status: str) -> None:
+    exchange: Exchange = scope[SCOPE_KEY]
+    await exchange.respond(200 if good else 503, msgspec.json.encode({"status": status}))

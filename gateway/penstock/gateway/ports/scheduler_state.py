@@ -1,0 +1,58 @@
+"""What an operator looks at beyond metrics: the scheduler's state as JSON, once or as a live feed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from sse_starlette import EventSourceResponse
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from penstock.gateway.llm.dataplane import DataPlane
+
+_INTERVAL_SECONDS = 1.0
+
+
+class SchedulerState:
+    """GET /debug/scheduler: for each model queue, batch, blocks, and how requests have ended."""
+
+    def __init__(self, dataplane: DataPlane) -> None:
+        self._dataplane = dataplane
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = msgspec.json.encode(snapshot(self._dataplane))
+        await Response(body, media_type="application/json")(scope, receive, send)
+
+
+class SchedulerFeed:
+    """GET /debug/scheduler/stream: the same every second, as server-sent events (curl -N, or a browser)."""
+
+    def __init__(self, dataplane: DataPlane) -> None:
+        self._dataplane = dataplane
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await EventSourceResponse(self._events())(scope, receive, send)
+
+    async def _events(self) -> AsyncIterator[dict[str, str]]:
+        while True:
+            yield {"data": msgspec.json.encode(snapshot(self._dataplane)).decode()}
+            await asyncio.sleep(_INTERVAL_SECONDS)
+
+
+def snapshot(dataplane: DataPlane) -> dict[str, Any]:
+    """Model name -> readiness and EngineStats by field name."""
+    return {
+        name: {"ready": model.engine.ready, **msgspec.structs.asdict(model.engine.stats)}
+        for name, model in dataplane.loaded_models()
+    }
+
+
+def operator_routes(dataplane: DataPlane) -> list[BaseRoute]:
+    return [
+        Route("/debug/scheduler", SchedulerState(dataplane), methods=["GET"]),
+        Route("/debug/scheduler/stream", SchedulerFeed(dataplane), methods=["GET"]),
+    ]

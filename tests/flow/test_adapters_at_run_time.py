@@ -24,6 +24,7 @@ from penstock.engines.errors import (
     UnsupportedError,
 )
 from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.gateway.front.context import RequestContext
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.adapter_control import AdapterControl
 from penstock.gateway.llm.adapters import AdapterSet, new_adapter
@@ -100,7 +101,7 @@ async def test_an_adapter_is_a_model_with_a_parent(shop: Shop) -> None:
     adapter = shop.plane.model("org/a")
     assert (adapter.root, adapter.parent, adapter.info) == ("one", "m", shop.engine.info)
     assert shop.plane.model("alias").parent is None
-    assert await shop.plane.chat_prompt("org/a", [{"role": "user", "content": "hi"}])
+    assert await shop.plane.chat_prompt("org/a", [{"role": "user", "content": "hi"}], RequestContext())
 
 
 async def test_its_weights_are_used_and_the_prefix_cache_keeps_them_apart(shop: Shop) -> None:

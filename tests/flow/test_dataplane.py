@@ -23,6 +23,7 @@ from penstock.engines.errors import (
     UnsupportedError,
 )
 from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.gateway.front.context import RequestContext
 from penstock.gateway.llm.dataplane import ChoiceDelta, Generation
 
 
@@ -185,7 +186,7 @@ async def test_a_full_queue_says_when_to_come_back(setup):
 async def test_a_deadline_ends_a_request(setup):
     s = await setup()
     with pytest.raises(DeadlineExceededError):
-        await s.generate(max_tokens=200, timeout=1e-9)
+        await s.generate(max_tokens=200, context=RequestContext(deadline=1e-9))
 
 
 async def test_closing_early_aborts(setup):
@@ -214,7 +215,9 @@ async def test_tenants_and_salts_divide_the_prefix_cache(setup):
 
 async def test_chat_prompts_are_rendered_and_encoded(setup):
     s = await setup()
-    ids = await s.plane.chat_prompt("m", [{"role": "user", "content": [{"type": "text", "text": "hi"}]}])
+    ids = await s.plane.chat_prompt(
+        "m", [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], RequestContext()
+    )
     assert s.tokenizer.decode(ids) == "user: hi\n"
 
 
@@ -222,7 +225,7 @@ async def test_a_model_without_template_refuses_chats(setup):
     s = await setup()
     s.model.chat_template = None
     with pytest.raises(InvalidRequestError, match="no chat template"):
-        await s.plane.chat_prompt("m", [{"role": "user", "content": "hi"}])
+        await s.plane.chat_prompt("m", [{"role": "user", "content": "hi"}], RequestContext())
 
 
 async def test_while_loading_nothing_is_served(setup):
@@ -252,7 +255,7 @@ async def test_a_pulse_comes_when_the_engine_has_taken_the_request_in(setup):
     wanted = request(pulse=0.01)
     ids, prompts = [(1,)], [[20]]
     async with Generation(
-        stream, s.tokenizer, wanted, prompts, ids, s.metrics, list, 0.0, lambda: None, admitted
+        stream, s.tokenizer, wanted, prompts, ids, s.metrics, list, lambda: None, admitted
     ) as generation:
         await generation.begin()
         assert len(checks) == 3

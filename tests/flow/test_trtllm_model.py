@@ -129,7 +129,6 @@ async def test_sampling_reads_every_tensor(served: Served) -> None:
         ),
         served.setup.model.describe("m"),
         "fcfs",
-        None,
     )
     params = read.generate.params
     assert (params.temperature, params.top_k, params.top_p, params.max_tokens) == (0.5, 7, 0.25, 9)
@@ -151,7 +150,7 @@ async def test_what_is_greedy_is_tensorrt_llm_s_rule(
     served: Served, inputs: dict[str, Any], temperature: float
 ) -> None:
     model = served.setup.model.describe("m")
-    assert TRTLLM_FORM.read(infer_request(inputs), model, "fcfs", None).generate.params.temperature == temperature
+    assert TRTLLM_FORM.read(infer_request(inputs), model, "fcfs").generate.params.temperature == temperature
 
 
 async def test_parameters_without_the_prefix_count_where_the_tensors_are_silent(served: Served) -> None:

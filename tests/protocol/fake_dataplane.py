@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError
+from penstock.gateway.front.context import RequestContext
 from penstock.gateway.llm.dataplane import (
     ChoiceDelta,
     DataPlane,
@@ -122,6 +123,7 @@ class FakeDataPlane(DataPlane):
         self,
         model: str,
         messages: list[dict[str, Any]],
+        context: RequestContext,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,

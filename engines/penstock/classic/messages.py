@@ -19,6 +19,12 @@ class Trace(Protocol):
         ...
 
 
+class Caller(Protocol):
+    """What the front knows of the caller. It is passed on with the request; backends read nothing of it."""
+
+    id: str
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class InferRequest:
     """One inference request. Fronts build it; `InferModel.infer` and `.stream` validate it against the model."""
@@ -39,6 +45,8 @@ class InferRequest:
     sequence_start: bool = False
     sequence_end: bool = False
     tenant: str = ""
+    caller: Caller | None = None
+    """None for requests that models make."""
     trace: Trace | None = None
 
 

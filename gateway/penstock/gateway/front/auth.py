@@ -7,6 +7,7 @@ import hmac
 from collections.abc import Mapping
 
 from penstock.engines.errors import AuthenticationError
+from penstock.gateway.front.context import ANYONE, Principal
 
 
 class ApiKeys:
@@ -19,16 +20,16 @@ class ApiKeys:
     def needed(self) -> bool:
         return bool(self._digests)
 
-    def tenant(self, authorization: bytes | None) -> str:
-        """The tenant whose key `Authorization: Bearer <key>` carries. Raises AuthenticationError.
+    def principal(self, authorization: bytes | None) -> Principal:
+        """The one whose key `Authorization: Bearer <key>` carries. Raises AuthenticationError.
 
-        Every key is compared, whichever matches, so the time tells nothing. Without any keys all are let in as "".
+        Every key is compared, whichever matches, so the time tells nothing. Without any keys all are let in as ANYONE.
         """
         if not self._digests:
-            return ""
+            return ANYONE
         scheme, _, key = (authorization or b"").partition(b" ")
         given = hashlib.sha256(key.strip()).digest()
         found = [tenant for tenant, digest in self._digests if hmac.compare_digest(digest, given)]
         if not found or scheme.lower() != b"bearer":
             raise AuthenticationError("Missing or incorrect API key: send it as 'Authorization: Bearer <key>'.")
-        return found[0]
+        return Principal(tenant=found[0])

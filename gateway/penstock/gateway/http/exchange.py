@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
-import re
-import uuid
 from collections.abc import Iterable, Sequence
 
 from starlette.types import Message, Receive, Scope, Send
 
 from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError
 from penstock.gateway.errors import HttpError, error_headers, error_json, wire_shape
+from penstock.gateway.front.call import Call, ClientGone
+from penstock.gateway.front.context import read_context, timeout_seconds
 from penstock.gateway.front.drain import DrainState
 
 Headers = list[tuple[bytes, bytes]]
 
 SCOPE_KEY = "penstock.exchange"
+ARRIVAL_KEY = "penstock.arrival"
+"""In the scope: when the request's first byte came, of time.monotonic()."""
 _JSON = b"application/json"
-_NOT_IN_REQUEST_ID = re.compile(rb"[^A-Za-z0-9._:/+=@-]")
-_SECONDS = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,9})?")
-_MAX_REQUEST_ID = 128
-_PROCESS_ID = uuid.uuid4().hex[:20].encode()
-_numbers = itertools.count(1)
-"""Fresh ids: random for the process and counted within it, which costs a tenth of a random one for each request."""
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-
-
-class ClientGone(Exception):
-    """The client left before its request was complete; nobody is there to answer."""
 
 
 class Exchange:
@@ -45,14 +36,14 @@ class Exchange:
         self.receive = receive
         self.raw_send = send
         self.drain = drain
-        self.tenant = ""
         self.started = False
         self.streaming = False
         self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         """By lower-case name; of several with the same name the first one."""
         self.extra_headers: Sequence[tuple[bytes, bytes]] = ()
         """What the answer carries, whichever it will be, beside its id."""
-        self.request_id = _request_id(self.headers.get(b"x-request-id"))
+        self.context = read_context(self.headers)
+        self.context.arrival = scope.get(ARRIVAL_KEY, self.context.arrival)
 
     def only_header(self, name: bytes) -> bytes | None:
         """Raises InvalidRequestError when there are several of this (lower-case) name."""
@@ -61,14 +52,20 @@ class Exchange:
             raise InvalidRequestError(f"{name.decode().title()} is given more than once.")
         return self.headers.get(name)
 
-    def timeout(self) -> float | None:
-        """Seconds that the client gives its request in `X-Request-Timeout`, if it does. Raises InvalidRequestError."""
+    def read_deadline(self) -> None:
+        """Sets the context's deadline to what the client says in `X-Request-Timeout`, if it does. Raises
+        InvalidRequestError."""
         given = self.headers.get(b"x-request-timeout")
-        if given is None:
-            return None
-        if not _SECONDS.fullmatch(given) or not float(given):
-            raise InvalidRequestError("X-Request-Timeout must be a number of seconds above 0.")
-        return float(given)
+        if given is not None:
+            self.context.limit(timeout_seconds(given.decode("latin-1")))
+
+    def call(self) -> Call:
+        """The work that this request asks for; `watch` it as soon as the body is read."""
+        return Call(self.drain, self._disconnected)
+
+    async def _disconnected(self) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
 
     async def body(self, limit: int) -> bytes:
         """The whole JSON body. Raises as `read`, and HttpError 415."""
@@ -151,16 +148,10 @@ class Exchange:
         await self.raw_send({"type": "http.response.start", "status": status, "headers": headers})
 
     def _common_headers(self) -> Headers:
-        headers = [(b"x-request-id", self.request_id), *self.extra_headers]
+        headers = [(b"x-request-id", self.context.id.encode()), *self.extra_headers]
         if self.drain.draining:
             headers.append((b"connection", b"close"))
         return headers
-
-
-def _request_id(given: bytes | None) -> bytes:
-    """The client's id, cut and cleaned, which is only ever echoed; or a fresh one."""
-    cleaned = _NOT_IN_REQUEST_ID.sub(b"", given)[:_MAX_REQUEST_ID] if given else b""
-    return cleaned or b"%b%012x" % (_PROCESS_ID, next(_numbers))
 
 
 def _too_large(limit: int) -> PayloadTooLargeError:

@@ -7,6 +7,7 @@ requests (and then no longer sees their client leave), and answers broken reques
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from enum import Enum, auto
 from functools import partial
@@ -20,6 +21,7 @@ from uvicorn.server import ServerState
 
 from penstock.engines.errors import InvalidRequestError, OverloadedError, PenstockError
 from penstock.gateway.errors import HttpError, error_headers, error_json, wire_shape
+from penstock.gateway.http.exchange import ARRIVAL_KEY
 from penstock.gateway.http.limits import ConnectionLimits
 
 _LINGER_SECONDS = 1.0
@@ -150,6 +152,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._pipelined = self.cycle is not None and not self.cycle.response_complete
         super().on_message_begin()
+        self.scope[ARRIVAL_KEY] = time.monotonic()  # type: ignore[literal-required]
         self._header_bytes = self._headers_seen = self._chunks = 0
 
     def on_url(self, url: bytes) -> None:

@@ -15,7 +15,6 @@ from penstock.classic.base import InferModel
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.signature import ModelSignature
 from penstock.engines.errors import InvalidRequestError, PenstockError
-from penstock.gateway.http.call import Call
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.generate_frames import Renderer, error_frame
@@ -39,7 +38,7 @@ _LONG_BODY = 1 << 20
 async def generate(context: KServe, exchange: Exchange, name: str, version: str = "", *, stream: bool) -> None:
     """Answers the exchange. Raises PenstockError for what ends the request before its first byte has been sent."""
     try:
-        async with Call(exchange) as call:
+        with exchange.call() as call:
             received = time.monotonic_ns()
             model = context.models.model(name, version)
             body = await read_plain(exchange, context.max_input_bytes)
@@ -62,7 +61,7 @@ async def generate(context: KServe, exchange: Exchange, name: str, version: str 
     except Exception as error:
         if not exchange.streaming:
             raise
-        logger.exception("Unexpected error; request %s", exchange.request_id.decode())
+        logger.exception("Unexpected error; request %s", exchange.context.id)
         await exchange.finish(error_frame(error))
 
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from penstock.classic.base import InferModel
 from penstock.classic.messages import InferResponse
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.gateway.http.call import Call
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.classification import Labels
 from penstock.gateway.kserve.compression import MIN_COMPRESSED, accepted_coding, compress, content_coding, decompress
@@ -47,7 +46,7 @@ class Infer:
 
     async def __call__(self, exchange: Exchange, name: str, version: str) -> None:
         context = self._context
-        async with Call(exchange) as call:
+        with exchange.call() as call:
             received = time.monotonic_ns()
             model = context.models.model(name, version)
             if not model.takes_infer:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import time
-
 from penstock.classic.messages import InferRequest
 from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.kserve.caller import set_caller
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.headers import forwarded_http
 from penstock.gateway.kserve.tracing import RequestTrace
 
 
 def complete_request(request: InferRequest, context: KServe, exchange: Exchange) -> None:
-    """Sets tenant, deadline and forwarded headers. Raises InvalidRequestError."""
-    request.tenant = exchange.tenant
+    """Sets caller, tenant, deadline and forwarded headers. Raises InvalidRequestError."""
+    exchange.read_deadline()
+    set_caller(request, exchange.context)
     pattern = context.header_forward_pattern
     if pattern is not None:
         request.parameters |= forwarded_http(exchange.scope["headers"], pattern)
-    if b"x-request-timeout" in exchange.headers:
-        timeout = exchange.timeout()
-        request.deadline = None if timeout is None else time.monotonic() + timeout
 
 
 def begin_trace(trace: RequestTrace, request: InferRequest, received: int) -> None:

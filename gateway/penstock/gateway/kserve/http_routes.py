@@ -12,7 +12,8 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.engines.errors import PenstockError, UnsupportedError
 from penstock.gateway.errors import HttpError, error_headers
-from penstock.gateway.http.exchange import SCOPE_KEY, ClientGone, Exchange
+from penstock.gateway.front.call import ClientGone
+from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 from penstock.gateway.kserve import http_models, repository_http, settings_http
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.errors import kserve_error_body, kserve_status
@@ -59,7 +60,7 @@ class KServeApp:
     async def fail(exchange: Exchange, error: Exception) -> None:
         """Answers with the error, if no answer has begun; what is not in the tree of errors is logged."""
         if not isinstance(error, PenstockError):
-            logger.error("Unexpected error; request %s", exchange.request_id.decode(), exc_info=error)
+            logger.error("Unexpected error; request %s", exchange.context.id, exc_info=error)
         if not exchange.started:
             await exchange.respond(kserve_status(error), kserve_error_body(error), headers=error_headers(error))
 

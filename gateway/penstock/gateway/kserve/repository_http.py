@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.http.call import Call
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.json_request import no_more, read_object
@@ -41,7 +40,7 @@ async def load_model(context: KServe, exchange: Exchange, name: str) -> None:
     """POST /v2/repository/models/{name}/load. Answers when the model is ready; loading goes on when the client leaves
     before. Parameters are `config`, a ModelConfig in JSON, and `file:<version>/<name>`, contents in base64; unlike in
     Triton, unknown ones are the client's error and not the server's."""
-    async with Call(exchange):
+    with exchange.call():
         config: str | None = None
         files: dict[str, bytes] = {}
         for key, value in (await _parameters(exchange, context.max_input_bytes)).items():
@@ -59,7 +58,7 @@ async def load_model(context: KServe, exchange: Exchange, name: str) -> None:
 
 async def unload_model(context: KServe, exchange: Exchange, name: str) -> None:
     """POST /v2/repository/models/{name}/unload, with the one parameter `unload_dependents`."""
-    async with Call(exchange):
+    with exchange.call():
         parameters = await _parameters(exchange, _MAX_BODY)
         dependents = parameters.pop("unload_dependents", False)
         if parameters:

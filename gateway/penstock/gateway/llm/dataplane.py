@@ -7,7 +7,8 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from penstock.engines.errors import (
     NotReadyError,
     UnsupportedError,
 )
+from penstock.gateway.front.context import RequestContext, deadline_exceeded
 from penstock.gateway.llm.adapters import Adapter
 from penstock.gateway.llm.generation import (
     Candidate,
@@ -140,12 +142,14 @@ class DataPlane:
         self,
         model: str,
         messages: list[dict[str, Any]],
+        context: RequestContext,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: dict[str, Any] | None = None,
     ) -> list[int]:
-        """Renders the chat template and encodes it. Raises InvalidRequestError for messages that it refuses."""
+        """Renders the chat template and encodes it. Raises InvalidRequestError for messages that it refuses,
+        DeadlineExceededError."""
         loaded, _ = self.find(model)
         template = loaded.chat_template
         if template is None:
@@ -164,10 +168,11 @@ class DataPlane:
             )
 
         try:
-            text = await asyncio.to_thread(render)
+            async with self._until_deadline(context):
+                text = await asyncio.to_thread(render)
+                return await self._encode(loaded, text, add_special_tokens=False)
         except ChatTemplateError as error:
             raise InvalidRequestError(str(error), param="messages") from None
-        return await self._encode(loaded, text, add_special_tokens=False)
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Returns when the first output is there, or its first pulse: whatever can be refused has been refused before a
@@ -185,7 +190,6 @@ class DataPlane:
         return await self._generate(model, None if adapter is None else model.adapters.named(adapter), request)
 
     async def _generate(self, model: LoadedModel, adapter: Adapter | None, request: GenerateRequest) -> Generation:
-        arrival = time.monotonic()
         used = [model.in_flight] if adapter is None else [model.in_flight, adapter.in_flight]
 
         def end() -> None:
@@ -197,8 +201,9 @@ class DataPlane:
         try:
             info = model.engine.info
             _check_supported(request.params, info)
-            prompts = [await self._prompt(model, prompt, request) for prompt in request.prompts]
-            adds = [self._add(model, adapter, request, prompt, info, arrival) for prompt in prompts]
+            async with self._until_deadline(request.context):
+                prompts = [await self._prompt(model, prompt, request) for prompt in request.prompts]
+            adds = [self._add(model, adapter, request, prompt, info) for prompt in prompts]
             stream = model.engine.submit(adds)
         except BaseException:
             end()
@@ -213,7 +218,6 @@ class DataPlane:
             ids,
             model.metrics,
             engine.abort,
-            arrival,
             end,
             admitted=lambda: engine.stats.admitted >= stream.arrival_number,
         )
@@ -245,23 +249,38 @@ class DataPlane:
         request: GenerateRequest,
         prompt: list[int],
         info: ModelInfo,
-        arrival: float,
     ) -> AddRequest:
         max_tokens = _max_tokens(request.params, prompt, info, clamp=self._clamp_max_tokens)
         min_tokens = min(request.params.min_tokens, max_tokens)
         params = msgspec.structs.replace(request.params, max_tokens=max_tokens, min_tokens=min_tokens)
-        timeouts = [t for t in (request.timeout, self._request_timeout) if t]
         return AddRequest(
             ids=model.engine.new_ids(request.n),
             prompt_token_ids=prompt,
             params=params,
-            arrival_time=arrival,
-            deadline=arrival + min(timeouts) if timeouts else None,
+            arrival_time=time.monotonic(),
+            deadline=self._deadline(request.context),
             priority=request.priority,
             tenant=request.tenant,
             cache_salt=self._salt(request.tenant, request.cache_salt),
             adapter="" if adapter is None else adapter.key,
         )
+
+    def _deadline(self, context: RequestContext) -> float | None:
+        """Of time.monotonic(): the caller's, or the server's own where that is earlier."""
+        if self._request_timeout is None:
+            return context.deadline
+        own = context.arrival + self._request_timeout
+        return own if context.deadline is None else min(own, context.deadline)
+
+    @asynccontextmanager
+    async def _until_deadline(self, context: RequestContext) -> AsyncIterator[None]:
+        """For what is done before the engine has the request, and ends it. Raises DeadlineExceededError."""
+        deadline = self._deadline(context)
+        try:
+            async with asyncio.timeout_at(deadline):
+                yield
+        except TimeoutError:
+            raise deadline_exceeded() from None
 
     def _salt(self, tenant: str, caller_salt: str) -> str:
         """Tenants never share cached prefixes nor guess one another's salt; a caller may divide its own further."""

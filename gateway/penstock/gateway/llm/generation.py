@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.messages import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
 from penstock.engines.errors import EngineError, PenstockError, from_code
+from penstock.gateway.front.context import RequestContext
 from penstock.gateway.llm.model_metrics import ModelMetrics
 from penstock.tokenizers import IncrementalDetokenizer, StopStrings, Tokenizer
 
@@ -31,10 +32,10 @@ class GenerateRequest:
     add_special_tokens: bool = True
     """For text prompts: let the tokenizer add BOS and the like. False for rendered chat templates."""
     priority: int = 0
+    context: RequestContext = field(default_factory=RequestContext)
     tenant: str = ""
+    """Whom a fair scheduler charges, and whose cached prefixes these are: the context's, where that has one."""
     cache_salt: str = ""
-    timeout: float | None = None
-    """Seconds from now; the smaller of this and the server's own bound holds."""
     pulse: float | None = None
     """Seconds with nothing to show after which the generation yields an empty list, so that a front can let its client
     know that the request lives; and again after as many. Not before the engine has taken the request in."""
@@ -99,7 +100,6 @@ class Generation:
         ids: list[tuple[int, ...]],
         metrics: ModelMetrics,
         abort: Callable[[Sequence[int]], None],
-        arrival: float,
         on_end: Callable[[], None],
         admitted: Callable[[], bool],
     ) -> None:
@@ -119,7 +119,7 @@ class Generation:
         self._n = request.n
         self._metrics = metrics
         self._abort = abort
-        self._arrival = arrival
+        self._arrival = request.context.arrival
         self._on_end = on_end
         self._admitted = admitted
         self._pulse = request.pulse

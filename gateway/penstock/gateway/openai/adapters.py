@@ -10,7 +10,6 @@ from starlette.types import Receive, Scope, Send
 from penstock.engines.errors import UnsupportedError
 from penstock.gateway.errors import HttpError
 from penstock.gateway.front.bounded_json import check_json, decode_json
-from penstock.gateway.http.call import Call
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.adapter_control import AdapterControl
@@ -40,7 +39,7 @@ class LoadAdapter:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
-        async with Call(exchange) as call:
+        with exchange.call() as call:
             wanted = await _read(exchange, self._adapters, self._settings, LoadRequest)
             if wanted.is_3d_lora_weight:
                 raise UnsupportedError("is_3d_lora_weight is not supported.", param="is_3d_lora_weight")
@@ -58,7 +57,7 @@ class UnloadAdapter:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
-        async with Call(exchange) as call:
+        with exchange.call() as call:
             wanted = await _read(exchange, self._adapters, self._settings, UnloadRequest)
             call.watch()
             await self._adapters.unload(wanted.lora_name)

@@ -8,6 +8,7 @@ from functools import partial
 
 import msgspec
 
+from penstock.gateway.front.context import RequestContext
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.llm.dataplane import GenerateRequest, Generation
 from penstock.gateway.openai.collect import Collected, collect
@@ -32,14 +33,15 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
     def _parse(self, body: bytes) -> ChatRequest:
         return parse(body, ChatRequest, CHAT)
 
-    async def _wanted(self, request: ChatRequest, tenant: str) -> GenerateRequest:
+    async def _wanted(self, request: ChatRequest, context: RequestContext) -> GenerateRequest:
         model = self._dataplane.model(request.model)
         messages = template_messages(request.messages)
         opens, continues = generation_prompt(request)
-        wanted = chat_generate_request(request, model, self._settings, tenant)
+        wanted = chat_generate_request(request, model, self._settings, context)
         prompt = await self._dataplane.chat_prompt(
             request.model,
             messages,
+            context,
             add_generation_prompt=opens,
             continue_final_message=continues,
             template_kwargs=template_kwargs(request),

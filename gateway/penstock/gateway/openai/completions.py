@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from functools import partial
 
+from penstock.gateway.front.context import RequestContext
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.llm.dataplane import GenerateRequest, Generation
 from penstock.gateway.openai.collect import collect
@@ -22,9 +23,9 @@ class Completions(GeneratingEndpoint[CompletionRequest]):
     def _parse(self, body: bytes) -> CompletionRequest:
         return parse(body, CompletionRequest, COMPLETION)
 
-    async def _wanted(self, request: CompletionRequest, tenant: str) -> GenerateRequest:
+    async def _wanted(self, request: CompletionRequest, context: RequestContext) -> GenerateRequest:
         model = self._dataplane.model(request.model)
-        return completion_generate_request(request, model, self._settings, tenant)
+        return completion_generate_request(request, model, self._settings, context)
 
     def _respond(
         self, exchange: Exchange, request: CompletionRequest, wanted: GenerateRequest, generation: Generation

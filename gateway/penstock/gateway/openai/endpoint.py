@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from penstock.gateway.http.call import Call
+from penstock.gateway.front.context import RequestContext
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane, GenerateRequest, Generation
@@ -28,14 +28,13 @@ class GeneratingEndpoint(ABC, Generic[_R]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
-        async with Call(exchange) as call:
+        with exchange.call() as call:
             request = self._parse(await exchange.body(self._settings.max_body_bytes))
             call.watch()
-            wanted = await self._wanted(request, exchange.tenant)
+            exchange.read_deadline()
+            wanted = await self._wanted(request, exchange.context)
             pulse = self._settings.heartbeat_s if request.stream else None
-            generation = await self._dataplane.generate(
-                replace(wanted, timeout=exchange.timeout(), pulse=pulse or None)
-            )
+            generation = await self._dataplane.generate(replace(wanted, pulse=pulse or None))
             try:
                 await self._respond(exchange, request, wanted, generation)
             finally:
@@ -46,8 +45,8 @@ class GeneratingEndpoint(ABC, Generic[_R]):
         """Raises InvalidRequestError, UnsupportedError."""
 
     @abstractmethod
-    async def _wanted(self, request: _R, tenant: str) -> GenerateRequest:
-        """What the engine is asked for, but the time that is left. Raises PenstockError."""
+    async def _wanted(self, request: _R, context: RequestContext) -> GenerateRequest:
+        """What the engine is asked for. Raises PenstockError."""
 
     @abstractmethod
     def _respond(

@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.front.bounded_json import check_json, decode_json
+from penstock.gateway.front.context import RequestContext
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import GenerateRequest, ServedModel
 from penstock.gateway.llm.sampling import bounded, priority_level, sampling_params, stop_strings
@@ -36,7 +37,7 @@ def parse(body: bytes, kind: type[_R], unsupported: Mapping[str, tuple[str, ...]
 
 
 def chat_generate_request(
-    request: ChatRequest, model: ServedModel, settings: AppSettings, tenant: str
+    request: ChatRequest, model: ServedModel, settings: AppSettings, context: RequestContext
 ) -> GenerateRequest:
     """What a chat call asks for, still without its prompt: all that can be refused is refused before the template is
     rendered, which may cost much."""
@@ -47,7 +48,7 @@ def chat_generate_request(
         [[]],
         model,
         settings,
-        tenant,
+        context,
         max_tokens=_max_tokens(request.max_completion_tokens, request.max_tokens),
         logprobs=_chat_logprobs(request),
         add_special_tokens=False,
@@ -55,7 +56,7 @@ def chat_generate_request(
 
 
 def completion_generate_request(
-    request: CompletionRequest, model: ServedModel, settings: AppSettings, tenant: str
+    request: CompletionRequest, model: ServedModel, settings: AppSettings, context: RequestContext
 ) -> GenerateRequest:
     """What a text completion call asks for. `max_tokens` 0 with echo becomes 1, whose token the front drops: an engine
     always makes one."""
@@ -72,7 +73,7 @@ def completion_generate_request(
         prompts,
         model,
         settings,
-        tenant,
+        context,
         max_tokens=max(max_tokens, 1),
         logprobs=logprobs,
         prompt_logprobs=logprobs if request.echo else None,
@@ -85,7 +86,7 @@ def _generate_request(
     prompts: list[str | list[int]],
     model: ServedModel,
     settings: AppSettings,
-    tenant: str,
+    context: RequestContext,
     *,
     max_tokens: int,
     logprobs: int | None,
@@ -115,7 +116,8 @@ def _generate_request(
         skip_special_tokens=request.skip_special_tokens is not False,
         add_special_tokens=add_special_tokens,
         priority=priority_level(request.priority, settings.policy),
-        tenant=tenant or _user(request.user, settings.policy),
+        context=context,
+        tenant=context.tenant or _user(request.user, settings.policy),
         cache_salt=_cache_salt(request.cache_salt),
     )
 

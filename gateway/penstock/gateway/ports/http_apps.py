@@ -101,7 +101,7 @@ class _App:
         except HTTPException as error:
             await exchange.fail(route_error(error, scope, self._router.routes))
         except Exception as error:
-            logger.exception("Unexpected error; request %s", exchange.request_id.decode())
+            logger.exception("Unexpected error; request %s", exchange.context.id)
             await exchange.fail(error)
 
     def _admit(self, exchange: Exchange) -> None:
@@ -110,7 +110,7 @@ class _App:
             return
         authorization = exchange.only_header(b"authorization")
         if self._keys.needed:
-            exchange.tenant = self._keys.tenant(authorization)
+            exchange.context.principal = self._keys.principal(authorization)
         else:
             self._guard.check(exchange)
 

@@ -142,6 +142,7 @@ async def test_every_parameter_arrives() -> None:
         skip_special_tokens=False,
         add_special_tokens=False,
         priority=-5,
+        context=request.context,
         cache_salt="salt",
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import grpc
 from grpc_health.v1 import health_pb2
 
-from penstock.gateway.kserve.grpc.rpc import Context, Message
+from penstock.gateway.kserve.grpc.rpc import Message, Rpc
 
 _POLL_SECONDS = 0.5
 """How often readiness is looked at for watchers. It depends on time (an engine grows silent), so nothing could announce
@@ -45,14 +45,14 @@ class Health:
     def check(self, request: Message) -> Message:
         return _response(self.serving)
 
-    async def watch(self, _: object, context: Context) -> None:
+    async def watch(self, _: object, rpc: Rpc) -> None:
         """The status now, and whenever it is another one."""
         told: bool | None = None
         while True:
             self._look()  # so that whatever changes after this is noticed as a change
             changed, serving = self._changed, self._last
             if serving is not told:
-                await context.write(_response(serving).SerializeToString())
+                await rpc.write(_response(serving).SerializeToString())
                 told = serving
             await changed.wait()
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 
 from tritonclient.grpc.service_pb2 import ModelInferResponse
 
 from penstock.classic.base import InferModel
 from penstock.classic.messages import InferResponse
 from penstock.engines.errors import UnsupportedError
+from penstock.gateway.front.context import RequestContext
+from penstock.gateway.kserve.caller import set_caller
 from penstock.gateway.kserve.classification import Labels
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.decode import Decoded, decode, parse
 from penstock.gateway.kserve.grpc.encode import fill_response, with_classes
-from penstock.gateway.kserve.grpc.rpc import Context, Message
+from penstock.gateway.kserve.grpc.rpc import Message, Rpc
 from penstock.gateway.kserve.headers import forwarded
 from penstock.gateway.kserve.tracing import RequestTrace
 
@@ -41,19 +42,18 @@ class Inference:
         """Raises ModelNotFoundError, InvalidRequestError."""
         return self._models.model(message.model_name, message.model_version)
 
-    async def decode(self, data: bytes, message: Message, model: InferModel, context: Context, tenant: str) -> Decoded:
+    async def decode(
+        self, data: bytes, message: Message, model: InferModel, rpc: Rpc, context: RequestContext
+    ) -> Decoded:
         """`message` is what stands in `data`. Raises PenstockError for what cannot be asked like this."""
         if self._takes_long(len(data), message):
             decoded = await asyncio.to_thread(decode, message, model, self._regions)
         else:
             decoded = decode(message, model, self._regions)
         request = decoded.request
-        request.tenant = tenant
-        remaining = context.time_remaining()
-        if remaining is not None:
-            request.deadline = time.monotonic() + remaining
+        set_caller(request, context)
         if self._pattern is not None:
-            texts = ((name, value) for name, value in context.invocation_metadata() if isinstance(value, str))
+            texts = ((name, value) for name, value in rpc.invocation_metadata() if isinstance(value, str))
             request.parameters |= forwarded(texts, self._pattern)
         return decoded
 
@@ -71,13 +71,13 @@ class Inference:
             trace.mark_now("REQUEST_START")
         return trace
 
-    async def infer(self, data: bytes, context: Context, tenant: str) -> bytes:
+    async def infer(self, data: bytes, rpc: Rpc, context: RequestContext) -> bytes:
         """ModelInfer. Cancelling it cancels the request. Raises PenstockError."""
         message = parse(data)
         model = self.model(message)
         if not model.takes_infer:
             raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
-        decoded = await self.decode(data, message, model, context, tenant)
+        decoded = await self.decode(data, message, model, rpc, context)
         model = self.model(message)  # a reload may have replaced it meanwhile
         trace = self.trace(model, decoded) if self._tracing.active else None
         try:

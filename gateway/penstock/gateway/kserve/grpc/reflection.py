@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 import grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from penstock.gateway.kserve.grpc.rpc import Context, Guard
+from penstock.gateway.front.context import RequestContext
+from penstock.gateway.kserve.grpc.rpc import Guard, Rpc
 
 SERVICES = ("inference.GRPCInferenceService", "grpc.health.v1.Health", reflection.SERVICE_NAME)
 PATHS = tuple(f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo" for version in ("v1alpha", "v1"))
@@ -18,12 +19,12 @@ def reflection_handler(guard: Guard) -> grpc.RpcMethodHandler:
     servicer = reflection.aio.ReflectionServicer(SERVICES)
     parse = reflection_pb2.ServerReflectionRequest.FromString
 
-    async def call(context: Context, tenant: str) -> None:
-        async for response in servicer.ServerReflectionInfo(_requests(context), context):
-            await context.write(response.SerializeToString())
+    async def call(rpc: Rpc, context: RequestContext) -> None:
+        async for response in servicer.ServerReflectionInfo(_requests(rpc), rpc):
+            await rpc.write(response.SerializeToString())
 
-    async def _requests(context: Context) -> AsyncIterator[object]:
-        while (data := await context.read()) is not grpc.aio.EOF:
+    async def _requests(rpc: Rpc) -> AsyncIterator[object]:
+        while (data := await rpc.read()) is not grpc.aio.EOF:
             yield parse(data)
 
     return guard.stream(call)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import Any
 
 import grpc
@@ -13,51 +12,21 @@ from google.protobuf.message import DecodeError
 
 from penstock.engines.errors import InvalidRequestError, PenstockError
 from penstock.gateway.front.auth import ApiKeys
+from penstock.gateway.front.call import Call
+from penstock.gateway.front.context import ANYONE, RequestContext, read_context
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.kserve.grpc.status import shutting_down, status
 
 logger = logging.getLogger("penstock.grpc")
 
-Context = Any
+Rpc = Any
 """grpc.aio.ServicerContext, which has no types."""
 Message = Any
 """A protobuf message."""
-UnaryHandler = Callable[[bytes, Context, str], Awaitable[bytes]]
-"""Request, context and tenant to response. Raises PenstockError, DecodeError."""
-
-
-class InFlight:
-    """`with InFlight(drain):` counts work of the current task. When the drain expires, the task is cancelled and
-    NotReadyError comes out of the block."""
-
-    __slots__ = ("_drain", "_error", "_task")
-
-    def __init__(self, drain: DrainState) -> None:
-        self._drain = drain
-        self._error: Exception | None = None
-
-    def __enter__(self) -> InFlight:
-        """Raises NotReadyError while draining."""
-        if self._drain.draining:
-            raise shutting_down()
-        self._task = asyncio.current_task()
-        self._drain.admit(self)
-        return self
-
-    def interrupt(self, error: Exception) -> None:
-        """Ends the block with this error at its next suspension."""
-        if self._error is None and self._task is not None:
-            self._error = error
-            self._task.cancel()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._drain.release(self)
-        if self._error is not None and self._task is not None:
-            self._task.uncancel()
-            if isinstance(error, asyncio.CancelledError):
-                raise self._error from None
+UnaryHandler = Callable[[bytes, Rpc, RequestContext], Awaitable[bytes]]
+"""Request to response. Raises PenstockError, DecodeError."""
+StreamHandler = Callable[[Rpc, RequestContext], Awaitable[None]]
+"""Reads and writes bytes on the RPC. Raises PenstockError."""
 
 
 class Guard:
@@ -68,57 +37,75 @@ class Guard:
         self._keys = keys
         self.drain = drain
 
-    def tenant(self, context: Context) -> str:
+    def request_context(self, rpc: Rpc) -> RequestContext:
         """Raises AuthenticationError, InvalidRequestError."""
+        metadata = [(key, _bytes(value)) for key, value in rpc.invocation_metadata()]
         if self._keys is None:
-            return ""
-        given = [value for key, value in context.invocation_metadata() if key == "authorization"] or [""]
-        if len(given) > 1:
-            raise InvalidRequestError("Authorization is given more than once.")
-        return self._keys.tenant(given[0].encode() if isinstance(given[0], str) else given[0])
+            principal = ANYONE
+        else:
+            given = [value for key, value in metadata if key == "authorization"]
+            if len(given) > 1:
+                raise InvalidRequestError("Authorization is given more than once.")
+            principal = self._keys.principal(given[0] if given else None)
+        context = read_context({key.encode(): value for key, value in reversed(metadata)})
+        context.principal = principal
+        remaining = rpc.time_remaining()
+        if remaining is not None:
+            context.limit(remaining)
+        return context
 
     def unary(self, handler: UnaryHandler) -> grpc.RpcMethodHandler:
         """Refused while draining."""
-        drain = self.drain
 
-        async def call(data: bytes, context: Context) -> bytes:
+        async def call(data: bytes, rpc: Rpc) -> bytes:
             try:
-                with InFlight(drain):
-                    return await handler(data, context, self.tenant(context))
+                with call_in_flight(self.drain):
+                    return await handler(data, rpc, self.request_context(rpc))
             except Exception as error:
                 failure = error
-            return await abort(context, failure)
+            return await abort(rpc, failure)
 
         return grpc.unary_unary_rpc_method_handler(call)
 
     def open(self, request: Any, handler: Callable[[Message], Message]) -> grpc.RpcMethodHandler:
         """For probes: without a key, and while draining, too."""
 
-        async def call(data: bytes, context: Context) -> bytes:
+        async def call(data: bytes, rpc: Rpc) -> bytes:
             try:
                 return bytes(handler(request.FromString(data)).SerializeToString())
             except Exception as error:
                 failure = error
-            return await abort(context, failure)
+            return await abort(rpc, failure)
 
         return grpc.unary_unary_rpc_method_handler(call)
 
-    def stream(self, handler: Callable[[Context, str], Awaitable[None]]) -> grpc.RpcMethodHandler:
-        """The handler reads and writes bytes on the context. New streams are refused while draining; what runs on a
-        stream, it counts itself."""
+    def stream(self, handler: StreamHandler) -> grpc.RpcMethodHandler:
+        """New streams are refused while draining; what runs on a stream, it counts itself."""
 
-        async def call(_: object, context: Context) -> None:
+        async def call(_: object, rpc: Rpc) -> None:
             try:
                 if self.drain.draining:
                     raise shutting_down()
-                await handler(context, self.tenant(context))
+                await handler(rpc, self.request_context(rpc))
             except Exception as error:
-                await abort(context, error)
+                await abort(rpc, error)
 
         return grpc.stream_stream_rpc_method_handler(call)
 
 
-async def abort(context: Context, error: Exception) -> bytes:
+def call_in_flight(drain: DrainState) -> Call:
+    """Raises NotReadyError in Triton's words while draining. The gRPC library cancels the task of an RPC whose client
+    has left."""
+    if drain.draining:
+        raise shutting_down()
+    return Call(drain)
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value
+
+
+async def abort(rpc: Rpc, error: Exception) -> bytes:
     """Ends the RPC with the error's status, unless its caller or deadline has ended it at this very moment: raises what
     the gRPC library takes for that."""
     if isinstance(error, DecodeError):
@@ -127,7 +114,7 @@ async def abort(context: Context, error: Exception) -> bytes:
         logger.error("an RPC failed", exc_info=error)
     code, details = status(error)
     try:
-        await context.abort(code, details)
+        await rpc.abort(code, details)
     except grpc.aio.InternalError:
         raise asyncio.CancelledError from None
     raise AssertionError("abort returned")

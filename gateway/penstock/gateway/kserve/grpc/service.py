@@ -9,13 +9,14 @@ from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from penstock.engines.errors import PayloadTooLargeError
+from penstock.gateway.front.context import RequestContext
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.administration import Administration
 from penstock.gateway.kserve.grpc.describe import Describe
 from penstock.gateway.kserve.grpc.health import CHECK, WATCH, Health
 from penstock.gateway.kserve.grpc.infer import Inference
 from penstock.gateway.kserve.grpc.reflection import PATHS, reflection_handler
-from penstock.gateway.kserve.grpc.rpc import Context, Guard, Message, UnaryHandler
+from penstock.gateway.kserve.grpc.rpc import Guard, Message, Rpc, UnaryHandler
 from penstock.gateway.kserve.grpc.settings import GrpcSettings
 from penstock.gateway.kserve.grpc.stream import InferStream
 
@@ -50,8 +51,8 @@ def build_service(kserve: KServe, guard: Guard, health: Health, settings: GrpcSe
     for name, handler in _plain(describe, Administration(kserve)).items():
         methods[_SERVICE + name] = guard.unary(_of_message(name, handler))
 
-    async def stream(context: Context, tenant: str) -> None:
-        await InferStream(inference, guard.drain, context, tenant, settings.max_requests_per_stream).run()
+    async def stream(rpc: Rpc, context: RequestContext) -> None:
+        await InferStream(inference, guard.drain, rpc, context, settings.max_requests_per_stream).run()
 
     methods[_SERVICE + "ModelStreamInfer"] = guard.stream(stream)
     methods |= dict.fromkeys(PATHS, reflection_handler(guard))
@@ -84,7 +85,7 @@ def _of_message(name: str, handler: Plain) -> UnaryHandler:
     parse: Callable[[bytes], Message] = getattr(pb, name + "Request").FromString
     limit = None if name in _WITH_FILES else _MAX_PLAIN_BYTES
 
-    async def call(data: bytes, context: Context, tenant: str) -> bytes:
+    async def call(data: bytes, rpc: Rpc, context: RequestContext) -> bytes:
         if limit is not None and len(data) > limit:
             raise PayloadTooLargeError(f"the request message is larger than {limit} bytes")
         return bytes((await handler(parse(data))).SerializeToString())

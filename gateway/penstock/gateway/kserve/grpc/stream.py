@@ -11,12 +11,13 @@ from tritonclient.grpc.service_pb2 import ModelStreamInferResponse
 from penstock.classic.base import InferModel, ResponseStream
 from penstock.classic.messages import InferResponse
 from penstock.engines.errors import DeadlineExceededError, InvalidRequestError
+from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.kserve.grpc.decode import Decoded, parse
 from penstock.gateway.kserve.grpc.encode import empty_final, stream_error
 from penstock.gateway.kserve.grpc.infer import Inference
 from penstock.gateway.kserve.grpc.parameters import FINAL
-from penstock.gateway.kserve.grpc.rpc import Context, InFlight, Message
+from penstock.gateway.kserve.grpc.rpc import Message, Rpc, call_in_flight
 from penstock.gateway.kserve.tracing import RequestTrace
 
 _EOF = grpc.aio.EOF
@@ -27,12 +28,12 @@ class InferStream:
     """One RPC. Each request has a task; it writes a response and takes the next one when that has been sent, so a slow
     reader holds back its own requests and nothing piles up here."""
 
-    def __init__(self, inference: Inference, drain: DrainState, context: Context, tenant: str, limit: int) -> None:
+    def __init__(self, inference: Inference, drain: DrainState, rpc: Rpc, context: RequestContext, limit: int) -> None:
         self._inference = inference
         self._drain = drain
+        self._rpc = rpc
         self._context = context
-        self._tenant = tenant
-        self._strict = _STRICT in context.invocation_metadata()
+        self._strict = _STRICT in rpc.invocation_metadata()
         self._slots = asyncio.Semaphore(limit)
         self._writing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -60,7 +61,7 @@ class InferStream:
     async def _read(self) -> None:
         while True:
             await self._slots.acquire()
-            data = await self._context.read()
+            data = await self._rpc.read()
             if data is _EOF:
                 break
             task = asyncio.create_task(self._serve(data))
@@ -87,7 +88,7 @@ class InferStream:
             await self._write(stream_error(error, ""))
             return
         try:
-            with InFlight(self._drain):
+            with call_in_flight(self._drain):
                 await self._answer(data, message)
         except Exception as error:
             # before the first response could be asked for, or when the drain expired
@@ -96,7 +97,7 @@ class InferStream:
     async def _answer(self, data: bytes, message: Message) -> None:
         inference = self._inference
         model = inference.model(message)
-        decoded = await inference.decode(data, message, model, self._context, self._tenant)
+        decoded = await inference.decode(data, message, model, self._rpc, self._context.next_request())
         model = inference.model(message)  # a reload may have replaced it meanwhile
         trace = inference.trace(model, decoded)
         responses: ResponseStream | None = None
@@ -147,7 +148,7 @@ class InferStream:
     async def _write(self, data: bytes) -> None:
         async with self._writing:
             if not self._failure.done():  # the first error is the last a strict caller gets
-                await self._context.write(data)
+                await self._rpc.write(data)
 
 
 def _ended_by_deadline(error: Exception, decoded: Decoded) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from penstock.classic.messages import InferRequest, InferResponse
@@ -105,8 +104,7 @@ class LanguageModel:
             check_request(request, self.signature)
             if self._form.cancels is not None and self._form.cancels(request):
                 self._cancel(request)
-            timeout = None if request.deadline is None else max(request.deadline - time.monotonic(), 1e-3)
-            text = self._form.read(request, self._model.describe(self.name), self._policy, timeout)
+            text = self._form.read(request, self._model.describe(self.name), self._policy)
             if text.adapter is not None:
                 self._model.adapters.named(text.adapter)
             return text

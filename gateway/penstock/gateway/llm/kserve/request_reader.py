@@ -51,7 +51,7 @@ class SamplingParameters(SamplingFields, kw_only=True, forbid_unknown_fields=Tru
     lora_name: str | None = None
 
 
-def read_request(request: InferRequest, model: ServedModel, policy: str, timeout: float | None) -> TextRequest:
+def read_request(request: InferRequest, model: ServedModel, policy: str) -> TextRequest:
     """Raises InvalidRequestError, UnsupportedError."""
     prompt = text(request, "text_input")
     if prompt is None:
@@ -74,7 +74,6 @@ def read_request(request: InferRequest, model: ServedModel, policy: str, timeout
         default_max_tokens=_DEFAULT_MAX_TOKENS,
         logprobs=given.logprobs if asks_logprobs else 0 if "cumulative_logprob" in returns else None,
         priority=priority_level(given.priority if given.priority is not None else request.priority, policy),
-        timeout=timeout,
     )
     prefix = "" if stream or excluded else prompt
     return TextRequest(generate, stream, prefix, returns, asks_logprobs, given.lora_name)

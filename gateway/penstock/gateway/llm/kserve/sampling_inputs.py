@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.classic.messages import InferRequest
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.llm.generation import GenerateRequest
 from penstock.gateway.llm.models import ServedModel
 from penstock.gateway.llm.sampling import SamplingFields, bounded, sampling_params, stop_strings
@@ -29,7 +30,6 @@ def generate_request(
     default_max_tokens: int,
     logprobs: int | None,
     priority: int,
-    timeout: float | None,
 ) -> GenerateRequest:
     """Both kinds of defaults are for what `given` leaves open. Raises InvalidRequestError, UnsupportedError."""
     max_tokens = default_max_tokens if given.max_tokens is None else given.max_tokens
@@ -48,9 +48,17 @@ def generate_request(
         include_stop_str_in_output=bool(given.include_stop_str_in_output),
         skip_special_tokens=given.skip_special_tokens is not False,
         priority=priority,
+        context=context_of(request),
         tenant=request.tenant,
-        timeout=timeout,
     )
+
+
+def context_of(request: InferRequest) -> RequestContext:
+    """The front's; requests that models make themselves have none."""
+    caller = request.caller
+    if isinstance(caller, RequestContext):
+        return caller
+    return RequestContext(principal=Principal(tenant=request.tenant), deadline=request.deadline)
 
 
 def sampling_fields(given: Mapping[str, Any], kind: type[_Fields]) -> _Fields:

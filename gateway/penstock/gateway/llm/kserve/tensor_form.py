@@ -49,7 +49,7 @@ class Form:
     inputs: Mapping[str, tuple[str, int]]
     """Datatype and dimension."""
     outputs: Mapping[str, tuple[str, int]]
-    read: Callable[[InferRequest, ServedModel, str, float | None], TextRequest]
+    read: Callable[[InferRequest, ServedModel, str], TextRequest]
     """(request, model, scheduling policy, seconds left). Raises InvalidRequestError, UnsupportedError."""
     writer: Callable[[TextRequest], Writer]
     unserved: Mapping[str, str]

@@ -78,7 +78,7 @@ class Sampling(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     return_perf_metrics: bool | None = None
 
 
-def read_request(request: InferRequest, model: ServedModel, policy: str, timeout: float | None) -> TextRequest:
+def read_request(request: InferRequest, model: ServedModel, policy: str) -> TextRequest:
     """Raises InvalidRequestError, UnsupportedError."""
     prompt = text(request, "text_input")
     if prompt is None:
@@ -95,7 +95,6 @@ def read_request(request: InferRequest, model: ServedModel, policy: str, timeout
         default_max_tokens=_DEFAULT_MAX_TOKENS,
         logprobs=0 if "cumulative_logprob" in returns else None,
         priority=priority_level(request.priority, policy),
-        timeout=timeout,
     )
     prefix = "" if stream or given.exclude_input_from_output else prompt
     return TextRequest(generate, stream, prefix, returns, False, text(request, "lora_name"))

@@ -36,6 +36,7 @@ def _body(**fields: Any) -> bytes:
 
 def _chat() -> Work:
     """A conversation of 9 messages of 200 characters."""
+    from penstock.gateway.front.context import RequestContext
     from penstock.gateway.http.settings import AppSettings
     from penstock.gateway.openai.messages import template_messages
     from penstock.gateway.openai.schemas import ChatRequest
@@ -49,13 +50,14 @@ def _chat() -> Work:
     def run() -> None:
         request = parse(body, ChatRequest, CHAT)
         template_messages(request.messages)
-        chat_generate_request(request, model, settings, "")
+        chat_generate_request(request, model, settings, RequestContext())
 
     return Work(run)
 
 
 def _completion() -> Work:
     """A prompt of 1000 token ids."""
+    from penstock.gateway.front.context import RequestContext
     from penstock.gateway.http.settings import AppSettings
     from penstock.gateway.openai.schemas import CompletionRequest
     from penstock.gateway.openai.unsupported import COMPLETION
@@ -65,7 +67,7 @@ def _completion() -> Work:
     model, settings = _served(), AppSettings()
 
     def run() -> None:
-        completion_generate_request(parse(body, CompletionRequest, COMPLETION), model, settings, "")
+        completion_generate_request(parse(body, CompletionRequest, COMPLETION), model, settings, RequestContext())
 
     return Work(run)
 

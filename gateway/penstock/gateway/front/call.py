@@ -1,42 +1,51 @@
 """A unit of work in flight: counted for the drain, and ended early when its client leaves or the drain expires.
 
-uvicorn does not cancel a handler whose client went away, so a watcher waits for `http.disconnect` beside it and cancels
-it; cancellation is how everything below learns that nobody wants the result any more.
+Cancellation is how everything below learns that nobody wants the result any more. gRPC cancels the task of a call whose
+client has left. uvicorn does not: there the transport gives a coroutine that ends when the client has left, and a
+watcher waits for it beside the task.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 
 from penstock.engines.errors import NotReadyError
-from penstock.gateway.http.exchange import ClientGone, Exchange
+from penstock.gateway.front.drain import DrainState
+
+
+class ClientGone(Exception):
+    """The client left before its request was complete; nobody is there to answer."""
 
 
 class Call:
-    """`async with Call(exchange) as call:`, then `call.watch()` as soon as the body is read.
+    """`with Call(drain, disconnected) as call:`, then `call.watch()` as soon as the body is read.
 
     Raises NotReadyError on entry while draining. When the client has left, the block is cancelled and left silently;
     when the drain expires, it is cancelled and NotReadyError comes out of it.
     """
 
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
+    __slots__ = ("_disconnected", "_drain", "_reason", "_task", "_watcher")
+
+    def __init__(self, drain: DrainState, disconnected: Callable[[], Awaitable[None]] | None = None) -> None:
+        self._drain = drain
+        self._disconnected = disconnected
         self._watcher: asyncio.Task[None] | None = None
         self._reason: Exception | None = None
 
-    async def __aenter__(self) -> Call:
-        self._exchange.drain.admit(self)
+    def __enter__(self) -> Call:
+        self._drain.admit(self)
         self._task = asyncio.current_task()
         return self
 
     def watch(self) -> None:
-        """From now on the ASGI `receive` belongs to the watcher."""
-        self._watcher = asyncio.get_running_loop().create_task(self._watch())
+        """From now on the transport's `disconnected` belongs to the watcher."""
+        if self._disconnected is not None:
+            self._watcher = asyncio.get_running_loop().create_task(self._watch(self._disconnected))
 
-    async def _watch(self) -> None:
-        while (await self._exchange.receive())["type"] != "http.disconnect":
-            pass
+    async def _watch(self, disconnected: Callable[[], Awaitable[None]]) -> None:
+        await disconnected()
         self._cancel(ClientGone())
 
     def interrupt(self, error: NotReadyError) -> None:
@@ -48,10 +57,10 @@ class Call:
             self._reason = reason
             self._task.cancel()
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        self._exchange.drain.release(self)
+        self._drain.release(self)
         if self._watcher is not None:
             self._watcher.cancel()
         if self._reason is None or self._task is None:

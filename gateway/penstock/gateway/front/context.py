@@ -1,0 +1,125 @@
+"""Who asks, since when, and until when: made when a request's first byte has come, and read by everything below."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from penstock.engines.errors import DeadlineExceededError, InvalidRequestError
+
+_NOT_IN_REQUEST_ID = re.compile(r"[^A-Za-z0-9._:/+=@-]")
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_MAX_REQUEST_ID = 128
+_MAX_TRACESTATE = 512
+_PROCESS_ID = uuid.uuid4().hex[:20]
+_numbers = itertools.count(1)
+"""New ids are random for the process and counted within it: a tenth of the cost of a random one for each request."""
+
+
+class Role(StrEnum):
+    """What a route is for. A key has some of these."""
+
+    INFERENCE = "inference"
+    METADATA = "metadata"
+    """Reading what the server has: models, their configuration, statistics."""
+    METRICS = "metrics"
+    ADMIN = "admin"
+    """Loading and unloading, settings, adapters, shared memory of others."""
+
+
+ALL_ROLES = frozenset(Role)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Principal:
+    """Who asks, and what that one may do."""
+
+    tenant: str = ""
+    """Name of the key; "" where no keys are asked for."""
+    roles: frozenset[Role] = ALL_ROLES
+
+
+ANYONE = Principal()
+
+
+def new_request_id() -> str:
+    return f"{_PROCESS_ID}{next(_numbers):012x}"
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class RequestContext:
+    """Times are of time.monotonic()."""
+
+    id: str = field(default_factory=new_request_id)
+    arrival: float = field(default_factory=time.monotonic)
+    """When the request's first byte came."""
+    principal: Principal = ANYONE
+    deadline: float | None = None
+    """After this nobody waits for the answer."""
+    traceparent: str = ""
+    """The caller's span, as in W3C Trace Context; "" for none."""
+    tracestate: str = ""
+
+    @property
+    def tenant(self) -> str:
+        return self.principal.tenant
+
+    def next_request(self) -> RequestContext:
+        """For another request of the same caller on the same stream, which arrives now."""
+        return replace(self, id=new_request_id(), arrival=time.monotonic())
+
+    def limit(self, seconds: float) -> None:
+        """The request may take so many seconds from its arrival, or less where that was said before."""
+        deadline = self.arrival + seconds
+        if self.deadline is None or deadline < self.deadline:
+            self.deadline = deadline
+
+
+def read_context(headers: Mapping[bytes, bytes]) -> RequestContext:
+    """A context that begins now, from what both protocols' headers say. Names are in lower case."""
+    context = RequestContext()
+    given = headers.get(b"x-request-id")
+    if given:
+        context.id = _request_id(given.decode("latin-1"))
+    parent = headers.get(b"traceparent")
+    if parent is not None:
+        context.traceparent = _trace_parent(parent.decode("latin-1"))
+        if context.traceparent:
+            context.tracestate = _trace_state(headers.get(b"tracestate", b"").decode("latin-1"))
+    return context
+
+
+def deadline_exceeded() -> DeadlineExceededError:
+    return DeadlineExceededError("The request's time was over before it was given to the model.")
+
+
+def _request_id(given: str) -> str:
+    """The caller's id, cut and cleaned, which is only ever echoed; or a new one."""
+    return _NOT_IN_REQUEST_ID.sub("", given[: 4 * _MAX_REQUEST_ID])[:_MAX_REQUEST_ID] or new_request_id()
+
+
+def timeout_seconds(given: str) -> float:
+    """From `X-Request-Timeout`. Raises InvalidRequestError."""
+    if not _SECONDS.fullmatch(given) or not float(given):
+        raise InvalidRequestError("X-Request-Timeout must be a number of seconds above 0.")
+    return float(given)
+
+
+def _trace_parent(given: str) -> str:
+    """The header as it is, or "" where it is not what https://www.w3.org/TR/trace-context/ asks for: a broken one is
+    ignored."""
+    version, _, rest = given.partition("-")
+    trace_id, _, rest = rest.partition("-")
+    parent_id = rest.partition("-")[0]
+    valid = _TRACEPARENT.fullmatch(given) and version != "ff" and trace_id.strip("0") and parent_id.strip("0")
+    return given if valid else ""
+
+
+def _trace_state(given: str) -> str:
+    return given if len(given) <= _MAX_TRACESTATE else ""

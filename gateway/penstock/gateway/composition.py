@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,9 @@ from penstock.engines.errors import InvalidRequestError, PenstockError
 from penstock.engines.host.gpus import visible_gpus
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.configuration.sections import GrpcConfig, RepositoryConfig
+from penstock.gateway.front.access_log import AccessLog
 from penstock.gateway.front.exposure import asks_for_keys, browser_rules
+from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.settings import GrpcSettings, TlsSettings
@@ -197,7 +200,14 @@ def _tls(grpc: GrpcConfig) -> TlsSettings:
     )
 
 
-def app_settings(config: Config, metrics: Metrics, ready: Callable[[], bool]) -> AppSettings:
+def build_access_log(config: Config) -> AccessLog | None:
+    given = config.access_log
+    if given.access_log == "off":
+        return None
+    return AccessLog(sys.stderr, given.access_log, sample=given.access_log_sample, slow_s=given.access_log_slow_s)
+
+
+def app_settings(config: Config, metrics: Metrics, journal: RequestJournal, ready: Callable[[], bool]) -> AppSettings:
     return AppSettings(
         version=version("penstock"),
         policy=config.scheduling.policy,
@@ -205,6 +215,7 @@ def app_settings(config: Config, metrics: Metrics, ready: Callable[[], bool]) ->
         browsers=browser_rules(config.server, "http"),
         metrics=metrics.render,
         ready=ready,
+        journal=journal,
         heartbeat_s=config.server.heartbeat_s,
     )
 

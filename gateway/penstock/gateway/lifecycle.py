@@ -20,6 +20,7 @@ from typing import Any, Literal
 from penstock.engines.errors import PenstockError
 from penstock.gateway.composition import (
     app_settings,
+    build_access_log,
     build_budget,
     build_dataplane,
     build_kserve,
@@ -31,6 +32,7 @@ from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.front.addresses import url_host
 from penstock.gateway.front.auth import ApiKeys
 from penstock.gateway.front.exposure import check_exposure
+from penstock.gateway.front.journal import RequestJournal, name_request
 from penstock.gateway.front.listening import cannot_listen
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.server import HttpServer, ServerSettings
@@ -41,6 +43,7 @@ from penstock.gateway.llm.models import LoadedModel, ModelSource, find_model
 from penstock.gateway.metrics.custom import CustomMetrics
 from penstock.gateway.metrics.gpu import GpuMetrics
 from penstock.gateway.metrics.registry import Metrics
+from penstock.gateway.metrics.requests import RequestMetrics
 from penstock.gateway.metrics.triton import TritonMetrics
 from penstock.gateway.ports.http_apps import build_app, build_metrics_app
 from penstock.gateway.ports.scheduler_state import operator_routes
@@ -55,9 +58,11 @@ def serve(config: Config) -> int:
     """Runs a server until it is told to stop; returns the exit status."""
     logging.basicConfig(
         level=config.server.logging_level,
-        format="%(asctime)s %(levelname)-7s %(message)s",
+        format="%(asctime)s %(levelname)-7s %(message)s%(request)s",
         stream=sys.stderr,
     )
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(name_request)
     for library in ("grpc", "asyncio"):
         logging.getLogger(library).setLevel(logging.WARNING)  # at level debug they drown out everything else
     try:
@@ -97,8 +102,16 @@ class _Server:
         self._model = self._add_model(source) if source is not None else None
         self._kserve = build_kserve(config, self._models, self._dataplane)
         triton = TritonMetrics(self._models.models, self._models.load_seconds)
-        metrics = Metrics(self._dataplane.metrics, lambda: chain(triton.families(), gpus.families(), custom.families()))
-        settings = app_settings(config, metrics, self._would_serve)
+        requests = RequestMetrics()
+        metrics = Metrics(
+            lambda: (*self._dataplane.metrics(), requests),
+            lambda: chain(triton.families(), gpus.families(), custom.families()),
+        )
+        self._access_log = build_access_log(config)
+        journal = RequestJournal((requests, self._access_log) if self._access_log is not None else (requests,))
+        requests.in_flight = journal.in_flight
+        settings = app_settings(config, metrics, journal, self._would_serve)
+        self._journal = journal
         self._drain = settings.drain
         limits = replace(ConnectionLimits(), keep_alive_timeout=server.keep_alive)
         self._http = HttpServer(
@@ -110,7 +123,9 @@ class _Server:
             ),
         )
         self._operator = HttpServer(
-            build_metrics_app(self._dataplane, metrics_settings(config, settings), operator_routes(self._dataplane)),
+            build_metrics_app(
+                self._dataplane, metrics_settings(config, settings), operator_routes(self._dataplane, journal)
+            ),
             ServerSettings(host=server.address("metrics"), port=server.metrics_port, limits=limits),
         )
         self._keys = ApiKeys(settings.api_keys)
@@ -178,7 +193,7 @@ class _Server:
     def _grpc_server(self) -> GrpcServer:
         settings = grpc_settings(self._config)
         try:
-            return GrpcServer(settings, self._kserve, self._would_serve, self._drain, self._keys)
+            return GrpcServer(settings, self._kserve, self._would_serve, self._drain, self._keys, self._journal)
         except OSError as error:
             raise cannot_listen(self._config.server, "grpc", error) from None
         except ValueError as error:
@@ -236,6 +251,8 @@ class _Server:
             await self._model.engine.stop()
         await self._stop_models(ends)
         self._kserve.tracing.close()
+        if self._access_log is not None:
+            self._access_log.flush()
         logger.info("stopped")
 
     async def _wait_until_idle(self) -> None:

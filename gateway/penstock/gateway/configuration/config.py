@@ -16,6 +16,7 @@ import msgspec
 import yaml
 
 from penstock.gateway.configuration.sections import (
+    AccessLogConfig,
     AdapterConfig,
     CacheConfig,
     EngineConfig,
@@ -41,6 +42,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scheduling: SchedulingConfig = SchedulingConfig()
     repository: RepositoryConfig = RepositoryConfig()
     server: ServerConfig = ServerConfig()
+    access_log: AccessLogConfig = AccessLogConfig()
     grpc: GrpcConfig = GrpcConfig()
     simulated: SimulatedOptions = SimulatedOptions()
 
@@ -53,6 +55,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "scheduling": SchedulingConfig,
     "repository": RepositoryConfig,
     "server": ServerConfig,
+    "access_log": AccessLogConfig,
     "grpc": GrpcConfig,
     "simulated": SimulatedOptions,
 }

@@ -337,6 +337,22 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return "DEBUG" if self.log_verbose else self.log_level.upper()
 
 
+class AccessLogConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is told of each request, on standard error."""
+
+    access_log: Annotated[
+        Literal["text", "json", "off"],
+        Meta(description="a line for each request that has ended, without its contents; probes have none"),
+    ] = "text"
+    access_log_sample: Annotated[
+        Annotated[float, Meta(ge=0, le=1)],
+        Meta(description="share of the good requests that get a line; those that fail always do"),
+    ] = 1.0
+    access_log_slow_s: Annotated[
+        Seconds, Meta(description="of the good requests only those get a line that took so many seconds")
+    ] = 0.0
+
+
 class GrpcConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """TLS, keepalive and compression of the gRPC port, under Triton's own flags."""
 

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 
 from penstock.engines.errors import NotReadyError
+from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.drain import DrainState
 
 
@@ -20,16 +21,19 @@ class ClientGone(Exception):
 
 
 class Call:
-    """`with Call(drain, disconnected) as call:`, then `call.watch()` as soon as the body is read.
+    """`with Call(drain, context, disconnected) as call:`, then `call.watch()` as soon as the body is read.
 
     Raises NotReadyError on entry while draining. When the client has left, the block is cancelled and left silently;
     when the drain expires, it is cancelled and NotReadyError comes out of it.
     """
 
-    __slots__ = ("_disconnected", "_drain", "_reason", "_task", "_watcher")
+    __slots__ = ("_disconnected", "_drain", "_reason", "_record", "_task", "_watcher")
 
-    def __init__(self, drain: DrainState, disconnected: Callable[[], Awaitable[None]] | None = None) -> None:
+    def __init__(
+        self, drain: DrainState, context: RequestContext, disconnected: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         self._drain = drain
+        self._record = context.record
         self._disconnected = disconnected
         self._watcher: asyncio.Task[None] | None = None
         self._reason: Exception | None = None
@@ -63,6 +67,8 @@ class Call:
         self._drain.release(self)
         if self._watcher is not None:
             self._watcher.cancel()
+        if isinstance(self._reason or error, ClientGone):
+            self._record.cancelled()
         if self._reason is None or self._task is None:
             return isinstance(error, ClientGone)
         self._task.uncancel()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from penstock.engines.errors import DeadlineExceededError, InvalidRequestError
+from penstock.gateway.front.record import RequestRecord
 
 _NOT_IN_REQUEST_ID = re.compile(r"[^A-Za-z0-9._:/+=@-]")
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
@@ -65,6 +66,7 @@ class RequestContext:
     traceparent: str = ""
     """The caller's span, as in W3C Trace Context; "" for none."""
     tracestate: str = ""
+    record: RequestRecord = field(default_factory=RequestRecord)
 
     @property
     def tenant(self) -> str:
@@ -72,7 +74,8 @@ class RequestContext:
 
     def next_request(self) -> RequestContext:
         """For another request of the same caller on the same stream, which arrives now."""
-        return replace(self, id=new_request_id(), arrival=time.monotonic())
+        record = RequestRecord(self.record.protocol, self.record.method, self.record.route)
+        return replace(self, id=new_request_id(), arrival=time.monotonic(), record=record)
 
     def limit(self, seconds: float) -> None:
         """The request may take so many seconds from its arrival, or less where that was said before."""

@@ -17,6 +17,8 @@ Headers = list[tuple[bytes, bytes]]
 SCOPE_KEY = "penstock.exchange"
 ARRIVAL_KEY = "penstock.arrival"
 """In the scope: when the request's first byte came, of time.monotonic()."""
+SENDER_KEY = "penstock.sender"
+"""In the scope: what counts the bytes of the response in `written`."""
 _JSON = b"application/json"
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -44,6 +46,13 @@ class Exchange:
         """What the answer carries, whichever it will be, beside its id."""
         self.context = read_context(self.headers)
         self.context.arrival = scope.get(ARRIVAL_KEY, self.context.arrival)
+        self.context.record.method = scope["method"]
+
+    def close_record(self) -> None:
+        """At the end of the request, however it ended."""
+        sender = self.scope.get(SENDER_KEY)
+        if sender is not None:
+            self.context.record.bytes_out = sender.written
 
     def only_header(self, name: bytes) -> bytes | None:
         """Raises InvalidRequestError when there are several of this (lower-case) name."""
@@ -61,7 +70,7 @@ class Exchange:
 
     def call(self) -> Call:
         """The work that this request asks for; `watch` it as soon as the body is read."""
-        return Call(self.drain, self._disconnected)
+        return Call(self.drain, self.context, self._disconnected)
 
     async def _disconnected(self) -> None:
         while (await self.receive())["type"] != "http.disconnect":
@@ -77,6 +86,7 @@ class Exchange:
         InvalidRequestError, and ClientGone when the client leaves before the end."""
         self._check_length(limit)
         chunks: list[bytes] = []
+        record = self.context.record
         size = 0
         while True:
             message = await self.receive()
@@ -84,6 +94,7 @@ class Exchange:
                 raise ClientGone
             chunk: bytes = message.get("body", b"")
             size += len(chunk)
+            record.bytes_in = size
             if size > limit:
                 raise _too_large(limit)
             chunks.append(chunk)
@@ -111,6 +122,7 @@ class Exchange:
         """For endpoints that speak ASGI themselves: notes the start and adds what every response carries."""
         if message["type"] == "http.response.start":
             self.started = True
+            self.context.record.status = str(message["status"])
             message = {**message, "headers": [*message.get("headers", ()), *self._common_headers()]}
         await self.raw_send(message)
 
@@ -137,6 +149,7 @@ class Exchange:
 
     async def fail(self, error: Exception) -> None:
         """Says the error in the shape that is still possible: a status before the first byte, an event after it."""
+        self.context.record.failed(error)
         if self.streaming:
             await self.finish(b"data: " + error_json(error) + b"\n\ndata: [DONE]\n\n")
         elif not self.started:
@@ -144,6 +157,7 @@ class Exchange:
 
     async def _start(self, status: int, headers: Headers) -> None:
         self.started = True
+        self.context.record.status = str(status)
         headers = [*headers, *self._common_headers()]
         await self.raw_send({"type": "http.response.start", "status": status, "headers": headers})
 

@@ -21,7 +21,7 @@ from uvicorn.server import ServerState
 
 from penstock.engines.errors import InvalidRequestError, OverloadedError, PenstockError
 from penstock.gateway.errors import HttpError, error_headers, error_json, wire_shape
-from penstock.gateway.http.exchange import ARRIVAL_KEY
+from penstock.gateway.http.exchange import ARRIVAL_KEY, SENDER_KEY
 from penstock.gateway.http.limits import ConnectionLimits
 
 _LINGER_SECONDS = 1.0
@@ -44,15 +44,18 @@ class _JoinedHead:
     """Stands for the transport of a response: its head waits for what comes with it, so that a whole answer is one
     write to the socket, and for the end of the loop's turn at most."""
 
-    __slots__ = ("_head", "_loop", "_started", "_transport")
+    __slots__ = ("_head", "_loop", "_started", "_transport", "written")
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
         self._started = False
         self._head = b""
+        self.written = 0
+        """Bytes of the response, its head and framing with them."""
 
     def write(self, data: bytes) -> None:
+        self.written += len(data)
         if not self._started:
             self._started = True
             self._head = data
@@ -180,7 +183,9 @@ class LimitedProtocol(HttpToolsProtocol):
             self._disarm_send()  # the next answer may be longer than what is left of the last one, and yet be read
         super().on_headers_complete()
         if self.cycle is not None:
-            self.cycle.transport = cast("asyncio.Transport", _JoinedHead(self.transport, self.loop))
+            sender = _JoinedHead(self.transport, self.loop)
+            self.cycle.transport = cast("asyncio.Transport", sender)
+            self.scope[SENDER_KEY] = sender  # type: ignore[literal-required]
             if self.scope["http_version"] != "1.1":
                 _answer_until_close(self.cycle)
 

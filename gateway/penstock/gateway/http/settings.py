@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from penstock.gateway.front.browser_rules import BrowserRules
 from penstock.gateway.front.drain import DrainState
+from penstock.gateway.front.journal import RequestJournal
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"})
 """Answered without a key, for probes. Everything else needs one: /version, and /metrics on this port, too."""
@@ -29,6 +30,7 @@ class AppSettings:
     ready: Callable[[], bool] | None = None
     """Whether requests would be served now; without it, whether the language models are ready."""
     drain: DrainState = field(default_factory=DrainState)
+    journal: RequestJournal = field(default_factory=RequestJournal)
     open_paths: frozenset[str] = OPEN_PATHS
     heartbeat_s: float = 15.0
     """Seconds of silence after which a token stream gets a comment; 0: never."""

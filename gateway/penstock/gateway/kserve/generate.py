@@ -44,7 +44,7 @@ async def generate(context: KServe, exchange: Exchange, name: str, version: str 
             body = await read_plain(exchange, context.max_input_bytes)
             call.watch()
             request = await _read(body, model.signature)
-            complete_request(request, context, exchange)
+            complete_request(request, context, exchange, model.name)
             model = context.models.model(name, version)  # a reload may have replaced it meanwhile
             trace = context.tracing.start(model.name, model.version, request.id)
             if trace is not None:
@@ -57,11 +57,13 @@ async def generate(context: KServe, exchange: Exchange, name: str, version: str 
     except PenstockError as error:
         if not exchange.streaming:
             raise
+        exchange.context.record.failed(error)
         await exchange.finish(error_frame(error))
     except Exception as error:
         if not exchange.streaming:
             raise
-        logger.exception("Unexpected error; request %s", exchange.context.id)
+        exchange.context.record.failed(error)
+        logger.exception("Unexpected error")
         await exchange.finish(error_frame(error))
 
 

@@ -59,7 +59,7 @@ class Infer:
                 if coding:
                     body = await _decompressed(coding, body, context.max_input_bytes)
                 inference = await self._parsed(body, length, model)
-                complete_request(inference.request, context, exchange)
+                complete_request(inference.request, context, exchange, model.name)
                 model = context.models.model(name, version)  # a reload may have replaced it meanwhile
                 trace = context.tracing.start(model.name, model.version, inference.request.id)
                 if trace is not None:

@@ -10,10 +10,10 @@ from penstock.gateway.kserve.headers import forwarded_http
 from penstock.gateway.kserve.tracing import RequestTrace
 
 
-def complete_request(request: InferRequest, context: KServe, exchange: Exchange) -> None:
+def complete_request(request: InferRequest, context: KServe, exchange: Exchange, model: str) -> None:
     """Sets caller, tenant, deadline and forwarded headers. Raises InvalidRequestError."""
     exchange.read_deadline()
-    set_caller(request, exchange.context)
+    set_caller(request, exchange.context, model)
     pattern = context.header_forward_pattern
     if pattern is not None:
         request.parameters |= forwarded_http(exchange.scope["headers"], pattern)

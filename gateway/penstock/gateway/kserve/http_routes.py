@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 Endpoint = Callable[..., Awaitable[None]]
 Verbs = dict[str, Endpoint]
 """Method to endpoint, which is called with the exchange and the names in the path."""
+Found = tuple[Verbs, tuple[str, ...], str]
+"""The verbs of a path, the names in it, and the path as the table has it."""
 
 
 class KServeApp:
@@ -46,7 +48,7 @@ class KServeApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
         try:
-            verbs, names = self._found(scope)
+            verbs, names, exchange.context.record.route = self._found(scope)
             endpoint = verbs.get(scope["method"])
             if endpoint is None:
                 raise _method_not_allowed(verbs)
@@ -59,17 +61,18 @@ class KServeApp:
     @staticmethod
     async def fail(exchange: Exchange, error: Exception) -> None:
         """Answers with the error, if no answer has begun; what is not in the tree of errors is logged."""
+        exchange.context.record.failed(error)
         if not isinstance(error, PenstockError):
-            logger.error("Unexpected error; request %s", exchange.context.id, exc_info=error)
+            logger.error("Unexpected error", exc_info=error)
         if not exchange.started:
             await exchange.respond(kserve_status(error), kserve_error_body(error), headers=error_headers(error))
 
-    def _found(self, scope: Scope) -> tuple[Verbs, tuple[str, ...]]:
-        """The verbs of a path and the names in it. Raises HttpError 404."""
+    def _found(self, scope: Scope) -> Found:
+        """Raises HttpError 404."""
         path: str = scope["path"]
         fixed = self._fixed.get(path)
         if fixed is not None:
-            return fixed, ()
+            return fixed, (), path
         raw: bytes = scope.get("raw_path") or b""
         if b"%" in raw:
             parts = [unquote(part) for part in raw.decode("latin-1").split("/")][2:]
@@ -80,31 +83,35 @@ class KServeApp:
             raise HttpError(404, "Not Found", code="route_not_found")
         return found
 
-    def _resolved(self, parts: list[str]) -> tuple[Verbs, tuple[str, ...]] | None:
+    def _resolved(self, parts: list[str]) -> Found | None:
         """`parts` are what is behind /v2/."""
         match parts:
             case ["models", name, "versions", version, *rest] if name and version.isascii() and version.isdigit():
                 verbs = self._of_model.get(tuple(rest)) if rest != ["trace", "setting"] else None
-                return (verbs, (name, version)) if verbs is not None else None
+                return (verbs, (name, version), _route("models/{model}/versions/{version}", *rest)) if verbs else None
             case ["models", name, *rest] if name:
                 verbs = self._of_model.get(tuple(rest))
-                return (verbs, (name, "")) if verbs is not None else None
+                return (verbs, (name, ""), _route("models/{model}", *rest)) if verbs else None
             case ["repository", *rest]:
                 return self._resolved_repository(rest)
             case ["systemsharedmemory" | "cudasharedmemory" as kind, "region", region, verb] if region:
                 verbs = self._of_region[kind.removesuffix("sharedmemory")].get(verb)
-                return (verbs, (region,)) if verbs is not None else None
+                return (verbs, (region,), _route(kind, "region/{region}", verb)) if verbs else None
         return None
 
-    def _resolved_repository(self, parts: list[str]) -> tuple[Verbs, tuple[str, ...]] | None:
+    def _resolved_repository(self, parts: list[str]) -> Found | None:
         match parts:
             case ["models", name, verb] if name and verb in self._of_repository:
-                return self._of_repository[verb], (name,)
+                return self._of_repository[verb], (name,), _route("repository/models/{model}", verb)
             case [repository, "index"] if repository:
-                return {"POST": _no_repository_name}, ()
+                return {"POST": _no_repository_name}, (), _route("repository/{repository}/index")
             case [repository, "models", name, verb] if repository and name and verb in self._of_repository:
-                return {"POST": _no_repository_name}, ()
+                return {"POST": _no_repository_name}, (), _route("repository/{repository}/models/{model}", verb)
         return None
+
+
+def _route(*parts: str) -> str:
+    return "/".join(("/v2", *parts))
 
 
 def _fixed_routes(context: KServe) -> dict[str, Verbs]:

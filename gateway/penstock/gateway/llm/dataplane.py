@@ -25,6 +25,7 @@ from penstock.engines.errors import (
     UnsupportedError,
 )
 from penstock.gateway.front.context import RequestContext, deadline_exceeded
+from penstock.gateway.front.record import Stage
 from penstock.gateway.llm.adapters import Adapter
 from penstock.gateway.llm.generation import (
     Candidate,
@@ -168,6 +169,7 @@ class DataPlane:
             )
 
         try:
+            context.record.enter(Stage.TEMPLATE)
             async with self._until_deadline(context):
                 text = await asyncio.to_thread(render)
                 return await self._encode(loaded, text, add_special_tokens=False)
@@ -201,9 +203,13 @@ class DataPlane:
         try:
             info = model.engine.info
             _check_supported(request.params, info)
+            record = request.context.record
+            record.model = model.names[0] if adapter is None else adapter.name
+            record.enter(Stage.TOKENIZE)
             async with self._until_deadline(request.context):
                 prompts = [await self._prompt(model, prompt, request) for prompt in request.prompts]
             adds = [self._add(model, adapter, request, prompt, info) for prompt in prompts]
+            record.enter(Stage.ENGINE)
             stream = model.engine.submit(adds)
         except BaseException:
             end()

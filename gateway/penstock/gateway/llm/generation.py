@@ -11,6 +11,7 @@ from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.messages import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
 from penstock.engines.errors import EngineError, PenstockError, from_code
 from penstock.gateway.front.context import RequestContext
+from penstock.gateway.front.record import Stage
 from penstock.gateway.llm.model_metrics import ModelMetrics
 from penstock.tokenizers import IncrementalDetokenizer, StopStrings, Tokenizer
 
@@ -112,6 +113,8 @@ class Generation:
         delta of that prompt."""
         self.usage = Usage(prompt_tokens=sum(map(len, prompts)))
         """Counts up while the generation is consumed. prompt_tokens counts each prompt once, whatever n is."""
+        self._record = request.context.record
+        self._record.usage = self.usage
         self.usage_by_choice = [0] * (len(prompts) * request.n)
         """Completion tokens of each choice."""
         self._stream = stream
@@ -126,14 +129,17 @@ class Generation:
         self._shown = time.monotonic()
         """When the newest deltas were handed out; at first, when the request was handed in."""
         self._timer: asyncio.TimerHandle | None = None
-        self.queue_seconds = 0.0
-        """How long the first prompt waited; known with its first delta."""
         self._ready: list[ChoiceDelta] | None = None
         self._choices = {
             request_id: _Choice(prompt * request.n + sample, tokenizer, request, prompts[prompt])
             for prompt, samples in enumerate(ids)
             for sample, request_id in enumerate(samples)
         }
+
+    @property
+    def queue_seconds(self) -> float:
+        """How long the first prompt waited; known with its first delta."""
+        return self._record.queue_seconds
 
     def prompt_text(self, prompt: int) -> str:
         """The text of a prompt that was given as token ids."""
@@ -207,6 +213,9 @@ class Generation:
         if choice.held:
             delta.token_ids, choice.held = choice.held + delta.token_ids, []
         if count:
+            if self._record.first_token is None:
+                self._record.first_token = now
+                self._record.enter(Stage.DECODING)
             self._metrics.tokens(count, choice.last_token, now, self._arrival)
             choice.last_token = now
         if delta.finish_reason is not None:
@@ -227,7 +236,7 @@ class Generation:
             return
         self.usage.cached_tokens += prompt.num_cached_tokens
         self._metrics.queued(prompt.queue_seconds)
-        self.queue_seconds = self.queue_seconds or prompt.queue_seconds
+        self._record.queue_seconds = self._record.queue_seconds or prompt.queue_seconds
         if self.prompt_logprobs is not None and prompt.logprobs is not None:
             converted = [_to_text(entry, self._tokenizer) for entry in prompt.logprobs]
             self.prompt_logprobs[choice.index // self._n].extend(converted)

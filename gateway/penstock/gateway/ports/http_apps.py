@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 
@@ -11,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.engines.errors import PenstockError
 from penstock.gateway.front.auth import ApiKeys
+from penstock.gateway.front.record import UNMATCHED
 from penstock.gateway.http.browser_guard import BrowserGuard
 from penstock.gateway.http.cross_origin import CrossOrigin
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
@@ -69,11 +71,13 @@ class _App:
         self._router = Router(routes, redirect_slashes=False)
         self._plain = {route.path: route for route in routes if isinstance(route, Route) and "{" not in route.path}
         """Routes that a look-up finds; the router's own coroutines would lie on the way of every token."""
+        self._patterns = [route for route in routes if isinstance(route, Route) and "{" in route.path]
         self._settings = settings
         self._keys = ApiKeys(settings.api_keys)
         self._guard = BrowserGuard(settings.browsers)
         self._cross_origin = CrossOrigin(settings.browsers.origins) if settings.browsers.origins else None
         self._kserve = kserve
+        self._journal = settings.journal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -83,6 +87,18 @@ class _App:
             drop_trailing_slash(scope)
         exchange = Exchange(scope, receive, send, self._settings.drain)
         scope[SCOPE_KEY] = exchange
+        self._journal.begin(exchange.context)
+        try:
+            await self._answer(exchange, kserve)
+        except asyncio.CancelledError:
+            exchange.context.record.cancelled()
+            raise
+        finally:
+            exchange.close_record()
+            self._journal.end(exchange.context)
+
+    async def _answer(self, exchange: Exchange, kserve: KServeApp | None) -> None:
+        scope, receive = exchange.scope, exchange.receive
         if self._cross_origin is not None and await self._cross_origin.answered(exchange):
             return
         if kserve is not None:
@@ -90,8 +106,9 @@ class _App:
             return
         scope["app"] = self  # makes starlette raise its 404 and 405 instead of answering in its own shape
         try:
-            self._admit(exchange)
             route = self._plain.get(scope["path"])
+            exchange.context.record.route = route.path if route is not None else self._pattern(scope["path"])
+            self._admit(exchange)
             if route is not None and scope["method"] in (route.methods or ()):
                 await route.app(scope, receive, exchange.send)
             else:
@@ -101,8 +118,15 @@ class _App:
         except HTTPException as error:
             await exchange.fail(route_error(error, scope, self._router.routes))
         except Exception as error:
-            logger.exception("Unexpected error; request %s", exchange.context.id)
+            logger.exception("Unexpected error")
             await exchange.fail(error)
+
+    def _pattern(self, path: str) -> str:
+        """The route with names in its path that this one matches, as the table has it."""
+        for route in self._patterns:
+            if route.path_regex.match(path):
+                return route.path.replace(":path", "")
+        return UNMATCHED
 
     def _admit(self, exchange: Exchange) -> None:
         """Raises AuthenticationError, HttpError, InvalidRequestError."""

@@ -12,7 +12,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
+from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.llm.dataplane import DataPlane
+from penstock.gateway.ports.requests_in_flight import RequestsInFlight
 
 _INTERVAL_SECONDS = 1.0
 
@@ -51,8 +53,9 @@ def snapshot(dataplane: DataPlane) -> dict[str, Any]:
     }
 
 
-def operator_routes(dataplane: DataPlane) -> list[BaseRoute]:
+def operator_routes(dataplane: DataPlane, journal: RequestJournal) -> list[BaseRoute]:
     return [
+        Route("/debug/requests", RequestsInFlight(journal), methods=["GET"]),
         Route("/debug/scheduler", SchedulerState(dataplane), methods=["GET"]),
         Route("/debug/scheduler/stream", SchedulerFeed(dataplane), methods=["GET"]),
     ]

@@ -51,7 +51,7 @@ class Inference:
         else:
             decoded = decode(message, model, self._regions)
         request = decoded.request
-        set_caller(request, context)
+        set_caller(request, context, model.name)
         if self._pattern is not None:
             texts = ((name, value) for name, value in rpc.invocation_metadata() if isinstance(value, str))
             request.parameters |= forwarded(texts, self._pattern)

@@ -15,7 +15,7 @@ PATHS = tuple(f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo
 """The messages of both versions are the same."""
 
 
-def reflection_handler(guard: Guard) -> grpc.RpcMethodHandler:
+def reflection_handler(guard: Guard, method: str) -> grpc.RpcMethodHandler:
     servicer = reflection.aio.ReflectionServicer(SERVICES)
     parse = reflection_pb2.ServerReflectionRequest.FromString
 
@@ -27,4 +27,4 @@ def reflection_handler(guard: Guard) -> grpc.RpcMethodHandler:
         while (data := await rpc.read()) is not grpc.aio.EOF:
             yield parse(data)
 
-    return guard.stream(call)
+    return guard.stream(method, call)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -13,8 +14,10 @@ from google.protobuf.message import DecodeError
 from penstock.engines.errors import InvalidRequestError, PenstockError
 from penstock.gateway.front.auth import ApiKeys
 from penstock.gateway.front.call import Call
-from penstock.gateway.front.context import ANYONE, RequestContext, read_context
+from penstock.gateway.front.context import RequestContext, read_context
 from penstock.gateway.front.drain import DrainState
+from penstock.gateway.front.journal import RequestJournal
+from penstock.gateway.front.record import RequestRecord
 from penstock.gateway.kserve.grpc.status import shutting_down, status
 
 logger = logging.getLogger("penstock.grpc")
@@ -32,35 +35,58 @@ StreamHandler = Callable[[Rpc, RequestContext], Awaitable[None]]
 class Guard:
     """Makes gRPC handlers of functions that raise our errors. Messages are bytes here."""
 
-    def __init__(self, keys: ApiKeys | None, drain: DrainState) -> None:
+    def __init__(self, keys: ApiKeys | None, drain: DrainState, journal: RequestJournal) -> None:
         """Without `keys` everybody is let in."""
+        self.journal = journal
         self._keys = keys
         self.drain = drain
 
-    def request_context(self, rpc: Rpc) -> RequestContext:
-        """Raises AuthenticationError, InvalidRequestError."""
-        metadata = [(key, _bytes(value)) for key, value in rpc.invocation_metadata()]
-        if self._keys is None:
-            principal = ANYONE
-        else:
-            given = [value for key, value in metadata if key == "authorization"]
-            if len(given) > 1:
-                raise InvalidRequestError("Authorization is given more than once.")
-            principal = self._keys.principal(given[0] if given else None)
-        context = read_context({key.encode(): value for key, value in reversed(metadata)})
-        context.principal = principal
+    def _context(self, rpc: Rpc, method: str) -> RequestContext:
+        metadata = {key.encode(): _bytes(value) for key, value in reversed(rpc.invocation_metadata())}
+        context = read_context(metadata)
+        context.record.protocol, context.record.route = "grpc", method
         remaining = rpc.time_remaining()
         if remaining is not None:
             context.limit(remaining)
         return context
 
-    def unary(self, handler: UnaryHandler) -> grpc.RpcMethodHandler:
+    def _admit(self, rpc: Rpc, context: RequestContext) -> None:
+        """Raises AuthenticationError, InvalidRequestError."""
+        if self._keys is None:
+            return
+        given = [_bytes(value) for key, value in rpc.invocation_metadata() if key == "authorization"]
+        if len(given) > 1:
+            raise InvalidRequestError("Authorization is given more than once.")
+        context.principal = self._keys.principal(given[0] if given else None)
+
+    @contextmanager
+    def recorded(self, context: RequestContext) -> Iterator[None]:
+        """Its record ends with this block."""
+        self.journal.begin(context)
+        try:
+            yield
+        except asyncio.CancelledError:
+            context.record.cancelled()
+            raise
+        except Exception as error:
+            context.record.failed(error)
+            raise
+        finally:
+            self.journal.end(context)
+
+    def unary(self, method: str, handler: UnaryHandler) -> grpc.RpcMethodHandler:
         """Refused while draining."""
 
         async def call(data: bytes, rpc: Rpc) -> bytes:
+            context = self._context(rpc, method)
+            record = context.record
+            record.bytes_in = len(data)
             try:
-                with call_in_flight(self.drain):
-                    return await handler(data, rpc, self.request_context(rpc))
+                with self.recorded(context), answered(record), call_in_flight(self.drain, context):
+                    self._admit(rpc, context)
+                    answer = await handler(data, rpc, context)
+                    record.bytes_out = len(answer)
+                    return answer
             except Exception as error:
                 failure = error
             return await abort(rpc, failure)
@@ -79,26 +105,40 @@ class Guard:
 
         return grpc.unary_unary_rpc_method_handler(call)
 
-    def stream(self, handler: StreamHandler) -> grpc.RpcMethodHandler:
+    def stream(self, method: str, handler: StreamHandler) -> grpc.RpcMethodHandler:
         """New streams are refused while draining; what runs on a stream, it counts itself."""
 
         async def call(_: object, rpc: Rpc) -> None:
+            context = self._context(rpc, method)
             try:
-                if self.drain.draining:
-                    raise shutting_down()
-                await handler(rpc, self.request_context(rpc))
+                with self.recorded(context), answered(context.record):
+                    if self.drain.draining:
+                        raise shutting_down()
+                    self._admit(rpc, context)
+                    await handler(rpc, context)
             except Exception as error:
                 await abort(rpc, error)
 
         return grpc.stream_stream_rpc_method_handler(call)
 
 
-def call_in_flight(drain: DrainState) -> Call:
+@contextmanager
+def answered(record: RequestRecord) -> Iterator[None]:
+    """Notes the gRPC status by which this block ends."""
+    try:
+        yield
+        record.status = "OK"
+    except Exception as error:
+        record.status = status(error)[0].name
+        raise
+
+
+def call_in_flight(drain: DrainState, context: RequestContext) -> Call:
     """Raises NotReadyError in Triton's words while draining. The gRPC library cancels the task of an RPC whose client
     has left."""
     if drain.draining:
         raise shutting_down()
-    return Call(drain)
+    return Call(drain, context)
 
 
 def _bytes(value: str | bytes) -> bytes:

@@ -9,6 +9,7 @@ import grpc
 from penstock.gateway.front.addresses import url_host
 from penstock.gateway.front.auth import ApiKeys
 from penstock.gateway.front.drain import DrainState
+from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.front.listening import listener
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.health import Health
@@ -29,6 +30,7 @@ class GrpcServer:
         ready: Callable[[], bool],
         drain: DrainState | None = None,
         keys: ApiKeys | None = None,
+        journal: RequestJournal | None = None,
     ) -> None:
         """Binds. `ready` says whether the server as a whole is; without `keys` everybody is let in.
 
@@ -36,7 +38,8 @@ class GrpcServer:
         usable.
         """
         self._health = Health(ready)
-        service = build_service(kserve, Guard(keys, drain or DrainState()), self._health, settings)
+        guard = Guard(keys, drain or DrainState(), journal or RequestJournal())
+        service = build_service(kserve, guard, self._health, settings)
         self._server = grpc.aio.server(handlers=[service], options=settings.options())
         address = f"{url_host(settings.host)}:{settings.port}"
         try:

@@ -46,16 +46,16 @@ def build_service(kserve: KServe, guard: Guard, health: Health, settings: GrpcSe
         WATCH: health.watch_handler(),
         _SERVICE + "ServerLive": guard.open(pb.ServerLiveRequest, describe.server_live),
         _SERVICE + "ServerReady": guard.open(pb.ServerReadyRequest, describe.server_ready),
-        _SERVICE + "ModelInfer": guard.unary(inference.infer),
+        _SERVICE + "ModelInfer": guard.unary(_SERVICE + "ModelInfer", inference.infer),
     }
     for name, handler in _plain(describe, Administration(kserve)).items():
-        methods[_SERVICE + name] = guard.unary(_of_message(name, handler))
+        methods[_SERVICE + name] = guard.unary(_SERVICE + name, _of_message(name, handler))
 
     async def stream(rpc: Rpc, context: RequestContext) -> None:
-        await InferStream(inference, guard.drain, rpc, context, settings.max_requests_per_stream).run()
+        await InferStream(inference, guard, rpc, context, settings.max_requests_per_stream).run()
 
-    methods[_SERVICE + "ModelStreamInfer"] = guard.stream(stream)
-    methods |= dict.fromkeys(PATHS, reflection_handler(guard))
+    methods[_SERVICE + "ModelStreamInfer"] = guard.stream(_SERVICE + "ModelStreamInfer", stream)
+    methods |= {path: reflection_handler(guard, path) for path in PATHS}
     return Service(methods)
 
 

@@ -12,12 +12,12 @@ from penstock.classic.base import InferModel, ResponseStream
 from penstock.classic.messages import InferResponse
 from penstock.engines.errors import DeadlineExceededError, InvalidRequestError
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.front.drain import DrainState
+from penstock.gateway.front.record import RequestRecord
 from penstock.gateway.kserve.grpc.decode import Decoded, parse
 from penstock.gateway.kserve.grpc.encode import empty_final, stream_error
 from penstock.gateway.kserve.grpc.infer import Inference
 from penstock.gateway.kserve.grpc.parameters import FINAL
-from penstock.gateway.kserve.grpc.rpc import Message, Rpc, call_in_flight
+from penstock.gateway.kserve.grpc.rpc import Guard, Message, Rpc, answered, call_in_flight
 from penstock.gateway.kserve.tracing import RequestTrace
 
 _EOF = grpc.aio.EOF
@@ -28,9 +28,9 @@ class InferStream:
     """One RPC. Each request has a task; it writes a response and takes the next one when that has been sent, so a slow
     reader holds back its own requests and nothing piles up here."""
 
-    def __init__(self, inference: Inference, drain: DrainState, rpc: Rpc, context: RequestContext, limit: int) -> None:
+    def __init__(self, inference: Inference, guard: Guard, rpc: Rpc, context: RequestContext, limit: int) -> None:
         self._inference = inference
-        self._drain = drain
+        self._guard = guard
         self._rpc = rpc
         self._context = context
         self._strict = _STRICT in rpc.invocation_metadata()
@@ -87,23 +87,26 @@ class InferStream:
         except InvalidRequestError as error:
             await self._write(stream_error(error, ""))
             return
+        context = self._context.next_request()
+        context.record.bytes_in = len(data)
+        context.record.route += "/request"
         try:
-            with call_in_flight(self._drain):
-                await self._answer(data, message)
+            with self._guard.recorded(context), answered(context.record), call_in_flight(self._guard.drain, context):
+                await self._answer(data, message, context)
         except Exception as error:
             # before the first response could be asked for, or when the drain expired
             await self._write(stream_error(error, message.id))
 
-    async def _answer(self, data: bytes, message: Message) -> None:
+    async def _answer(self, data: bytes, message: Message, context: RequestContext) -> None:
         inference = self._inference
         model = inference.model(message)
-        decoded = await inference.decode(data, message, model, self._rpc, self._context.next_request())
+        decoded = await inference.decode(data, message, model, self._rpc, context)
         model = inference.model(message)  # a reload may have replaced it meanwhile
         trace = inference.trace(model, decoded)
         responses: ResponseStream | None = None
         try:
             responses = model.stream(decoded.request)
-            await self._forward(model, decoded, responses, trace)
+            await self._forward(model, decoded, responses, trace, context.record)
         except asyncio.CancelledError:
             if not decoded.ended:  # else the end is on its way, and the drain must not tell another one
                 raise
@@ -115,22 +118,31 @@ class InferStream:
                 trace.finish()
 
     async def _forward(
-        self, model: InferModel, decoded: Decoded, responses: ResponseStream, trace: RequestTrace | None
+        self,
+        model: InferModel,
+        decoded: Decoded,
+        responses: ResponseStream,
+        trace: RequestTrace | None,
+        record: RequestRecord,
     ) -> None:
         try:
             async for response in responses:
                 decoded.ended = response.final
                 if response.error is not None:
+                    record.failed(response.error)
                     await self._error(response.error, model, decoded, final=response.final)
                 elif response.outputs is not None:
                     if trace is not None:
                         trace.outputs(response.outputs)
-                    await self._write(await self._encode(model, decoded, response))
+                    answer = await self._encode(model, decoded, response)
+                    record.bytes_out += len(answer)
+                    await self._write(answer)
                 if response.final:
                     if decoded.empty_final and response.outputs is None and response.error is None:
                         await self._write(empty_final(decoded.request.id, model.name))
                     break
         except Exception as error:
+            record.failed(error)
             await self._error(error, model, decoded, final=True)
 
     async def _error(self, error: Exception, model: InferModel, decoded: Decoded, *, final: bool) -> None:

@@ -1,0 +1,118 @@
+"""One line for each request that has ended. Never prompts, and nothing of the client's that could fake a line."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Literal, TextIO
+
+import msgspec
+
+from penstock.gateway.front.context import RequestContext
+from penstock.gateway.front.record import Outcome, RequestRecord
+
+Form = Literal["text", "json"]
+
+_FLUSH_SECONDS = 0.2
+_QUIET_ROUTES = frozenset(
+    {"/health", "/health/live", "/health/ready", "/metrics", "/v2/health/live", "/v2/health/ready"}
+)
+"""Probes and scrapers ask for these every few seconds."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class AccessLog:
+    """Lines are written together, a few times a second: a write for each would cost more than the line.
+
+    `sample` is the share of good requests that are told, `slow_s` how long one must take to be told. What was not
+    answered well is told always.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO,
+        form: Form = "text",
+        *,
+        sample: float = 1.0,
+        slow_s: float = 0.0,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._stream = stream
+        self._line = _text if form == "text" else _json
+        self._sample = sample
+        self._slow_s = slow_s
+        self._chance = chance
+        self._lines: list[str] = []
+
+    def __call__(self, context: RequestContext) -> None:
+        record = context.record
+        total = time.monotonic() - context.arrival
+        if record.outcome is Outcome.OK and not self._wanted(record, total):
+            return
+        if not self._lines:
+            asyncio.get_running_loop().call_later(_FLUSH_SECONDS, self.flush)
+        self._lines.append(self._line(context, total))
+
+    def _wanted(self, record: RequestRecord, total: float) -> bool:
+        if record.route in _QUIET_ROUTES or total < self._slow_s:
+            return False
+        return self._sample >= 1 or self._chance() < self._sample
+
+    def flush(self) -> None:
+        """Writes what is there. At the end of the server, too."""
+        lines, self._lines = self._lines, []
+        if lines:
+            self._stream.write("".join(lines))
+            self._stream.flush()
+
+
+def _text(context: RequestContext, total: float) -> str:
+    record = context.record
+    now = time.time()
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
+    parts = [f"{stamp},{int(now * 1000) % 1000:03d} ACCESS  {record.method or 'RPC'} {record.route}"]
+    parts.append(f"{record.status or '-'} {record.outcome}")
+    if record.reason:
+        parts.append(record.reason)
+    if record.model:
+        parts.append(f"model={record.model}")
+    if context.tenant:
+        parts.append(f"tenant={context.tenant}")
+    usage = record.usage
+    if usage is not None:
+        parts.append(f"tokens={usage.prompt_tokens}+{usage.completion_tokens} cached={usage.cached_tokens}")
+        parts.append(f"queue={record.queue_seconds:.3f}s")
+        if record.first_token is not None:
+            parts.append(f"ttft={record.first_token - context.arrival:.3f}s")
+    parts.append(f"total={total:.3f}s in={record.bytes_in} out={record.bytes_out} id={context.id}\n")
+    return " ".join(parts)
+
+
+def _json(context: RequestContext, total: float) -> str:
+    record, usage = context.record, context.record.usage
+    fields: dict[str, object] = {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "id": context.id,
+        "protocol": record.protocol,
+        "method": record.method,
+        "route": record.route,
+        "status": record.status,
+        "outcome": record.outcome.value,
+        "reason": record.reason,
+        "tenant": context.tenant,
+        "model": record.model,
+        "total_s": round(total, 4),
+        "bytes_in": record.bytes_in,
+        "bytes_out": record.bytes_out,
+    }
+    if usage is not None:
+        fields["prompt_tokens"] = usage.prompt_tokens
+        fields["completion_tokens"] = usage.completion_tokens
+        fields["cached_tokens"] = usage.cached_tokens
+        fields["queue_s"] = round(record.queue_seconds, 4)
+        fields["ttft_s"] = None if record.first_token is None else round(record.first_token - context.arrival, 4)
+    return _encode(fields).decode() + "\n"

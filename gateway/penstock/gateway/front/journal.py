@@ -1,0 +1,44 @@
+"""All requests from their first byte to their end: who is in flight, and what is told of those that have ended."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+
+from penstock.gateway.front.context import RequestContext
+
+current_request: ContextVar[str] = ContextVar("current_request", default="")
+"""Id of the request that the current task works for, for log lines."""
+
+OnEnd = Callable[[RequestContext], None]
+
+
+def name_request(record: logging.LogRecord) -> bool:
+    """A logging filter that lets all through and gives each line the request that it was written for."""
+    request = current_request.get()
+    record.request = f" (request {request})" if request else ""
+    return True
+
+
+class RequestJournal:
+    """Every request that begins ends, once. Lives on the event loop."""
+
+    def __init__(self, on_end: Iterable[OnEnd] = ()) -> None:
+        self._on_end = tuple(on_end)
+        self._in_flight: dict[RequestContext, None] = {}
+
+    def begin(self, context: RequestContext) -> None:
+        self._in_flight[context] = None
+        current_request.set(context.id)
+
+    def end(self, context: RequestContext) -> None:
+        """Idempotent."""
+        if context in self._in_flight:
+            del self._in_flight[context]
+            for tell in self._on_end:
+                tell(context)
+
+    def in_flight(self) -> tuple[RequestContext, ...]:
+        """The oldest first."""
+        return tuple(self._in_flight)

@@ -1,0 +1,118 @@
+"""What happened to a request: filled in by the layers that it passes, read when it has ended."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from penstock.engines.errors import (
+    AuthenticationError,
+    CancelledError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    OverloadedError,
+    PenstockError,
+)
+from penstock.gateway.errors import HttpError
+
+UNMATCHED = "unmatched"
+"""The route of what no route exists for: paths are the client's, and there is no end to them."""
+
+
+class Outcome(StrEnum):
+    OK = "ok"
+    CLIENT_ERROR = "client_error"
+    DENIED = "denied"
+    REFUSED = "refused"
+    """The server had no room, or was not ready."""
+    CANCELLED = "cancelled"
+    """The client left."""
+    DEADLINE = "deadline"
+    SERVER_ERROR = "server_error"
+
+
+class Stage(StrEnum):
+    """Where a request is."""
+
+    READING = "reading"
+    TEMPLATE = "template"
+    TOKENIZE = "tokenize"
+    ENGINE = "engine"
+    """In the engine's queue, or its prompt is being computed."""
+    DECODING = "decoding"
+    MODEL = "model"
+    """A classic model has it: queued in its batcher, or executing."""
+
+
+class TokenCounts(Protocol):
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class RequestRecord:
+    """Times are of time.monotonic()."""
+
+    protocol: str = "http"
+    """http or grpc."""
+    method: str = ""
+    """The HTTP method; "" for an RPC."""
+    route: str = UNMATCHED
+    """As the table of routes has it, or the RPC's full name; never what the client sent."""
+    model: str = ""
+    """A name that the server knows."""
+    stage: Stage = Stage.READING
+    stage_since: float = field(default_factory=time.monotonic)
+    status: str = ""
+    """The HTTP status or the name of the gRPC status; "" when nothing was answered."""
+    outcome: Outcome = Outcome.OK
+    reason: str = ""
+    """The error's code."""
+    bytes_in: int = 0
+    bytes_out: int = 0
+    usage: TokenCounts | None = None
+    """The generation's own count, which goes on while it runs."""
+    queue_seconds: float = 0.0
+    first_token: float | None = None
+    """When the first token of any choice was there."""
+
+    def enter(self, stage: Stage) -> None:
+        self.stage = stage
+        self.stage_since = time.monotonic()
+
+    def failed(self, error: BaseException) -> None:
+        """The first error counts: what follows it are its consequences."""
+        if not self.reason:
+            self.outcome = _outcome(error)
+            self.reason = _reason(error)
+
+    def cancelled(self) -> None:
+        """The client has left."""
+        if not self.reason:
+            self.outcome, self.reason = Outcome.CANCELLED, "client_gone"
+
+
+def _outcome(error: BaseException) -> Outcome:
+    match error:
+        case HttpError():
+            return Outcome.CLIENT_ERROR if error.shape.status < 500 else Outcome.SERVER_ERROR
+        case AuthenticationError():
+            return Outcome.DENIED
+        case InvalidRequestError():
+            return Outcome.CLIENT_ERROR
+        case OverloadedError():
+            return Outcome.REFUSED
+        case DeadlineExceededError():
+            return Outcome.DEADLINE
+        case CancelledError():
+            return Outcome.CANCELLED
+    return Outcome.SERVER_ERROR
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, HttpError):
+        return error.shape.code or str(error.shape.status)
+    return error.code if isinstance(error, PenstockError) else "internal_error"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -18,62 +19,76 @@ MAX_TENANTS = 50
 OTHER, ANONYMOUS = "other", "anonymous"
 
 
+class _Route:
+    """What has ended on one route."""
+
+    __slots__ = ("bytes_in", "bytes_out", "ended", "seconds")
+
+    def __init__(self) -> None:
+        self.ended: dict[tuple[str, str, str], int] = {}
+        """By method, status and outcome."""
+        self.bytes_in = 0
+        self.bytes_out = 0
+        text = "From the first byte of a request to the end of its answer."
+        self.seconds = Histogram("penstock_front_request_seconds", text, _SECONDS)
+
+
+@dataclass(slots=True)
+class _Tenant:
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
 class RequestMetrics:
     """A source of metrics, told of each request that has ended. Labels are the server's words, never a client's."""
 
     def __init__(self) -> None:
         self.in_flight: Callable[[], Iterable[RequestContext]] = tuple
         """Gives the requests that have not ended."""
-        self._ended: Counter[tuple[str, str, str, str, str]] = Counter()
-        self._bytes_in: Counter[tuple[str, str]] = Counter()
-        self._bytes_out: Counter[tuple[str, str]] = Counter()
-        self._seconds: dict[tuple[str, str], Histogram] = {}
-        self._tenants: dict[str, Counter[str]] = {}
+        self._routes: dict[tuple[str, str], _Route] = {}
+        self._tenants: dict[str, _Tenant] = {}
 
     def __call__(self, context: RequestContext) -> None:
         record = context.record
-        route = (record.protocol, record.route)
-        self._ended[(*route, record.method, record.status or "none", record.outcome.value)] += 1
-        self._bytes_in[route] += record.bytes_in
-        self._bytes_out[route] += record.bytes_out
-        histogram = self._seconds.get(route)
-        if histogram is None:
-            text = "From the first byte of a request to the end of its answer."
-            histogram = self._seconds[route] = Histogram("penstock_front_request_seconds", text, _SECONDS)
-        histogram.observe(time.monotonic() - context.arrival)
-        used = self._of_tenant(context.tenant)
-        used["requests"] += 1
-        used[record.outcome.value] += 1
+        key = (record.protocol, record.route)
+        route = self._routes.get(key)
+        if route is None:
+            route = self._routes[key] = _Route()
+        end = (record.method, record.status, record.outcome)
+        route.ended[end] = route.ended.get(end, 0) + 1
+        route.bytes_in += record.bytes_in
+        route.bytes_out += record.bytes_out
+        route.seconds.observe(time.monotonic() - context.arrival)
+        name = self._class(context.tenant)
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            tenant = self._tenants[name] = _Tenant()
+        tenant.requests += 1
         if record.usage is not None:
-            used["prompt_tokens"] += record.usage.prompt_tokens
-            used["completion_tokens"] += record.usage.completion_tokens
+            tenant.prompt_tokens += record.usage.prompt_tokens
+            tenant.completion_tokens += record.usage.completion_tokens
 
     def _class(self, tenant: str) -> str:
         if not tenant:
             return ANONYMOUS
         return tenant if tenant in self._tenants or len(self._tenants) < MAX_TENANTS else OTHER
 
-    def _of_tenant(self, tenant: str) -> Counter[str]:
-        return self._tenants.setdefault(self._class(tenant), Counter())
-
     def collect(self) -> Iterator[Metric]:
         names = ["protocol", "route"]
         ended = CounterMetricFamily(
             "penstock_front_requests", "Requests that have ended.", labels=[*names, "method", "status", "outcome"]
         )
-        for labels, count in self._ended.items():
-            ended.add_metric(labels, count)
-        yield ended
-        for name, text, counts in (
-            ("request_bytes", "Bytes of bodies and messages that were read.", self._bytes_in),
-            ("response_bytes", "Bytes that were answered.", self._bytes_out),
-        ):
-            family = CounterMetricFamily(f"penstock_front_{name}", text, labels=names)
-            for route, count in counts.items():
-                family.add_metric(route, count)
-            yield family
-        for route, histogram in self._seconds.items():
-            yield from histogram.samples(dict(zip(names, route, strict=True)))
+        text = "Bytes of bodies and messages that were read."
+        bytes_in = CounterMetricFamily("penstock_front_request_bytes", text, labels=names)
+        bytes_out = CounterMetricFamily("penstock_front_response_bytes", "Bytes that were answered.", labels=names)
+        for key, route in self._routes.items():
+            for (method, status, outcome), count in route.ended.items():
+                ended.add_metric([*key, method, status or "none", outcome], count)
+            bytes_in.add_metric(key, route.bytes_in)
+            bytes_out.add_metric(key, route.bytes_out)
+            yield from route.seconds.samples(dict(zip(names, key, strict=True)))
+        yield from (ended, bytes_in, bytes_out)
         yield from self._collect_in_flight()
         yield from self._collect_tenants()
 
@@ -101,5 +116,5 @@ class RequestMetrics:
         ):
             family = CounterMetricFamily(f"penstock_tenant_{name}", text, labels=["tenant"])
             for tenant, used in self._tenants.items():
-                family.add_metric([tenant], used[name])
+                family.add_metric([tenant], getattr(used, name))
             yield family

@@ -12,6 +12,7 @@ import penstock.gateway.ports.http_apps
 from penstock.engines import errors as tree
 from penstock.gateway.errors import error_headers, error_json, wire_shape
 from penstock.gateway.front.drain import DrainState
+from penstock.gateway.front.journal import name_request
 from penstock.gateway.http.settings import OPEN_PATHS, AppSettings
 from penstock.gateway.ports.http_apps import build_app, build_metrics_app
 from protocol.asgi_client import AsgiCall, call
@@ -209,6 +210,7 @@ async def test_metrics_port_serves_metrics_and_health_alone() -> None:
 
 
 async def test_unexpected_error_is_logged_once_and_told_without_details(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.handler.addFilter(name_request)
     dataplane = FakeDataPlane()
     dataplane.admit = KeyError("/secret/path")
     result = await call(build_app(dataplane, AppSettings()), "/v1/completions", {"model": "tiny", "prompt": "hi"})
@@ -217,7 +219,7 @@ async def test_unexpected_error_is_logged_once_and_told_without_details(caplog: 
     assert result.json()["error"]["type"] == "server_error"
     assert len(caplog.records) == 1
     assert "KeyError" in caplog.text
-    assert result.headers["x-request-id"] in caplog.text
+    assert caplog.records[0].request == f" (request {result.headers['x-request-id']})"
 
 
 def classes(cls: type[tree.PenstockError] = tree.PenstockError) -> list[type[tree.PenstockError]]:

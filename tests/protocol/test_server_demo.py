@@ -150,6 +150,10 @@ def test_errors_have_the_sdk_s_types(server):
     with pytest.raises(openai.BadRequestError) as too_long:
         client.completions.create(model="penstock-demo", prompt=[[5] * 3000], max_tokens=1)
     assert too_long.value.code == "context_length_exceeded"
+    for text in ("0123456789" * 100_000, "letters" * 100_000, "Some words. " * 100_000):
+        with pytest.raises(openai.BadRequestError, match="your prompt has more than 2047 tokens") as too_long:
+            client.chat.completions.create(model="penstock-demo", messages=[{"role": "user", "content": text}])
+        assert too_long.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError) as unsupported:
         client.chat.completions.create(
             model="penstock-demo", messages=QUESTION, response_format={"type": "json_object"}

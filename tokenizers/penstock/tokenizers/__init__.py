@@ -3,7 +3,7 @@
 from .chat import ChatTemplate, check_kwargs
 from .content_format import ContentFormat, content_format
 from .detokenizer import IncrementalDetokenizer
-from .errors import ChatTemplateError, ChatTemplateTimeout, TokenizerError
+from .errors import ChatTemplateError, ChatTemplateTimeout, PromptTooLong, TokenizerError
 from .hf import Tokenizer
 from .messages import normalize_messages
 from .stop import StopStrings
@@ -14,6 +14,7 @@ __all__ = [
     "ChatTemplateTimeout",
     "ContentFormat",
     "IncrementalDetokenizer",
+    "PromptTooLong",
     "StopStrings",
     "Tokenizer",
     "TokenizerError",

@@ -9,6 +9,7 @@ from typing import Any
 
 import tokenizers
 
+from .bounded import BoundedEncoder
 from .errors import TokenizerError
 from .files import TokenizerFiles, read_tokenizer_files
 from .token_table import DecoderFamily, TokenTable, build_token_table
@@ -39,6 +40,7 @@ class Tokenizer:
         """What each id contributes to a text, special tokens included."""
         self.text_table: TokenTable = self.table.without(self.special_ids)
         """The same when special tokens are skipped."""
+        self._bounded = BoundedEncoder(self._backend, self._encode)
 
     @property
     def bos_token(self) -> str | None:
@@ -57,11 +59,17 @@ class Tokenizer:
         """The template to use when none is asked for by name; None: this is no chat model."""
         return self.chat_templates.get("default")
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, limit: int | None = None) -> list[int]:
         """Token ids of `text`. Special tokens written out in the text become their ids.
 
-        The library's batch call is used for one text because it is the one that releases the GIL.
+        A long text with more than `limit` tokens raises PromptTooLong as soon as that is certain.
         """
+        if limit is None:
+            return self._encode(text, add_special_tokens)
+        return self._bounded.encode(text, add_special_tokens, limit)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """The library's batch call is used for one text because it is the one that releases the GIL."""
         try:
             encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         except TypeError:

@@ -7,9 +7,8 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -37,7 +36,8 @@ from penstock.gateway.llm.generation import (
 )
 from penstock.gateway.llm.model_metrics import ModelMetrics
 from penstock.gateway.llm.models import LoadedModel, ServedModel
-from penstock.tokenizers import ChatTemplateError, TokenizerError
+from penstock.gateway.llm.prompts import encode_prompts
+from penstock.tokenizers import ChatTemplateError
 
 __all__ = [
     "Candidate",
@@ -50,8 +50,6 @@ __all__ = [
     "Usage",
 ]
 
-_INLINE_CHARS = 4096
-"""Texts up to this length are tokenized on the event loop (well under a millisecond); longer ones in a thread."""
 _TEMPLATE_SECONDS = 10.0
 
 
@@ -172,7 +170,7 @@ class DataPlane:
             context.record.enter(Stage.TEMPLATE)
             async with self._until_deadline(context):
                 text = await asyncio.to_thread(render)
-                return await self._encode(loaded, text, add_special_tokens=False)
+                return (await encode_prompts(loaded, [text], add_special_tokens=False))[0]
         except ChatTemplateError as error:
             raise InvalidRequestError(str(error), param="messages") from None
 
@@ -207,7 +205,7 @@ class DataPlane:
             record.model = model.names[0] if adapter is None else adapter.name
             record.enter(Stage.TOKENIZE)
             async with self._until_deadline(request.context):
-                prompts = [await self._prompt(model, prompt, request) for prompt in request.prompts]
+                prompts = await self._prompts(model, request)
             adds = [self._add(model, adapter, request, prompt, info) for prompt in prompts]
             record.enter(Stage.ENGINE)
             stream = model.engine.submit(adds)
@@ -233,20 +231,13 @@ class DataPlane:
             generation.close()
             raise
 
-    async def _prompt(self, model: LoadedModel, prompt: str | list[int], request: GenerateRequest) -> list[int]:
-        if isinstance(prompt, str):
-            return await self._encode(model, prompt, add_special_tokens=request.add_special_tokens)
+    async def _prompts(self, model: LoadedModel, request: GenerateRequest) -> list[list[int]]:
+        texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
+        encoded = iter(await encode_prompts(model, texts, add_special_tokens=request.add_special_tokens))
         vocab_size = model.engine.info.vocab_size
-        if prompt and not 0 <= min(prompt) <= max(prompt) < vocab_size:
-            raise InvalidRequestError(f"Token ids must be in 0..{vocab_size - 1}.", param="prompt")
-        return prompt
-
-    async def _encode(self, model: LoadedModel, text: str, *, add_special_tokens: bool) -> list[int]:
-        encode: Callable[[], list[int]] = partial(model.tokenizer.encode, text, add_special_tokens)
-        try:
-            return encode() if len(text) <= _INLINE_CHARS else await asyncio.to_thread(encode)
-        except TokenizerError as error:
-            raise InvalidRequestError(str(error), param="prompt") from None
+        return [
+            next(encoded) if isinstance(prompt, str) else _checked_ids(prompt, vocab_size) for prompt in request.prompts
+        ]
 
     def _add(
         self,
@@ -299,6 +290,12 @@ class DataPlane:
 def _check_supported(params: SamplingParams, info: ModelInfo) -> None:
     if not info.supports_logprobs and (params.logprobs is not None or params.prompt_logprobs is not None):
         raise UnsupportedError(f"The {info.runner} engine has no logprobs.", param="logprobs")
+
+
+def _checked_ids(prompt: list[int], vocab_size: int) -> list[int]:
+    if prompt and not 0 <= min(prompt) <= max(prompt) < vocab_size:
+        raise InvalidRequestError(f"Token ids must be in 0..{vocab_size - 1}.", param="prompt")
+    return prompt
 
 
 def _max_tokens(params: SamplingParams, prompt: list[int], info: ModelInfo, *, clamp: bool) -> int:

@@ -1,0 +1,58 @@
+"""From the texts of a call to token ids: where they are encoded, and when they are too many."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from penstock.engines.errors import ContextLengthError, InvalidRequestError
+from penstock.gateway.llm.models import LoadedModel
+from penstock.tokenizers import PromptTooLong, TokenizerError
+
+_INLINE_CHARS = 4096
+"""Up to this many characters of a call are encoded on the event loop (well under a millisecond); more in a thread."""
+TOKENS_OF_A_CALL = 1_048_576
+"""Of all texts of a call together, unless the context alone is longer: no more than may wait by default."""
+
+
+async def encode_prompts(model: LoadedModel, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+    """Raises InvalidRequestError for text that cannot be encoded, and ContextLengthError for a long text that is known
+    not to fit before all of it has been encoded. Other texts that do not fit are left to the caller."""
+    encode: Callable[[], list[list[int]]] = partial(_encode_all, model, texts, add_special_tokens)
+    return encode() if sum(map(len, texts)) <= _INLINE_CHARS else await asyncio.to_thread(encode)
+
+
+def _encode_all(model: LoadedModel, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+    context_length = model.engine.info.context_length
+    limit = context_length - 1  # with room for one token of the completion
+    room = total = max(limit, TOKENS_OF_A_CALL)
+    prompts = []
+    for text in texts:
+        try:
+            ids = model.tokenizer.encode(text, add_special_tokens, limit=min(limit, room))
+        except PromptTooLong as error:
+            raise _too_long(error, context_length) if error.limit == limit else _too_many(total) from None
+        except TokenizerError as error:
+            raise InvalidRequestError(str(error), param="prompt") from None
+        room -= len(ids)
+        if room < 0 and len(texts) > 1:
+            raise _too_many(total)
+        prompts.append(ids)
+    return prompts
+
+
+def _too_long(error: PromptTooLong, context_length: int) -> ContextLengthError:
+    length = f"more than {error.limit} tokens" if error.certain else "more characters than are expected to fit"
+    return ContextLengthError(
+        f"This model's maximum context length is {context_length} tokens. However, your prompt has {length}. Please "
+        "reduce the length of the prompt.",
+        param="prompt",
+    )
+
+
+def _too_many(total: int) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"The prompts of this call have more than {total} tokens together. Please send them in several calls.",
+        param="prompt",
+    )

@@ -15,6 +15,7 @@ from tritonclient.grpc import service_pb2_grpc
 from tritonclient.grpc.aio import InferenceServerClient, InferInput
 
 from helpers_kserve import FakeModel, FakeModelStore
+from penstock.gateway.front.access import Restrictions
 from penstock.gateway.front.auth import ApiKeys
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.kserve.context import KServe
@@ -63,13 +64,22 @@ class Running:
 
 @asynccontextmanager
 async def serving(
-    *models: FakeModel, keys: ApiKeys | None = None, kserve: KServe | None = None, **settings: Any
+    *models: FakeModel,
+    keys: ApiKeys | None = None,
+    restrictions: Restrictions | None = None,
+    kserve: KServe | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Running]:
     drain = DrainState()
     kserve = kserve or kserve_of(*models)
     running: Running | None = None
     server = GrpcServer(
-        GrpcSettings(port=0, **settings), kserve, lambda: running is not None and running.ready, drain, keys
+        GrpcSettings(port=0, **settings),
+        kserve,
+        lambda: running is not None and running.ready,
+        drain,
+        keys,
+        restrictions=restrictions,
     )
     await server.start()
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{server.port}")

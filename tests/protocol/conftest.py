@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pytest
 import uvloop
 
+from helpers_keys import api_keys
 from helpers_server import serving
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.server import HttpServer, ServerSettings
@@ -100,6 +101,7 @@ def endpoint(request: pytest.FixtureRequest) -> Iterator[Endpoint]:
         with serving("--api-key", "secret") as process:
             yield Endpoint(process.url, "penstock-demo", "secret")
     else:
-        thread = ServerThread(FakeDataPlane(), AppSettings(api_keys={"tests": "secret"}), ConnectionLimits()).start()
+        settings = AppSettings(keys=api_keys({"tests": "secret"}))
+        thread = ServerThread(FakeDataPlane(), settings, ConnectionLimits()).start()
         yield Endpoint(f"http://127.0.0.1:{thread.port}", "tiny", "secret")
         thread.close()

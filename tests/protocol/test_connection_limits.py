@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from helpers_keys import api_keys
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.llm.dataplane import GenerateRequest
 from protocol.conftest import Serve, ServerThread
@@ -88,7 +89,7 @@ def test_chunked_bodies(serve: Serve) -> None:
 
 
 def test_trailers_are_no_headers(serve: Serve) -> None:
-    server = serve(api_keys={"red": "key"})
+    server = serve(keys=api_keys({"red": "key"}))
     assert status(exchanged(server, chunked(BODY, trailer=b"Authorization: Bearer key\r\n"))) == 401
     assert_refused(exchanged(serve(), chunked(BODY, trailer=b"A: b\r\n" * 200)), 431)
 

@@ -26,8 +26,8 @@ from helpers_grpc import (
     read_all,
     serving,
 )
+from helpers_keys import api_keys
 from helpers_kserve import add_sub, identity, repeat
-from penstock.gateway.front.auth import ApiKeys
 from penstock.gateway.kserve.grpc.server import GrpcServer
 from penstock.gateway.kserve.grpc.settings import GrpcSettings, TlsSettings
 
@@ -37,7 +37,7 @@ OPEN = {"ServerLive", "ServerReady"}
 
 async def test_without_a_key_only_probes_are_answered() -> None:
     model = add_sub()
-    async with serving(model, keys=ApiKeys({"tenant": "sesame"})) as running:
+    async with serving(model, keys=api_keys({"tenant": "sesame"})) as running:
         service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
         for method in service.methods:
             path = f"/{service.full_name}/{method.name}"

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import httpx
 import numpy as np
 import openai
@@ -19,7 +20,7 @@ from helpers_server import Server, serving, wait_until
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    flags = ("--engine", "simulated", "--sim-step-ms", "20", "--served-model-name", "m", "--api-key", "sesame")
+    flags = ("--engine", "simulated", "--sim-step-ms", "20", "--served-model-name", "m", "--admin-key", "sesame")
     with serving(*flags, "--access-log", "json") as running:
         yield running
 
@@ -58,7 +59,7 @@ def test_a_stream_of_the_openai_sdk(server: Server) -> None:
         ("/v1/models/m", "get-1", ("/v1/models/{name}", "200", "ok", "")),
         ("/v1/models/none", "get-2", ("/v1/models/{name}", "404", "client_error", "model_not_found")),
         ("/nowhere?x=%0a", "get-3", ("unmatched", "404", "client_error", "route_not_found")),
-        ("/v1/completions", "get-4", ("/v1/completions", "405", "client_error", "method_not_allowed")),
+        ("/v1/completions", "get-4", ("unmatched", "405", "client_error", "method_not_allowed")),
         ("/v2/models/m/config", "get-5", ("/v2/models/{model}/config", "200", "ok", "")),
         (
             "/v2/models/m/versions/9",
@@ -121,6 +122,20 @@ def test_calls_over_grpc(server: Server) -> None:
     assert tail(line_of(server, "rpc-3")) == (metadata, "UNAUTHENTICATED", "denied", "invalid_api_key")
 
 
+def test_every_rpc_tells_its_id(server: Server) -> None:
+    with grpc.insecure_channel(server.grpc) as channel:
+        call: Any = channel.unary_unary("/inference.GRPCInferenceService/ServerMetadata")
+        for metadata, status in (
+            (KEY | {"x-request-id": "named"}, "OK"),
+            ({"x-request-id": "named"}, "UNAUTHENTICATED"),
+        ):
+            rpc = call.future(b"", metadata=list(metadata.items()))
+            assert (rpc.code().name, rpc.trailing_metadata()) == (status, (("x-request-id", "named"),))
+        rpc = call.future(b"", metadata=list(KEY.items()))
+        [(_, made)] = rpc.trailing_metadata()
+        line_of(server, made)
+
+
 def test_each_request_on_a_grpc_stream_has_a_line(server: Server) -> None:
     text = triton.InferInput("text_input", [1], np_to_triton_dtype(np.object_))
     text.set_data_from_numpy(np.array([b"some text"], dtype=np.object_))
@@ -140,13 +155,17 @@ def test_each_request_on_a_grpc_stream_has_a_line(server: Server) -> None:
     assert {(json.loads(line)["status"], json.loads(line)["completion_tokens"]) for line in lines()} == {("OK", 3)}
 
 
+def seen(server: Server, **params: Any) -> httpx.Response:
+    return httpx.get(server.operator + "/debug/requests", params=params, headers=KEY)
+
+
 def test_metrics_and_requests_in_flight(server: Server) -> None:
     body = {"model": "m", "prompt": "x y z", "max_tokens": 2000, "stream": True}
     headers = KEY | {"x-request-id": "running", "x-request-timeout": "60"}
     with httpx.stream("POST", server.url + "/v1/completions", json=body, headers=headers, timeout=60) as response:
         lines = response.iter_lines()
         next(lines)
-        shown = httpx.get(server.operator + "/debug/requests", params={"limit": 1}).json()
+        shown = seen(server, limit=1).json()
         assert (shown["in_flight"], shown["chosen"]) == (1, 1)
         [request] = shown["requests"]
         assert (request["id"], request["stage"], request["model"]) == ("running", "decoding", "m")
@@ -154,8 +173,8 @@ def test_metrics_and_requests_in_flight(server: Server) -> None:
         assert 0 < request["deadline_in_seconds"] < 60
         page = httpx.get(server.operator + "/metrics").text
         assert 'penstock_front_requests_in_flight{protocol="http"} 2.0' in page  # the scrape is one
-        assert httpx.get(server.operator + "/debug/requests", params={"model": "other"}).json()["requests"] == []
-    assert httpx.get(server.operator + "/debug/requests", params={"limit": "0"}).status_code == 400
-    wait_until(lambda: httpx.get(server.operator + "/debug/requests").json()["in_flight"] == 0)
+        assert seen(server, model="other").json()["requests"] == []
+    assert seen(server, limit=0).status_code == 400
+    wait_until(lambda: seen(server).json()["in_flight"] == 0)
     page = httpx.get(server.operator + "/metrics").text
     assert 'outcome="cancelled",protocol="http",route="/v1/completions",status="200"' in page

@@ -138,7 +138,7 @@ def test_a_shared_server_answers_to_addresses_and_its_names(shared: Server) -> N
 
 
 def test_metrics_that_other_machines_reach_need_the_key() -> None:
-    with serving(*SIMULATED, "--host", "0.0.0.0", "--api-key", "secret", "--allowed-origins", "*") as server:
+    with serving(*SIMULATED, "--host", "0.0.0.0", "--admin-key", "secret", "--allowed-origins", "*") as server:
         for path in ("/metrics", "/debug/scheduler"):
             assert httpx.get(server.operator + path).status_code == 401
             key = {"Authorization": "Bearer secret", "Host": "prometheus.example"}

@@ -9,6 +9,8 @@ PenstockError
 │   ├── PayloadTooLargeError   a body or a part of it is over its limit
 │   └── UnsupportedError       a known option that this server or model does not offer
 ├── AuthenticationError        missing or wrong API key
+├── PermissionDeniedError      the key is right, but does not allow this
+├── RateLimitedError           the key's limit of requests or tokens is used up: try again later
 ├── OverloadedError            full for now: try again later
 │   ├── QueueFullError         the scheduler's queue bound, in requests or tokens
 │   ├── QueueTimeoutError      waited longer than its model lets requests wait
@@ -41,7 +43,7 @@ class PenstockError(Exception):
         self.message = message
         self.param = param
         self.retry_after = retry_after
-        """Seconds after which another try makes sense (overload only)."""
+        """Seconds after which another try makes sense (overload and limits only)."""
 
 
 class InvalidRequestError(PenstockError):
@@ -74,6 +76,14 @@ class UnsupportedError(InvalidRequestError):
 
 class AuthenticationError(PenstockError):
     code = "invalid_api_key"
+
+
+class PermissionDeniedError(PenstockError):
+    code = "permission_denied"
+
+
+class RateLimitedError(PenstockError):
+    code = "rate_limit_exceeded"
 
 
 class OverloadedError(PenstockError):

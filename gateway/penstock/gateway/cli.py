@@ -17,6 +17,7 @@ from typing import Any
 from penstock.gateway.configuration.config import LISTS, OTHER_NAMES, SECTIONS, Config, ConfigError, load_config
 from penstock.gateway.configuration.flags import add_sections, switches
 from penstock.gateway.configuration.triton_flags import TRITON_REFUSED
+from penstock.gateway.front.key_command import add_key_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="serve a model", **_SERVE)
     serve.set_defaults(run_command=partial(_configured, serve))
     _add_settings(serve)
+    add_key_command(commands)
     for command in entry_points(group="penstock.commands"):
         command.load()(commands, add_sections, _FORMATTER)
     return parser

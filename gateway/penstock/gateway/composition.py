@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from penstock.classic.registry import backend_names
@@ -16,9 +17,13 @@ from penstock.engines.errors import InvalidRequestError, PenstockError
 from penstock.engines.host.gpus import visible_gpus
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.configuration.sections import GrpcConfig, RepositoryConfig
+from penstock.gateway.front.access import Restrictions, read_restrictions
 from penstock.gateway.front.access_log import AccessLog
+from penstock.gateway.front.auth import ApiKeys, key_digest
+from penstock.gateway.front.context import ALL_ROLES, USER_ROLES, Principal, Role
 from penstock.gateway.front.exposure import asks_for_keys, browser_rules
 from penstock.gateway.front.journal import RequestJournal
+from penstock.gateway.front.key_file import read_keys
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.settings import GrpcSettings, TlsSettings
@@ -207,11 +212,43 @@ def build_access_log(config: Config) -> AccessLog | None:
     return AccessLog(sys.stderr, given.access_log, sample=given.access_log_sample, slow_s=given.access_log_slow_s)
 
 
-def app_settings(config: Config, metrics: Metrics, journal: RequestJournal, ready: Callable[[], bool]) -> AppSettings:
+def build_keys(config: Config) -> ApiKeys:
+    """Raises ConfigError."""
+    return ApiKeys(granted_keys(config) if config.server.has_keys else None)
+
+
+def granted_keys(config: Config) -> dict[bytes, Principal]:
+    """Whom each key lets in, by its digest. Raises ConfigError."""
+    server = config.server
+    granted = read_keys(Path(server.api_key_file), config.scheduling.policy) if server.api_key_file else {}
+    for keys, roles in ((server.api_key, USER_ROLES), (server.admin_key, ALL_ROLES)):
+        for key in keys:
+            granted[key_digest(key.encode())] = Principal(tenant=_tenant(key), roles=roles)
+    return granted
+
+
+def build_restrictions(config: Config) -> tuple[Restrictions, Restrictions]:
+    """Of HTTP and of gRPC. Raises ConfigError."""
+    server, built = config.server, []
+    for flag, texts, prefix in (
+        ("http-restricted-api", server.http_restricted_api, ""),
+        ("grpc-restricted-protocol", server.grpc_restricted_protocol, "triton-grpc-protocol-"),
+    ):
+        try:
+            built.append(read_restrictions(texts, prefix))
+        except ValueError as error:
+            raise ConfigError(f"{flag}: {error}") from None
+    return built[0], built[1]
+
+
+def app_settings(
+    config: Config, keys: ApiKeys, metrics: Metrics, journal: RequestJournal, ready: Callable[[], bool]
+) -> AppSettings:
     return AppSettings(
         version=version("penstock"),
         policy=config.scheduling.policy,
-        api_keys={_tenant(key): key for key in config.server.api_key},
+        keys=keys,
+        restrictions=build_restrictions(config)[0],
         browsers=browser_rules(config.server, "http"),
         metrics=metrics.render,
         ready=ready,
@@ -223,8 +260,13 @@ def app_settings(config: Config, metrics: Metrics, journal: RequestJournal, read
 def metrics_settings(config: Config, settings: AppSettings) -> AppSettings:
     """The metrics port's, from those of the main one. Raises ConfigError."""
     server = config.server
-    keys = settings.api_keys if asks_for_keys(server, "metrics") else {}
-    return replace(settings, api_keys=keys, browsers=browser_rules(server, "metrics"))
+    keys = settings.keys
+    if keys.needed and not asks_for_keys(server, "metrics"):
+        keys = keys.letting_in(_SCRAPER)
+    return replace(settings, keys=keys, browsers=browser_rules(server, "metrics"))
+
+
+_SCRAPER = Principal(roles=frozenset({Role.METRICS}))
 
 
 def _tenant(key: str) -> str:

@@ -46,6 +46,12 @@ class HttpError(PenstockError):
         self.headers = headers
 
 
+class RestrictedApiError(tree.PermissionDeniedError):
+    """The header is missing that `--http-restricted-api` or `--grpc-restricted-protocol` asks for."""
+
+    code = "restricted_api"
+
+
 _CLIENT = "invalid_request_error"
 _OVERLOAD = "overloaded_error"
 _SERVER = "server_error"
@@ -59,6 +65,9 @@ _TABLE: dict[type[Exception], WireShape] = {
     tree.PayloadTooLargeError: WireShape(413, _CLIENT, "payload_too_large", "RESOURCE_EXHAUSTED"),
     tree.UnsupportedError: WireShape(400, _CLIENT, "unsupported_parameter", "UNIMPLEMENTED"),
     tree.AuthenticationError: WireShape(401, "authentication_error", "invalid_api_key", "UNAUTHENTICATED"),
+    tree.PermissionDeniedError: WireShape(403, "permission_error", "permission_denied", "PERMISSION_DENIED"),
+    RestrictedApiError: WireShape(403, "permission_error", "restricted_api", "UNAVAILABLE"),
+    tree.RateLimitedError: WireShape(429, "rate_limit_error", "rate_limit_exceeded", "RESOURCE_EXHAUSTED"),
     tree.OverloadedError: WireShape(503, _OVERLOAD, "overloaded", "UNAVAILABLE"),
     tree.QueueFullError: WireShape(503, _OVERLOAD, "queue_full", "RESOURCE_EXHAUSTED"),
     tree.QueueTimeoutError: WireShape(503, _OVERLOAD, "queue_timeout", "UNAVAILABLE"),

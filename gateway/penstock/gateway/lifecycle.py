@@ -23,14 +23,16 @@ from penstock.gateway.composition import (
     build_access_log,
     build_budget,
     build_dataplane,
+    build_keys,
     build_kserve,
     build_repository,
+    build_restrictions,
+    granted_keys,
     grpc_settings,
     metrics_settings,
 )
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.front.addresses import url_host
-from penstock.gateway.front.auth import ApiKeys
 from penstock.gateway.front.exposure import check_exposure
 from penstock.gateway.front.journal import RequestJournal, name_request
 from penstock.gateway.front.listening import cannot_listen
@@ -110,7 +112,8 @@ class _Server:
         self._access_log = build_access_log(config)
         journal = RequestJournal((requests, self._access_log) if self._access_log is not None else (requests,))
         requests.in_flight = journal.in_flight
-        settings = app_settings(config, metrics, journal, self._would_serve)
+        self._keys = build_keys(config)
+        settings = app_settings(config, self._keys, metrics, journal, self._would_serve)
         self._journal = journal
         self._drain = settings.drain
         limits = replace(ConnectionLimits(), keep_alive_timeout=server.keep_alive)
@@ -128,7 +131,6 @@ class _Server:
             ),
             ServerSettings(host=server.address("metrics"), port=server.metrics_port, limits=limits),
         )
-        self._keys = ApiKeys(settings.api_keys)
         self._grpc: GrpcServer | None = None
         self._ports: list[HttpServer | GrpcServer] = []
         self._loaded = False
@@ -193,7 +195,15 @@ class _Server:
     def _grpc_server(self) -> GrpcServer:
         settings = grpc_settings(self._config)
         try:
-            return GrpcServer(settings, self._kserve, self._would_serve, self._drain, self._keys, self._journal)
+            return GrpcServer(
+                settings,
+                self._kserve,
+                self._would_serve,
+                self._drain,
+                self._keys,
+                self._journal,
+                build_restrictions(self._config)[1],
+            )
         except OSError as error:
             raise cannot_listen(self._config.server, "grpc", error) from None
         except ValueError as error:
@@ -236,6 +246,17 @@ class _Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, received, number.name)
+        if self._config.server.api_key_file:
+            loop.add_signal_handler(signal.SIGHUP, self._read_keys_again)
+
+    def _read_keys_again(self) -> None:
+        try:
+            granted = granted_keys(self._config)
+        except ConfigError as error:
+            logger.error("the keys stay as they are: %s", error)
+            return
+        self._keys.replace(granted)
+        logger.info("read the key file again: %d keys", len(granted))
 
     async def _shut_down(self) -> None:
         ends = asyncio.get_running_loop().time() + self._config.server.drain_timeout

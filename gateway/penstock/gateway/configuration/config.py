@@ -148,10 +148,10 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 LISTS = frozenset(
-    {"served_model_name", "api_key", "allowed_hosts", "allowed_origins", "model_repository", "load_model"}
+    {"served_model_name", "api_key", "admin_key", "allowed_hosts", "allowed_origins", "model_repository", "load_model"}
 )
 """Settings that take several values: repeated flags, comma-separated variables, arrays in files."""
-PAIRS = frozenset({"backend_config", "trace_config", "lora"})
+PAIRS = frozenset({"backend_config", "trace_config", "lora", "http_restricted_api", "grpc_restricted_protocol"})
 """The same for values that have commas of their own: variables separate them by semicolons."""
 OTHER_NAMES = {
     "port": "http_port",

@@ -214,8 +214,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: Annotated[
         str,
         Meta(
-            description="address to listen on; 0.0.0.0 for all; beyond this machine, it needs --api-key or "
-            "--allow-anonymous"
+            description="address to listen on; 0.0.0.0 for all; beyond this machine, it needs keys or --allow-anonymous"
         ),
     ] = "127.0.0.1"
     http_address: Annotated[str | None, Meta(description="another address for HTTP")] = None
@@ -244,11 +243,35 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = False
     api_key: Annotated[
         tuple[Name, ...],
-        Meta(description="accepted bearer keys; each is a tenant of its own; default: no key is asked for"),
+        Meta(
+            description="accepted bearer keys for inference, metadata and metrics; each is a tenant of its own; "
+            "default: no key is asked for"
+        ),
+    ] = ()
+    admin_key: Annotated[
+        tuple[Name, ...],
+        Meta(description="accepted bearer keys that may also load and unload models and change settings"),
+    ] = ()
+    api_key_file: Annotated[
+        str | None,
+        Meta(
+            description="a TOML file of keys with tenants, roles and limits, written by `penstock key new`; read again "
+            "on SIGHUP"
+        ),
+    ] = None
+    http_restricted_api: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="as API[,API]:HEADER=VALUE: requests to these KServe APIs need this header too; may be repeated"
+        ),
+    ] = ()
+    grpc_restricted_protocol: Annotated[
+        tuple[str, ...],
+        Meta(description="the same over gRPC, where the header is triton-grpc-protocol-HEADER; may be repeated"),
     ] = ()
     allow_anonymous: Annotated[
         bool,
-        Meta(description="other machines may use ports without a key: all without --api-key, the metrics port with it"),
+        Meta(description="other machines may use ports without a key: all where there are no keys, else /metrics"),
     ] = False
     allowed_hosts: Annotated[
         tuple[Name, ...],
@@ -330,6 +353,10 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Where that port listens."""
         own: str | None = getattr(self, f"{port}_address")
         return own or self.host
+
+    @property
+    def has_keys(self) -> bool:
+        return bool(self.api_key or self.admin_key or self.api_key_file is not None)
 
     @property
     def logging_level(self) -> str:

@@ -7,7 +7,6 @@ _CACHE = "there is no response cache"
 _RATE = "there is no rate limiter; instance groups bound what runs"
 _GPU_MEMORY = "backends manage their own memory"
 _HOST = "processes are placed by taskset or the container"
-_RESTRICT = "--api-key guards everything but health"
 _GONE = "it was Triton's own older name; see --disable-auto-complete-config"
 _LOG = "--log-level chooses what is logged, to stderr; /v2/logging changes it while the server runs"
 _METRICS = "metrics are read when they are scraped"
@@ -19,8 +18,6 @@ TRITON_REFUSED: dict[str, str] = {
     "--grpc-max-response-pool-size": "streams bound their unread responses themselves",
     "--reuse-http-port": "a port belongs to one server",
     "--reuse-grpc-port": "a port belongs to one server",
-    "--http-restricted-api": _RESTRICT,
-    "--grpc-restricted-protocol": _RESTRICT,
     "--allow-gpu-metrics": "nv_gpu_* are there where there are GPUs and the extra [gpu] is installed",
     "--allow-cpu-metrics": "nv_cpu_* are always there",
     "--metrics-interval-ms": _METRICS,

@@ -1,35 +1,61 @@
-"""API keys: digests only, compared in constant time."""
+"""API keys: digests only."""
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 from collections.abc import Mapping
+from dataclasses import replace
 
 from penstock.engines.errors import AuthenticationError
 from penstock.gateway.front.context import ANYONE, Principal
 
 
+def key_digest(key: bytes) -> bytes:
+    """What is kept of a key. A key has 256 random bits, which nobody can guess from its digest however quick the hash
+    is: the slow and salted hashes that passwords need would only slow down every request."""
+    return hashlib.sha256(key).digest()
+
+
 class ApiKeys:
-    """Who may come in. `keys` maps a tenant's name to its key; only SHA-256 digests are kept."""
+    """Who may come in, and as whom."""
 
-    def __init__(self, keys: Mapping[str, str]) -> None:
-        self._digests = [(tenant, hashlib.sha256(key.encode()).digest()) for tenant, key in keys.items()]
+    def __init__(self, granted: Mapping[bytes, Principal] | None = None) -> None:
+        """`granted` is by `key_digest`. None: no keys are asked for, and all are let in as ANYONE. An empty mapping
+        lets in nobody."""
+        self.needed = granted is not None
+        self.without_key = None if self.needed else ANYONE
+        """Who callers are that show no key; None: they are refused."""
+        self._granted = dict(granted or {})
 
-    @property
-    def needed(self) -> bool:
-        return bool(self._digests)
+    def letting_in(self, without_key: Principal) -> ApiKeys:
+        """The same keys, also after `replace`, for a port where callers may come without one."""
+        keys = ApiKeys()
+        keys.needed, keys.without_key, keys._granted = self.needed, without_key, self._granted
+        return keys
+
+    def replace(self, granted: Mapping[bytes, Principal]) -> None:
+        """From now on these keys count. Where a key's limits are the same as before, so is what is left of them."""
+        granted = {
+            digest: _keeping_quota(principal, self._granted.get(digest)) for digest, principal in granted.items()
+        }
+        self._granted.clear()
+        self._granted.update(granted)
 
     def principal(self, authorization: bytes | None) -> Principal:
         """The one whose key `Authorization: Bearer <key>` carries. Raises AuthenticationError.
 
-        Every key is compared, whichever matches, so the time tells nothing. Without any keys all are let in as ANYONE.
+        The look-up is by digest, so its time tells nothing about a key that somebody tries out.
         """
-        if not self._digests:
-            return ANYONE
+        if not self.needed or (authorization is None and self.without_key is not None):
+            return self.without_key or ANYONE
         scheme, _, key = (authorization or b"").partition(b" ")
-        given = hashlib.sha256(key.strip()).digest()
-        found = [tenant for tenant, digest in self._digests if hmac.compare_digest(digest, given)]
-        if not found or scheme.lower() != b"bearer":
+        found = self._granted.get(key_digest(key.strip()))
+        if found is None or scheme.lower() != b"bearer":
             raise AuthenticationError("Missing or incorrect API key: send it as 'Authorization: Bearer <key>'.")
-        return Principal(tenant=found[0])
+        return found
+
+
+def _keeping_quota(new: Principal, old: Principal | None) -> Principal:
+    if new.quota is None or old is None or old.quota is None or old.quota.limits != new.quota.limits:
+        return new
+    return replace(new, quota=old.quota)

@@ -9,9 +9,11 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from fnmatch import fnmatchcase
 
-from penstock.engines.errors import DeadlineExceededError, InvalidRequestError
-from penstock.gateway.front.record import RequestRecord
+from penstock.engines.errors import DeadlineExceededError, InvalidRequestError, PermissionDeniedError
+from penstock.gateway.front.quota import Quota
+from penstock.gateway.front.record import Outcome, RequestRecord
 
 _NOT_IN_REQUEST_ID = re.compile(r"[^A-Za-z0-9._:/+=@-]")
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
@@ -31,10 +33,11 @@ class Role(StrEnum):
     """Reading what the server has: models, their configuration, statistics."""
     METRICS = "metrics"
     ADMIN = "admin"
-    """Loading and unloading, settings, adapters, shared memory of others."""
+    """Loading and unloading, settings, adapters, shared memory of others, what operators look at."""
 
 
 ALL_ROLES = frozenset(Role)
+USER_ROLES = ALL_ROLES - {Role.ADMIN}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,25 @@ class Principal:
     tenant: str = ""
     """Name of the key; "" where no keys are asked for."""
     roles: frozenset[Role] = ALL_ROLES
+    models: tuple[str, ...] | None = None
+    """Names or patterns with * of the models that it may use; None: all."""
+    priority: int = 0
+    """Of its requests, where they ask for none or for an earlier one; lower runs first."""
+    quota: Quota | None = None
+
+    def may_use(self, model: str) -> bool:
+        return self.models is None or any(fnmatchcase(model, pattern) for pattern in self.models)
+
+    def require_model(self, model: str) -> None:
+        """Raises PermissionDeniedError."""
+        if not self.may_use(model):
+            raise PermissionDeniedError(f"This key may not use the model `{model[:64]}`.", param="model")
+
+    def require(self, role: Role) -> None:
+        """Raises PermissionDeniedError, which names the role."""
+        if role not in self.roles:
+            has = ", ".join(sorted(self.roles)) or "none"
+            raise PermissionDeniedError(f"This needs a key with the role '{role}'. The roles of this key: {has}.")
 
 
 ANYONE = Principal()
@@ -67,6 +89,9 @@ class RequestContext:
     """The caller's span, as in W3C Trace Context; "" for none."""
     tracestate: str = ""
     record: RequestRecord = field(default_factory=RequestRecord)
+    quota: Quota | None = None
+    """Where this request is counted, from `count` on."""
+    _tokens_paid: int = 0
 
     @property
     def tenant(self) -> str:
@@ -75,7 +100,33 @@ class RequestContext:
     def next_request(self) -> RequestContext:
         """For another request of the same caller on the same stream, which arrives now."""
         record = RequestRecord(self.record.protocol, self.record.method, self.record.route)
-        return replace(self, id=new_request_id(), arrival=time.monotonic(), record=record)
+        return replace(self, id=new_request_id(), arrival=time.monotonic(), record=record, quota=None, _tokens_paid=0)
+
+    def count(self) -> None:
+        """From now until its `end`, the request counts against what its key may use. Raises RateLimitedError."""
+        quota = self.principal.quota
+        if quota is not None:
+            quota.begin()
+            self.quota = quota
+
+    def pay_tokens(self, count: int) -> None:
+        """What the request is going to use, as far as that is known before its end."""
+        if self.quota is not None:
+            self._tokens_paid += count
+            self.quota.spend_tokens(count)
+
+    def end(self) -> None:
+        """Gives back what was paid and not used."""
+        if self.quota is None:
+            return
+        usage = self.record.usage
+        if usage is None or self.record.outcome is Outcome.REFUSED:
+            used = 0
+        else:
+            used = usage.prompt_tokens + usage.completion_tokens
+        self.quota.spend_tokens(used - self._tokens_paid)
+        self.quota.end()
+        self.quota = None
 
     def limit(self, seconds: float) -> None:
         """The request may take so many seconds from its arrival, or less where that was said before."""

@@ -19,7 +19,7 @@ def check_exposure(config: Config) -> None:
     may; and for names and origins that no browser would send."""
     server = config.server
     browser_rules(server, "http")
-    if server.api_key or server.allow_anonymous:
+    if server.has_keys or server.allow_anonymous:
         return
     for port in get_args(ListeningPort):
         address = server.address(port)
@@ -38,14 +38,14 @@ def asks_for_keys(server: ServerConfig, port: ListeningPort) -> bool:
     """Metrics are open on loopback, for scrapers beside the server; elsewhere only if that is allowed."""
     if port == "metrics" and (server.allow_anonymous or is_loopback(server.address(port))):
         return False
-    return bool(server.api_key)
+    return server.has_keys
 
 
 def browser_rules(server: ServerConfig, port: ListeningPort) -> BrowserRules:
     """Raises ConfigError."""
     address = server.address(port)
     origins = {_origin(text) for text in server.allowed_origins}
-    if ANY_ORIGIN in origins and not server.api_key:
+    if ANY_ORIGIN in origins and not server.has_keys:
         raise ConfigError("allowed-origins: '*' without --api-key would let every web page use this server")
     if not asks_for_keys(server, port):
         origins.discard(ANY_ORIGIN)

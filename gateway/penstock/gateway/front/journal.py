@@ -36,6 +36,7 @@ class RequestJournal:
         """Idempotent."""
         if context in self._in_flight:
             del self._in_flight[context]
+            context.end()
             for tell in self._on_end:
                 tell(context)
 

@@ -14,6 +14,8 @@ from penstock.engines.errors import (
     InvalidRequestError,
     OverloadedError,
     PenstockError,
+    PermissionDeniedError,
+    RateLimitedError,
 )
 from penstock.gateway.errors import HttpError
 
@@ -25,6 +27,8 @@ class Outcome(StrEnum):
     OK = "ok"
     CLIENT_ERROR = "client_error"
     DENIED = "denied"
+    LIMITED = "limited"
+    """What its key may use was used up."""
     REFUSED = "refused"
     """The server had no room, or was not ready."""
     CANCELLED = "cancelled"
@@ -99,8 +103,10 @@ def _outcome(error: BaseException) -> Outcome:
     match error:
         case HttpError():
             return Outcome.CLIENT_ERROR if error.shape.status < 500 else Outcome.SERVER_ERROR
-        case AuthenticationError():
+        case AuthenticationError() | PermissionDeniedError():
             return Outcome.DENIED
+        case RateLimitedError():
+            return Outcome.LIMITED
         case InvalidRequestError():
             return Outcome.CLIENT_ERROR
         case OverloadedError():

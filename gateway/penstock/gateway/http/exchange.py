@@ -163,6 +163,8 @@ class Exchange:
 
     def _common_headers(self) -> Headers:
         headers = [(b"x-request-id", self.context.id.encode()), *self.extra_headers]
+        if self.context.principal.quota is not None:
+            headers += self.context.principal.quota.headers()
         if self.drain.draining:
             headers.append((b"connection", b"close"))
         return headers

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from penstock.gateway.front.access import Restrictions
+from penstock.gateway.front.auth import ApiKeys
 from penstock.gateway.front.browser_rules import BrowserRules
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.journal import RequestJournal
-
-OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"})
-"""Answered without a key, for probes. Everything else needs one: /version, and /metrics on this port, too."""
 
 
 def _no_metrics() -> tuple[bytes, str]:
@@ -22,8 +21,9 @@ class AppSettings:
     version: str = "0"
     policy: str = "fcfs"
     """The scheduler's; requests may carry a nonzero priority only under `priority`."""
-    api_keys: Mapping[str, str] = field(default_factory=dict)
-    """Tenant name to key. Empty: open to all that `browsers` lets in."""
+    keys: ApiKeys = field(default_factory=ApiKeys)
+    """Who is let in. Without a key: all that `browsers` lets in, where `keys` asks for none."""
+    restrictions: Restrictions = field(default_factory=dict)
     browsers: BrowserRules = field(default_factory=BrowserRules)
     metrics: Callable[[], tuple[bytes, str]] = _no_metrics
     """Gives the metrics text and its content type."""
@@ -31,7 +31,6 @@ class AppSettings:
     """Whether requests would be served now; without it, whether the language models are ready."""
     drain: DrainState = field(default_factory=DrainState)
     journal: RequestJournal = field(default_factory=RequestJournal)
-    open_paths: frozenset[str] = OPEN_PATHS
     heartbeat_s: float = 15.0
     """Seconds of silence after which a token stream gets a comment; 0: never."""
     max_body_bytes: int = 8 << 20

@@ -8,7 +8,8 @@ from penstock.gateway.front.record import Stage
 
 
 def set_caller(request: InferRequest, context: RequestContext, model: str) -> None:
-    """`model` has this name and will get the request."""
+    """`model` has this name and will get the request. Raises PermissionDeniedError where the caller may not use it."""
+    context.principal.require_model(model)
     context.record.model = model
     context.record.enter(Stage.MODEL)
     request.caller = context

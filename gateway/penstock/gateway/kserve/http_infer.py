@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from penstock.classic.base import InferModel
 from penstock.classic.messages import InferResponse
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.gateway.front.context import Principal
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.classification import Labels
 from penstock.gateway.kserve.compression import MIN_COMPRESSED, accepted_coding, compress, content_coding, decompress
@@ -58,7 +59,7 @@ class Infer:
             try:
                 if coding:
                     body = await _decompressed(coding, body, context.max_input_bytes)
-                inference = await self._parsed(body, length, model)
+                inference = await self._parsed(body, length, model, exchange.context.principal)
                 complete_request(inference.request, context, exchange, model.name)
                 model = context.models.model(name, version)  # a reload may have replaced it meanwhile
                 trace = context.tracing.start(model.name, model.version, inference.request.id)
@@ -70,8 +71,8 @@ class Infer:
             finally:
                 watching.cancel()
 
-    async def _parsed(self, body: bytes, length: int | None, model: InferModel) -> Inference:
-        regions = self._context.shared_memory
+    async def _parsed(self, body: bytes, length: int | None, model: InferModel, caller: Principal) -> Inference:
+        regions = self._context.shared_memory.of(caller)
         if self._takes_long(body, length):
             return await asyncio.to_thread(parse_infer, body, length, model, regions)
         return parse_infer(body, length, model, regions)

@@ -49,7 +49,7 @@ async def log_settings(context: KServe, exchange: Exchange, *, update: bool) -> 
 
 async def shared_memory_status(context: KServe, exchange: Exchange, kind: str, region: str = "") -> None:
     """GET /v2/{kind}sharedmemory[/region/{region}]/status; `kind` is system or cuda."""
-    regions = context.shared_memory
+    regions = context.shared_memory.of(exchange.context.principal)
     found = regions.status(region) if kind == "system" else regions.cuda_status(region)
     await exchange.respond(200, _encode([_status(each) for each in found]))
 
@@ -71,7 +71,8 @@ async def register_shared_memory(context: KServe, exchange: Exchange, kind: str,
         raise InvalidRequestError("'key' must be a string")
     offset, byte_size = _taken_unsigned(body, "offset"), _taken_unsigned(body, "byte_size")
     no_more(body)
-    context.shared_memory.register(region, key, offset, byte_size)
+    regions = context.shared_memory.of(exchange.context.principal)
+    regions.register(region, key, offset, byte_size)
     await exchange.respond(200, b"")
 
 
@@ -87,5 +88,5 @@ async def unregister_shared_memory(context: KServe, exchange: Exchange, kind: st
     if kind == "cuda":
         context.shared_memory.unregister_cuda(region)
     else:
-        context.shared_memory.unregister(region)
+        context.shared_memory.of(exchange.context.principal).unregister(region)
     await exchange.respond(200, b"")

@@ -6,11 +6,13 @@ request would end this process with SIGBUS, one that changes it would change a r
 
 from __future__ import annotations
 
+import copy
 import os
 import weakref
 from dataclasses import dataclass
 
 from penstock.engines.errors import AlreadyExistsError, InvalidRequestError, NotFoundError, UnsupportedError
+from penstock.gateway.front.context import ANYONE, Principal, Role
 
 RESERVED_PREFIXES = ("triton_python_backend_shm_region_", "penstock", "sem.")
 """Of keys: what servers use among their own processes, and the semaphores that live in the same folder."""
@@ -43,10 +45,11 @@ class RegionStatus:
 class _Region:
     """An open object. Its descriptor is closed when neither the registry nor a request holds it any more."""
 
-    __slots__ = ("__weakref__", "fd", "status")
+    __slots__ = ("__weakref__", "fd", "status", "tenant")
 
-    def __init__(self, status: RegionStatus, fd: int) -> None:
+    def __init__(self, status: RegionStatus, fd: int, tenant: str) -> None:
         self.status = status
+        self.tenant = tenant
         self.fd = fd
         weakref.finalize(self, os.close, fd)
 
@@ -91,12 +94,29 @@ class SharedMemoryRegions:
     """The regions by name. Names are shared by system and CUDA regions; of the latter there are none.
 
     `allowed` is the operator's word: unless it is given, everything but the status calls raises UnsupportedError.
+    A region belongs to the tenant that has registered it. Other tenants cannot see it, and admins can.
     """
 
     def __init__(self, allowed: bool, *, max_tensor_bytes: int = MAX_TENSOR_BYTES) -> None:
         self.allowed = allowed
         self._max_tensor_bytes = max_tensor_bytes
         self._regions: dict[str, _Region] = {}
+        self._caller = ANYONE
+
+    def of(self, caller: Principal) -> SharedMemoryRegions:
+        """The same regions, for this caller."""
+        if caller is ANYONE:
+            return self
+        view = copy.copy(self)
+        view._caller = caller
+        return view
+
+    def _seen(self, name: str) -> _Region | None:
+        region = self._regions.get(name)
+        return region if region is not None and self._may_see(region) else None
+
+    def _may_see(self, region: _Region) -> bool:
+        return region.tenant == self._caller.tenant or Role.ADMIN in self._caller.roles
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Opens the object of this POSIX name (`shm_open`) and keeps it as the region `name`.
@@ -113,24 +133,23 @@ class SharedMemoryRegions:
             raise InvalidRequestError(f"there are {MAX_REGIONS} shared memory regions already, unregister some first")
         if not (0 <= offset < _UINT64 and 0 < byte_size < _UINT64):
             raise _invalid_args(name)
-        region = _Region(RegionStatus(name, key, offset, byte_size), _open(name, key))
+        region = _Region(RegionStatus(name, key, offset, byte_size), _open(name, key), self._caller.tenant)
         if offset + byte_size > os.fstat(region.fd).st_size:
             raise _invalid_args(name)
         self._regions[name] = region
 
     def unregister(self, name: str = "") -> None:
-        """Forgets the region; all of them without a name. Unknown names are ignored, as in Triton."""
+        """Forgets the region; all of the caller's without a name. Unknown names are ignored, as in Triton."""
         self._check_allowed()
-        if name:
-            self._regions.pop(name, None)
-        else:
-            self._regions.clear()
+        for known in [name] if name else list(self._regions):
+            if self._seen(known) is not None:
+                del self._regions[known]
 
     def status(self, name: str = "") -> list[RegionStatus]:
         """The region, or all of them. Raises NotFoundError."""
         if not name:
-            return [region.status for region in self._regions.values()]
-        region = self._regions.get(name)
+            return [region.status for region in self._regions.values() if self._may_see(region)]
+        region = self._seen(name)
         if region is None:
             raise NotFoundError(f"Unable to find system shared memory region: '{name[:_MAX_NAME]}'")
         return [region.status]
@@ -141,7 +160,7 @@ class SharedMemoryRegions:
         Raises NotFoundError, UnsupportedError, and InvalidRequestError for what does not lie in the region.
         """
         self._check_allowed()
-        region = self._regions.get(name)
+        region = self._seen(name)
         if region is None:
             raise NotFoundError(f"Unable to find shared memory region: '{name[:_MAX_NAME]}'")
         status = region.status

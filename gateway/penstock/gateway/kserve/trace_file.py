@@ -9,6 +9,8 @@ from collections.abc import Sequence
 logger = logging.getLogger(__name__)
 
 _FLUSH_BYTES = 1 << 16
+_MOST_BYTES = 64 << 20
+"""Collected for a file of its own; then that file has fewer traces than were asked for."""
 
 
 class TraceFile:
@@ -32,7 +34,7 @@ class TraceFile:
         self._traces += 1
         self._size += sum(map(len, events))
         if log_frequency:
-            if self._traces >= log_frequency:
+            if self._traces >= log_frequency or self._size >= _MOST_BYTES:
                 self._write(f"{self.path}.{self._index}", b"[" + b",".join(self._events) + b"]", append=False)
                 self._index += 1
         elif self._size >= _FLUSH_BYTES:

@@ -148,7 +148,8 @@ class DataPlane:
         template_kwargs: dict[str, Any] | None = None,
     ) -> list[int]:
         """Renders the chat template and encodes it. Raises InvalidRequestError for messages that it refuses,
-        DeadlineExceededError."""
+        PermissionDeniedError, DeadlineExceededError."""
+        context.principal.require_model(model)
         loaded, _ = self.find(model)
         template = loaded.chat_template
         if template is None:
@@ -181,6 +182,7 @@ class DataPlane:
         Raises InvalidRequestError and its kin for values that do not fit the model, OverloadedError,
         DeadlineExceededError, EngineError.
         """
+        request.context.principal.require_model(request.model)
         return await self._generate(*self.find(request.model), request)
 
     async def generate_on(
@@ -207,6 +209,8 @@ class DataPlane:
             async with self._until_deadline(request.context):
                 prompts = await self._prompts(model, request)
             adds = [self._add(model, adapter, request, prompt, info) for prompt in prompts]
+            wanted = request.params.max_tokens * request.n  # 0 where the caller names none: the context may leave much
+            request.context.pay_tokens(sum(len(prompt) + wanted for prompt in prompts))
             record.enter(Stage.ENGINE)
             stream = model.engine.submit(adds)
         except BaseException:
@@ -256,7 +260,7 @@ class DataPlane:
             params=params,
             arrival_time=time.monotonic(),
             deadline=self._deadline(request.context),
-            priority=request.priority,
+            priority=max(request.priority, request.context.principal.priority),
             tenant=request.tenant,
             cache_salt=self._salt(request.tenant, request.cache_salt),
             adapter="" if adapter is None else adapter.key,

@@ -26,7 +26,8 @@ class ModelList:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
-        data = [_model_object(model) for model in self._dataplane.models()]
+        may_use = exchange.context.principal.may_use
+        data = [_model_object(model) for model in self._dataplane.models() if may_use(model.name)]
         await exchange.respond(200, msgspec.json.encode({"object": "list", "data": data}))
 
 
@@ -39,6 +40,7 @@ class ModelDetail:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
         model = self._dataplane.model(scope["path_params"]["name"])
+        exchange.context.principal.require_model(model.name)
         await exchange.respond(200, msgspec.json.encode(_model_object(model)))
 
 

@@ -1,4 +1,4 @@
-"""The ASGI app: routes, keys by default, and one place where every error becomes a response."""
+"""The ASGI app: routes, the door before them, and one place where every error becomes a response."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from starlette.exceptions import HTTPException
-from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.engines.errors import PenstockError
-from penstock.gateway.front.auth import ApiKeys
-from penstock.gateway.front.record import UNMATCHED
-from penstock.gateway.http.browser_guard import BrowserGuard
+from penstock.gateway.errors import HttpError
+from penstock.gateway.front.access import CHANGE_MODELS, INFER, PROBE, SEE_METADATA, SEE_METRICS
 from penstock.gateway.http.cross_origin import CrossOrigin
+from penstock.gateway.http.door import Door
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.kserve.context import KServe
@@ -27,7 +25,8 @@ from penstock.gateway.openai.completions import Completions
 from penstock.gateway.openai.models import ModelDetail, ModelList
 from penstock.gateway.ports.about import About
 from penstock.gateway.ports.health import Live, Metrics, Ready, Version
-from penstock.gateway.ports.request_paths import drop_trailing_slash, route_error
+from penstock.gateway.ports.request_paths import drop_trailing_slash
+from penstock.gateway.ports.routes import GuardedRoute, Routes
 
 logger = logging.getLogger(__name__)
 
@@ -36,56 +35,56 @@ def build_app(dataplane: DataPlane, settings: AppSettings, kserve: KServe | None
     """The public port: the OpenAI API, and KServe v2 below /v2, behind the same keys."""
     adapters = AdapterControl(dataplane)
     routes = [
-        Route("/v1/chat/completions", ChatCompletions(dataplane, settings), methods=["POST"]),
-        Route("/v1/completions", Completions(dataplane, settings), methods=["POST"]),
-        Route("/v1/models", ModelList(dataplane), methods=["GET"]),
-        Route("/v1/models/{name:path}", ModelDetail(dataplane), methods=["GET"]),
-        Route("/v1/load_lora_adapter", LoadAdapter(adapters, settings), methods=["POST"]),
-        Route("/v1/unload_lora_adapter", UnloadAdapter(adapters, settings), methods=["POST"]),
+        GuardedRoute("/v1/chat/completions", ChatCompletions(dataplane, settings), INFER, methods=["POST"]),
+        GuardedRoute("/v1/completions", Completions(dataplane, settings), INFER, methods=["POST"]),
+        GuardedRoute("/v1/models", ModelList(dataplane), SEE_METADATA, methods=["GET"]),
+        GuardedRoute("/v1/models/{name:path}", ModelDetail(dataplane), SEE_METADATA, methods=["GET"]),
+        GuardedRoute("/v1/load_lora_adapter", LoadAdapter(adapters, settings), CHANGE_MODELS, methods=["POST"]),
+        GuardedRoute("/v1/unload_lora_adapter", UnloadAdapter(adapters, settings), CHANGE_MODELS, methods=["POST"]),
         *_health_routes(dataplane, settings),
-        Route("/version", Version(dataplane, settings), methods=["GET"]),
+        GuardedRoute("/version", Version(dataplane, settings), SEE_METADATA, methods=["GET"]),
     ]
-    routes.append(Route("/", About(settings, routes, kserve=kserve is not None), methods=["GET"]))
-    return _App(routes, settings, KServeApp(kserve) if kserve is not None else None)
+    routes.append(GuardedRoute("/", About(settings, routes, kserve=kserve is not None), SEE_METADATA, methods=["GET"]))
+    return App(routes, settings, KServeApp(kserve) if kserve is not None else None)
 
 
-def build_metrics_app(dataplane: DataPlane, settings: AppSettings, extra_routes: Sequence[BaseRoute] = ()) -> ASGIApp:
+def build_metrics_app(
+    dataplane: DataPlane, settings: AppSettings, extra_routes: Sequence[GuardedRoute] = ()
+) -> ASGIApp:
     """The metrics port: metrics and health."""
-    return _App([*_health_routes(dataplane, settings), *extra_routes], settings)
+    return App([*_health_routes(dataplane, settings), *extra_routes], settings)
 
 
-def _health_routes(dataplane: DataPlane, settings: AppSettings) -> list[Route]:
+def _health_routes(dataplane: DataPlane, settings: AppSettings) -> list[GuardedRoute]:
     return [
-        Route("/health", Live(dataplane), methods=["GET"]),
-        Route("/health/live", Live(dataplane), methods=["GET"]),
-        Route("/health/ready", Ready(dataplane, settings), methods=["GET"]),
-        Route("/metrics", Metrics(settings), methods=["GET"]),
+        GuardedRoute("/health", Live(dataplane), PROBE, methods=["GET"]),
+        GuardedRoute("/health/live", Live(dataplane), PROBE, methods=["GET"]),
+        GuardedRoute("/health/ready", Ready(dataplane, settings), PROBE, methods=["GET"]),
+        GuardedRoute("/metrics", Metrics(settings), SEE_METRICS, methods=["GET"]),
     ]
 
 
-class _App:
-    """Plain ASGI. Every path but `open_paths` needs a key, whether a route exists for it or not, or where there are no
-    keys, has to pass the browser guard. What is compared is `scope["path"]`, which no Host header can bend."""
+class App:
+    """Plain ASGI: a port's routes behind its door. What is compared is `scope["path"]`, which no Host header can bend.
 
-    def __init__(self, routes: Sequence[BaseRoute], settings: AppSettings, kserve: KServeApp | None = None) -> None:
-        self._router = Router(routes, redirect_slashes=False)
-        self._plain = {route.path: route for route in routes if isinstance(route, Route) and "{" not in route.path}
-        """Routes that a look-up finds; the router's own coroutines would lie on the way of every token."""
-        self._patterns = [route for route in routes if isinstance(route, Route) and "{" in route.path]
-        self._settings = settings
-        self._keys = ApiKeys(settings.api_keys)
-        self._guard = BrowserGuard(settings.browsers)
-        self._cross_origin = CrossOrigin(settings.browsers.origins) if settings.browsers.origins else None
-        self._kserve = kserve
+    Routes are found without starlette's Router, whose own coroutines would lie on the way of every token.
+    """
+
+    def __init__(self, routes: Sequence[GuardedRoute], settings: AppSettings, kserve: KServeApp | None = None) -> None:
+        self.routes = Routes(routes)
+        self.kserve = kserve
+        self._drain = settings.drain
         self._journal = settings.journal
+        self._door = Door(settings)
+        self._cross_origin = CrossOrigin(settings.browsers.origins) if settings.browsers.origins else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"This server has no use for ASGI scopes of type {scope['type']}.")
-        kserve = self._kserve if self._kserve is not None and self._kserve.handles(scope["path"]) else None
+        kserve = self.kserve if self.kserve is not None and self.kserve.handles(scope["path"]) else None
         if kserve is None:  # Triton knows no paths with a slash at the end
             drop_trailing_slash(scope)
-        exchange = Exchange(scope, receive, send, self._settings.drain)
+        exchange = Exchange(scope, receive, send, self._drain)
         scope[SCOPE_KEY] = exchange
         self._journal.begin(exchange.context)
         try:
@@ -104,45 +103,29 @@ class _App:
         if kserve is not None:
             await self._answer_kserve(kserve, exchange)
             return
-        scope["app"] = self  # makes starlette raise its 404 and 405 instead of answering in its own shape
         try:
-            route = self._plain.get(scope["path"])
-            exchange.context.record.route = route.path if route is not None else self._pattern(scope["path"])
-            self._admit(exchange)
-            if route is not None and scope["method"] in (route.methods or ()):
-                await route.app(scope, receive, exchange.send)
-            else:
-                await self._router(scope, receive, exchange.send)
+            route = self.routes.find(scope)
+            if isinstance(route, HttpError):
+                self._door.admit(exchange, None)
+                raise route
+            exchange.context.record.route = route.name_in_records
+            self._door.admit(exchange, route.access)
+            await route.app(scope, receive, exchange.send)
         except PenstockError as error:
             await exchange.fail(error)
-        except HTTPException as error:
-            await exchange.fail(route_error(error, scope, self._router.routes))
         except Exception as error:
             logger.exception("Unexpected error")
             await exchange.fail(error)
 
-    def _pattern(self, path: str) -> str:
-        """The route with names in its path that this one matches, as the table has it."""
-        for route in self._patterns:
-            if route.path_regex.match(path):
-                return route.path.replace(":path", "")
-        return UNMATCHED
-
-    def _admit(self, exchange: Exchange) -> None:
-        """Raises AuthenticationError, HttpError, InvalidRequestError."""
-        if exchange.scope["path"] in self._settings.open_paths:  # kubelets send a pod's address as Host
-            return
-        authorization = exchange.only_header(b"authorization")
-        if self._keys.needed:
-            exchange.context.principal = self._keys.principal(authorization)
-        else:
-            self._guard.check(exchange)
-
     async def _answer_kserve(self, kserve: KServeApp, exchange: Exchange) -> None:
         """Below /v2 errors have another shape, which that app knows."""
+        found = kserve.find(exchange.scope)
+        known = None if isinstance(found, HttpError) else found
+        if known is not None:
+            exchange.context.record.route = known.route
         try:
-            self._admit(exchange)
+            self._door.admit(exchange, None if known is None else known.access)
         except PenstockError as error:
             await kserve.fail(exchange, error)
         else:
-            await kserve(exchange.scope, exchange.receive, exchange.send)
+            await kserve.answer(exchange, found)

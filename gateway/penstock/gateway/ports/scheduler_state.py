@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 from sse_starlette import EventSourceResponse
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
+from penstock.gateway.front.access import OPERATE
 from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.ports.requests_in_flight import RequestsInFlight
+from penstock.gateway.ports.routes import GuardedRoute
 
 _INTERVAL_SECONDS = 1.0
 
@@ -53,9 +54,9 @@ def snapshot(dataplane: DataPlane) -> dict[str, Any]:
     }
 
 
-def operator_routes(dataplane: DataPlane, journal: RequestJournal) -> list[BaseRoute]:
+def operator_routes(dataplane: DataPlane, journal: RequestJournal) -> list[GuardedRoute]:
     return [
-        Route("/debug/requests", RequestsInFlight(journal), methods=["GET"]),
-        Route("/debug/scheduler", SchedulerState(dataplane), methods=["GET"]),
-        Route("/debug/scheduler/stream", SchedulerFeed(dataplane), methods=["GET"]),
+        GuardedRoute("/debug/requests", RequestsInFlight(journal), OPERATE, methods=["GET"]),
+        GuardedRoute("/debug/scheduler", SchedulerState(dataplane), OPERATE, methods=["GET"]),
+        GuardedRoute("/debug/scheduler/stream", SchedulerFeed(dataplane), OPERATE, methods=["GET"]),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from helpers_keys import api_keys
 from helpers_kserve import FakeModelStore
 from helpers_kserve_http import kserve_context
 from penstock.gateway.front.browser_rules import BrowserRules
@@ -28,7 +29,7 @@ async def asked(
 ) -> AsgiCall:
     rules = BrowserRules(origins=frozenset({PAGE} if origins is None else origins))
     dataplane = FakeDataPlane(lambda _: [[delta(0, "one", "stop")]])
-    app = build_app(dataplane, AppSettings(browsers=rules, api_keys=keys or {}), kserve_context(FakeModelStore()))
+    app = build_app(dataplane, AppSettings(browsers=rules, keys=api_keys(keys or {})), kserve_context(FakeModelStore()))
     return await call(app, path, body, method=method, headers={k.replace("_", "-"): v for k, v in headers.items()})
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from helpers_keys import api_keys
 from helpers_kserve import add_sub
 from helpers_kserve_http import KServeFront, error_of
 from penstock.engines import errors as tree
@@ -170,7 +171,7 @@ async def test_repositories_have_no_names(front: KServeFront, path: str) -> None
 
 
 async def test_a_missing_key(front: KServeFront) -> None:
-    front = KServeFront(settings=AppSettings(api_keys={"team": "secret"}))
+    front = KServeFront(settings=AppSettings(keys=api_keys({"team": "secret"})))
     for path in ("/v2", INFER, "/v2/nothing"):
         answer = await front("GET", path)
         assert answer.status == 401

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from helpers_keys import api_keys
 from penstock.engines.contract.messages import SamplingParams
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import Candidate, GenerateRequest, ServedModel, TokenLogprob
@@ -204,7 +205,7 @@ async def test_continuing_the_last_message_opens_no_new_one() -> None:
 
 async def test_tenant_is_the_owner_of_the_key() -> None:
     dataplane = FakeDataPlane()
-    app = build_app(dataplane, AppSettings(api_keys={"red": "k1", "blue": "k2"}))
+    app = build_app(dataplane, AppSettings(keys=api_keys({"red": "k1", "blue": "k2"})))
     await call(app, TEXT, text_body(), headers={"authorization": "Bearer k2"})
     assert dataplane.requests[0].tenant == "blue"
 
@@ -215,7 +216,7 @@ async def test_tenant_is_the_owner_of_the_key() -> None:
 )
 async def test_a_fair_server_without_keys_goes_by_the_user(policy: str, key: str | None, tenant: str) -> None:
     dataplane = FakeDataPlane()
-    app = build_app(dataplane, AppSettings(policy=policy, api_keys={"red": key} if key else {}))
+    app = build_app(dataplane, AppSettings(policy=policy, keys=api_keys({"red": key} if key else {})))
     await call(app, TEXT, text_body(user="ann"), headers={"authorization": f"Bearer {key}"})
     assert dataplane.requests[0].tenant == tenant
 

@@ -7,6 +7,7 @@ from typing import Any
 from tritonclient.grpc import service_pb2 as pb
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.gateway.front.context import RequestContext
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.rpc import Message
 
@@ -18,14 +19,14 @@ class Administration:
         self._models = kserve.models
         self._regions = kserve.shared_memory
 
-    async def index(self, request: Message) -> Message:
+    async def index(self, request: Message, context: RequestContext) -> Message:
         _no_repository(request)
         answer = pb.RepositoryIndexResponse()
         for entry in self._models.index(ready=request.ready):
             answer.models.add(name=entry.name, version=entry.version, state=entry.state or "", reason=entry.reason)
         return answer
 
-    async def load(self, request: Message) -> Message:
+    async def load(self, request: Message, context: RequestContext) -> Message:
         """Returns when the model is ready. Raises PenstockError."""
         _no_repository(request)
         config: str | None = None
@@ -40,7 +41,7 @@ class Administration:
         await self._models.load(request.model_name, config=config, files=files or None)
         return pb.RepositoryModelLoadResponse()
 
-    async def unload(self, request: Message) -> Message:
+    async def unload(self, request: Message, context: RequestContext) -> Message:
         _no_repository(request)
         dependents = False
         for name, parameter in request.parameters.items():
@@ -50,31 +51,31 @@ class Administration:
         await self._models.unload(request.model_name, unload_dependents=dependents)
         return pb.RepositoryModelUnloadResponse()
 
-    async def system_status(self, request: Message) -> Message:
+    async def system_status(self, request: Message, context: RequestContext) -> Message:
         answer = pb.SystemSharedMemoryStatusResponse()
-        for region in self._regions.status(request.name):
+        for region in self._regions.of(context.principal).status(request.name):
             shown = answer.regions[region.name]
             shown.name, shown.key = region.name, region.key
             shown.offset, shown.byte_size = region.offset, region.byte_size
         return answer
 
-    async def system_register(self, request: Message) -> Message:
-        self._regions.register(request.name, request.key, request.offset, request.byte_size)
+    async def system_register(self, request: Message, context: RequestContext) -> Message:
+        self._regions.of(context.principal).register(request.name, request.key, request.offset, request.byte_size)
         return pb.SystemSharedMemoryRegisterResponse()
 
-    async def system_unregister(self, request: Message) -> Message:
-        self._regions.unregister(request.name)
+    async def system_unregister(self, request: Message, context: RequestContext) -> Message:
+        self._regions.of(context.principal).unregister(request.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
-    async def cuda_status(self, request: Message) -> Message:
+    async def cuda_status(self, request: Message, context: RequestContext) -> Message:
         self._regions.cuda_status(request.name)
         return pb.CudaSharedMemoryStatusResponse()
 
-    async def cuda_register(self, request: Message) -> Message:
+    async def cuda_register(self, request: Message, context: RequestContext) -> Message:
         self._regions.register_cuda(request.name)
         return pb.CudaSharedMemoryRegisterResponse()
 
-    async def cuda_unregister(self, request: Message) -> Message:
+    async def cuda_unregister(self, request: Message, context: RequestContext) -> Message:
         self._regions.unregister_cuda(request.name)
         return pb.CudaSharedMemoryUnregisterResponse()
 

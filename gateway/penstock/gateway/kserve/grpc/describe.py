@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tritonclient.grpc import service_pb2 as pb
 
 from penstock.engines.errors import ModelNotFoundError
+from penstock.gateway.front.context import RequestContext, Role
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.rpc import Message
 from penstock.gateway.kserve.metadata import model_metadata, server_metadata
@@ -26,46 +27,48 @@ class Describe:
     def server_ready(self, request: Message) -> Message:
         return pb.ServerReadyResponse(ready=self._ready())
 
-    async def model_ready(self, request: Message) -> Message:
+    async def model_ready(self, request: Message, context: RequestContext) -> Message:
         """False for models that are not there. Raises InvalidRequestError for a version that is no number."""
         try:
             return pb.ModelReadyResponse(ready=self._models.model(request.name, request.version).ready)
         except ModelNotFoundError:
             return pb.ModelReadyResponse(ready=False)
 
-    async def server_metadata(self, request: Message) -> Message:
+    async def server_metadata(self, request: Message, context: RequestContext) -> Message:
         return pb.ServerMetadataResponse(**server_metadata(self._kserve))
 
-    async def model_metadata(self, request: Message) -> Message:
+    async def model_metadata(self, request: Message, context: RequestContext) -> Message:
         model = self._models.model(request.name, request.version)
         versions = [model.version] if request.version else self._models.versions(request.name)
         return pb.ModelMetadataResponse(**model_metadata(model, versions))
 
-    async def model_config(self, request: Message) -> Message:
+    async def model_config(self, request: Message, context: RequestContext) -> Message:
         return pb.ModelConfigResponse(config=self._models.model(request.name, request.version).config)
 
-    async def model_statistics(self, request: Message) -> Message:
+    async def model_statistics(self, request: Message, context: RequestContext) -> Message:
         return pb.ModelStatisticsResponse(**statistics(self._models, request.name, request.version))
 
-    async def trace_setting(self, request: Message) -> Message:
-        """Reads, and changes what is named. Raises InvalidRequestError, UnsupportedError."""
+    async def trace_setting(self, request: Message, context: RequestContext) -> Message:
+        """Reads, and changes what is named. Raises InvalidRequestError, UnsupportedError, PermissionDeniedError."""
         tracing, model = self._kserve.tracing, request.model_name
         check_traced_model(self._models, model)
         if request.settings:
+            context.principal.require(Role.ADMIN)
             tracing.update({name: list(item.value) for name, item in request.settings.items()}, model)
         answer = pb.TraceSettingResponse()
         for name, value in tracing.settings(model).items():
             answer.settings[name].value.extend([value] if isinstance(value, str) else value)
         return answer
 
-    async def log_settings(self, request: Message) -> Message:
-        """Reads, and changes what is named. Raises InvalidRequestError, UnsupportedError."""
+    async def log_settings(self, request: Message, context: RequestContext) -> Message:
+        """Reads, and changes what is named. Raises InvalidRequestError, UnsupportedError, PermissionDeniedError."""
         logs = self._kserve.logs
         changes = {}
         for name, item in request.settings.items():
             kind = item.WhichOneof("parameter_choice")
             changes[name] = getattr(item, kind) if kind is not None else None
         if changes:
+            context.principal.require(Role.ADMIN)
             logs.update(changes)
         answer = pb.LogSettingsResponse()
         for name, value in logs.settings().items():

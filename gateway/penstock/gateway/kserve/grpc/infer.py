@@ -46,10 +46,11 @@ class Inference:
         self, data: bytes, message: Message, model: InferModel, rpc: Rpc, context: RequestContext
     ) -> Decoded:
         """`message` is what stands in `data`. Raises PenstockError for what cannot be asked like this."""
+        regions = self._regions.of(context.principal)
         if self._takes_long(len(data), message):
-            decoded = await asyncio.to_thread(decode, message, model, self._regions)
+            decoded = await asyncio.to_thread(decode, message, model, regions)
         else:
-            decoded = decode(message, model, self._regions)
+            decoded = decode(message, model, regions)
         request = decoded.request
         set_caller(request, context, model.name)
         if self._pattern is not None:

@@ -7,15 +7,16 @@ from collections.abc import AsyncIterator
 import grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from penstock.gateway.front.access import SEE_METADATA
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.kserve.grpc.rpc import Guard, Rpc
+from penstock.gateway.kserve.grpc.rpc import Guard, Method, Rpc
 
 SERVICES = ("inference.GRPCInferenceService", "grpc.health.v1.Health", reflection.SERVICE_NAME)
 PATHS = tuple(f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo" for version in ("v1alpha", "v1"))
 """The messages of both versions are the same."""
 
 
-def reflection_handler(guard: Guard, method: str) -> grpc.RpcMethodHandler:
+def reflection_method(guard: Guard) -> Method:
     servicer = reflection.aio.ReflectionServicer(SERVICES)
     parse = reflection_pb2.ServerReflectionRequest.FromString
 
@@ -27,4 +28,4 @@ def reflection_handler(guard: Guard, method: str) -> grpc.RpcMethodHandler:
         while (data := await rpc.read()) is not grpc.aio.EOF:
             yield parse(data)
 
-    return guard.stream(method, call)
+    return guard.stream(SEE_METADATA, call)

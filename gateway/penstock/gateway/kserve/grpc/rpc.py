@@ -1,20 +1,23 @@
-"""What every RPC passes through: API keys, the drain, errors as statuses."""
+"""What every RPC passes through: API keys and roles, the record, the drain, errors as statuses."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from penstock.engines.errors import InvalidRequestError, PenstockError
+from penstock.gateway.front.access import PROBE, Access, ApiGroup, Restrictions, check_restriction
 from penstock.gateway.front.auth import ApiKeys
 from penstock.gateway.front.call import Call
-from penstock.gateway.front.context import RequestContext, read_context
+from penstock.gateway.front.context import Principal, RequestContext, read_context
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.front.record import RequestRecord
@@ -26,38 +29,76 @@ Rpc = Any
 """grpc.aio.ServicerContext, which has no types."""
 Message = Any
 """A protobuf message."""
+Metadata = Iterable[tuple[str, str | bytes]]
 UnaryHandler = Callable[[bytes, Rpc, RequestContext], Awaitable[bytes]]
 """Request to response. Raises PenstockError, DecodeError."""
 StreamHandler = Callable[[Rpc, RequestContext], Awaitable[None]]
 """Reads and writes bytes on the RPC. Raises PenstockError."""
 
 
-class Guard:
-    """Makes gRPC handlers of functions that raise our errors. Messages are bytes here."""
+@dataclass(frozen=True, slots=True)
+class Method:
+    access: Access
+    handler: Callable[[RequestContext], grpc.RpcMethodHandler]
+    """For one RPC, which has been let in."""
 
-    def __init__(self, keys: ApiKeys | None, drain: DrainState, journal: RequestJournal) -> None:
+
+class Guard:
+    """Lets RPCs in, and makes gRPC methods of functions that raise our errors. Messages are bytes here."""
+
+    def __init__(
+        self,
+        keys: ApiKeys | None,
+        drain: DrainState,
+        journal: RequestJournal,
+        restrictions: Restrictions | None = None,
+    ) -> None:
         """Without `keys` everybody is let in."""
+        self._keys = keys or ApiKeys()
+        self._restrictions = restrictions or {}
         self.journal = journal
-        self._keys = keys
         self.drain = drain
 
-    def _context(self, rpc: Rpc, method: str) -> RequestContext:
-        metadata = {key.encode(): _bytes(value) for key, value in reversed(rpc.invocation_metadata())}
-        context = read_context(metadata)
-        context.record.protocol, context.record.route = "grpc", method
-        remaining = rpc.time_remaining()
-        if remaining is not None:
-            context.limit(remaining)
-        return context
+    def handler(self, path: str, method: Method | None, metadata: Metadata) -> grpc.RpcMethodHandler | None:
+        """What serves an RPC whose headers have come, and no message yet. None where there is no such method, of which
+        nobody is told without a key."""
+        given = [(key.encode(), _bytes(value)) for key, value in metadata]
+        headers = dict(reversed(given))
+        context = read_context(headers)
+        context.record.protocol = "grpc"
+        if method is not None:
+            context.record.route = path
+        try:
+            if method is None or method.access.role is not None:
+                context.principal = self._principal(given)
+            if method is not None:
+                check_restriction(self._restrictions, method.access.group, headers, "protocol")
+                if method.access.role is not None:
+                    context.principal.require(method.access.role)
+        except Exception as error:
+            return self._refusal(context, error)
+        return None if method is None else method.handler(context)
 
-    def _admit(self, rpc: Rpc, context: RequestContext) -> None:
+    def _principal(self, metadata: list[tuple[bytes, bytes]]) -> Principal:
         """Raises AuthenticationError, InvalidRequestError."""
-        if self._keys is None:
-            return
-        given = [_bytes(value) for key, value in rpc.invocation_metadata() if key == "authorization"]
-        if len(given) > 1:
+        given = [value for key, value in metadata if key == b"authorization"]
+        if len(given) > 1 and self._keys.needed:
             raise InvalidRequestError("Authorization is given more than once.")
-        context.principal = self._keys.principal(given[0] if given else None)
+        return self._keys.principal(given[0] if given else None)
+
+    def _refusal(self, context: RequestContext, error: Exception) -> grpc.RpcMethodHandler:
+        """Ends the RPC at once. Only handlers of streams are called before a message has been received, and callers of
+        any kind understand their answer."""
+
+        async def call(_: object, rpc: Rpc) -> None:
+            _name(rpc, context)
+            try:
+                with self.recorded(context), answered(context.record):
+                    raise error
+            except Exception as failure:
+                await abort(rpc, failure)
+
+        return grpc.stream_stream_rpc_method_handler(call)
 
     @contextmanager
     def recorded(self, context: RequestContext) -> Iterator[None]:
@@ -74,26 +115,31 @@ class Guard:
         finally:
             self.journal.end(context)
 
-    def unary(self, method: str, handler: UnaryHandler) -> grpc.RpcMethodHandler:
+    def unary(self, access: Access, handler: UnaryHandler) -> Method:
         """Refused while draining."""
 
-        async def call(data: bytes, rpc: Rpc) -> bytes:
-            context = self._context(rpc, method)
+        def of(context: RequestContext) -> grpc.RpcMethodHandler:
             record = context.record
-            record.bytes_in = len(data)
-            try:
-                with self.recorded(context), answered(record), call_in_flight(self.drain, context):
-                    self._admit(rpc, context)
-                    answer = await handler(data, rpc, context)
-                    record.bytes_out = len(answer)
-                    return answer
-            except Exception as error:
-                failure = error
-            return await abort(rpc, failure)
 
-        return grpc.unary_unary_rpc_method_handler(call)
+            async def call(data: bytes, rpc: Rpc) -> bytes:
+                record.bytes_in = len(data)
+                _name(rpc, context)
+                try:
+                    with self.recorded(context), answered(record), call_in_flight(self.drain, context):
+                        if access.group is ApiGroup.INFERENCE:
+                            context.count()
+                        answer = await handler(data, rpc, _with_deadline(context, rpc))
+                        record.bytes_out = len(answer)
+                        return answer
+                except Exception as error:
+                    failure = error
+                return await abort(rpc, failure)
 
-    def open(self, request: Any, handler: Callable[[Message], Message]) -> grpc.RpcMethodHandler:
+            return grpc.unary_unary_rpc_method_handler(call)
+
+        return Method(access, of)
+
+    def open(self, request: Any, handler: Callable[[Message], Message]) -> Method:
         """For probes: without a key, and while draining, too."""
 
         async def call(data: bytes, rpc: Rpc) -> bytes:
@@ -103,23 +149,26 @@ class Guard:
                 failure = error
             return await abort(rpc, failure)
 
-        return grpc.unary_unary_rpc_method_handler(call)
+        method = grpc.unary_unary_rpc_method_handler(call)
+        return Method(PROBE, lambda _: method)
 
-    def stream(self, method: str, handler: StreamHandler) -> grpc.RpcMethodHandler:
-        """New streams are refused while draining; what runs on a stream, it counts itself."""
+    def stream(self, access: Access, handler: StreamHandler) -> Method:
+        """New streams are refused while draining; what runs on a stream, it counts itself, for its key, too."""
 
-        async def call(_: object, rpc: Rpc) -> None:
-            context = self._context(rpc, method)
-            try:
-                with self.recorded(context), answered(context.record):
-                    if self.drain.draining:
-                        raise shutting_down()
-                    self._admit(rpc, context)
-                    await handler(rpc, context)
-            except Exception as error:
-                await abort(rpc, error)
+        def of(context: RequestContext) -> grpc.RpcMethodHandler:
+            async def call(_: object, rpc: Rpc) -> None:
+                _name(rpc, context)
+                try:
+                    with self.recorded(context), answered(context.record):
+                        if self.drain.draining:
+                            raise shutting_down()
+                        await handler(rpc, _with_deadline(context, rpc))
+                except Exception as error:
+                    await abort(rpc, error)
 
-        return grpc.stream_stream_rpc_method_handler(call)
+            return grpc.stream_stream_rpc_method_handler(call)
+
+        return Method(access, of)
 
 
 @contextmanager
@@ -139,6 +188,18 @@ def call_in_flight(drain: DrainState, context: RequestContext) -> Call:
     if drain.draining:
         raise shutting_down()
     return Call(drain, context)
+
+
+def _name(rpc: Rpc, context: RequestContext) -> None:
+    """The RPC's end tells its id, as an HTTP answer does."""
+    rpc.set_trailing_metadata((("x-request-id", context.id),))
+
+
+def _with_deadline(context: RequestContext, rpc: Rpc) -> RequestContext:
+    remaining = rpc.time_remaining()
+    if remaining is not None:
+        context.limit(time.monotonic() + remaining - context.arrival)
+    return context
 
 
 def _bytes(value: str | bytes) -> bytes:

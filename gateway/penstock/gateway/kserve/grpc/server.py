@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import grpc
 
+from penstock.gateway.front.access import Restrictions
 from penstock.gateway.front.addresses import url_host
 from penstock.gateway.front.auth import ApiKeys
 from penstock.gateway.front.drain import DrainState
@@ -31,6 +32,7 @@ class GrpcServer:
         drain: DrainState | None = None,
         keys: ApiKeys | None = None,
         journal: RequestJournal | None = None,
+        restrictions: Restrictions | None = None,
     ) -> None:
         """Binds. `ready` says whether the server as a whole is; without `keys` everybody is let in.
 
@@ -38,7 +40,7 @@ class GrpcServer:
         usable.
         """
         self._health = Health(ready)
-        guard = Guard(keys, drain or DrainState(), journal or RequestJournal())
+        guard = Guard(keys, drain or DrainState(), journal or RequestJournal(), restrictions)
         service = build_service(kserve, guard, self._health, settings)
         self._server = grpc.aio.server(handlers=[service], options=settings.options())
         address = f"{url_host(settings.host)}:{settings.port}"

@@ -9,14 +9,29 @@ from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from penstock.engines.errors import PayloadTooLargeError
+from penstock.gateway.front.access import (
+    CHANGE_MODELS,
+    INFER,
+    OWN_MEMORY,
+    PROBE,
+    SEE_CONFIG,
+    SEE_LOGGING,
+    SEE_MEMORY,
+    SEE_METADATA,
+    SEE_READINESS,
+    SEE_REPOSITORY,
+    SEE_STATISTICS,
+    SEE_TRACE,
+    Access,
+)
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.administration import Administration
 from penstock.gateway.kserve.grpc.describe import Describe
 from penstock.gateway.kserve.grpc.health import CHECK, WATCH, Health
 from penstock.gateway.kserve.grpc.infer import Inference
-from penstock.gateway.kserve.grpc.reflection import PATHS, reflection_handler
-from penstock.gateway.kserve.grpc.rpc import Guard, Message, Rpc, UnaryHandler
+from penstock.gateway.kserve.grpc.reflection import PATHS, reflection_method
+from penstock.gateway.kserve.grpc.rpc import Guard, Message, Method, Rpc, UnaryHandler
 from penstock.gateway.kserve.grpc.settings import GrpcSettings
 from penstock.gateway.kserve.grpc.stream import InferStream
 
@@ -25,17 +40,20 @@ _MAX_PLAIN_BYTES = 1 << 20
 """Of requests without tensors or files, as over HTTP."""
 _WITH_FILES = frozenset({"RepositoryModelLoad"})
 
-Plain = Callable[[Message], Awaitable[Message]]
+Plain = Callable[[Message, RequestContext], Awaitable[Message]]
 
 
 class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Looks methods up; what is not here is UNIMPLEMENTED."""
+    """Looks methods up; what is not here is UNIMPLEMENTED. The library asks when an RPC's headers are there, so who may
+    not come in is refused before anything of a message is received."""
 
-    def __init__(self, methods: dict[str, grpc.RpcMethodHandler]) -> None:
+    def __init__(self, methods: dict[str, Method], guard: Guard) -> None:
         self.methods = methods
+        self._guard = guard
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        return self.methods.get(handler_call_details.method)
+        path = handler_call_details.method
+        return self._guard.handler(path, self.methods.get(path), handler_call_details.invocation_metadata)
 
 
 def build_service(kserve: KServe, guard: Guard, health: Health, settings: GrpcSettings) -> Service:
@@ -43,41 +61,42 @@ def build_service(kserve: KServe, guard: Guard, health: Health, settings: GrpcSe
     describe, inference = Describe(kserve, lambda: health.serving), Inference(kserve, settings.header_forward_pattern)
     methods = {
         CHECK: guard.open(health_pb2.HealthCheckRequest, health.check),
-        WATCH: health.watch_handler(),
+        WATCH: Method(PROBE, lambda _: health.watch_handler()),
         _SERVICE + "ServerLive": guard.open(pb.ServerLiveRequest, describe.server_live),
         _SERVICE + "ServerReady": guard.open(pb.ServerReadyRequest, describe.server_ready),
-        _SERVICE + "ModelInfer": guard.unary(_SERVICE + "ModelInfer", inference.infer),
+        _SERVICE + "ModelInfer": guard.unary(INFER, inference.infer),
     }
-    for name, handler in _plain(describe, Administration(kserve)).items():
-        methods[_SERVICE + name] = guard.unary(_SERVICE + name, _of_message(name, handler))
+    for name, (access, handler) in _plain(describe, Administration(kserve)).items():
+        methods[_SERVICE + name] = guard.unary(access, _of_message(name, handler))
 
     async def stream(rpc: Rpc, context: RequestContext) -> None:
         await InferStream(inference, guard, rpc, context, settings.max_requests_per_stream).run()
 
-    methods[_SERVICE + "ModelStreamInfer"] = guard.stream(_SERVICE + "ModelStreamInfer", stream)
-    methods |= {path: reflection_handler(guard, path) for path in PATHS}
-    return Service(methods)
+    methods[_SERVICE + "ModelStreamInfer"] = guard.stream(INFER, stream)
+    methods |= dict.fromkeys(PATHS, reflection_method(guard))
+    return Service(methods, guard)
 
 
-def _plain(describe: Describe, administration: Administration) -> dict[str, Plain]:
-    """The handlers that need nothing but the message, by the name of their method."""
+def _plain(describe: Describe, administration: Administration) -> dict[str, tuple[Access, Plain]]:
+    """The handlers that need nothing but the message and who sends it, by the name of their method. Those that read
+    settings also change them, for which they ask for the role themselves."""
     return {
-        "ModelReady": describe.model_ready,
-        "ServerMetadata": describe.server_metadata,
-        "ModelMetadata": describe.model_metadata,
-        "ModelConfig": describe.model_config,
-        "ModelStatistics": describe.model_statistics,
-        "TraceSetting": describe.trace_setting,
-        "LogSettings": describe.log_settings,
-        "RepositoryIndex": administration.index,
-        "RepositoryModelLoad": administration.load,
-        "RepositoryModelUnload": administration.unload,
-        "SystemSharedMemoryStatus": administration.system_status,
-        "SystemSharedMemoryRegister": administration.system_register,
-        "SystemSharedMemoryUnregister": administration.system_unregister,
-        "CudaSharedMemoryStatus": administration.cuda_status,
-        "CudaSharedMemoryRegister": administration.cuda_register,
-        "CudaSharedMemoryUnregister": administration.cuda_unregister,
+        "ModelReady": (SEE_READINESS, describe.model_ready),
+        "ServerMetadata": (SEE_METADATA, describe.server_metadata),
+        "ModelMetadata": (SEE_METADATA, describe.model_metadata),
+        "ModelConfig": (SEE_CONFIG, describe.model_config),
+        "ModelStatistics": (SEE_STATISTICS, describe.model_statistics),
+        "TraceSetting": (SEE_TRACE, describe.trace_setting),
+        "LogSettings": (SEE_LOGGING, describe.log_settings),
+        "RepositoryIndex": (SEE_REPOSITORY, administration.index),
+        "RepositoryModelLoad": (CHANGE_MODELS, administration.load),
+        "RepositoryModelUnload": (CHANGE_MODELS, administration.unload),
+        "SystemSharedMemoryStatus": (SEE_MEMORY, administration.system_status),
+        "SystemSharedMemoryRegister": (OWN_MEMORY, administration.system_register),
+        "SystemSharedMemoryUnregister": (OWN_MEMORY, administration.system_unregister),
+        "CudaSharedMemoryStatus": (SEE_MEMORY, administration.cuda_status),
+        "CudaSharedMemoryRegister": (OWN_MEMORY, administration.cuda_register),
+        "CudaSharedMemoryUnregister": (OWN_MEMORY, administration.cuda_unregister),
     }
 
 
@@ -88,6 +107,6 @@ def _of_message(name: str, handler: Plain) -> UnaryHandler:
     async def call(data: bytes, rpc: Rpc, context: RequestContext) -> bytes:
         if limit is not None and len(data) > limit:
             raise PayloadTooLargeError(f"the request message is larger than {limit} bytes")
-        return bytes((await handler(parse(data))).SerializeToString())
+        return bytes((await handler(parse(data), context)).SerializeToString())
 
     return call

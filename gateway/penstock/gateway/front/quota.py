@@ -1,0 +1,115 @@
+"""What a key may use: requests and tokens in a minute, and requests at one time.
+
+Both accounts fill evenly, up to what a minute allows. A request is let in while something is left. Its prompt and the
+tokens that it asks for are taken off at once, which may leave less than nothing, and what it did not use is given back
+at its end. So no request is too large for ever, and none is let in before an earlier one has been paid for.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.engines.errors import RateLimitedError
+
+Clock = Callable[[], float]
+_MINUTE = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """None: no limit."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent_requests: int | None = None
+
+
+class Account:
+    """Fills at `per_minute`, up to `per_minute`."""
+
+    __slots__ = ("_clock", "_left", "_since", "per_minute")
+
+    def __init__(self, per_minute: int, clock: Clock) -> None:
+        self.per_minute = per_minute
+        self._clock = clock
+        self._left = float(per_minute)
+        self._since = clock()
+
+    @property
+    def left(self) -> float:
+        """Below 0: spent in advance."""
+        now = self._clock()
+        self._left = min(self.per_minute, self._left + (now - self._since) * self.per_minute / _MINUTE)
+        self._since = now
+        return self._left
+
+    def spend(self, amount: float) -> None:
+        """A negative amount is given back."""
+        self._left = min(self.per_minute, self.left - amount)
+
+    def seconds_until(self, amount: float) -> float:
+        """Until so much is left, when nothing more is spent."""
+        return max(0.0, amount - self.left) * _MINUTE / self.per_minute
+
+
+class Quota:
+    """Of one key. Lives on the event loop."""
+
+    def __init__(self, limits: Limits, clock: Clock = time.monotonic) -> None:
+        self.limits = limits
+        self.in_flight = 0
+        self._accounts = {
+            name: Account(per_minute, clock)
+            for name, per_minute in (("requests", limits.requests_per_minute), ("tokens", limits.tokens_per_minute))
+            if per_minute is not None
+        }
+
+    def begin(self) -> None:
+        """Lets a request in, which has to `end`. Raises RateLimitedError."""
+        most = self.limits.concurrent_requests
+        if most is not None and self.in_flight >= most:
+            raise RateLimitedError(f"This key allows {most} requests at one time.", retry_after=1)
+        for name, account in self._accounts.items():
+            if account.left < 1:
+                raise RateLimitedError(
+                    f"This key allows {account.per_minute} {name} per minute, and they are used up.",
+                    retry_after=account.seconds_until(1),
+                )
+        self._spend("requests", 1)
+        self.in_flight += 1
+
+    def spend_tokens(self, count: int) -> None:
+        """A negative count is given back."""
+        self._spend("tokens", count)
+
+    def end(self) -> None:
+        self.in_flight -= 1
+
+    def _spend(self, name: str, amount: int) -> None:
+        account = self._accounts.get(name)
+        if account is not None:
+            account.spend(amount)
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """`x-ratelimit-*`, as of OpenAI: limit, remaining, and the time until all of it is there again."""
+        found = []
+        for name, account in self._accounts.items():
+            kind = name.encode()
+            remaining = max(0, math.floor(account.left))
+            found += [
+                (b"x-ratelimit-limit-" + kind, b"%d" % account.per_minute),
+                (b"x-ratelimit-remaining-" + kind, b"%d" % remaining),
+                (b"x-ratelimit-reset-" + kind, _duration(account.seconds_until(account.per_minute)).encode()),
+            ]
+        return found
+
+
+def _duration(seconds: float) -> str:
+    """As Go writes it, which is what clients of OpenAI's parse: 6m0s, 1.25s, 20ms."""
+    if seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    minutes, rest = divmod(math.ceil(seconds * 100) / 100, 60)
+    return (f"{minutes:.0f}m" if minutes else "") + f"{rest:.2f}".rstrip("0").rstrip(".") + "s"

@@ -1,0 +1,38 @@
+"""What is checked of a request before its body is read: its headers, its key, its role, what is left of its quota."""
+
+from __future__ import annotations
+
+from penstock.gateway.front.access import Access, ApiGroup, check_restriction
+from penstock.gateway.http.browser_guard import BrowserGuard
+from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.http.settings import AppSettings
+
+
+class Door:
+    """Of one HTTP port. Callers without a key have to pass the browser guard: what comes from them may come from a web
+    page, which knows no key."""
+
+    def __init__(self, settings: AppSettings) -> None:
+        self._keys = settings.keys
+        self._restrictions = settings.restrictions
+        self._guard = BrowserGuard(settings.browsers)
+
+    def admit(self, exchange: Exchange, access: Access | None) -> None:
+        """Sets the exchange's principal. `access` is the route's; None where there is no such route, of which nobody
+        is told without a key.
+
+        Raises AuthenticationError, PermissionDeniedError, RateLimitedError, HttpError, InvalidRequestError.
+        """
+        if access is not None and access.role is None:  # a probe: kubelets send a pod's address as Host
+            check_restriction(self._restrictions, access.group, exchange.headers, "API")
+            return
+        authorization = exchange.only_header(b"authorization")
+        principal = self._keys.principal(authorization)
+        if principal is self._keys.without_key:
+            self._guard.check(exchange)
+        exchange.context.principal = principal
+        if access is not None and access.role is not None:
+            check_restriction(self._restrictions, access.group, exchange.headers, "API")
+            principal.require(access.role)
+            if access.group is ApiGroup.INFERENCE:
+                exchange.context.count()

@@ -1,0 +1,39 @@
+"""Routes of the HTTP ports: none without an Access, and found by look-ups first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.routing import Match, Route
+from starlette.types import ASGIApp, Scope
+
+from penstock.gateway.errors import HttpError
+from penstock.gateway.front.access import Access
+from penstock.gateway.ports.request_paths import no_route
+
+
+class GuardedRoute(Route):
+    def __init__(self, path: str, endpoint: ASGIApp, access: Access, *, methods: Sequence[str]) -> None:
+        super().__init__(path, endpoint, methods=methods)
+        self.access = access
+        self.name_in_records = path.replace(":path", "")
+
+
+class Routes:
+    """All routes of a port."""
+
+    def __init__(self, routes: Sequence[GuardedRoute]) -> None:
+        self.all = tuple(routes)
+        self._plain = {route.path: route for route in routes if "{" not in route.path}
+
+    def find(self, scope: Scope) -> GuardedRoute | HttpError:
+        """The route for a path and method, with the names in the path put into the scope; or what to answer."""
+        route = self._plain.get(scope["path"])
+        if route is not None and scope["method"] in (route.methods or ()):
+            return route
+        for each in self.all:
+            match, found = each.matches(scope)
+            if match is Match.FULL:
+                scope.update(found)
+                return each
+        return no_route(scope, self.all)

@@ -1,0 +1,247 @@
+"""Every route of both protocols is for a role, and keys without it are refused before a body is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from helpers_grpc import SECONDS, each, failure, kserve_of, serving
+from helpers_keys import api_keys
+from helpers_kserve import FakeModelStore, add_sub
+from helpers_kserve_http import kserve_context
+from penstock.gateway.front.access import ApiGroup, RequiredHeader, read_restrictions
+from penstock.gateway.front.context import Role
+from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.kserve.http_routes import Found
+from penstock.gateway.ports.http_apps import build_app, build_metrics_app
+from penstock.gateway.ports.scheduler_state import operator_routes
+from protocol.asgi_client import AsgiCall, call
+from protocol.fake_dataplane import FakeDataPlane
+
+INFERENCE = [
+    *("POST /v1/chat/completions", "POST /v1/completions"),
+    *("POST /v2/models/add_sub/infer", "POST /v2/models/add_sub/generate", "POST /v2/models/add_sub/generate_stream"),
+    *(f"POST /v2/{kind}sharedmemory/unregister" for kind in ("system", "cuda")),
+    *(
+        f"POST /v2/{kind}sharedmemory/region/r/{verb}"
+        for kind in ("system", "cuda")
+        for verb in ("register", "unregister")
+    ),
+]
+METADATA = [
+    *("GET /", "GET /version", "GET /v1/models", "GET /v1/models/tiny"),
+    *("GET /v2", "GET /v2/models/stats", "GET /v2/logging", "GET /v2/trace/setting", "POST /v2/repository/index"),
+    *(f"GET /v2/models/add_sub{rest}" for rest in ("", "/ready", "/config", "/stats", "/trace/setting")),
+    *(f"GET /v2/{kind}sharedmemory{region}/status" for kind in ("system", "cuda") for region in ("", "/region/r")),
+    "POST /v2/repository/elsewhere/index",
+]
+ADMIN = [
+    *("POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter", "POST /v2/logging", "POST /v2/trace/setting"),
+    *("POST /v2/models/add_sub/trace/setting", "POST /v2/repository/models/add_sub/load"),
+    *("POST /v2/repository/models/add_sub/unload", "POST /v2/repository/elsewhere/models/add_sub/load"),
+    "POST /v2/repository/elsewhere/models/add_sub/unload",
+]
+ROUTES = [
+    *((route, Role.INFERENCE) for route in INFERENCE),
+    *((route, Role.METADATA) for route in METADATA),
+    *((route, Role.ADMIN) for route in ADMIN),
+    ("GET /metrics", Role.METRICS),
+]
+PROBES = ["GET /health", "GET /health/live", "GET /health/ready", "GET /v2/health/live", "GET /v2/health/ready"]
+
+
+def app_for(*roles: Role, **settings: Any) -> Any:
+    keys = api_keys({"team": "sesame"}, frozenset(roles))
+    return build_app(FakeDataPlane(), AppSettings(keys=keys, **settings), kserve_context(FakeModelStore(add_sub())))
+
+
+async def asked(app: Any, route: str, **headers: str) -> AsgiCall:
+    method, path = route.split(" ")
+    return await call(app, path, b"{}", method=method, headers={"authorization": "Bearer sesame"} | headers)
+
+
+def said(answer: AsgiCall) -> str:
+    error = answer.json()["error"]
+    return str(error["message"] if isinstance(error, dict) else error)
+
+
+def refused_for_role(answer: AsgiCall) -> bool:
+    return answer.status == 403 and said(answer).startswith("This needs a key with the role")
+
+
+@pytest.mark.parametrize(("route", "role"), ROUTES)
+async def test_each_route_is_for_one_role(route: str, role: Role) -> None:
+    assert not refused_for_role(await asked(app_for(role), route))
+    answer = await asked(app_for(*set(Role) - {role}), route)
+    assert refused_for_role(answer)
+    assert f"'{role}'" in said(answer)
+
+
+def test_the_list_here_has_every_route() -> None:
+    app = app_for()
+    listed = [route.split(" ") for route in (*(route for route, _ in ROUTES), *PROBES)]
+    kserve = [app.kserve.find({"method": method, "path": path}) for method, path in listed if app.kserve.handles(path)]
+    assert all(isinstance(each, Found) for each in kserve)
+    assert {id(each.endpoint) for each in kserve} == {id(each) for each in app.kserve.endpoints()}
+    others = [
+        app.routes.find({"type": "http", "method": method, "path": path})
+        for method, path in listed
+        if path[:3] != "/v2"
+    ]
+    assert {id(each) for each in others} == {id(each) for each in app.routes.all}
+
+
+async def test_a_refusal_in_the_words_of_openai() -> None:
+    answer = await asked(app_for(Role.METADATA), "POST /v1/completions")
+    error = answer.json()["error"]
+    assert (answer.status, error["type"], error["code"]) == (403, "permission_error", "permission_denied")
+    assert error["message"] == "This needs a key with the role 'inference'. The roles of this key: metadata."
+
+
+@pytest.mark.parametrize("route", PROBES)
+async def test_probes_need_no_key(route: str) -> None:
+    assert (await asked(app_for(), route, authorization="")).status in (200, 400, 503)
+
+
+@pytest.mark.parametrize("path", ["/debug/requests", "/debug/scheduler", "/debug/scheduler/stream"])
+async def test_what_operators_look_at_is_for_admins(path: str) -> None:
+    settings = AppSettings(keys=api_keys({"team": "sesame"}, frozenset(Role) - {Role.ADMIN}))
+    dataplane: Any = FakeDataPlane()
+    app = build_metrics_app(dataplane, settings, operator_routes(dataplane, settings.journal))
+    assert refused_for_role(await asked(app, f"GET {path}"))
+
+
+ADMIN_RPCS = {"RepositoryModelLoad", "RepositoryModelUnload"}
+INFERENCE_RPCS = {
+    *("ModelInfer", "ModelStreamInfer"),
+    *(f"{kind}SharedMemory{verb}" for kind in ("System", "Cuda") for verb in ("Register", "Unregister")),
+}
+SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+
+
+@pytest.mark.parametrize("role", Role)
+async def test_each_rpc_is_for_one_role(role: Role) -> None:
+    metadata = (("authorization", "Bearer sesame"),)
+    async with serving(add_sub(), keys=api_keys({"team": "sesame"}, frozenset(Role) - {role})) as running:
+        for method in SERVICE.methods:
+            path = f"/{SERVICE.full_name}/{method.name}"
+            if method.client_streaming:
+                rpc = running.channel.stream_stream(path)(each([]), metadata=metadata, timeout=SECONDS).read()
+            else:
+                rpc = running.channel.unary_unary(path)(b"", metadata=metadata, timeout=SECONDS)
+            try:
+                await rpc
+                status = "OK"
+            except grpc.aio.AioRpcError as error:
+                status = error.code().name
+            names = {Role.ADMIN: ADMIN_RPCS, Role.INFERENCE: INFERENCE_RPCS, Role.METRICS: set()}
+            others = {"ServerLive", "ServerReady", *ADMIN_RPCS, *INFERENCE_RPCS}
+            denied = method.name in names[role] if role in names else method.name not in others
+            assert (status == "PERMISSION_DENIED") == denied, (method.name, status)
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (
+            "TraceSetting",
+            pb.TraceSettingRequest(settings={"trace_rate": pb.TraceSettingRequest.SettingValue(value=["1"])}),
+        ),
+        ("LogSettings", pb.LogSettingsRequest(settings={"log_info": {"bool_param": False}})),
+    ],
+)
+async def test_settings_are_read_by_many_and_changed_by_admins(method: str, message: Any) -> None:
+    metadata = (("authorization", "Bearer sesame"),)
+    async with serving(keys=api_keys({"team": "sesame"}, frozenset({Role.METADATA}))) as running:
+        rpc = getattr(running.stub, method)
+        before = await rpc(type(message)(), metadata=metadata)
+        assert (await failure(rpc(message, metadata=metadata)))[0] == "PERMISSION_DENIED"
+        assert await rpc(type(message)(), metadata=metadata) == before
+
+
+async def test_a_message_of_somebody_without_a_key_is_not_received() -> None:
+    """The call ends though its message never comes."""
+    async with serving(add_sub(), keys=api_keys({"team": "sesame"})) as running:
+        method = running.channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")
+        assert (await failure(method(timeout=SECONDS)))[0] == "UNAUTHENTICATED"
+
+
+RESTRICTED = {ApiGroup.METADATA: RequiredHeader("pass", "word"), ApiGroup.HEALTH: RequiredHeader("pass", "word")}
+
+
+async def test_restricted_apis_need_their_header_too() -> None:
+    app = app_for(*Role, restrictions=RESTRICTED)
+    for route in ("GET /v2", "GET /v2/health/ready", "GET /v1/models"):
+        for headers in ({}, {"pass": "wrong"}):
+            answer = await asked(app, route, **headers)
+            assert (answer.status, said(answer)) == (403, "This API is restricted, expecting header 'pass'")
+        assert (await asked(app, route, **{"pass": "word"})).status == 200
+    assert (await asked(app, "GET /v2/models/stats")).status == 200
+
+
+async def test_restricted_protocols_over_grpc() -> None:
+    restrictions = read_restrictions(["metadata,model-repository:pass=word"], "triton-grpc-protocol-")
+    async with serving(add_sub(), restrictions=restrictions) as running:
+        wanted = "This protocol is restricted, expecting header 'triton-grpc-protocol-pass'"
+        assert await failure(running.stub.ServerMetadata(pb.ServerMetadataRequest())) == ("UNAVAILABLE", wanted)
+        given = (("triton-grpc-protocol-pass", "word"),)
+        assert (await running.stub.ServerMetadata(pb.ServerMetadataRequest(), metadata=given)).name
+        assert (await running.stub.ServerReady(pb.ServerReadyRequest())).ready
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("metadata", "is not API"),
+        ("metadata:pass", "is not API"),
+        ("metadata:=x", "is not API"),
+        ("metadata,nothing:a=b", "no API is called 'nothing'; there are health, metadata"),
+        ("metadata,metadata:a=b", "metadata is restricted twice"),
+    ],
+)
+def test_mistakes_in_restrictions(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        read_restrictions([text])
+
+
+@pytest.fixture
+def object_in_memory() -> Any:
+    from multiprocessing.shared_memory import SharedMemory
+
+    memory = SharedMemory(create=True, size=64)
+    yield memory.name
+    memory.close()
+    memory.unlink()
+
+
+async def test_shared_memory_belongs_to_its_tenant(object_in_memory: str) -> None:
+    keys = api_keys({"red": "r", "blue": "b"}, frozenset(Role) - {Role.ADMIN})
+    keys._granted |= api_keys({"boss": "admin"})._granted
+    red, blue, boss = ((("authorization", f"Bearer {key}"),) for key in ("r", "b", "admin"))
+
+    async with serving(add_sub(), keys=keys, kserve=kserve_of(add_sub())) as running:
+        stub = running.stub
+
+        async def seen(metadata: Any) -> list[str]:
+            found = await stub.SystemSharedMemoryStatus(pb.SystemSharedMemoryStatusRequest(), metadata=metadata)
+            return list(found.regions)
+
+        message = pb.SystemSharedMemoryRegisterRequest(name="mine", key="/" + object_in_memory, byte_size=64)
+        await stub.SystemSharedMemoryRegister(message, metadata=red)
+        assert (await failure(stub.SystemSharedMemoryRegister(message, metadata=blue)))[0] == "ALREADY_EXISTS"
+        await stub.SystemSharedMemoryUnregister(pb.SystemSharedMemoryUnregisterRequest(name="mine"), metadata=blue)
+        await stub.SystemSharedMemoryUnregister(pb.SystemSharedMemoryUnregisterRequest(), metadata=blue)
+        assert [await seen(who) for who in (red, blue, boss)] == [["mine"], [], ["mine"]]
+        infer = pb.ModelInferRequest(model_name="add_sub")
+        for name in ("INPUT0", "INPUT1"):
+            tensor = infer.inputs.add(name=name, datatype="FP32", shape=[16])
+            tensor.parameters["shared_memory_region"].string_param = "mine"
+            tensor.parameters["shared_memory_byte_size"].int64_param = 64
+        await stub.ModelInfer(infer, metadata=red)
+        status, details = await failure(stub.ModelInfer(infer, metadata=blue))
+        assert (status, details) == ("NOT_FOUND", "Unable to find shared memory region: 'mine'")
+        await stub.SystemSharedMemoryUnregister(pb.SystemSharedMemoryUnregisterRequest(), metadata=boss)
+        assert await seen(red) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,11 @@ def sources(*folders: str) -> list[Path]:
 
 def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
+
+
+def penstock_packages(path: Path) -> set[str]:
+    """Packages of ours that it imports."""
+    return {name.split(".")[1] for name in imported(path) if name.startswith("penstock.")}
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -69,7 +75,7 @@ def test_penstock_is_one_namespace(room: str) -> None:
 @pytest.mark.parametrize("room", MAY_IMPORT)
 def test_rooms_import_only_what_they_may(room: str) -> None:
     for path in sources(room):
-        ours = {name.split(".")[1] for name in imported(path) if name.startswith("penstock.")}
+        ours = penstock_packages(path)
         assert ours <= MAY_IMPORT[room], f"{name_of(path)} imports {ours - MAY_IMPORT[room]}"
 
 
@@ -123,11 +129,23 @@ def test_language_models_and_classic_models_know_little_of_each_other() -> None:
 
 
 def test_load_tests_know_servers_only_by_their_protocols() -> None:
-    """The micro benchmarks alone import what they time."""
-    timed = ROOT / "loadtest" / "penstock" / "loadtest" / "micro"
-    for path in sources("loadtest"):
-        ours = {name.split(".")[1] for name in imported(path) if name.startswith("penstock.")}
-        assert ours <= {"loadtest"} or path.is_relative_to(timed), f"{name_of(path)} imports {ours - {'loadtest'}}"
+    for path in sources("loadtest/penstock"):
+        ours = penstock_packages(path)
+        assert ours <= {"loadtest"}, f"{name_of(path)} imports {ours - {'loadtest'}}"
+
+
+def test_the_wheel_has_the_rooms_without_the_benchmarks() -> None:
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert set(wheel["packages"]) == {f"{room}/penstock" for room in (*MAY_IMPORT, "loadtest")}
+    for path in sources(*(f"{room}/penstock" for room in (*MAY_IMPORT, "loadtest"))):
+        assert not [name for name in imported(path) if name.split(".")[0] == "benchmarks"], name_of(path)
+
+
+def test_the_peers_benchmark_knows_servers_only_by_their_protocols() -> None:
+    """Others are measured alike; the micro benchmarks alone import what they time."""
+    assert sources("loadtest/benchmarks/peers")
+    for path in sources("loadtest/benchmarks/peers"):
+        assert penstock_packages(path) <= {"loadtest"}, name_of(path)
 
 
 def test_books_are_kept_without_concurrency() -> None:

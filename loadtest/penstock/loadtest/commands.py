@@ -28,13 +28,12 @@ def loadtest(commands: Any, add_sections: AddSections, formatter: type[argparse.
         argument_default=argparse.SUPPRESS,
         formatter_class=formatter,
     )
-    parser.set_defaults(run_command=partial(_guarded, parser, "penstock.loadtest.main"))
+    parser.set_defaults(run_command=partial(run_module, parser, "penstock.loadtest.main"))
     add_sections(parser, SECTIONS)
     others = parser.add_subparsers(
         metavar="COMMAND", title="instead of a run", parser_class=_MayPassOn, prog=parser.prog
     )
     _mock(others, add_sections, formatter)
-    _peers(others, add_sections, formatter)
     others.add_parser("compare", help="what differs between reports, and whether it is chance").passed_to = _compare
 
 
@@ -70,44 +69,8 @@ def _mock(commands: Any, add_sections: AddSections, formatter: type[argparse.Hel
         argument_default=argparse.SUPPRESS,
         formatter_class=formatter,
     )
-    parser.set_defaults(run_command=partial(_guarded, parser, "penstock.loadtest.mock.main"))
+    parser.set_defaults(run_command=partial(run_module, parser, "penstock.loadtest.mock.main"))
     add_sections(parser, {"mock": MockOptions})
-
-
-def _peers(commands: Any, add_sections: AddSections, formatter: type[argparse.HelpFormatter]) -> None:
-    from penstock.loadtest.peers.settings import LISTS, PeersSettings
-
-    parser = commands.add_parser(
-        "peers",
-        help="Penstock beside other servers on this machine, as tables",
-        usage="penstock loadtest peers --dir DIR [options]",
-        description="Sets up, starts and measures vLLM, llama.cpp, OpenVINO GenAI, transformers, Triton, MLServer, "
-        "KServe's SDK and LitServe beside Penstock, in turns and on the same models, and writes tables with ratios.",
-        argument_default=argparse.SUPPRESS,
-        formatter_class=formatter,
-    )
-    parser.set_defaults(run_command=partial(_guarded, parser, "penstock.loadtest.peers.main"))
-    add_sections(parser, {"peers": PeersSettings}, lists=LISTS)
-
-
-def bench(commands: Any, add_sections: AddSections, formatter: type[argparse.HelpFormatter]) -> None:
-    parser = commands.add_parser("bench", help="measure parts of this server", formatter_class=formatter)
-    kinds = parser.add_subparsers(required=True, metavar="COMMAND")
-    micro = kinds.add_parser(
-        "micro",
-        help="time what stands between a request and its tokens",
-        usage="penstock bench micro [NAME ...] [options]",
-        description="Times scheduler, blocks, detokenizer, codecs and the like, each in a process of its own. NAME is "
-        "a group or a pattern; without any, all are run.",
-        formatter_class=formatter,
-    )
-    micro.set_defaults(run_command=partial(_guarded, micro, "penstock.loadtest.micro.main"))
-    micro.add_argument("names", nargs="*", metavar="NAME", help="group or pattern, as in 'scheduler/*'")
-    micro.add_argument("--list", action="store_true", help="only list the names")
-    micro.add_argument("--json", metavar="FILE", help="write the results there, in pytest-benchmark's layout")
-    micro.add_argument("--compare", metavar="FILE", help="show ratios to the results in this file")
-    micro.add_argument("--min-time", type=float, default=1.0, metavar="S", help="seconds to time each for (1)")
-    micro.add_argument("--callgrind", action="store_true", help="count instructions, too (needs valgrind)")
 
 
 def tune(commands: Any, add_sections: AddSections, formatter: type[argparse.HelpFormatter]) -> None:
@@ -123,17 +86,17 @@ def tune(commands: Any, add_sections: AddSections, formatter: type[argparse.Help
         argument_default=argparse.SUPPRESS,
         formatter_class=formatter,
     )
-    parser.set_defaults(run_command=partial(_guarded, parser, "penstock.loadtest.tune.main"))
+    parser.set_defaults(run_command=partial(run_module, parser, "penstock.loadtest.tune.main"))
     add_sections(parser, TUNE_SECTIONS)
     parser.add_argument("server", nargs="*", metavar="COMMAND", help="that starts the server, after --")
 
 
-def _guarded(parser: argparse.ArgumentParser, module: str, settings: dict[str, Any]) -> int:
+def run_module(parser: argparse.ArgumentParser, module: str, settings: dict[str, Any]) -> int:
     """Runs `main` of the module, which is imported only now."""
     try:
         return int(import_module(module).main(settings))
     except LoadTestError as error:
-        from penstock.loadtest.report.words import clean
+        from penstock.loadtest.report.formatting import clean
 
         print(f"{parser.prog}: {clean(str(error), longest=_LONGEST)}", file=sys.stderr)
         return 1

@@ -17,10 +17,10 @@ from penstock.loadtest.repeats import student95
 from penstock.loadtest.report.describe import title
 from penstock.loadtest.report.figures import COMPARED, Figure, load_name, value
 from penstock.loadtest.report.file import read
+from penstock.loadtest.report.formatting import clean, number
 from penstock.loadtest.report.html import page
 from penstock.loadtest.report.markdown import escape, table
 from penstock.loadtest.report.model import Interval, Report
-from penstock.loadtest.report.words import clean, number
 from penstock.loadtest.report.write import check_places, put
 
 _FEWEST = 2

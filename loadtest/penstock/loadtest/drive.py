@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
-from penstock.loadtest.alarm import Alarm
-from penstock.loadtest.aside import Aside
+from penstock.loadtest.answer_thread import AnswerThread
 from penstock.loadtest.clients.base import Client
 from penstock.loadtest.errors import INTERRUPTED
 from penstock.loadtest.messages import Answer, Call, Sample, Session
+from penstock.loadtest.precise_timer import PreciseTimer
 
 _AGAIN_SECONDS = 0.1
 """A place of a closed loop whose request failed is taken again so long after it was sent, not before: a server that is
@@ -69,13 +69,13 @@ class Driver:
     async def run(self, sessions: Iterator[Session]) -> None:
         """Returns when everything has ended, or was cut off. Raises LoadTestError where the workload or the client
         does."""
-        self._alarm = Alarm()
+        self._timer = PreciseTimer()
         try:
-            with Aside() as self._aside:
+            with AnswerThread() as self._answer_thread:
                 await self._run(sessions)
-                await self._aside.finish()
+                await self._answer_thread.finish()
         finally:
-            self._alarm.close()
+            self._timer.close()
 
     async def _run(self, sessions: Iterator[Session]) -> None:
         await self._nap(self._started)
@@ -102,7 +102,7 @@ class Driver:
         """Waits for a time of time.perf_counter; False when the run is stopped meanwhile."""
         if until > perf_counter() and not self._stop.is_set():
             nap = asyncio.get_running_loop().create_future()
-            self._alarm.at(until, partial(_wake, nap))
+            self._timer.call_at(until, partial(_wake, nap))
             self._naps.add(nap)
             try:
                 await asyncio.wait((nap,))
@@ -178,7 +178,7 @@ class Driver:
             raise
         finally:
             self.in_flight -= 1
-        await self._aside.complete(answer, partial(self._note, call, due, answer), wait=not last)
+        await self._answer_thread.complete(answer, partial(self._note, call, due, answer), wait=not last)
         return answer
 
     def _note(self, call: Call, due: float, answer: Answer) -> None:

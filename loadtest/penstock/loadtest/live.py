@@ -12,8 +12,8 @@ from typing import Protocol, Self, TextIO
 from penstock.loadtest.errors import INTERRUPTED
 from penstock.loadtest.messages import Sample
 from penstock.loadtest.options import Options
+from penstock.loadtest.report.formatting import clean, duration, number
 from penstock.loadtest.report.histogram import Tally
-from penstock.loadtest.report.words import clean, duration, number
 from penstock.loadtest.workload import asked_requests
 
 _LINE_SECONDS = 5.0

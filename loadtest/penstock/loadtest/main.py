@@ -12,18 +12,18 @@ from typing import Any
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.live import LiveView
 from penstock.loadtest.options import Options, OutputOptions, options
+from penstock.loadtest.report.formatting import clean
 from penstock.loadtest.report.model import Report
 from penstock.loadtest.report.summary import summary
-from penstock.loadtest.report.words import clean
 from penstock.loadtest.report.write import check_files, write
 from penstock.loadtest.run import LoadTest
 from penstock.loadtest.search.find import run_find
+from penstock.loadtest.search.findings import comparison_findings, search_findings, sweep_findings
 from penstock.loadtest.search.model import FindReport
 from penstock.loadtest.search.runs import BY_USER, RealRunner
+from penstock.loadtest.search.study import AnyStudy, Findings, Study, check_output, write_study
 from penstock.loadtest.search.sweep import run_sweep
-from penstock.loadtest.search.told import AnyStudy, Study, Told, check_output, write_study
 from penstock.loadtest.search.versus import DEFAULT_REPEATS, run_versus
-from penstock.loadtest.search.words import tell_find, tell_sweep, tell_versus
 
 CANNOT, UNTRUSTED, FAILED, STOPPED = 1, 3, 4, 130
 """Exit statuses: something could not be measured; of `--strict`: figures cannot be trusted, requests failed; the user
@@ -91,11 +91,11 @@ def _run_row(row: str, chosen: Options) -> int:
     check_output(chosen.output)
     runner = RealRunner()
     if row == "sweep":
-        study: Study = write_row(run_sweep(chosen, runner), tell_sweep, chosen.output)
+        study: Study = write_row(run_sweep(chosen, runner), sweep_findings, chosen.output)
     elif row == "find":
-        study = write_row(run_find(chosen, runner), tell_find, chosen.output)
+        study = write_row(run_find(chosen, runner), search_findings, chosen.output)
     else:
-        study = write_row(run_versus(chosen, runner), tell_versus, chosen.output)
+        study = write_row(run_versus(chosen, runner), comparison_findings, chosen.output)
     if study.ended_early:
         return ended(study)
     # what a search was looking for lies between a load that holds and one that fails
@@ -104,9 +104,9 @@ def _run_row(row: str, chosen: Options) -> int:
     return status(judged, chosen) or (0 if some(report.completed for report in study.reports) else CANNOT)
 
 
-def write_row(study: AnyStudy, tell: Callable[[AnyStudy], Told], output: OutputOptions) -> AnyStudy:
+def write_row(study: AnyStudy, describe: Callable[[AnyStudy], Findings], output: OutputOptions) -> AnyStudy:
     with _ignoring_ctrl_c():
-        return write_study(study, tell, output)
+        return write_study(study, describe, output)
 
 
 def ended(study: Study) -> int:

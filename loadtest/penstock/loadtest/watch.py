@@ -76,8 +76,7 @@ class Watch:
     ) -> None:
         self._wall = time.perf_counter() - self._began
         self.clock_ms = round(1e3 * (time.time() - self._time_of_day - self._wall), 3)
-        busy = busy_cpu_seconds()
-        self._machine = None if busy is None or self._busy is None else busy - self._busy
+        self._machine = busy_cpu_seconds() - self._busy
         self._own = time.process_time() - self._own
         self._used = self._used | usage(self._server())
         if self._task is not None:
@@ -102,8 +101,8 @@ class Watch:
 
     def other_cores(self, client_cpu: float) -> float | None:
         """Cores that neither the clients (CPU seconds given), nor the server's processes, nor this one used; a server
-        whose processes are not found is among the others. None where the machine does not say."""
-        if self._machine is None or not self._wall:
+        whose processes are not found is among the others. None for a run that took no time."""
+        if not self._wall:
             return None
         known = client_cpu + self._own + self._server_cpu
         return round(max(0.0, self._machine - known) / self._wall, 2)

@@ -26,5 +26,5 @@ def test_endings(
 
     monkeypatch.setattr(commands, "import_module", imported)
     parser = argparse.ArgumentParser(prog="penstock x")
-    assert commands._guarded(parser, "anything", {}) == status
+    assert commands.run_module(parser, "anything", {}) == status
     assert capsys.readouterr().err == said

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.loadtest.clients.framing import Chunks
 from penstock.loadtest.clients.openai import CompletionsClient
 from penstock.loadtest.messages import Answer
 from unit.loadtest.clients.wires import CALL, CHUNKED_HEAD, LAST_CHUNK, OPTIONS, ByHand, chunk, event
@@ -15,22 +14,6 @@ READS = [
     chunk(event(choices=[{"index": 0, "text": "", "finish_reason": "length"}])),
     chunk(b"data: [DONE]\n\n") + LAST_CHUNK,
 ]
-
-
-async def test_chunks_are_looked_for_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    fed: list[int] = []
-    feed = Chunks.feed
-
-    def counting(self: Chunks, data: bytes) -> bool:
-        fed.append(len(data))
-        return feed(self, data)
-
-    monkeypatch.setattr(Chunks, "feed", counting)
-    raw = await ByHand(READS).exchange(b"")
-    assert sum(fed) == sum(map(len, READS)) - len(CHUNKED_HEAD)
-    assert max(fed) < 32 * len(READS[1]), "at no time much of it at once"
-    assert raw.chunks is not None
-    assert len(raw.chunks.spans) == 402
 
 
 @pytest.mark.parametrize("defer", [False, True])

@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import resource
 import socket
 import subprocess
 import sys
-from pathlib import Path
+import time
+from collections.abc import Iterator
 
 import pytest
 
 from penstock.loadtest import processes
+from penstock.loadtest.environment import busy_cpu_seconds, machine_cores
 from penstock.loadtest.processes import family, is_local, listeners, usage
 
 
@@ -38,53 +41,63 @@ def test_other_addresses_and_the_name_of_this_machine(monkeypatch: pytest.Monkey
     assert is_local("http://192.0.2.8:8000")
 
 
-def process(root: Path, pid: int, parent: int, *, ticks: tuple[int, int] = (0, 0), pages: int = 0) -> Path:
-    folder = root / str(pid)
-    (folder / "fd").mkdir(parents=True)
-    fields = ["S", parent, *["0"] * 9, *ticks, *["0"] * 8, pages, "0"]
-    (folder / "stat").write_text(f"{pid} (a name) (with it) {' '.join(map(str, fields))}\n")
-    return folder
+CHILD = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'input()']); print('up', flush=True); input()"
+"""Starts one, too. Both end when their standard input does."""
 
 
-def test_who_listens(tmp_path: Path) -> None:
-    (tmp_path / "net").mkdir()
-    line = "   0: 0100007F:{port:04X} 00000000:0000 {state} 00000000:00000000 00:00000000 00000000 0 0 {inode} 1\n"
-    (tmp_path / "net" / "tcp").write_text(
-        "head\n"
-        + line.format(port=8000, state="0A", inode=77)
-        + line.format(port=8001, state="0A", inode=78)
-        + line.format(port=8000, state="01", inode=79)
-    )
-    for pid, inode in ((10, 77), (11, 78), (12, 79), (13, 77)):
-        (process(tmp_path, pid, 1) / "fd" / "3").symlink_to(f"socket:[{inode}]")
-    assert listeners(8000, tmp_path) == {10, 13}
-    assert listeners(8002, tmp_path) == set()
-    assert listeners(8000, tmp_path / "nowhere") == set()
+@pytest.fixture
+def child() -> Iterator[int]:
+    process = subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    yield process.pid
+    process.communicate()
 
 
-def test_a_process_and_what_it_has_started(tmp_path: Path) -> None:
-    for pid, parent in ((1, 0), (10, 1), (11, 10), (12, 11), (20, 10), (21, 20), (30, 1)):
-        process(tmp_path, pid, parent)
-    assert family({10}, root=tmp_path) == {10, 11, 12, 20, 21}
-    assert family({10}, without=(20,), root=tmp_path) == {10, 11, 12}
-    assert family({10}, without=(10,), root=tmp_path) == set()
-
-
-def test_what_they_use(tmp_path: Path) -> None:
-    process(tmp_path, 5, 1, ticks=(150, 50), pages=10)
-    ((pid, used),) = usage({5, 6}, tmp_path).items()
-    assert pid == 5
-    assert used.cpu_seconds == 200 / os.sysconf("SC_CLK_TCK")
-    assert used.rss_bytes == 10 * os.sysconf("SC_PAGE_SIZE")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_this_very_process() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        assert listeners(server.getsockname()[1]) == {os.getpid()}
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_who_listens(address: str) -> None:
+    kind = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        assert child.pid in family({os.getpid()})
-        assert usage({child.pid})[child.pid].rss_bytes > 0
-    finally:
-        child.communicate(b"\n")
+        server = socket.create_server((address, 0), family=kind)
+    except OSError:
+        pytest.skip(f"this machine has no address {address}")
+    with server:
+        port = server.getsockname()[1]
+        with socket.create_connection((address, port)):
+            assert listeners(port) == {os.getpid()}
+    assert listeners(port) == set(), "a connection that is left is no listener"
+
+
+def test_a_process_and_what_it_has_started(child: int) -> None:
+    tree = family({child})
+    [grandchild] = tree - {child}
+    assert family({os.getpid()}) >= {os.getpid(), child, grandchild}
+    assert family({os.getpid()}, without=(child,)).isdisjoint(tree)
+    assert family({child}, without=(grandchild,)) == {child}
+    assert family({child}, without=(child,)) == set()
+    assert family({child}, without=(os.getpid(),)) == tree, "a server that this process has started"
+    assert family({os.getpid(), grandchild}, without=(child,)) >= {os.getpid(), grandchild}
+
+
+def test_what_they_use(child: int) -> None:
+    used = usage({os.getpid(), child})
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    assert used[os.getpid()].cpu_seconds == pytest.approx(own.ru_utime + own.ru_stime, abs=0.1)
+    assert used[child].rss_bytes > 1e6
+
+
+def test_what_has_ended_is_left_out() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    assert usage({process.pid}) == {}
+    assert family({process.pid}) == set()
+
+
+def test_what_the_machine_has_used() -> None:
+    """At least what this process has, at most what all cores together could."""
+    began, own = time.monotonic(), time.process_time()
+    before = busy_cpu_seconds()
+    while time.process_time() - own < 0.2:
+        pass
+    grown = busy_cpu_seconds() - before
+    assert 0.1 < grown < (time.monotonic() - began) * machine_cores() + 0.1

@@ -7,9 +7,9 @@ import asyncio
 import msgspec
 
 from penstock.loadtest.clients.base import ClientOptions
-from penstock.loadtest.clients.framing import MalformedError, ParsedAnswer
 from penstock.loadtest.clients.http1 import ConnectionLostError, ConnectionPool
 from penstock.loadtest.clients.request_head import head
+from penstock.loadtest.clients.response import HttpResponse, MalformedError
 from penstock.loadtest.clients.settings import client_options
 from penstock.loadtest.errors import UNREADABLE, LoadTestError
 from penstock.loadtest.options import Target
@@ -30,12 +30,12 @@ class _Indexed(msgspec.Struct):
     state: str = ""
 
 
-async def get(target: Target, path: str) -> ParsedAnswer:
+async def get(target: Target, path: str) -> HttpResponse:
     """Raises LoadTestError when there is no answer."""
     return await ask(client_options(target), path)
 
 
-async def ask(options: ClientOptions, path: str, method: str = "GET") -> ParsedAnswer:
+async def ask(options: ClientOptions, path: str, method: str = "GET") -> HttpResponse:
     """Sends no body. Raises LoadTestError when there is no answer."""
     options = msgspec.structs.replace(options, keep_alive=False)
     pool = ConnectionPool(options.url, keep_alive=False, verify_tls=options.verify_tls)
@@ -43,12 +43,9 @@ async def ask(options: ClientOptions, path: str, method: str = "GET") -> ParsedA
     request = head(pool, options, method, path) + length + b"\r\n\r\n"
     try:
         async with asyncio.timeout(min(options.timeout, _TIMEOUT)):
-            answer = (await pool.exchange(request)).parse()
+            return await pool.exchange(request)
     except (OSError, ConnectionLostError, MalformedError) as error:
         raise LoadTestError(f"no answer from {options.url}: {error or type(error).__name__}") from None
-    if answer is None:
-        raise LoadTestError(f"{options.url} does not speak HTTP/1.1")
-    return answer
 
 
 async def only_model(target: Target) -> str:

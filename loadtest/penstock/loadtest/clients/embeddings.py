@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from penstock.loadtest.clients.base import ClientOptions
-from penstock.loadtest.clients.framing import ParsedAnswer
 from penstock.loadtest.clients.http_client import HttpClient, encode, merged, shortened
 from penstock.loadtest.clients.openai import Usage, text_or_ids
+from penstock.loadtest.clients.response import HttpResponse
 from penstock.loadtest.messages import Answer, Call, Prompt
 
 _EMPTY = (b"[]", b'""', b"null")
@@ -39,7 +39,7 @@ class EmbeddingsClient(HttpClient):
         inputs = prompt if size == 1 else [_turned(prompt, place) for place in range(size)]
         return self.post(self._head, encode(merged({"model": self.options.model, "input": inputs}, self.options.extra)))
 
-    def read(self, response: ParsedAnswer, answer: Answer) -> None:
+    def read(self, response: HttpResponse, answer: Answer) -> None:
         body = _decode(response.body)
         found = sum(bytes(item.embedding) not in _EMPTY for item in body.data)
         if found != self.options.batch_size:

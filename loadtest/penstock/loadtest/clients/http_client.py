@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from penstock.loadtest.clients.base import ClientOptions
-from penstock.loadtest.clients.framing import MalformedError, ParsedAnswer, RawAnswer
 from penstock.loadtest.clients.http1 import ConnectionLostError, ConnectionPool
 from penstock.loadtest.clients.request_head import head
+from penstock.loadtest.clients.response import HttpResponse, MalformedError
 from penstock.loadtest.errors import CONNECT, MALFORMED, TIMEOUT, TRUNCATED, UNREADABLE, http_error
 from penstock.loadtest.messages import Answer, Call
 
@@ -36,7 +36,7 @@ class HttpClient(ABC):
         """The whole request: head and body."""
 
     @abstractmethod
-    def read(self, response: ParsedAnswer, answer: Answer) -> None:
+    def read(self, response: HttpResponse, answer: Answer) -> None:
         """Fills in what a response with status 200 says. Raises one of UNREADABLE for what is not the protocol's."""
 
     async def send(self, call: Call) -> Answer:
@@ -44,7 +44,7 @@ class HttpClient(ABC):
         began = perf_counter()
         try:
             async with asyncio.timeout(self.options.timeout) as limit:
-                raw = await self.pool.exchange(request)
+                response = await self.pool.exchange(request)
         except OSError as error:  # TimeoutError is one, of this client and of the kernel
             kind, detail = (TIMEOUT, "") if limit.expired() else (CONNECT, str(error) or type(error).__name__)
         except ConnectionLostError as error:
@@ -53,21 +53,19 @@ class HttpClient(ABC):
         except MalformedError as error:
             kind, detail = MALFORMED, str(error)
         else:
-            return self._answer(raw)
+            return self._answer(response)
         return Answer(sent=began, ended=perf_counter(), error=kind, detail=detail[:_DETAIL_CHARS])
 
-    def _answer(self, raw: RawAnswer) -> Answer:
-        answer = Answer(sent=raw.sent, ended=raw.times[-1], connect=raw.connect, reads=len(raw.times))
-        answer.rest = partial(self._take_apart, raw, answer)
+    def _answer(self, response: HttpResponse) -> Answer:
+        times = response.times
+        answer = Answer(sent=response.sent, ended=times[-1], connect=response.connect, reads=len(times))
+        answer.rest = partial(self._take_apart, response, answer)
         if not self.options.defer:
             answer.complete()
         return answer
 
-    def _take_apart(self, raw: RawAnswer, answer: Answer) -> None:
-        response = raw.parse()
-        if response is None:
-            answer.error = TRUNCATED
-        elif response.status != 200:
+    def _take_apart(self, response: HttpResponse, answer: Answer) -> None:
+        if response.status != 200:
             answer.error = http_error(response.status)
             answer.detail = _where_to(response) or shortened(response.body)
         else:
@@ -91,16 +89,16 @@ class HttpClient(ABC):
         self.pool.close()
 
 
-def _check_coding(response: ParsedAnswer) -> None:
+def _check_coding(response: HttpResponse) -> None:
     """Raises ValueError for an answer in a coding that was not asked for: none was."""
-    coding = response.head.field("Content-Encoding") or "identity"
+    coding = response.field("Content-Encoding") or "identity"
     if coding.lower() != "identity":
         raise ValueError(f"the answer is in the coding {coding}, which was not asked for")
 
 
-def _where_to(response: ParsedAnswer) -> str:
+def _where_to(response: HttpResponse) -> str:
     """What a redirect says, which is not followed: the detour would be measured as the server's."""
-    place = response.head.field("Location")
+    place = response.field("Location")
     return f"to {place}"[:_DETAIL_CHARS] if place else ""
 
 

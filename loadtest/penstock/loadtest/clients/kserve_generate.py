@@ -8,10 +8,10 @@ from urllib.parse import quote
 import msgspec
 
 from penstock.loadtest.clients.base import ClientOptions
-from penstock.loadtest.clients.framing import ParsedAnswer
 from penstock.loadtest.clients.http_client import HttpClient, encode, shortened
 from penstock.loadtest.clients.kserve_model import model_metadata
 from penstock.loadtest.clients.language import LanguageForm
+from penstock.loadtest.clients.response import HttpResponse
 from penstock.loadtest.clients.sse import breaks_off, check_stream, events
 from penstock.loadtest.errors import STREAM_ERROR, TRUNCATED, LoadTestError
 from penstock.loadtest.messages import Answer, Call
@@ -50,7 +50,7 @@ class GenerateClient(HttpClient):
             raise LoadTestError("the client has not been opened")
         return self.post(self._head, encode(self._form.values(call)))
 
-    def read(self, response: ParsedAnswer, answer: Answer) -> None:
+    def read(self, response: HttpResponse, answer: Answer) -> None:
         if self.options.stream:
             self._read_stream(response, answer)
             return
@@ -61,7 +61,7 @@ class GenerateClient(HttpClient):
         if self.options.keep_text:
             answer.text = _joined(event.text_output)
 
-    def _read_stream(self, response: ParsedAnswer, answer: Answer) -> None:
+    def _read_stream(self, response: HttpResponse, answer: Answer) -> None:
         check_stream(response)
         texts: list[str] = []
         others = begun = False

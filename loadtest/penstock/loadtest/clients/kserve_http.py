@@ -9,9 +9,9 @@ from urllib.parse import quote
 import msgspec
 
 from penstock.loadtest.clients.base import ClientOptions
-from penstock.loadtest.clients.framing import ParsedAnswer
 from penstock.loadtest.clients.http_client import HttpClient, encode, merged
 from penstock.loadtest.clients.kserve_model import model_metadata
+from penstock.loadtest.clients.response import HttpResponse
 from penstock.loadtest.clients.tensors import SIZES, Tensor, random_tensors
 from penstock.loadtest.messages import Answer, Call
 
@@ -74,9 +74,9 @@ class InferClient(HttpClient):
     def request(self, call: Call) -> bytes:
         return self._request
 
-    def read(self, response: ParsedAnswer, answer: Answer) -> None:
+    def read(self, response: HttpResponse, answer: Answer) -> None:
         answer.output_tokens = 0
-        told = response.head.field(_HEADER)
+        told = response.field(_HEADER)
         size = int(told) if told is not None else len(response.body)
         outputs = _decode(response.body[:size]).outputs
         if not outputs:

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import msgspec
 
 from penstock.loadtest.clients.base import ClientOptions
-from penstock.loadtest.clients.framing import ParsedAnswer
 from penstock.loadtest.clients.http_client import HttpClient, encode, merged, shortened
+from penstock.loadtest.clients.response import HttpResponse
 from penstock.loadtest.clients.sse import check_stream, events
 from penstock.loadtest.errors import STREAM_ERROR, TRUNCATED, LoadTestError
 from penstock.loadtest.messages import Answer, Call, Prompt
@@ -82,13 +82,13 @@ class CompletionsClient(HttpClient):
             body["stream_options"] = {"include_usage": True}
         return self.post(self._head, encode(merged(body, options.extra)))
 
-    def read(self, response: ParsedAnswer, answer: Answer) -> None:
+    def read(self, response: HttpResponse, answer: Answer) -> None:
         if self.options.stream:
             self._read_stream(response, answer)
         else:
             self._read_whole(response, answer)
 
-    def _read_whole(self, response: ParsedAnswer, answer: Answer) -> None:
+    def _read_whole(self, response: HttpResponse, answer: Answer) -> None:
         body = _decode(response.body)
         if not body.choices:
             raise ValueError(f"an answer without choices: {shortened(response.body)}")
@@ -98,7 +98,7 @@ class CompletionsClient(HttpClient):
             answer.text = "".join(texts)
         _check_end(answer)
 
-    def _read_stream(self, response: ParsedAnswer, answer: Answer) -> None:
+    def _read_stream(self, response: HttpResponse, answer: Answer) -> None:
         check_stream(response)
         done = False
         texts: list[str] = []

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from penstock.loadtest.clients.base import ClientOptions
-from penstock.loadtest.clients.framing import ParsedAnswer
 from penstock.loadtest.clients.http_client import HttpClient, encode, merged, shortened
 from penstock.loadtest.clients.openai import Count, messages_of
+from penstock.loadtest.clients.response import HttpResponse
 from penstock.loadtest.clients.sse import check_stream, events
 from penstock.loadtest.errors import MALFORMED, STREAM_ERROR, TRUNCATED
 from penstock.loadtest.messages import Answer, Call
@@ -87,7 +87,7 @@ class ResponsesClient(HttpClient):
             body["stream"] = True
         return self.post(self._head, encode(merged(body, options.extra)))
 
-    def read(self, response: ParsedAnswer, answer: Answer) -> None:
+    def read(self, response: HttpResponse, answer: Answer) -> None:
         if self.options.stream:
             self._read_stream(response, answer)
             return
@@ -101,7 +101,7 @@ class ResponsesClient(HttpClient):
         if self.options.keep_text:
             answer.text = found.text
 
-    def _read_stream(self, response: ParsedAnswer, answer: Answer) -> None:
+    def _read_stream(self, response: HttpResponse, answer: Answer) -> None:
         check_stream(response)
         texts: list[str] = []
         for time, data in events(response):

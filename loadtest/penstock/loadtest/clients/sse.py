@@ -6,21 +6,21 @@ import re
 from collections.abc import Iterator
 from itertools import accumulate
 
-from penstock.loadtest.clients.framing import ParsedAnswer
+from penstock.loadtest.clients.response import HttpResponse
 
 _EMPTY_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 _END_OF_LINE = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
 
 
-def check_stream(answer: ParsedAnswer) -> None:
+def check_stream(answer: HttpResponse) -> None:
     """Raises ValueError for an answer that is something else."""
-    kind = answer.head.field("Content-Type") or ""
+    kind = answer.field("Content-Type") or ""
     if not kind.lower().startswith("text/event-stream"):
         raise ValueError(f"a stream was asked for, not {kind or 'this'}: {answer.body[:200]!r}")
 
 
-def events(answer: ParsedAnswer) -> Iterator[tuple[float, bytes]]:
+def events(answer: HttpResponse) -> Iterator[tuple[float, bytes]]:
     """(arrival, data) of each event that has data; comments and other fields are left out, and so is what no empty
     line ends: it broke off."""
     body = answer.body
@@ -38,7 +38,7 @@ def events(answer: ParsedAnswer) -> Iterator[tuple[float, bytes]]:
             yield time, data
 
 
-def breaks_off(answer: ParsedAnswer) -> bool:
+def breaks_off(answer: HttpResponse) -> bool:
     """Whether the last event lacks the empty line that ends it."""
     return not answer.body.endswith((b"\n\n", b"\n\r\n", b"\r\r")) and bool(answer.body)
 

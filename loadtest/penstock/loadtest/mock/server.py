@@ -12,10 +12,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from penstock.loadtest.alarm import Alarm
 from penstock.loadtest.mock.options import MockOptions, Schedule
 from penstock.loadtest.mock.truth import Record, Truth
 from penstock.loadtest.mock.wire import STREAM_HEAD, Request, Wire, json, metadata
+from penstock.loadtest.precise_timer import PreciseTimer
 
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,12})", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding:", re.IGNORECASE)
@@ -52,7 +52,7 @@ class Mock:
 
     async def __aenter__(self) -> Mock:
         """Raises OSError when it cannot listen there."""
-        self.alarm = Alarm()
+        self.timer = PreciseTimer()
         self.schedule = Schedule(self.options, perf_counter())
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
@@ -63,7 +63,7 @@ class Mock:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
-        self.alarm.close()
+        self.timer.close()
 
     def answer(self, method: str, target: str) -> bytes:
         """To everything but requests for tokens."""
@@ -207,7 +207,7 @@ class Stream:
             end = min(self._next + self._per_write, record.wanted)
             due = mock.schedule.due(record.received, end - 1)
             if due > perf_counter() + _EARLY:
-                mock.alarm.at(due, self.write)
+                mock.timer.call_at(due, self.write)
                 return
             connection.transport.write(self._data(self._next, end))
             now = perf_counter()

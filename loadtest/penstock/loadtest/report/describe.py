@@ -8,8 +8,8 @@ import msgspec
 
 from penstock.loadtest.options import Options
 from penstock.loadtest.report.figures import load_name
+from penstock.loadtest.report.formatting import number, percent, plural
 from penstock.loadtest.report.model import Report, ServerWatch
-from penstock.loadtest.report.words import number, percent, plural
 from penstock.loadtest.streamed import is_streamed
 
 VERDICTS = {

@@ -18,8 +18,8 @@ from penstock.loadtest.report.describe import (
     what_was_run,
 )
 from penstock.loadtest.report.figures import GOODPUT, LATENCIES, RATES, STATISTICS, value
+from penstock.loadtest.report.formatting import clean, number, percent
 from penstock.loadtest.report.model import Report
-from penstock.loadtest.report.words import clean, number, percent
 
 _LONGEST_COMMAND = 10_000
 _SPECIAL = re.compile(r"([\\`*{}\[\]<>#|~&]|(?<!\w)_|_(?!\w))")

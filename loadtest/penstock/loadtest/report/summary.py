@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from penstock.loadtest.report.describe import outcome, title
 from penstock.loadtest.report.figures import GOODPUT, LATENCIES, RATES, load_name, value
+from penstock.loadtest.report.formatting import clean, number, percent
 from penstock.loadtest.report.markdown import table
 from penstock.loadtest.report.model import Report
-from penstock.loadtest.report.words import clean, number, percent
 
 _STATISTICS = ("p50", "p90", "p99", "max", "mean")
 

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.options import Options
+from penstock.loadtest.report.formatting import number, percent
 from penstock.loadtest.report.model import Report
-from penstock.loadtest.report.words import number, percent
-from penstock.loadtest.search.edge import Edge, EdgeSearch, Trial
+from penstock.loadtest.search.highest_load import HighestLoad, HighestLoadSearch, Trial
 from penstock.loadtest.search.model import FindReport, Probe
 from penstock.loadtest.search.runs import BY_USER, Run, Runner, merge, of_round
 from penstock.loadtest.search.slo import bounds_of, margins, miss
@@ -34,13 +34,13 @@ def run_find(options: Options, run: Runner) -> FindReport:
     finder = _Finder(options, run)
     ended = ""
     try:
-        edge = finder.search.run()
+        found = finder.search.run()
     except (KeyboardInterrupt, LoadTestError) as error:
         if not finder.tried:
             raise
         ended = str(error) or BY_USER
-        edge = finder.search.edge("unfinished")
-    return finder.report(edge, ended)
+        found = finder.search.result("unfinished")
+    return finder.report(found, ended)
 
 
 class _Finder:
@@ -60,7 +60,7 @@ class _Finder:
         self._begun = 0
         self.tried: list[tuple[float, Probe, Report]] = []
         whole = self._what == "concurrency"
-        self.search = EdgeSearch(
+        self.search = HighestLoadSearch(
             self._trial,
             start=options.load.concurrency if whole else options.load.rate or 1.0,
             least=1.0 if whole else _FEWEST_REQUESTS / self._seconds,
@@ -122,19 +122,19 @@ class _Finder:
         keeping_up = self._what == "rate" and abs(probe.kept_up - KEEPS_UP) < _NEARLY_KEPT_UP
         return keeping_up or abs(probe.margin - 1) < _NEAR
 
-    def report(self, edge: Edge, ended: str) -> FindReport:
+    def report(self, found: HighestLoad, ended: str) -> FindReport:
         first = self.tried[0][2]
         return FindReport(
             date=first.date,
             command=first.command,
             searched=self._what,
             bounds=self._told(),
-            held=edge.held,
-            failed=edge.failed,
-            outcome=edge.outcome,
+            held=found.held,
+            failed=found.failed,
+            outcome=found.outcome,
             probes=[probe for _, probe, _ in self.tried],
             reports=self._merged(),
-            notes=[*self._notes, *self._short(), *edge.notes],
+            notes=[*self._notes, *self._short(), *found.notes],
             ended_early=ended,
         )
 

@@ -11,8 +11,8 @@ from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.goodput import parse_objectives
 from penstock.loadtest.options import Options
 from penstock.loadtest.report.figures import LATENCIES, value
+from penstock.loadtest.report.formatting import number, percent
 from penstock.loadtest.report.model import Report
-from penstock.loadtest.report.words import number, percent
 from penstock.loadtest.streamed import check_latencies
 
 _STATISTICS = ("p50", "p90", "p95", "p99", "max", "mean")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.loadtest.report.figures import COMPARED, GOODPUT, LATENCIES, RATES, value
+from penstock.loadtest.report.formatting import number, percent
 from penstock.loadtest.report.model import Report
-from penstock.loadtest.report.words import number, percent
-from penstock.loadtest.search.told import Rows
+from penstock.loadtest.search.study import Rows
 
 TITLES = {figure.path: f"{figure.title} {figure.unit}".strip() for figure in COMPARED}
 NUMBERS = [*(figure.path for figure in COMPARED), "completed", "failed", "verdict"]

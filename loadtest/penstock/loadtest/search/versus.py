@@ -14,8 +14,8 @@ from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.options import Options, SearchOptions
 from penstock.loadtest.repeats import student95
 from penstock.loadtest.report.figures import COMPARED, Figure, value
+from penstock.loadtest.report.formatting import number
 from penstock.loadtest.report.model import Report
-from penstock.loadtest.report.words import number
 from penstock.loadtest.search.model import Difference, VersusReport
 from penstock.loadtest.search.runs import BY_USER, Runner, merge, of_round
 

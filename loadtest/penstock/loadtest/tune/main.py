@@ -15,13 +15,13 @@ from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.main import STOPPED, ended, write_row
 from penstock.loadtest.options import options
 from penstock.loadtest.search.runs import RealRunner
-from penstock.loadtest.search.told import check_output
+from penstock.loadtest.search.study import check_output
 from penstock.loadtest.search.values import one_of_a_row
+from penstock.loadtest.tune.findings import tuning_findings
 from penstock.loadtest.tune.options import TuneOptions
 from penstock.loadtest.tune.params import parse_params
 from penstock.loadtest.tune.server import free_ports
 from penstock.loadtest.tune.tune import Base, Tuner
-from penstock.loadtest.tune.words import tell
 from penstock.loadtest.workload import build
 
 _OURS = (sys.executable, "-m", "penstock.gateway.cli")
@@ -43,7 +43,7 @@ def main(settings: Mapping[str, Any]) -> int:
     for name in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, _end)
     try:
-        study = write_row(tuner.run(), tell, chosen.output)
+        study = write_row(tuner.run(), tuning_findings, chosen.output)
     except KeyboardInterrupt:
         print("penstock tune: ended before anything was measured", file=sys.stderr)
         return STOPPED
@@ -70,8 +70,8 @@ def plan(words: Sequence[str], url: str | None, protocol: str, tune: TuneOptions
     if not words:
         raise LoadTestError("which server? Its command stands at the end: -- serve MODEL ...")
     ours = words[0] in ("serve", "penstock")
-    told = ["penstock", *words] if words[0] == "serve" else list(words)
-    command = [*_OURS, *told[1:]] if ours else told
+    as_given = ["penstock", *words] if words[0] == "serve" else list(words)
+    command = [*_OURS, *as_given[1:]] if ours else as_given
     if url is None and not ours:
         raise LoadTestError("url: where does this server listen? (only the ports of penstock are chosen here)")
     if any(param.of_model for param in parse_params(tune.param)):
@@ -82,8 +82,8 @@ def plan(words: Sequence[str], url: str | None, protocol: str, tune: TuneOptions
     if url is not None:
         if protocol in _GRPC:
             raise LoadTestError("url: leave it out with gRPC; the ports are chosen here")
-        return Base(command, told, url.rstrip("/")), url
+        return Base(command, as_given, url.rstrip("/")), url
     http, grpc, metrics = free_ports(3)
     command += [f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}"]
     base = f"http://127.0.0.1:{http}"
-    return Base(command, told, base), f"http://127.0.0.1:{grpc}" if protocol in _GRPC else base
+    return Base(command, as_given, base), f"http://127.0.0.1:{grpc}" if protocol in _GRPC else base

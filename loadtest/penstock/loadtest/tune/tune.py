@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.options import Options
+from penstock.loadtest.report.formatting import clean
 from penstock.loadtest.report.model import Interval, Report
-from penstock.loadtest.report.words import clean
 from penstock.loadtest.search.runs import BY_USER, Runner
 from penstock.loadtest.search.slo import bounds_of
 from penstock.loadtest.tune.ask import configure_model
@@ -29,7 +29,7 @@ class Base(NamedTuple):
 
     command: list[str]
     """As it is run."""
-    told: list[str]
+    as_given: list[str]
     """As people write it, without the ports chosen here."""
     url: str
     """Of its HTTP port."""
@@ -122,7 +122,7 @@ class Tuner:
             tried=self._tried,
             best=best,
             like_best=list(alike),
-            best_command="" if best is None else shlex.join([*self._base.told, *flags(settings)]),
+            best_command="" if best is None else shlex.join([*self._base.as_given, *flags(settings)]),
             best_config={model: config_lines(fields) for model, fields in of_models(settings).items()},
             ended_early=ended,
         )

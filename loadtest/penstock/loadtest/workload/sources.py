@@ -11,8 +11,8 @@ from string import ascii_lowercase
 from typing import Generic, TypeVar
 
 from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.workload.common_words import COMMON
 from penstock.loadtest.workload.vocabulary import Vocabulary
-from penstock.loadtest.workload.words import COMMON
 
 Piece = TypeVar("Piece", str, list[int])
 Unit = TypeVar("Unit", str, int)

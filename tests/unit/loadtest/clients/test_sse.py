@@ -17,9 +17,7 @@ MIXED_DATA = [b'{"n":1}', b'{"n":\n2}', b"three", b"four"]
 
 
 async def parsed(*reads: bytes) -> list[tuple[float, bytes]]:
-    answer = (await ByHand(reads).exchange(b"")).parse()
-    assert answer is not None
-    return list(events(answer))
+    return list(events(await ByHand(reads).exchange(b"")))
 
 
 def data(found: Sequence[tuple[float, bytes]]) -> list[bytes]:

@@ -12,9 +12,9 @@ import pytest
 
 from penstock.loadtest.clients import http1
 from penstock.loadtest.clients.base import ClientOptions
-from penstock.loadtest.clients.framing import RawAnswer
 from penstock.loadtest.clients.http1 import Connection
 from penstock.loadtest.clients.http_client import HttpClient
+from penstock.loadtest.clients.response import HttpResponse
 from penstock.loadtest.messages import Answer, Call
 
 OPTIONS = ClientOptions(url="http://127.0.0.1:1", model="m")
@@ -81,7 +81,7 @@ class ByHand:
         self.cause = cause
         self.wire = Wire()
 
-    async def exchange(self, request: bytes) -> RawAnswer:
+    async def exchange(self, request: bytes) -> HttpResponse:
         connection = Connection()
         connection.connection_made(self.wire)
         clock = Clock()

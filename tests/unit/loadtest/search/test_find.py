@@ -6,8 +6,8 @@ import pytest
 
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.search.find import KEEPS_UP, run_find
+from penstock.loadtest.search.findings import search_findings
 from penstock.loadtest.search.model import FindReport
-from penstock.loadtest.search.words import tell_find
 from unit.loadtest.search.computed import ComputedServer, chosen
 
 
@@ -27,7 +27,7 @@ def test_the_rate_that_a_server_keeps_up_with() -> None:
     assert study.failed <= study.held * 1.06
     assert study.probes[-1].misses == [] or "of the rate of arrivals" in study.probes[-1].misses[0]
     assert all(settings.load.duration == 30 for settings in server.ran)
-    assert "lies between" in tell_find(study).answer[0]
+    assert "lies between" in search_findings(study).answer[0]
 
 
 def test_the_rate_within_a_bound() -> None:
@@ -46,7 +46,7 @@ def test_the_concurrency_within_a_bound() -> None:
     assert server.ran[0].load.concurrency == 2
     assert (study.held, study.failed) == (8, 9)  # twice the places wait for one request at most, 200 ms each
     assert study.bounds == ["E2E p99 ≤ 450 ms", "failed requests ≤ 1 %"]
-    assert "requests at a time" in tell_find(study).answer[0]
+    assert "requests at a time" in search_findings(study).answer[0]
 
 
 def test_reports_are_merged_by_value_upwards() -> None:
@@ -68,7 +68,7 @@ def test_a_client_at_its_end_is_the_verdict() -> None:
     assert study.outcome == "client-bound"
     assert (study.held, study.failed) == (8, None)
     assert study.probes[-1].invalid == "the client was late"
-    assert "client, not the server" in " ".join(tell_find(study).answer)
+    assert "client, not the server" in " ".join(search_findings(study).answer)
 
 
 def test_long_requests_get_long_runs() -> None:

@@ -12,11 +12,11 @@ from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.main import main, status, write_row
 from penstock.loadtest.messages import Sample
 from penstock.loadtest.options import Options, OutputOptions
+from penstock.loadtest.search.findings import sweep_findings
 from penstock.loadtest.search.model import SweepReport
 from penstock.loadtest.search.runs import Run
+from penstock.loadtest.search.study import Findings
 from penstock.loadtest.search.sweep import run_sweep
-from penstock.loadtest.search.told import Told
-from penstock.loadtest.search.words import tell_sweep
 from unit.loadtest.search.computed import URL, ComputedServer, answered, chosen, report_of
 
 
@@ -96,11 +96,11 @@ def test_a_row_in_which_nothing_was_completed_has_measured_nothing(
 def test_a_row_that_is_being_written_is_not_lost_to_ctrl_c() -> None:
     seen = []
 
-    def tell(study: SweepReport) -> Told:
+    def describe(study: SweepReport) -> Findings:
         seen.append(signal.getsignal(signal.SIGINT))
-        return tell_sweep(study)
+        return sweep_findings(study)
 
     before = signal.getsignal(signal.SIGINT)
-    write_row(run_sweep(chosen(sweep="rate=2"), ComputedServer()), tell, OutputOptions())
+    write_row(run_sweep(chosen(sweep="rate=2"), ComputedServer()), describe, OutputOptions())
     assert seen == [signal.SIG_IGN]
     assert signal.getsignal(signal.SIGINT) is before

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.search.findings import sweep_findings
 from penstock.loadtest.search.model import SweepReport
 from penstock.loadtest.search.sweep import run_sweep
-from penstock.loadtest.search.words import tell_sweep
 from unit.loadtest.search.computed import ComputedServer, chosen
 
 
@@ -22,7 +22,7 @@ def test_throughput_rises_up_to_the_knee() -> None:
     assert rates[:3] == pytest.approx([5, 10, 20], rel=0.02)
     assert rates[3:] == pytest.approx([20, 20], rel=0.05)
     assert study.knee == 4
-    assert "knee is at concurrency 4" in " ".join(tell_sweep(study).answer)
+    assert "knee is at concurrency 4" in " ".join(sweep_findings(study).answer)
 
 
 def test_a_knee_beyond_the_sweep_is_none() -> None:

@@ -17,12 +17,12 @@ from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.options import Options, OutputOptions
 from penstock.loadtest.report.model import Interval
 from penstock.loadtest.search.runs import Run
-from penstock.loadtest.search.told import write_study
+from penstock.loadtest.search.study import write_study
+from penstock.loadtest.tune.findings import tuning_findings
 from penstock.loadtest.tune.model import TuneReport
 from penstock.loadtest.tune.options import TuneOptions
 from penstock.loadtest.tune.server import NotReadyError, free_ports, running
 from penstock.loadtest.tune.tune import Base, Tuner
-from penstock.loadtest.tune.words import tell
 from unit.loadtest.search.computed import answered, chosen, report_of
 
 STUB = """
@@ -187,7 +187,11 @@ def test_the_best_of_all_combinations(stub: Stub, tmp_path: Path) -> None:
     assert study.best_command == "penstock serve 'my model' --seqs=4 --tokens=1"
     assert gone(stub.pid())
     text = tmp_path / "text"
-    write_study(study, tell, OutputOptions(markdown=str(text), html=str(tmp_path / "page"), csv=str(tmp_path / "csv")))
+    write_study(
+        study,
+        tuning_findings,
+        OutputOptions(markdown=str(text), html=str(tmp_path / "page"), csv=str(tmp_path / "csv")),
+    )
     assert study.best_command in text.read_text()
     assert "seqs 4, tokens 2" in text.read_text()
     assert len((tmp_path / "csv").read_text().splitlines()) == 5
@@ -205,7 +209,7 @@ def test_a_server_that_does_not_start_is_no_end(stub: Stub) -> None:
     study = tuned(stub, Bench(stub), "seqs=2,4", "fail=1,0")
     assert ["no such model" in tried.problem for tried in study.tried] == [True, False, True, False]
     assert study.best == 3
-    assert "no such model" in " ".join(map(str, tell(study).table[1]))
+    assert "no such model" in " ".join(map(str, tuning_findings(study).table[1]))
 
 
 def test_none_starts(stub: Stub) -> None:
@@ -218,7 +222,7 @@ def test_nothing_keeps_the_bounds(stub: Stub) -> None:
     assert study.best is None
     assert study.best_command == ""
     assert all(tried.misses for tried in study.tried)
-    assert "Nothing that was tried" in tell(study).answer[0]
+    assert "Nothing that was tried" in tuning_findings(study).answer[0]
 
 
 def test_interrupted_there_is_a_report_of_what_was_tried(stub: Stub) -> None:

@@ -199,11 +199,11 @@ SEQS = TuneOptions(param=("max_num_seqs=1,2",))
 
 def test_the_servers_command() -> None:
     base, url = plan(["serve", "m"], None, "openai-chat", SEQS)
-    assert base.told == ["penstock", "serve", "m"]
+    assert base.as_given == ["penstock", "serve", "m"]
     assert base.command[1:5] == ["-m", "penstock.gateway.cli", "serve", "m"]
     assert f"--http-port={base.url.rpartition(':')[2]}" in base.command
     assert base.url == url
-    assert plan(["penstock", "serve", "m"], None, "", SEQS)[0].told == base.told
+    assert plan(["penstock", "serve", "m"], None, "", SEQS)[0].as_given == base.as_given
     base, url = plan(["vllm", "serve", "m"], "http://127.0.0.1:9/", "", SEQS)
     assert (base.command, base.url) == (["vllm", "serve", "m"], "http://127.0.0.1:9")
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from penstock.loadtest.options import Options
 from penstock.loadtest.report.figures import COMPARED, Figure
+from penstock.loadtest.search.findings import comparison_findings
 from penstock.loadtest.search.model import VersusReport
 from penstock.loadtest.search.runs import Run
 from penstock.loadtest.search.versus import SAME, difference, run_versus
-from penstock.loadtest.search.words import tell_versus
 from unit.loadtest.search.computed import URL, ComputedServer, chosen
 
 OTHER = "http://other:8000"
@@ -57,7 +57,7 @@ def test_a_slower_server_is_found() -> None:
     assert found["e2e_ms.p50"].ratio == pytest.approx(1.25)
     assert found["requests_per_s"].ratio == pytest.approx(0.8, rel=0.02)
     assert found["e2e_ms.p50"].verdict == found["requests_per_s"].verdict == "slower"
-    assert f"{OTHER} is slower than {URL}" in " ".join(tell_versus(study).answer)
+    assert f"{OTHER} is slower than {URL}" in " ".join(comparison_findings(study).answer)
 
 
 def test_the_same_server_twice_shows_no_difference() -> None:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from penstock.loadtest.report.describe import title
 from penstock.loadtest.report.figures import LATENCIES, load_name, value
+from penstock.loadtest.report.formatting import clean
 from penstock.loadtest.report.html.markup import Markup, element
 from penstock.loadtest.report.html.plot import BOTTOM, LEFT, RIGHT, TOP, figure, line, text, x_axis, y_axis
 from penstock.loadtest.report.html.scale import linear
 from penstock.loadtest.report.model import Report
-from penstock.loadtest.report.words import clean
 
 COLOURS = ("first", "second", "third", "fourth")
 _FIELDS = ("ttft_ms", "tpot_ms", "e2e_ms")

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from penstock.loadtest.metrics import Distribution
 from penstock.loadtest.report.figures import LATENCIES
+from penstock.loadtest.report.formatting import number, percent, plural
 from penstock.loadtest.report.histogram import LOWEST_MS, OBJECTIVES, attained, bins
 from penstock.loadtest.report.html.markup import Markup, element
 from penstock.loadtest.report.html.plot import BOTTOM, LEFT, RIGHT, TOP, figure, line, markers, x_axis, y_axis
 from penstock.loadtest.report.html.scale import Scale, linear, logarithmic
 from penstock.loadtest.report.model import Histogram, Report
-from penstock.loadtest.report.words import number, percent, plural
 
 _BARS = 44
 _PERCENTILES = ("p50", "p90", "p99")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from penstock.loadtest.report.words import clean
+from penstock.loadtest.report.formatting import clean
 
 
 class Markup(str):

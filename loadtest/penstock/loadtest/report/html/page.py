@@ -10,12 +10,12 @@ import msgspec
 from penstock.loadtest.report.describe import title
 from penstock.loadtest.report.figures import GOODPUT, LATENCIES, RATES, load_name, value
 from penstock.loadtest.report.file import rounded
+from penstock.loadtest.report.formatting import number, percent
 from penstock.loadtest.report.html import sections
 from penstock.loadtest.report.html.curve import curves, legend
 from penstock.loadtest.report.html.markup import Content, Markup, element, table
 from penstock.loadtest.report.model import Report
 from penstock.loadtest.report.redact import redacted
-from penstock.loadtest.report.words import number, percent
 
 _NOTE = "Latencies in milliseconds. Runs that are invalid have hollow points in the plots."
 _SHOWN = ("ttft_ms", "tpot_ms", "e2e_ms")

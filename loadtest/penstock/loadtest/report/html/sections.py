@@ -16,11 +16,11 @@ from penstock.loadtest.report.describe import (
     what_was_run,
 )
 from penstock.loadtest.report.figures import LATENCIES, RATES, STATISTICS, value
+from penstock.loadtest.report.formatting import duration, number, percent
 from penstock.loadtest.report.html.latency_plots import attainment_plots, histogram_plots
 from penstock.loadtest.report.html.markup import Content, Markup, element, table
 from penstock.loadtest.report.html.timelines import timeline_plots
 from penstock.loadtest.report.model import Report
-from penstock.loadtest.report.words import duration, number, percent
 
 _SIGNS = {"valid": "✓", "doubtful": "!", "invalid": "✕"}
 

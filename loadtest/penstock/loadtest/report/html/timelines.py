@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from penstock.loadtest.report.formatting import number
 from penstock.loadtest.report.html.markup import Markup, element
 from penstock.loadtest.report.html.plot import BOTTOM, LEFT, RIGHT, TOP, figure, line, x_axis, y_axis
 from penstock.loadtest.report.html.scale import Scale, linear
 from penstock.loadtest.report.model import Timeline
-from penstock.loadtest.report.words import number
 
 _FEWEST = 2
 """Slices that make a line."""

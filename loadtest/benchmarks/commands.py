@@ -1,0 +1,78 @@
+"""The command line of the benchmarks. Nothing heavy is imported before one of them runs."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from benchmarks import COMMAND
+from benchmarks.peers.settings import LISTS, PeersSettings
+from penstock.gateway.configuration.flags import add_sections
+from penstock.loadtest.commands import run_module
+
+_FORMATTER: Any = partial(argparse.HelpFormatter, max_help_position=34, width=110)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog=shlex.join(COMMAND), description="Measures Penstock, and others beside it.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _peers(commands)
+    _micro(commands)
+    _continuous(commands)
+    settings = vars(parser.parse_args(argv))
+    run: Callable[[dict[str, Any]], int] = settings.pop("run_command")
+    return run(settings)
+
+
+def _peers(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "peers",
+        help="Penstock beside other servers on this machine, as tables",
+        usage="%(prog)s --dir DIR [options]",
+        description="Sets up, starts and measures vLLM, llama.cpp, OpenVINO GenAI, transformers, Triton, MLServer, "
+        "KServe's SDK and LitServe beside Penstock, in turns and on the same models, and writes tables with ratios.",
+        argument_default=argparse.SUPPRESS,
+    )
+    add_sections(parser, {"peers": PeersSettings}, lists=LISTS)
+
+
+def _micro(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "micro",
+        help="time what stands between a request and its tokens",
+        usage="%(prog)s [NAME ...] [options]",
+        description="Times scheduler, blocks, detokenizer, codecs and the like, each in a process of its own. NAME is "
+        "a group or a pattern; without any, all are run.",
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="group or pattern, as in 'scheduler/*'")
+    parser.add_argument("--list", action="store_true", help="only list the names")
+    parser.add_argument("--json", metavar="FILE", help="write the results there, in pytest-benchmark's layout")
+    parser.add_argument("--compare", metavar="FILE", help="show ratios to the results in this file")
+    parser.add_argument("--min-time", type=float, default=1.0, metavar="S", help="seconds to time each for (1)")
+    parser.add_argument("--callgrind", action="store_true", help="count instructions, too (needs valgrind)")
+
+
+def _continuous(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "continuous",
+        help="what continuous batching is worth beside static batches",
+        usage="%(prog)s [MODEL] [options]",
+        description="Computes 64 requests that want 8 to 256 tokens once with the scheduler and once in batches of 16 "
+        "that wait for their longest answer, with the same runner.",
+    )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="a model folder; default: the demo model")
+    parser.add_argument("--lengths", choices=("even", "log"), default="even", help="how the lengths spread (even)")
+    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs; figures are medians (3)")
+
+
+def _command(commands: Any, name: str, **described: Any) -> argparse.ArgumentParser:
+    """A command that is run by `main` of `benchmarks.NAME.main`, with its settings."""
+    parser: argparse.ArgumentParser = commands.add_parser(name, formatter_class=_FORMATTER, **described)
+    parser.set_defaults(run_command=partial(run_module, parser, f"benchmarks.{name}.main"))
+    return parser

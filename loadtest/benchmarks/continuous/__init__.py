@@ -1,0 +1,1 @@
+"""What continuous batching is worth: `python loadtest/benchmarks continuous`."""

@@ -1,0 +1,1 @@
+"""Micro benchmarks of what stands between a request and its tokens: `python loadtest/benchmarks micro`."""

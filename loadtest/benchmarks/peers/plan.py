@@ -1,0 +1,113 @@
+"""What is measured: groups of servers that take turns, and the cases that each of them goes through."""
+
+from __future__ import annotations
+
+import msgspec
+
+from benchmarks.peers.catalog import PEERS
+from benchmarks.peers.settings import PeersSettings
+from benchmarks.peers.shapes import SHAPES
+
+TENSORS = {
+    "add_sub": ("INPUT0:FP32:1,16", "INPUT1:FP32:1,16"),
+    "identity": ("INPUT0:FP32:1,3,224,224",),
+}
+"""Models of the tensor tables, and what is sent to them."""
+_HTTP, _BINARY, _GRPC = "kserve-http", "kserve-http-binary", "kserve-grpc"
+PROTOCOLS = {_HTTP: "JSON", _BINARY: "binary", _GRPC: "gRPC"}
+"""Of the tensor tables, by the name that readers know."""
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    table: str
+    model: str
+    protocol: str
+    concurrency: int
+    sampled: bool = False
+    """With temperature 0.7 and top_p 0.9 (generation); otherwise greedy."""
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """All are started, and measured in turns: what the machine does otherwise meets all of them alike."""
+
+    table: str
+    contenders: tuple[str, ...]
+    """The first is what the others are compared with."""
+    cases: tuple[Case, ...]
+    model: str = ""
+    """That the servers are started with (generation)."""
+
+    @property
+    def peer(self) -> str:
+        return self.contenders[0]
+
+    @property
+    def pinned(self) -> bool:
+        """Servers on the first core and clients on the others; a language model gets all there is."""
+        return self.table != "generation"
+
+
+_GENERATION = {
+    "openvino": ("penstock",),
+    "vllm": ("penstock-vllm", "penstock-vllm-engine", "penstock"),
+    "transformers": ("penstock-torch", "penstock"),
+    "llamacpp": ("penstock",),
+}
+"""Penstock with the same engine and as many threads, where it has it (vLLM's under either scheduler), and with its own
+choice for CPUs."""
+_SERVED = {
+    "triton": ((_HTTP, _BINARY, _GRPC), ("penstock-python", "penstock-onnx")),
+    "mlserver": ((_HTTP, _GRPC), ("penstock-python",)),
+    "kserve": ((_HTTP, _BINARY, _GRPC), ("penstock-python",)),
+    "litserve": ((_HTTP,), ("penstock-python",)),
+}
+"""Protocols that the peer offers."""
+
+
+def requests_of(case: Case, settings: PeersSettings) -> int:
+    """In a run of the generation tables."""
+    shape = SHAPES[case.model]
+    return max(settings.waves * shape.waves * case.concurrency, shape.least_requests)
+
+
+def plan(settings: PeersSettings) -> list[Group]:
+    """In the order of the catalog: quick tables first."""
+    groups: list[Group] = []
+    wanted = settings.only or tuple(PEERS)
+    if "streaming" in settings.tables and not settings.only:
+        groups.append(_streaming(settings))
+    if "tensors" in settings.tables:
+        groups += [_tensors(peer, settings) for peer in _SERVED if peer in wanted]
+    if "generation" in settings.tables:
+        for model in sorted(settings.models, key=list(SHAPES).index):
+            groups += [_generation(peer, model, settings) for peer in _GENERATION if peer in wanted]
+    return groups
+
+
+def _streaming(settings: PeersSettings) -> Group:
+    cases = [
+        Case(table="streaming", model="m", protocol="openai-completions", concurrency=streams)
+        for streams in settings.streams
+    ]
+    contenders = ("starlette", "sse-starlette", "penstock-stream", "penstock-each")
+    return Group(table="streaming", contenders=contenders, cases=tuple(cases))
+
+
+def _tensors(peer: str, settings: PeersSettings) -> Group:
+    protocols, ours = _SERVED[peer]
+    cases = [
+        Case(table="tensors", model=model, protocol=protocol, concurrency=places)
+        for model in TENSORS
+        for protocol in protocols
+        for places in settings.in_flight
+    ]
+    return Group(table="tensors", contenders=(peer, *ours), cases=tuple(cases))
+
+
+def _generation(peer: str, model: str, settings: PeersSettings) -> Group:
+    cases = [
+        Case(table="generation", model=model, protocol="openai-completions", concurrency=places, sampled=sampled)
+        for sampled, counts in ((False, settings.concurrency), (True, settings.sampled))
+        for places in counts
+    ]
+    return Group(table="generation", contenders=(peer, *_GENERATION[peer]), cases=tuple(cases), model=model)

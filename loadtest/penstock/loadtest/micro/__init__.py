@@ -1,1 +1,0 @@
-"""Micro benchmarks of what stands between a request and its tokens: `penstock bench micro`."""

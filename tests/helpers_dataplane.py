@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import helpers_tokenizers
+from helpers_writing import WritingRunner
 from penstock.engines.client.inline import InlineEngine
 from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.scheduler.config import SchedulerConfig
@@ -16,6 +17,7 @@ from penstock.gateway.llm.models import LoadedModel
 from penstock.tokenizers import ChatTemplate, Tokenizer
 
 MARKER = 5
+EOS = 2
 GREEDY = {"temperature": 0}
 
 
@@ -29,8 +31,9 @@ class Setup:
         *,
         vocab_size: int | None = None,
         clamp_max_tokens: bool = False,
+        answer: str | None = None,
     ) -> None:
-        """`vocab_size`: the model's, if not the tokenizer's."""
+        """`vocab_size`: the model's, if not the tokenizer's. `answer`: what the model writes to every request."""
         self.tokenizer = Tokenizer(helpers_tokenizers.save_folder(folder, helpers_tokenizers.byte_level()))
         config = SimulatedConfig(
             vocab_size=vocab_size or self.tokenizer.vocab_size,
@@ -40,8 +43,12 @@ class Setup:
             block_size=4,
             faults=f"nan={MARKER}",
             max_loras=max_loras,
+            eos_token_ids=() if answer is None else (EOS,),
         )
-        self.engine = InlineEngine(SimulatedRunner(config), scheduler)
+        runner = SimulatedRunner(config)
+        if answer is not None:
+            runner = WritingRunner(config, [*self.tokenizer.encode(answer, add_special_tokens=False), EOS])
+        self.engine = InlineEngine(runner, scheduler)
         self.metrics = ModelMetrics("m", lambda: self.engine.stats, lambda: self.engine.ready)
         template = ChatTemplate("{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}", {})
         self.model = LoadedModel(("m", "alias"), "root", self.engine, self.tokenizer, template, self.metrics, GREEDY)

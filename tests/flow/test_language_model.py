@@ -45,8 +45,8 @@ def values(response: InferResponse, name: str) -> list[Any]:
 
 
 class Served:
-    def __init__(self, folder: Path, **scheduler: Any) -> None:
-        self.setup = Setup(folder, SchedulerConfig(**scheduler), 64)
+    def __init__(self, folder: Path, answer: str | None = None, **scheduler: Any) -> None:
+        self.setup = Setup(folder, SchedulerConfig(**scheduler), 64, answer=answer)
         self.model = LanguageModel(self.setup.plane, self.setup.model, "m", policy="fcfs")
 
     async def start(self) -> Served:
@@ -74,6 +74,17 @@ async def test_an_answer_stands_behind_its_prompt(served: Served) -> None:
     response = await served.model.infer(infer_request(sampling={"max_tokens": 12}))
     assert values(response, "text_output") == ["a question" + await served.expected(max_tokens=12)]
     assert response.final
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_text_is_shown_as_the_model_wrote_it(tmp_path: Path, streams: bool) -> None:
+    answer = "<think>Hm.</think>One moment.<tool>look:{}</tool>"
+    served = await Served(tmp_path, answer).start()
+    asked = infer_request(stream=streams, exclude_input_in_output=True, sampling={"max_tokens": 100})
+    responses = [response async for response in served.model.stream(asked)]
+    assert "".join(values(response, "text_output")[0] for response in responses) == answer
+    assert (len(responses) > 1) == streams
+    await served.setup.engine.stop()
 
 
 async def test_the_prompt_can_be_left_out(served: Served) -> None:

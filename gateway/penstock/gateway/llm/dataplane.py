@@ -26,17 +26,13 @@ from penstock.engines.errors import (
 from penstock.gateway.front.context import RequestContext, deadline_exceeded
 from penstock.gateway.front.record import Stage
 from penstock.gateway.llm.adapters import Adapter
-from penstock.gateway.llm.generation import (
-    Candidate,
-    ChoiceDelta,
-    GenerateRequest,
-    Generation,
-    TokenLogprob,
-    Usage,
-)
+from penstock.gateway.llm.choice_output import ChoiceDelta
+from penstock.gateway.llm.generate_request import GenerateRequest
+from penstock.gateway.llm.generation import Generation, Usage
 from penstock.gateway.llm.model_metrics import ModelMetrics
 from penstock.gateway.llm.models import LoadedModel, ServedModel
 from penstock.gateway.llm.prompts import encode_prompts
+from penstock.gateway.llm.token_logprobs import Candidate, TokenLogprob
 from penstock.tokenizers import ChatTemplateError
 
 __all__ = [

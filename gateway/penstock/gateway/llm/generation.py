@@ -5,76 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from penstock.engines.client.stream import RequestStream
-from penstock.engines.contract.messages import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
+from penstock.engines.contract.messages import RequestOutput
 from penstock.engines.errors import EngineError, PenstockError, from_code
-from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.record import Stage
+from penstock.gateway.llm.choice_output import ChoiceDelta, ChoiceOutput, StagedChoiceOutput
+from penstock.gateway.llm.generate_request import GenerateRequest
 from penstock.gateway.llm.model_metrics import ModelMetrics
-from penstock.tokenizers import IncrementalDetokenizer, StopStrings, Tokenizer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateRequest:
-    """What to generate. Fronts build it from their own schemas; `DataPlane.generate` validates it against the model."""
-
-    model: str
-    prompts: Sequence[str | list[int]]
-    """Texts, encoded by the model's tokenizer, or token ids as they are."""
-    params: SamplingParams
-    """`max_tokens` 0 means: whatever the context leaves."""
-    n: int = 1
-    """Samples per prompt."""
-    stop: tuple[str, ...] = ()
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    add_special_tokens: bool = True
-    """For text prompts: let the tokenizer add BOS and the like. False for rendered chat templates."""
-    priority: int = 0
-    context: RequestContext = field(default_factory=RequestContext)
-    tenant: str = ""
-    """Whom a fair scheduler charges, and whose cached prefixes these are: the context's, where that has one."""
-    cache_salt: str = ""
-    pulse: float | None = None
-    """Seconds with nothing to show after which the generation yields an empty list, so that a front can let its client
-    know that the request lives; and again after as many. Not before the engine has taken the request in."""
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One token with its logprob, as text."""
-
-    token: str
-    token_id: int
-    logprob: float
-    bytes: list[int]
-    """The token's UTF-8 bytes, which may be a part of a character."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob(Candidate):
-    top: list[Candidate]
-    """The likeliest tokens at this position, best first; as many as were asked for."""
-    rank: int = 0
-    """1 for the likeliest token of the vocabulary."""
-
-
-@dataclass(slots=True)
-class ChoiceDelta:
-    """What one choice has got since the last delta."""
-
-    index: int
-    """prompt number * n + sample number."""
-    text: str
-    token_ids: list[int]
-    finish_reason: str | None = None
-    """"stop" or "length", in the choice's last delta."""
-    stop_reason: str | int | None = None
-    """The stop string or stop token id that ended it; None for EOS."""
-    logprobs: list[TokenLogprob] | None = None
-    """One for each of token_ids, when asked for."""
+from penstock.gateway.llm.token_logprobs import TokenLogprob, with_text
+from penstock.tokenizers import Tokenizer
 
 
 @dataclass(slots=True)
@@ -130,8 +71,9 @@ class Generation:
         """When the newest deltas were handed out; at first, when the request was handed in."""
         self._timer: asyncio.TimerHandle | None = None
         self._ready: list[ChoiceDelta] | None = None
+        choice = StagedChoiceOutput if request.stages else ChoiceOutput
         self._choices = {
-            request_id: _Choice(prompt * request.n + sample, tokenizer, request, prompts[prompt])
+            request_id: choice(prompt * request.n + sample, tokenizer, request, prompts[prompt])
             for prompt, samples in enumerate(ids)
             for sample, request_id in enumerate(samples)
         }
@@ -196,7 +138,8 @@ class Generation:
         return deltas
 
     def _advance(self, output: RequestOutput, now: float) -> ChoiceDelta | None:
-        """The choice's delta, or None while there is nothing to show (half a character, or text that may be a stop)."""
+        """The choice's delta, or None while there is nothing to show (half a character, or text that may be a stop or
+        a part of something)."""
         choice = self._choices.get(output.id)
         if choice is None:
             return None
@@ -225,12 +168,12 @@ class Generation:
                 self._abort([output.id])
             if not self._choices:
                 self._on_end()
-        elif not delta.text and delta.logprobs is None:
+        elif not delta.text and not delta.parts and delta.logprobs is None:
             choice.held = delta.token_ids
             return None
         return delta
 
-    def _prompt_done(self, choice: _Choice, output: RequestOutput) -> None:
+    def _prompt_done(self, choice: ChoiceOutput, output: RequestOutput) -> None:
         prompt = output.prompt
         if prompt is None or choice.index % self._n:
             return
@@ -238,7 +181,7 @@ class Generation:
         self._metrics.queued(prompt.queue_seconds)
         self._record.queue_seconds = self._record.queue_seconds or prompt.queue_seconds
         if self.prompt_logprobs is not None and prompt.logprobs is not None:
-            converted = [_to_text(entry, self._tokenizer) for entry in prompt.logprobs]
+            converted = [with_text(entry, self._tokenizer) for entry in prompt.logprobs]
             self.prompt_logprobs[choice.index // self._n].extend(converted)
 
     def _end_all(self, reason: str) -> None:
@@ -261,77 +204,3 @@ class Generation:
 
     async def __aexit__(self, *exc: object) -> None:
         self.close()
-
-
-class _Choice:
-    """One choice's detokenizer and stop strings."""
-
-    __slots__ = ("_detokenizer", "_include_stop", "_stops", "_too_early", "held", "index", "last_token")
-
-    def __init__(self, index: int, tokenizer: Tokenizer, request: GenerateRequest, prompt: list[int]) -> None:
-        self.index = index
-        self.last_token: float | None = None
-        self._detokenizer = IncrementalDetokenizer(tokenizer, request.skip_special_tokens, prompt)
-        self._include_stop = request.include_stop_str_in_output
-        self._stops = StopStrings(request.stop, self._include_stop) if request.stop else None
-        self._too_early = request.params.min_tokens
-        """Tokens whose text is not yet searched for stop strings, as in vLLM."""
-        self.held: list[int] = []
-        """Token ids that have no text to show yet: half a character, or a possible stop string."""
-
-    def advance(self, output: RequestOutput, tokenizer: Tokenizer) -> ChoiceDelta:
-        delta = ChoiceDelta(self.index, "", output.token_ids)
-        if self._stops is None:
-            delta.text = self._text(output)
-        else:
-            self._advance_to_stop(self._stops, output, delta)
-        if output.finish_reason is not None and delta.finish_reason is None:
-            self._finish(output, delta)
-        if output.logprobs is not None:
-            delta.logprobs = [_to_text(entry, tokenizer) for entry in output.logprobs[: len(delta.token_ids)]]
-        return delta
-
-    def _text(self, output: RequestOutput) -> str:
-        return self._detokenizer.push(self._visible(output))
-
-    def _visible(self, output: RequestOutput) -> list[int]:
-        """The tokens without the one that ended the request: EOS and stop tokens are not part of the answer."""
-        stopped = output.finish_reason is FinishReason.STOP and not self._include_stop
-        return output.token_ids[:-1] if stopped else output.token_ids
-
-    def _advance_to_stop(self, stops: StopStrings, output: RequestOutput, delta: ChoiceDelta) -> None:
-        """Token by token, so that tokens behind a stop string are not counted even when they arrived with it."""
-        parts = []
-        for taken, token_id in enumerate(self._visible(output), 1):
-            text, matched = self._detokenizer.push((token_id,)), None
-            if self._too_early:
-                self._too_early -= 1
-            else:
-                text, matched = stops.push(text)
-            parts.append(text)
-            if matched is not None:
-                delta.token_ids = output.token_ids[:taken]
-                delta.finish_reason, delta.stop_reason = "stop", matched
-                break
-        delta.text = "".join(parts)
-
-    def _finish(self, output: RequestOutput, delta: ChoiceDelta) -> None:
-        rest = self._detokenizer.flush()
-        if self._stops is not None:
-            text, matched = self._stops.push(rest)
-            rest = text if matched is not None else text + self._stops.flush()
-            delta.stop_reason = self._stops.matched
-        delta.text += rest
-        delta.finish_reason = "stop" if delta.stop_reason is not None else str(output.finish_reason)
-        if delta.stop_reason is None:
-            delta.stop_reason = output.stop_token_id
-
-
-def _to_text(entry: TokenLogprobs, tokenizer: Tokenizer) -> TokenLogprob:
-    def candidate(token_id: int, logprob: float) -> Candidate:
-        data = tokenizer.token_bytes(token_id)
-        return Candidate(tokenizer.token_text(token_id), token_id, logprob, list(data))
-
-    own = candidate(entry.token_id, entry.logprob)
-    top = [candidate(token_id, logprob) for token_id, logprob in entry.top]
-    return TokenLogprob(own.token, own.token_id, own.logprob, own.bytes, top, entry.rank)

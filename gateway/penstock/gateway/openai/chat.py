@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
@@ -14,19 +14,17 @@ from penstock.gateway.llm.dataplane import GenerateRequest, Generation
 from penstock.gateway.openai.collect import Collected, collect
 from penstock.gateway.openai.endpoint import GeneratingEndpoint
 from penstock.gateway.openai.logprobs import chat_logprobs
+from penstock.gateway.openai.message_parts import finish_reason, has_call, message
 from penstock.gateway.openai.messages import generation_prompt, template_kwargs, template_messages
-from penstock.gateway.openai.objects import (
-    AssistantMessage,
-    ChatChoice,
-    new_head,
-    running_usage,
-    spliced,
-    usage_object,
-)
+from penstock.gateway.openai.objects import ChatChoice, new_head, running_usage, spliced, usage_object
+from penstock.gateway.openai.part_frames import PartFrames
 from penstock.gateway.openai.schemas import ChatRequest, StreamOptions
 from penstock.gateway.openai.sse import Frames, stream
 from penstock.gateway.openai.unsupported import CHAT
 from penstock.gateway.openai.validation import chat_generate_request, parse
+
+_text_frames = partial(Frames, opening=b'"delta":{"content":', closing=b"}")
+_part_frames = partial(PartFrames, opening=b'"delta":')
 
 
 class ChatCompletions(GeneratingEndpoint[ChatRequest]):
@@ -51,17 +49,18 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
     def _respond(
         self, exchange: Exchange, request: ChatRequest, wanted: GenerateRequest, generation: Generation
     ) -> Awaitable[None]:
-        respond = self._stream if request.stream else self._answer
-        return respond(exchange, request, generation)
+        if request.stream:
+            return self._stream(exchange, request, generation, _part_frames if wanted.stages else _text_frames)
+        return self._answer(exchange, request, generation)
 
-    def _stream(self, exchange: Exchange, request: ChatRequest, generation: Generation) -> Awaitable[None]:
+    def _stream(
+        self, exchange: Exchange, request: ChatRequest, generation: Generation, make_frames: Callable[..., Frames]
+    ) -> Awaitable[None]:
         options = request.stream_options or StreamOptions()
         count = request.n or 1
-        frames = Frames(
+        frames = make_frames(
             new_head("chatcmpl", "chat.completion.chunk", request.model, self._settings.system_fingerprint),
             count,
-            opening=b'"delta":{"content":',
-            closing=b"}",
             logprobs=(lambda _, entries: chat_logprobs(entries)) if request.logprobs else None,
             extra=(lambda delta: {"token_ids": delta.token_ids}) if request.return_token_ids else None,
             usage=partial(running_usage, generation) if options.continuous_usage_stats else None,
@@ -88,9 +87,9 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
 def _choice(request: ChatRequest, index: int, collected: Collected) -> ChatChoice:
     return ChatChoice(
         index=index,
-        message=AssistantMessage(collected.text),
+        message=message(collected.text, collected.parts),
         logprobs=chat_logprobs(collected.logprobs) if request.logprobs else None,
-        finish_reason=collected.finish_reason,
+        finish_reason=finish_reason(collected.finish_reason, called=has_call(collected.parts)),
         stop_reason=collected.stop_reason,
         token_ids=collected.token_ids if request.return_token_ids else msgspec.UNSET,
     )

@@ -6,13 +6,15 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from penstock.gateway.llm.dataplane import ChoiceDelta, TokenLogprob
+from penstock.tokenizers import Part
 
 
 @dataclass(slots=True)
 class Collected:
     """All deltas of one choice, joined."""
 
-    parts: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
@@ -20,10 +22,11 @@ class Collected:
 
     @property
     def text(self) -> str:
-        return "".join(self.parts)
+        return "".join(self.texts)
 
     def add(self, delta: ChoiceDelta) -> None:
-        self.parts.append(delta.text)
+        self.texts.append(delta.text)
+        self.parts += delta.parts or ()
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs or ()
         if delta.finish_reason is not None:

@@ -57,10 +57,23 @@ class CompletionLogprobs(msgspec.Struct):
     top_logprobs: list[dict[str, float] | None]
 
 
+class FunctionObject(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class ToolCallObject(msgspec.Struct):
+    id: str
+    function: FunctionObject
+    type: str = "function"
+
+
 class AssistantMessage(msgspec.Struct):
-    content: str
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCallObject] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):

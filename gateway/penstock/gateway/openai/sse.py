@@ -61,14 +61,12 @@ class Frames:
             if delta.finish_reason is None and self._plain:
                 if delta.text:
                     parts += (self._prefixes[delta.index], _encode(delta.text), self._suffix)
-            else:
-                parts.append(self._full(delta))
+            elif delta.text or delta.token_ids or delta.logprobs or delta.finish_reason:
+                parts.append(self._chunk(delta.index, _encode(delta.text), self._fields(delta)))
         return b"".join(parts)
 
-    def _full(self, delta: ChoiceDelta) -> bytes:
-        """A chunk with any of: finish reason, logprobs, token ids, running usage."""
-        if not (delta.text or delta.token_ids or delta.logprobs or delta.finish_reason):
-            return b""
+    def _fields(self, delta: ChoiceDelta) -> dict[str, object]:
+        """What a choice's chunk has beside its text: finish reason, logprobs, token ids. Called once for each delta."""
         logprobs: object = None
         if self._logprobs is not None and delta.logprobs:
             logprobs = self._logprobs(delta.index, delta.logprobs)
@@ -78,8 +76,11 @@ class Frames:
             fields["stop_reason"] = delta.stop_reason
         if self._extra is not None:
             fields.update(self._extra(delta))
-        parts = (self._prefixes[delta.index], _encode(delta.text), self._closing, b",", _encode(fields)[1:], b"]")
-        return b"".join(parts) + self._tail(delta.index)
+        return fields
+
+    def _chunk(self, index: int, shown: bytes, fields: Mapping[str, object]) -> bytes:
+        parts = (self._prefixes[index], shown, self._closing, b",", _encode(fields)[1:], b"]")
+        return b"".join(parts) + self._tail(index)
 
     def role(self, index: int, prompt_token_ids: list[int] | None) -> bytes:
         """The chunk that opens a chat choice."""

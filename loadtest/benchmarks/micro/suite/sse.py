@@ -11,7 +11,7 @@ _TOKENS = 500
 
 def _frames(texts: tuple[str, ...], *, logprobs: bool = False) -> Work:
     """One frame for each token of a chat stream, rendered by itself."""
-    from penstock.gateway.llm.generation import Candidate, ChoiceDelta, TokenLogprob
+    from penstock.gateway.llm.dataplane import Candidate, ChoiceDelta, TokenLogprob
     from penstock.gateway.openai.logprobs import chat_logprobs
     from penstock.gateway.openai.objects import Head
     from penstock.gateway.openai.sse import Frames

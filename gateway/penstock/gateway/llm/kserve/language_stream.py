@@ -10,8 +10,9 @@ from penstock.classic.messages import InferResponse
 from penstock.classic.statistics import ModelStatistics
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import CancelledError, EngineError, OverloadedError, PenstockError
+from penstock.gateway.llm.choice_output import ChoiceDelta
 from penstock.gateway.llm.dataplane import DataPlane
-from penstock.gateway.llm.generation import ChoiceDelta, Generation
+from penstock.gateway.llm.generation import Generation
 from penstock.gateway.llm.kserve.tensor_form import TextRequest, Writer
 from penstock.gateway.llm.models import LoadedModel
 

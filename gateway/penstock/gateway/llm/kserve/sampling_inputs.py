@@ -10,7 +10,7 @@ import msgspec
 from penstock.classic.messages import InferRequest
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.front.context import Principal, RequestContext
-from penstock.gateway.llm.generation import GenerateRequest
+from penstock.gateway.llm.generate_request import GenerateRequest
 from penstock.gateway.llm.models import ServedModel
 from penstock.gateway.llm.sampling import SamplingFields, bounded, sampling_params, stop_strings
 

@@ -12,7 +12,8 @@ from penstock.classic.messages import InferRequest
 from penstock.classic.model_config import ModelConfig, datatype_value
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.gateway.llm.generation import ChoiceDelta, GenerateRequest
+from penstock.gateway.llm.choice_output import ChoiceDelta
+from penstock.gateway.llm.generate_request import GenerateRequest
 from penstock.gateway.llm.models import ServedModel
 
 PROMPT = "text_input"

@@ -1,0 +1,113 @@
+"""From one choice's tokens to its deltas: detokenizer, stop strings, stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.engines.contract.messages import FinishReason, RequestOutput
+from penstock.gateway.llm.generate_request import GenerateRequest
+from penstock.gateway.llm.token_logprobs import TokenLogprob, with_text
+from penstock.tokenizers import IncrementalDetokenizer, Part, StageChain, StopStrings, TextPart, Tokenizer
+
+
+@dataclass(slots=True)
+class ChoiceDelta:
+    """What one choice has got since the last delta."""
+
+    index: int
+    """prompt number * n + sample number."""
+    text: str
+    """What is new of the answer's text."""
+    token_ids: list[int]
+    finish_reason: str | None = None
+    """"stop" or "length", in the choice's last delta."""
+    stop_reason: str | int | None = None
+    """The stop string or stop token id that ended it; None for EOS."""
+    logprobs: list[TokenLogprob] | None = None
+    """One for each of token_ids, when asked for."""
+    parts: Sequence[Part] | None = None
+    """What the stages have found, in order, the text included; None where the request names no stages."""
+
+
+class ChoiceOutput:
+    """One choice's detokenizer and stop strings."""
+
+    __slots__ = ("_detokenizer", "_include_stop", "_stops", "_too_early", "held", "index", "last_token")
+
+    def __init__(self, index: int, tokenizer: Tokenizer, request: GenerateRequest, prompt: list[int]) -> None:
+        self.index = index
+        self.last_token: float | None = None
+        self._detokenizer = IncrementalDetokenizer(tokenizer, request.skip_special_tokens, prompt)
+        self._include_stop = request.include_stop_str_in_output
+        self._stops = StopStrings(request.stop, self._include_stop) if request.stop else None
+        self._too_early = request.params.min_tokens
+        """Tokens whose text is not yet searched for stop strings, as in vLLM."""
+        self.held: list[int] = []
+        """Token ids that have no text to show yet: half a character, or a possible stop string."""
+
+    def advance(self, output: RequestOutput, tokenizer: Tokenizer) -> ChoiceDelta:
+        delta = ChoiceDelta(self.index, "", output.token_ids)
+        if self._stops is None:
+            delta.text = self._text(output)
+        else:
+            self._advance_to_stop(self._stops, output, delta)
+        if output.finish_reason is not None and delta.finish_reason is None:
+            self._finish(output, delta)
+        if output.logprobs is not None:
+            delta.logprobs = [with_text(entry, tokenizer) for entry in output.logprobs[: len(delta.token_ids)]]
+        return delta
+
+    def _text(self, output: RequestOutput) -> str:
+        return self._detokenizer.push(self._visible(output))
+
+    def _visible(self, output: RequestOutput) -> list[int]:
+        """The tokens without the one that ended the request: EOS and stop tokens are not part of the answer."""
+        stopped = output.finish_reason is FinishReason.STOP and not self._include_stop
+        return output.token_ids[:-1] if stopped else output.token_ids
+
+    def _advance_to_stop(self, stops: StopStrings, output: RequestOutput, delta: ChoiceDelta) -> None:
+        """Token by token, so that tokens behind a stop string are not counted even when they arrived with it."""
+        texts = []
+        for taken, token_id in enumerate(self._visible(output), 1):
+            text, matched = self._detokenizer.push((token_id,)), None
+            if self._too_early:
+                self._too_early -= 1
+            else:
+                text, matched = stops.push(text)
+            texts.append(text)
+            if matched is not None:
+                delta.token_ids = output.token_ids[:taken]
+                delta.finish_reason, delta.stop_reason = "stop", matched
+                break
+        delta.text = "".join(texts)
+
+    def _finish(self, output: RequestOutput, delta: ChoiceDelta) -> None:
+        rest = self._detokenizer.flush()
+        if self._stops is not None:
+            text, matched = self._stops.push(rest)
+            rest = text if matched is not None else text + self._stops.flush()
+            delta.stop_reason = self._stops.matched
+        delta.text += rest
+        delta.finish_reason = "stop" if delta.stop_reason is not None else str(output.finish_reason)
+        if delta.stop_reason is None:
+            delta.stop_reason = output.stop_token_id
+
+
+class StagedChoiceOutput(ChoiceOutput):
+    """The same with stages behind the stop strings. A class of its own, so that plain text does not pay for them."""
+
+    __slots__ = ("_stages",)
+
+    def __init__(self, index: int, tokenizer: Tokenizer, request: GenerateRequest, prompt: list[int]) -> None:
+        super().__init__(index, tokenizer, request, prompt)
+        self._stages = StageChain(request.stages)
+
+    def advance(self, output: RequestOutput, tokenizer: Tokenizer) -> ChoiceDelta:
+        delta = super().advance(output, tokenizer)
+        parts = [*self._stages.push(delta.text)] if delta.text else []
+        if delta.finish_reason is not None:
+            parts += self._stages.flush()
+        delta.text = "".join([part.text for part in parts if isinstance(part, TextPart)])
+        delta.parts = parts
+        return delta

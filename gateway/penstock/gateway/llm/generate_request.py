@@ -1,0 +1,40 @@
+"""What fronts ask the data plane to generate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from penstock.engines.contract.messages import SamplingParams
+from penstock.gateway.front.context import RequestContext
+from penstock.tokenizers import StageFactory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """What to generate. Fronts build it from their own schemas; `DataPlane.generate` validates it against the model."""
+
+    model: str
+    prompts: Sequence[str | list[int]]
+    """Texts, encoded by the model's tokenizer, or token ids as they are."""
+    params: SamplingParams
+    """`max_tokens` 0 means: whatever the context leaves."""
+    n: int = 1
+    """Samples per prompt."""
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    stages: tuple[StageFactory, ...] = ()
+    """What finds reasoning, tool calls and the like in each choice's text, in this order. A stage sees the text that
+    stop strings have let pass, with special tokens only if `skip_special_tokens` is False. Named by fronts that have
+    fields for such parts; the others show the text as the model wrote it."""
+    add_special_tokens: bool = True
+    """For text prompts: let the tokenizer add BOS and the like. False for rendered chat templates."""
+    priority: int = 0
+    context: RequestContext = field(default_factory=RequestContext)
+    tenant: str = ""
+    """Whom a fair scheduler charges, and whose cached prefixes these are: the context's, where that has one."""
+    cache_salt: str = ""
+    pulse: float | None = None
+    """Seconds with nothing to show after which the generation yields an empty list, so that a front can let its client
+    know that the request lives; and again after as many. Not before the engine has taken the request in."""

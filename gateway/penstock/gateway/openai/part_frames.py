@@ -1,0 +1,36 @@
+"""Token streams of chat choices that have reasoning, tool calls and the like beside text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.gateway.llm.dataplane import ChoiceDelta
+from penstock.gateway.openai.message_parts import finish_reason, has_call, message_delta
+from penstock.gateway.openai.sse import Frames
+from penstock.tokenizers import TextPart
+
+_encode = msgspec.json.Encoder().encode
+_RUNNING: dict[str, object] = {"logprobs": None, "finish_reason": None}
+_NOTHING = TextPart("")
+
+
+class PartFrames(Frames):
+    """Each part has a chunk of its own, so that their order is kept. The last chunk of a delta has what belongs to all
+    of it: finish reason, logprobs, token ids."""
+
+    _with_calls: frozenset[int] = frozenset()
+    """Choices that have called a tool."""
+
+    def render(self, deltas: Sequence[ChoiceDelta]) -> bytes:
+        return b"".join([chunk for delta in deltas for chunk in self._chunks(delta)])
+
+    def _chunks(self, delta: ChoiceDelta) -> list[bytes]:
+        index, parts = delta.index, delta.parts or (_NOTHING,)
+        if has_call(parts):
+            self._with_calls |= {index}
+        fields = self._fields(delta)
+        fields["finish_reason"] = finish_reason(delta.finish_reason, called=index in self._with_calls)
+        *before, last = [_encode(message_delta(part)) for part in parts]
+        return [*(self._chunk(index, part, _RUNNING) for part in before), self._chunk(index, last, fields)]

@@ -49,7 +49,7 @@ class ChoiceOutput:
     def advance(self, output: RequestOutput, tokenizer: Tokenizer) -> ChoiceDelta:
         delta = ChoiceDelta(self.index, "", output.token_ids)
         if self._stops is None:
-            delta.text = self._text(output)
+            delta.text = self._detokenizer.push(self._visible(output))
         else:
             self._advance_to_stop(self._stops, output, delta)
         if output.finish_reason is not None and delta.finish_reason is None:
@@ -57,9 +57,6 @@ class ChoiceOutput:
         if output.logprobs is not None:
             delta.logprobs = [with_text(entry, tokenizer) for entry in output.logprobs[: len(delta.token_ids)]]
         return delta
-
-    def _text(self, output: RequestOutput) -> str:
-        return self._detokenizer.push(self._visible(output))
 
     def _visible(self, output: RequestOutput) -> list[int]:
         """The tokens without the one that ended the request: EOS and stop tokens are not part of the answer."""

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 from openai import OpenAI
 
-_LISTENING = re.compile(r"listening on http://\S+:(\d+) \(gRPC (\d+), metrics (\d+)\)")
+_LISTENING = re.compile(r"listening on https?://\S+:(\d+) \(gRPC (\d+), metrics (\d+)\)")
 
 
 README = Path(__file__).parents[1] / "README.md"
@@ -70,6 +70,10 @@ class Server:
 
     def _port(self, number: int) -> int:
         return int(self.wait_for_log(_LISTENING.pattern)[number])
+
+    @property
+    def http_port(self) -> int:
+        return self._port(1)
 
     @property
     def url(self) -> str:

@@ -14,6 +14,7 @@ import uvloop
 
 from helpers_keys import api_keys
 from helpers_server import serving
+from penstock.gateway.front.tls import TlsSettings
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.server import HttpServer, ServerSettings
 from penstock.gateway.http.settings import AppSettings
@@ -36,10 +37,12 @@ class Endpoint:
 class ServerThread:
     """Serves a data plane; `do` runs a coroutine on the server's loop and gives its result here."""
 
-    def __init__(self, dataplane: DataPlane, settings: AppSettings, limits: ConnectionLimits) -> None:
+    def __init__(
+        self, dataplane: DataPlane, settings: AppSettings, limits: ConnectionLimits, tls: TlsSettings | None = None
+    ) -> None:
         self.dataplane = dataplane
         self.settings = settings
-        self._limits = limits
+        self._server_settings = ServerSettings(port=0, limits=limits, tls=tls or TlsSettings(port="http"))
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
 
@@ -48,7 +51,7 @@ class ServerThread:
 
         async def started() -> HttpServer:
             app = build_app(self.dataplane, self.settings)
-            server = HttpServer(app, ServerSettings(port=0, limits=self._limits))
+            server = HttpServer(app, self._server_settings)
             await server.start()
             return server
 
@@ -78,13 +81,16 @@ Serve = Callable[..., ServerThread]
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Starts servers of scripted data planes: `serve(dataplane, limits=..., **AppSettings fields)`."""
+    """Starts servers of scripted data planes: `serve(dataplane, limits=..., tls=..., **AppSettings fields)`."""
     servers: list[ServerThread] = []
 
     def start(
-        dataplane: DataPlane | None = None, limits: ConnectionLimits | None = None, **settings: Any
+        dataplane: DataPlane | None = None,
+        limits: ConnectionLimits | None = None,
+        tls: TlsSettings | None = None,
+        **settings: Any,
     ) -> ServerThread:
-        thread = ServerThread(dataplane or FakeDataPlane(), AppSettings(**settings), limits or ConnectionLimits())
+        thread = ServerThread(dataplane or FakeDataPlane(), AppSettings(**settings), limits or ConnectionLimits(), tls)
         servers.append(thread)
         return thread.start()
 

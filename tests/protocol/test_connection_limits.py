@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import http.client
 import json
-import socket
-import time
 from collections.abc import Iterable
 
 import pytest
@@ -17,7 +15,7 @@ from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.llm.dataplane import GenerateRequest
 from protocol.conftest import Serve, ServerThread
 from protocol.fake_dataplane import FakeDataPlane, Step, delta
-from protocol.raw_http import connect, post, receive_all, receive_until, status
+from protocol.raw_http import connect, post, read_slowly, receive_all, receive_until, status
 
 GET = b"GET /health HTTP/1.1\r\nHost: x\r\n"
 TEXT = {"model": "tiny", "prompt": "hi"}
@@ -259,15 +257,6 @@ def test_a_reader_that_stops_reading_is_cut_off(serve: Serve) -> None:
         assert server.do(server.settings.drain.wait_idle(5))
         with pytest.raises(AssertionError):
             receive_until(client, b"[DONE]")
-
-
-def read_slowly(client: socket.socket) -> bytes:
-    """The end of all that comes until the server closes."""
-    got = b""
-    while part := client.recv(1 << 18):
-        got = got[-100:] + part
-        time.sleep(0.002)  # the pace of this reader
-    return got
 
 
 STREAMED = post({**TEXT, "stream": True}, "/v1/completions", b"Connection: close")

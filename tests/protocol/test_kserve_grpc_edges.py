@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,8 +27,10 @@ from helpers_grpc import (
 )
 from helpers_keys import api_keys
 from helpers_kserve import add_sub, identity, repeat
+from helpers_tls import make_certificate, shown_certificate, tls_settings, use_certificate
+from penstock.gateway.front.tls import TlsSettings
 from penstock.gateway.kserve.grpc.server import GrpcServer
-from penstock.gateway.kserve.grpc.settings import GrpcSettings, TlsSettings
+from penstock.gateway.kserve.grpc.settings import GrpcSettings
 
 BEARER = (("authorization", "Bearer sesame"),)
 OPEN = {"ServerLive", "ServerReady"}
@@ -61,29 +62,16 @@ async def test_without_a_key_only_probes_are_answered() -> None:
         assert [request.tenant for request in model.requests] == ["tenant", "tenant"]
 
 
-def certificate(folder: Path, name: str) -> None:
-    """A key and a self-signed certificate for localhost."""
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
-    names = ["-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    files = ["-keyout", f"{folder}/{name}.key", "-out", f"{folder}/{name}.pem"]
-    subprocess.run([*command.split(), *files, *names], check=True, capture_output=True)
-
-
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tls")
     for name in ("server", "client", "stranger"):
-        certificate(folder, name)
+        make_certificate(folder, name)
     return folder
 
 
 def tls(folder: Path, **options: object) -> TlsSettings:
-    return TlsSettings(
-        use_ssl=True,
-        server_cert=f"{folder}/server.pem",
-        server_key=f"{folder}/server.key",
-        **options,  # type: ignore[arg-type]
-    )
+    return tls_settings("grpc", folder, **options)
 
 
 async def infer_over_tls(running: Running, folder: Path, client: str | None) -> list[float]:
@@ -129,6 +117,22 @@ async def test_a_key_of_another_certificate_is_named(certificates: Path) -> None
     with pytest.raises(ValueError, match="grpc-server-cert: it cannot be used with grpc-server-key"):
         async with serving(add_sub(), tls=settings):
             pass
+
+
+async def test_new_certificates_are_for_new_connections(certificates: Path, tmp_path: Path) -> None:
+    use_certificate(tmp_path, certificates, "server")
+    async with serving(add_sub(), repeat(), tls=tls(tmp_path)) as running:
+        port = running.server.port
+        assert await asyncio.to_thread(shown_certificate, port) == (certificates / "server.pem").read_text()
+        trusted = grpc.ssl_channel_credentials((certificates / "server.pem").read_bytes())
+        async with grpc.aio.secure_channel(f"localhost:{port}", trusted) as channel:
+            stub = GRPCInferenceServiceStub(channel)
+            await stub.ServerLive(pb.ServerLiveRequest())
+            use_certificate(tmp_path, certificates, "client")
+            running.server.reload_certificates()
+            while await asyncio.to_thread(shown_certificate, port) != (certificates / "client.pem").read_text():
+                pass
+            assert (await stub.ServerLive(pb.ServerLiveRequest())).live, "the old connection lives on"
 
 
 async def test_message_limit() -> None:

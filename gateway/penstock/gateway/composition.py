@@ -10,13 +10,13 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from penstock.classic.registry import backend_names
 from penstock.engines.errors import InvalidRequestError, PenstockError
 from penstock.engines.host.gpus import visible_gpus
 from penstock.gateway.configuration.config import Config, ConfigError
-from penstock.gateway.configuration.sections import GrpcConfig, RepositoryConfig
+from penstock.gateway.configuration.sections import RepositoryConfig
 from penstock.gateway.front.access import Restrictions, read_restrictions
 from penstock.gateway.front.access_log import AccessLog
 from penstock.gateway.front.auth import ApiKeys, key_digest
@@ -24,9 +24,10 @@ from penstock.gateway.front.context import ALL_ROLES, USER_ROLES, Principal, Rol
 from penstock.gateway.front.exposure import asks_for_keys, browser_rules
 from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.front.key_file import read_keys
+from penstock.gateway.front.tls import TlsSettings
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.kserve.context import KServe
-from penstock.gateway.kserve.grpc.settings import GrpcSettings, TlsSettings
+from penstock.gateway.kserve.grpc.settings import GrpcSettings
 from penstock.gateway.kserve.headers import forward_pattern
 from penstock.gateway.kserve.logs import LogSettings
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
@@ -181,7 +182,7 @@ def grpc_settings(config: Config) -> GrpcSettings:
         host=server.address("grpc"),
         port=server.grpc_port,
         max_message_bytes=server.http_max_input_size,
-        tls=_tls(grpc),
+        tls=tls_settings(config, "grpc"),
         keepalive_time=grpc.grpc_keepalive_time,
         keepalive_timeout=grpc.grpc_keepalive_timeout,
         keepalive_permit_without_calls=grpc.grpc_keepalive_permit_without_calls,
@@ -195,14 +196,10 @@ def grpc_settings(config: Config) -> GrpcSettings:
     )
 
 
-def _tls(grpc: GrpcConfig) -> TlsSettings:
-    return TlsSettings(
-        use_ssl=grpc.grpc_use_ssl,
-        use_ssl_mutual=grpc.grpc_use_ssl_mutual,
-        server_cert=grpc.grpc_server_cert,
-        server_key=grpc.grpc_server_key,
-        root_cert=grpc.grpc_root_cert,
-    )
+def tls_settings(config: Config, port: Literal["http", "grpc"]) -> TlsSettings:
+    section = config.http if port == "http" else config.grpc
+    names = ("use_ssl", "use_ssl_mutual", "server_cert", "server_key", "root_cert")
+    return TlsSettings(port=port, **{name: getattr(section, f"{port}_{name}") for name in names})
 
 
 def build_access_log(config: Config) -> AccessLog | None:

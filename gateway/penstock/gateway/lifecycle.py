@@ -30,12 +30,14 @@ from penstock.gateway.composition import (
     granted_keys,
     grpc_settings,
     metrics_settings,
+    tls_settings,
 )
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.front.addresses import url_host
 from penstock.gateway.front.exposure import check_exposure
 from penstock.gateway.front.journal import RequestJournal, name_request
 from penstock.gateway.front.listening import cannot_listen
+from penstock.gateway.front.tls import TlsSettings
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.server import HttpServer, ServerSettings
 from penstock.gateway.kserve.grpc.server import GrpcServer
@@ -116,12 +118,14 @@ class _Server:
         settings = app_settings(config, self._keys, metrics, journal, self._would_serve)
         self._journal = journal
         self._drain = settings.drain
+        self._tls = tls_settings(config, "http")
         limits = replace(ConnectionLimits(), keep_alive_timeout=server.keep_alive)
         self._http = HttpServer(
             build_app(self._dataplane, settings, self._kserve),
             ServerSettings(
                 host=server.address("http"),
                 port=server.http_port,
+                tls=self._tls,
                 limits=replace(limits, send_timeout=server.send_timeout),
             ),
         )
@@ -136,6 +140,7 @@ class _Server:
         self._loaded = False
         self._signals = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._reloads: list[Callable[[], None]] = []
 
     def _add_model(self, source: ModelSource) -> LoadedModel:
         """The model of the command line: in every view from the start, ready when it is loaded."""
@@ -172,18 +177,27 @@ class _Server:
         server = self._config.server
         if server.allow_http:
             await self._listen_for_http(self._http, "http")
+            self._reload_certificates_of(self._http, self._tls)
         if server.allow_metrics:
             await self._listen_for_http(self._operator, "metrics")
         if server.allow_grpc:
             self._grpc = self._grpc_server()
             self._ports.append(self._grpc)
             await self._grpc.start()
+            self._reload_certificates_of(self._grpc, tls_settings(self._config, "grpc"))
+        scheme = "https" if self._tls.enabled else "http"
         logger.info(
             "listening on %s (gRPC %s, metrics %s)",
-            f"http://{url_host(server.address('http'))}:{self._http.port}" if server.allow_http else "-",
+            f"{scheme}://{url_host(server.address('http'))}:{self._http.port}" if server.allow_http else "-",
             self._grpc.port if self._grpc is not None else "-",
             self._operator.port if server.allow_metrics else "-",
         )
+
+    def _reload_certificates_of(self, port: HttpServer | GrpcServer, tls: TlsSettings) -> None:
+        if tls.enabled:
+            self._on_hangup(port.reload_certificates)
+        elif tls.unused:
+            logger.warning("%s is not used: --%s-use-ssl turns TLS on", tls.unused, tls.port)
 
     async def _listen_for_http(self, port: HttpServer, kind: Literal["http", "metrics"]) -> None:
         try:
@@ -206,8 +220,6 @@ class _Server:
             )
         except OSError as error:
             raise cannot_listen(self._config.server, "grpc", error) from None
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
 
     async def _load(self) -> None:
         if self._model is not None:
@@ -247,7 +259,7 @@ class _Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, received, number.name)
         if self._config.server.api_key_file:
-            loop.add_signal_handler(signal.SIGHUP, self._read_keys_again)
+            self._on_hangup(self._read_keys_again)
 
     def _read_keys_again(self) -> None:
         try:
@@ -257,6 +269,18 @@ class _Server:
             return
         self._keys.replace(granted)
         logger.info("read the key file again: %d keys", len(granted))
+
+    def _on_hangup(self, reload: Callable[[], None]) -> None:
+        """`reload` is called at each SIGHUP. Without anything to reload the signal ends the process, as that of a
+        terminal that is closed should."""
+        if not self._reloads:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hung_up)
+        self._reloads.append(reload)
+
+    def _hung_up(self) -> None:
+        logger.info("SIGHUP: files are read again")
+        for reload in self._reloads:
+            reload()
 
     async def _shut_down(self) -> None:
         ends = asyncio.get_running_loop().time() + self._config.server.drain_timeout

@@ -47,6 +47,11 @@ def test_clients_that_must_show_a_certificate_are_not_anonymous():
         check_exposure(told(grpc_address="0.0.0.0", grpc_use_ssl=True))
     with pytest.raises(ConfigError, match="HTTP"):
         check_exposure(told(http_address="0.0.0.0", grpc_use_ssl_mutual=True))
+    check_exposure(told(http_address="0.0.0.0", http_use_ssl_mutual=True))
+    with pytest.raises(ConfigError, match="HTTP"):
+        check_exposure(told(http_address="0.0.0.0", http_use_ssl=True))
+    with pytest.raises(ConfigError, match="gRPC"):
+        check_exposure(told(grpc_address="0.0.0.0", http_use_ssl_mutual=True))
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from penstock.gateway.configuration.sections import (
     CacheConfig,
     EngineConfig,
     GrpcConfig,
+    HttpConfig,
     LanguageModelConfig,
     RepositoryConfig,
     SchedulingConfig,
@@ -43,6 +44,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     repository: RepositoryConfig = RepositoryConfig()
     server: ServerConfig = ServerConfig()
     access_log: AccessLogConfig = AccessLogConfig()
+    http: HttpConfig = HttpConfig()
     grpc: GrpcConfig = GrpcConfig()
     simulated: SimulatedOptions = SimulatedOptions()
 
@@ -56,6 +58,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "repository": RepositoryConfig,
     "server": ServerConfig,
     "access_log": AccessLogConfig,
+    "http": HttpConfig,
     "grpc": GrpcConfig,
     "simulated": SimulatedOptions,
 }

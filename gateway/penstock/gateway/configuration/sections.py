@@ -380,6 +380,16 @@ class AccessLogConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 0.0
 
 
+class HttpConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """TLS of the HTTP port, under names like those of the gRPC port's."""
+
+    http_use_ssl: Annotated[bool, Meta(description="TLS; needs a certificate and its key")] = False
+    http_use_ssl_mutual: Annotated[bool, Meta(description="clients must show a certificate, too")] = False
+    http_server_cert: Annotated[str, Meta(description="PEM file with the server's certificate")] = ""
+    http_server_key: Annotated[str, Meta(description="PEM file with its private key")] = ""
+    http_root_cert: Annotated[str, Meta(description="PEM file with the authority of clients' certificates")] = ""
+
+
 class GrpcConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """TLS, keepalive and compression of the gRPC port, under Triton's own flags."""
 

@@ -21,10 +21,11 @@ def check_exposure(config: Config) -> None:
     browser_rules(server, "http")
     if server.has_keys or server.allow_anonymous:
         return
+    ask_for_certificates = {"http": config.http.http_use_ssl_mutual, "grpc": config.grpc.grpc_use_ssl_mutual}
     for port in get_args(ListeningPort):
         address = server.address(port)
-        shows_certificate = port == "grpc" and config.grpc.grpc_use_ssl_mutual
-        if getattr(server, f"allow_{port}") and not is_loopback(address) and not shows_certificate:
+        guarded = is_loopback(address) or ask_for_certificates.get(port, False)
+        if getattr(server, f"allow_{port}") and not guarded:
             raise ConfigError(
                 f"{_TITLES[port]} on {address or 'all addresses'}: other machines could use it without a key; set "
                 "--api-key, or allow it with --allow-anonymous"

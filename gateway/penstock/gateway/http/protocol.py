@@ -25,6 +25,8 @@ from penstock.gateway.http.exchange import ARRIVAL_KEY, SENDER_KEY
 from penstock.gateway.http.limits import ConnectionLimits
 
 _LINGER_SECONDS = 1.0
+_UNSENT_BYTES = 1 << 16
+"""Of one connection, before its stream is made to wait. A TLS transport would take eight times that in."""
 _JOINED_BYTES = 1 << 16
 """Longer bodies are not copied behind their heads."""
 
@@ -42,12 +44,16 @@ class _Pipelined(Exception):
 
 class _JoinedHead:
     """Stands for the transport of a response: its head waits for what comes with it, so that a whole answer is one
-    write to the socket, and for the end of the loop's turn at most."""
+    write to the socket, and for the end of the loop's turn at most.
 
-    __slots__ = ("_head", "_loop", "_started", "_transport", "written")
+    A TLS transport is given long bodies in pieces: it counts as sent what it has passed on, and passes on each write as
+    a whole."""
+
+    __slots__ = ("_head", "_in_pieces", "_loop", "_started", "_transport", "written")
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
+        self._in_pieces = transport.get_extra_info("sslcontext") is not None
         self._loop = loop
         self._started = False
         self._head = b""
@@ -65,7 +71,11 @@ class _JoinedHead:
             self._head = b""
         else:
             self._flush()
-            self._transport.write(data)
+            if self._in_pieces and len(data) > _UNSENT_BYTES:
+                for start in range(0, len(data), _UNSENT_BYTES):
+                    self._transport.write(memoryview(data)[start : start + _UNSENT_BYTES])
+            else:
+                self._transport.write(data)
 
     def is_closing(self) -> bool:
         return self._transport.is_closing()
@@ -113,6 +123,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=_UNSENT_BYTES)
         self._arm_receive(self._limits.header_timeout, self._headers_late)
         if len(self.connections) > self._limits.max_connections:
             self._refuse(OverloadedError("Too many connections."))
@@ -247,6 +258,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.cycle.message_event.set()
             if self.cycle.response_started:
                 self.transport.close()
+                self._end_soon()
                 return
         self.transport.write(_response(error))
         if self.transport.can_write_eof():
@@ -255,6 +267,25 @@ class LimitedProtocol(HttpToolsProtocol):
             self._receive_timer = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
         else:
             self.transport.close()
+            self._end_soon()
+
+    # Closing
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._end_soon()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self.transport.is_closing():
+            self._end_soon()
+
+    def _end_soon(self) -> None:
+        """A TLS connection that closes waits for the client to say so, too; an idle client does not even read."""
+        if self.transport.get_write_buffer_size():
+            self._watch_unsent()
+        else:
+            self._arm_receive(_LINGER_SECONDS, self.transport.abort)
 
     # Sending
 
@@ -279,12 +310,14 @@ class LimitedProtocol(HttpToolsProtocol):
             self._send_timer = self.loop.call_later(self._limits.send_timeout, self._check_unsent)
 
     def _check_unsent(self) -> None:
-        """Cuts off a client that has taken nothing for the whole of the last period."""
+        """Cuts off a client that has taken nothing for the whole of the last period, and one that took all before it
+        and has not agreed to the end of a TLS connection."""
         self._send_timer = None
         unsent = self.transport.get_write_buffer_size()
-        if unsent and unsent >= self._unsent:
+        closing = self.transport.is_closing()
+        if unsent >= self._unsent and (unsent or closing):
             self.transport.abort()
-        elif unsent:
+        elif unsent or closing:
             self._watch_unsent()
 
     def _disarm_send(self) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from penstock.engines import errors
-from penstock.gateway.kserve.grpc.settings import GrpcSettings, TlsSettings
+from penstock.gateway.kserve.grpc.settings import GrpcSettings
 from penstock.gateway.kserve.grpc.status import shutting_down, status
 
 
@@ -49,33 +47,6 @@ def test_what_is_not_said_is_not_passed_on() -> None:
     names = dict(GrpcSettings().options())
     assert "grpc.max_connection_age_ms" not in names
     assert "grpc.default_compression_level" not in names
-
-
-@pytest.mark.parametrize(
-    ("tls", "said"),
-    [
-        (TlsSettings(use_ssl=True), "grpc-server-key: gRPC with TLS needs"),
-        (TlsSettings(use_ssl=True, server_key="{pem}"), "grpc-server-cert: gRPC with TLS needs"),
-        (TlsSettings(use_ssl=True, server_key="{dir}/none", server_cert="{pem}"), "grpc-server-key: the file cannot"),
-        (TlsSettings(use_ssl=True, server_key="{pem}", server_cert="{text}"), "grpc-server-cert: the file is no PEM"),
-        (TlsSettings(use_ssl_mutual=True, server_key="{pem}", server_cert="{pem}"), "grpc-root-cert: gRPC with TLS"),
-    ],
-)
-def test_files_that_cannot_be_used_are_named(tls: TlsSettings, said: str, tmp_path: Path) -> None:
-    (tmp_path / "a.pem").write_text("-----BEGIN CERTIFICATE-----\n")
-    (tmp_path / "text").write_text("no")
-    places = {"pem": f"{tmp_path}/a.pem", "text": f"{tmp_path}/text", "dir": str(tmp_path)}
-    used = TlsSettings(
-        use_ssl=tls.use_ssl,
-        use_ssl_mutual=tls.use_ssl_mutual,
-        server_cert=tls.server_cert.format(**places),
-        server_key=tls.server_key.format(**places),
-        root_cert=tls.root_cert.format(**places),
-    )
-    assert used.enabled
-    with pytest.raises(ValueError, match=said) as caught:
-        used.credentials()
-    assert str(tmp_path) not in str(caught.value)
 
 
 def subclasses(cls: type[errors.PenstockError]) -> list[type[errors.PenstockError]]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import grpc
+from penstock.gateway.front.tls import TlsSettings
 
 MAX_METADATA_BYTES = 16 << 10
 MAX_STREAMS = 1024
@@ -20,29 +19,6 @@ CompressionLevel = Literal["none", "low", "medium", "high"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TlsSettings:
-    """Paths of PEM files; `root_cert` names who signs the clients' certificates when these are asked for."""
-
-    use_ssl: bool = False
-    use_ssl_mutual: bool = False
-    """Clients must have a certificate; implies `use_ssl`."""
-    server_cert: str = ""
-    server_key: str = ""
-    root_cert: str = ""
-
-    @property
-    def enabled(self) -> bool:
-        return self.use_ssl or self.use_ssl_mutual
-
-    def credentials(self) -> grpc.ServerCredentials:
-        """Raises ValueError, with the flag to blame, when a file that is needed is not named, cannot be read, or is no
-        PEM."""
-        key, cert = _pem(self.server_key, "grpc-server-key"), _pem(self.server_cert, "grpc-server-cert")
-        root = _pem(self.root_cert, "grpc-root-cert") if self.root_cert or self.use_ssl_mutual else None
-        return grpc.ssl_server_credentials([(key, cert)], root, require_client_auth=self.use_ssl_mutual)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcSettings:
     """Names and defaults are those of Triton's `--grpc-*` options; times in milliseconds."""
 
@@ -52,7 +28,7 @@ class GrpcSettings:
     """Of one request message; the same limit as for HTTP bodies."""
     max_requests_per_stream: int = 64
     """Requests in flight on one ModelStreamInfer; the next is read when one of them has ended."""
-    tls: TlsSettings = TlsSettings()
+    tls: TlsSettings = field(default_factory=lambda: TlsSettings(port="grpc"))
     keepalive_time: int = 7_200_000
     keepalive_timeout: int = 20_000
     keepalive_permit_without_calls: bool = False
@@ -92,15 +68,3 @@ class GrpcSettings:
             level = _COMPRESSION_LEVELS[self.infer_response_compression_level]
             options.append(("grpc.default_compression_level", level))
         return options
-
-
-def _pem(path: str, flag: str) -> bytes:
-    if not path:
-        raise ValueError(f"{flag}: gRPC with TLS needs this file")
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise ValueError(f"{flag}: the file cannot be read: {error.strerror}") from None
-    if b"-----BEGIN " not in data:
-        raise ValueError(f"{flag}: the file is no PEM file")
-    return data

@@ -214,7 +214,7 @@ def test_idle_connections_are_closed(serve: Serve) -> None:
 
 def test_a_steady_slow_body_is_served(serve: Serve) -> None:
     gaps = 14
-    limits = ConnectionLimits(header_timeout=1.0, body_idle_timeout=1.0)
+    limits = ConnectionLimits(header_timeout=1.0, body_idle_timeout=1.0, body_rate=1.0)
     with connect(serve(limits=limits).port) as client:
         client.settimeout(0.1)
         head, _, body = post(TEXT).partition(b"\r\n\r\n")
@@ -226,6 +226,25 @@ def test_a_steady_slow_body_is_served(serve: Serve) -> None:
         client.settimeout(10)
         client.sendall(body[gaps:])
         assert status(receive_until(client, b"one two three")) == 200
+
+
+@pytest.mark.parametrize("limits", [{"body_rate": 1e6}, {"body_rate": 1e-3, "body_timeout": 0.8}])
+def test_a_body_that_drips_is_given_up(serve: Serve, limits: dict[str, float]) -> None:
+    """It is never idle, but too slow, or takes too long in all."""
+    with connect(serve(limits=ConnectionLimits(body_idle_timeout=0.3, **limits)).port) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n")
+        client.settimeout(0.05)
+        received = b""
+        for _ in range(100):
+            try:
+                client.sendall(b"x")
+                received += client.recv(4096)
+            except TimeoutError:
+                continue
+            except (BrokenPipeError, ConnectionResetError):
+                break
+            break
+        assert_refused(received, 408)
 
 
 def test_connections_over_the_limit_are_turned_away(serve: Serve) -> None:

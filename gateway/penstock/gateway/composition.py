@@ -22,9 +22,11 @@ from penstock.gateway.front.access_log import AccessLog
 from penstock.gateway.front.auth import ApiKeys, key_digest
 from penstock.gateway.front.context import ALL_ROLES, USER_ROLES, Principal, Role
 from penstock.gateway.front.exposure import asks_for_keys, browser_rules
+from penstock.gateway.front.intake import Intake
 from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.front.key_file import read_keys
 from penstock.gateway.front.tls import TlsSettings
+from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.settings import GrpcSettings
@@ -49,9 +51,11 @@ from penstock.gateway.repository.settings import RepositorySettings
 from penstock.gateway.repository.storage import Repository
 
 
-def build_dataplane(config: Config) -> DataPlane:
+def build_dataplane(config: Config, pools: WorkPools) -> DataPlane:
     return DataPlane(
-        request_timeout=config.scheduling.request_timeout or None, clamp_max_tokens=config.server.clamp_max_tokens
+        request_timeout=config.scheduling.request_timeout or None,
+        clamp_max_tokens=config.server.clamp_max_tokens,
+        text_pool=pools.text,
     )
 
 
@@ -116,7 +120,7 @@ def repository_settings(config: RepositoryConfig) -> RepositorySettings:
     )
 
 
-def build_kserve(config: Config, models: ModelRepository, dataplane: DataPlane) -> KServe:
+def build_kserve(config: Config, models: ModelRepository, dataplane: DataPlane, pools: WorkPools) -> KServe:
     """What the KServe fronts share. Raises ConfigError."""
     server = config.server
     return KServe(
@@ -128,6 +132,7 @@ def build_kserve(config: Config, models: ModelRepository, dataplane: DataPlane) 
         version=version("penstock"),
         max_input_bytes=server.http_max_input_size,
         header_forward_pattern=_header_pattern("http-header-forward-pattern", server.http_header_forward_pattern),
+        pools=pools,
         load_metrics=partial(_kv_cache_load, dataplane),
     )
 
@@ -251,6 +256,7 @@ def app_settings(
         ready=ready,
         journal=journal,
         heartbeat_s=config.server.heartbeat_s,
+        intake=Intake(config.server.body_memory, config.server.max_loop_lag),
     )
 
 

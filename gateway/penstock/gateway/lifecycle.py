@@ -38,6 +38,7 @@ from penstock.gateway.front.exposure import check_exposure
 from penstock.gateway.front.journal import RequestJournal, name_request
 from penstock.gateway.front.listening import cannot_listen
 from penstock.gateway.front.tls import TlsSettings
+from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.server import HttpServer, ServerSettings
 from penstock.gateway.kserve.grpc.server import GrpcServer
@@ -46,6 +47,7 @@ from penstock.gateway.llm.model_builder import build_model
 from penstock.gateway.llm.models import LoadedModel, ModelSource, find_model
 from penstock.gateway.metrics.custom import CustomMetrics
 from penstock.gateway.metrics.gpu import GpuMetrics
+from penstock.gateway.metrics.intake import IntakeMetrics
 from penstock.gateway.metrics.registry import Metrics
 from penstock.gateway.metrics.requests import RequestMetrics
 from penstock.gateway.metrics.triton import TritonMetrics
@@ -98,17 +100,18 @@ class _Server:
     def __init__(self, config: Config, source: ModelSource | None) -> None:
         self._config = config
         server = config.server
-        self._dataplane = build_dataplane(config)
+        pools = WorkPools()
+        self._dataplane = build_dataplane(config, pools)
         custom = CustomMetrics()
         gpus = GpuMetrics()
         self._budget = build_budget(config, gpus)
         self._models = build_repository(config, self._dataplane, custom, self._budget)
         self._model = self._add_model(source) if source is not None else None
-        self._kserve = build_kserve(config, self._models, self._dataplane)
+        self._kserve = build_kserve(config, self._models, self._dataplane, pools)
         triton = TritonMetrics(self._models.models, self._models.load_seconds)
         requests = RequestMetrics()
         metrics = Metrics(
-            lambda: (*self._dataplane.metrics(), requests),
+            lambda: (*self._dataplane.metrics(), requests, IntakeMetrics(self._intake, pools)),
             lambda: chain(triton.families(), gpus.families(), custom.families()),
         )
         self._access_log = build_access_log(config)
@@ -118,8 +121,9 @@ class _Server:
         settings = app_settings(config, self._keys, metrics, journal, self._would_serve)
         self._journal = journal
         self._drain = settings.drain
+        self._intake = settings.intake
         self._tls = tls_settings(config, "http")
-        limits = replace(ConnectionLimits(), keep_alive_timeout=server.keep_alive)
+        limits = replace(ConnectionLimits(), keep_alive_timeout=server.keep_alive, body_timeout=server.body_timeout)
         self._http = HttpServer(
             build_app(self._dataplane, settings, self._kserve),
             ServerSettings(
@@ -155,6 +159,7 @@ class _Server:
 
     async def run(self) -> int:
         self._handle_signals()
+        self._intake.lag.start()
         await self._listen()
         loading = asyncio.create_task(self._load())
         stopping = asyncio.create_task(self._signals.wait())
@@ -217,6 +222,7 @@ class _Server:
                 self._keys,
                 self._journal,
                 build_restrictions(self._config)[1],
+                self._intake,
             )
         except OSError as error:
             raise cannot_listen(self._config.server, "grpc", error) from None
@@ -295,6 +301,7 @@ class _Server:
         if self._model is not None:
             await self._model.engine.stop()
         await self._stop_models(ends)
+        self._intake.lag.stop()
         self._kserve.tracing.close()
         if self._access_log is not None:
             self._access_log.flush()

@@ -27,7 +27,7 @@ class StreamTable:
         self._send = send
         self._ids = count(1)
         self._streams: dict[int, RequestStream] = {}
-        self._sent = 0
+        self.sent = 0
         """Samples, to the engine that is there now."""
 
     def __len__(self) -> int:
@@ -39,8 +39,8 @@ class StreamTable:
     def submit(self, requests: Sequence[AddRequest]) -> RequestStream:
         stream = RequestStream((i for request in requests for i in request.ids), self.abort)
         self._send(requests)
-        self._sent += len(stream.live_ids)
-        stream.arrival_number = self._sent
+        self.sent += len(stream.live_ids)
+        stream.arrival_number = self.sent
         self._streams.update((request_id, stream) for request in requests for request_id in request.ids)
         return stream
 
@@ -64,7 +64,7 @@ class StreamTable:
 
     def fail_all(self, error: PenstockError) -> None:
         """The engine is gone: ends everything that is live with this error."""
-        self._sent = 0
+        self.sent = 0
         wire = RequestError.of(error)
         streams = set(self._streams.values())
         self._streams.clear()

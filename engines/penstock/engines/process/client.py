@@ -28,7 +28,7 @@ from penstock.engines.contract.messages import (
     StepRecord,
 )
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.errors import EngineDeadError, EngineError, NotReadyError
+from penstock.engines.errors import EngineDeadError, EngineError, NotReadyError, QueueFullError
 from penstock.engines.process.link import Link
 from penstock.engines.process.liveness import Health, Liveness, WatchdogConfig
 from penstock.engines.registry import EngineSpec
@@ -260,7 +260,13 @@ class ProcessEngine:
         return self._streams.new_ids(count)
 
     def submit(self, requests: Sequence[AddRequest]) -> RequestStream:
+        """Raises NotReadyError, and QueueFullError for a process that takes nothing in: its queue's bound also holds
+        for what it has not seen."""
         self._require_link()
+        unseen = self._streams.sent - self._stats.admitted
+        scheduler = self._spec.scheduler
+        if unseen > scheduler.max_queued_requests + scheduler.max_num_seqs:
+            raise QueueFullError(f"{unseen} requests wait for the engine to take them in.", retry_after=_RETRY_AFTER)
         return self._streams.submit(requests)
 
     def _require_link(self) -> None:

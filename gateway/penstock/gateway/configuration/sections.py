@@ -232,6 +232,16 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     http_max_input_size: Annotated[
         Positive, Meta(description="bytes of a KServe request, decompressed; gRPC messages have the same limit")
     ] = 64 << 20
+    body_memory: Annotated[
+        Positive, Meta(description="bytes of request bodies that may be in memory at one time, decompressed ones too")
+    ] = 1 << 30
+    max_loop_lag: Annotated[
+        Seconds,
+        Meta(description="while the server is so many seconds late with what is due, requests get 503; 0: never"),
+    ] = 2.0
+    body_timeout: Annotated[
+        Annotated[float, Meta(gt=0)], Meta(description="seconds that the whole body of an HTTP request may take")
+    ] = 600.0
     http_header_forward_pattern: Annotated[
         str, Meta(description="HTTP headers whose whole name matches this become request parameters")
     ] = ""

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from typing import Any
 
 from penstock.engines.errors import DeadlineExceededError, InvalidRequestError, PermissionDeniedError
+from penstock.gateway.front.intake import BodyBudget
 from penstock.gateway.front.quota import Quota
 from penstock.gateway.front.record import Outcome, RequestRecord
 
@@ -92,6 +94,8 @@ class RequestContext:
     quota: Quota | None = None
     """Where this request is counted, from `count` on."""
     _tokens_paid: int = 0
+    _bodies: BodyBudget | None = None
+    _body_bytes: int = 0
 
     @property
     def tenant(self) -> str:
@@ -100,7 +104,8 @@ class RequestContext:
     def next_request(self) -> RequestContext:
         """For another request of the same caller on the same stream, which arrives now."""
         record = RequestRecord(self.record.protocol, self.record.method, self.record.route)
-        return replace(self, id=new_request_id(), arrival=time.monotonic(), record=record, quota=None, _tokens_paid=0)
+        fresh: dict[str, Any] = {"quota": None, "_tokens_paid": 0, "_bodies": None, "_body_bytes": 0}
+        return replace(self, id=new_request_id(), arrival=time.monotonic(), record=record, **fresh)
 
     def count(self) -> None:
         """From now until its `end`, the request counts against what its key may use. Raises RateLimitedError."""
@@ -109,6 +114,12 @@ class RequestContext:
             quota.begin()
             self.quota = quota
 
+    def hold_body(self, budget: BodyBudget, size: int) -> None:
+        """So many more bytes of the request are in memory, until its `end`. Raises OverloadedError."""
+        budget.take(size)
+        self._bodies = budget
+        self._body_bytes += size
+
     def pay_tokens(self, count: int) -> None:
         """What the request is going to use, as far as that is known before its end."""
         if self.quota is not None:
@@ -116,7 +127,10 @@ class RequestContext:
             self.quota.spend_tokens(count)
 
     def end(self) -> None:
-        """Gives back what was paid and not used."""
+        """Gives back what was paid and not used, and what was held."""
+        if self._bodies is not None:
+            self._bodies.give_back(self._body_bytes)
+            self._bodies = None
         if self.quota is None:
             return
         usage = self.record.usage

@@ -16,12 +16,14 @@ class Door:
         self._keys = settings.keys
         self._restrictions = settings.restrictions
         self._guard = BrowserGuard(settings.browsers)
+        self._lag = settings.intake.lag
 
     def admit(self, exchange: Exchange, access: Access | None) -> None:
         """Sets the exchange's principal. `access` is the route's; None where there is no such route, of which nobody
         is told without a key.
 
-        Raises AuthenticationError, PermissionDeniedError, RateLimitedError, HttpError, InvalidRequestError.
+        Raises AuthenticationError, PermissionDeniedError, RateLimitedError, OverloadedError, HttpError,
+        InvalidRequestError.
         """
         if access is not None and access.role is None:  # a probe: kubelets send a pod's address as Host
             check_restriction(self._restrictions, access.group, exchange.headers, "API")
@@ -35,4 +37,5 @@ class Door:
             check_restriction(self._restrictions, access.group, exchange.headers, "API")
             principal.require(access.role)
             if access.group is ApiGroup.INFERENCE:
+                self._lag.check()
                 exchange.context.count()

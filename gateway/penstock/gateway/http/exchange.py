@@ -11,6 +11,7 @@ from penstock.gateway.errors import HttpError, error_headers, error_json, wire_s
 from penstock.gateway.front.call import Call, ClientGone
 from penstock.gateway.front.context import read_context, timeout_seconds
 from penstock.gateway.front.drain import DrainState
+from penstock.gateway.front.intake import SMALL_BODY, BodyBudget
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -33,11 +34,15 @@ class Exchange:
     `raw_send` is the server's own: the token path calls it without a layer between.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, drain: DrainState) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, drain: DrainState, bodies: BodyBudget | None = None
+    ) -> None:
+        """`bodies` counts large ones; None: nobody does."""
         self.scope = scope
         self.receive = receive
         self.raw_send = send
         self.drain = drain
+        self._bodies = bodies
         self.started = False
         self.streaming = False
         self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
@@ -83,11 +88,11 @@ class Exchange:
 
     async def read(self, limit: int) -> bytes:
         """The whole body, whatever is in it. Checks Content-Length first, then counts. Raises PayloadTooLargeError,
-        InvalidRequestError, and ClientGone when the client leaves before the end."""
+        InvalidRequestError, OverloadedError, and ClientGone when the client leaves before the end."""
         self._check_length(limit)
         chunks: list[bytes] = []
         record = self.context.record
-        size = 0
+        size, counted = 0, SMALL_BODY
         while True:
             message = await self.receive()
             if message["type"] == "http.disconnect":
@@ -97,9 +102,17 @@ class Exchange:
             record.bytes_in = size
             if size > limit:
                 raise _too_large(limit)
+            if size > counted:
+                self.hold_body(size - counted)
+                counted = size
             chunks.append(chunk)
             if not message.get("more_body", False):
                 return b"".join(chunks)
+
+    def hold_body(self, size: int) -> None:
+        """So many more bytes of it are in memory, until the request ends. Raises OverloadedError."""
+        if self._bodies is not None:
+            self.context.hold_body(self._bodies, size)
 
     def _check_body_headers(self) -> None:
         encoding = self.headers.get(b"content-encoding")
@@ -117,6 +130,8 @@ class Exchange:
             raise InvalidRequestError("Content-Length is not a number.")
         if int(length) > limit:
             raise _too_large(limit)
+        if self._bodies is not None:
+            self._bodies.check(int(length))
 
     async def send(self, message: Message) -> None:
         """For endpoints that speak ASGI themselves: notes the start and adds what every response carries."""

@@ -17,7 +17,11 @@ class ConnectionLimits:
     header_timeout: float = 10.0
     """Seconds from the first byte, or from connecting, to the end of the headers, however they trickle in."""
     body_idle_timeout: float = 10.0
-    """Seconds without any byte of an unfinished body."""
+    """Seconds without any byte of an unfinished body, and before `body_rate` is asked for."""
+    body_rate: float = 1024.0
+    """Bytes that each further second of an unfinished body must have brought, on average."""
+    body_timeout: float = 600.0
+    """Seconds that a whole body may take."""
     send_timeout: float = 60.0
     """Seconds without any byte taken by the client while output waits for it."""
     keep_alive_timeout: float = 75.0

@@ -116,7 +116,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._header_bytes = 0
         self._headers_seen = 0
         self._chunks = 0
-        self._last_body = 0.0
+        self._last_body = self._body_begun = 0.0
+        self._body_bytes = 0
         self._receive_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
         self._unsent = 0
@@ -188,7 +189,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._phase = _Phase.BODY
         self._overhead = 0
-        self._last_body = self.loop.time()
+        self._last_body = self._body_begun = self.loop.time()
+        self._body_bytes = 0
         self._arm_receive(self._limits.body_idle_timeout, self._body_idle)
         if not self.flow.write_paused:
             self._disarm_send()  # the next answer may be longer than what is left of the last one, and yet be read
@@ -208,6 +210,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._overhead = 0
         self._last_body = self.loop.time()
+        self._body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -220,13 +223,16 @@ class LimitedProtocol(HttpToolsProtocol):
         self._refuse(_too_slow())
 
     def _body_idle(self) -> None:
-        """Fires for a body that has rested too long; waits on while we ourselves do not read."""
-        now = self.loop.time()
+        """Fires for a body that has rested too long, or may be too slow; waits on while we ourselves do not read."""
+        now, limits = self.loop.time(), self._limits
         if self.flow.read_paused:
+            self._body_begun += now - self._last_body
             self._last_body = now
-        rest = self._last_body + self._limits.body_idle_timeout - now
-        if rest > 0:
-            self._arm_receive(rest, self._body_idle)
+        taken = now - self._body_begun
+        late = taken - limits.body_idle_timeout > self._body_bytes / limits.body_rate or taken >= limits.body_timeout
+        rest = self._last_body + limits.body_idle_timeout - now
+        if rest > 0 and not late:
+            self._arm_receive(min(rest, max(0.1, limits.body_timeout - taken)), self._body_idle)
         else:
             self._refuse(_too_slow())
 

@@ -9,6 +9,7 @@ from penstock.gateway.front.access import Restrictions
 from penstock.gateway.front.auth import ApiKeys
 from penstock.gateway.front.browser_rules import BrowserRules
 from penstock.gateway.front.drain import DrainState
+from penstock.gateway.front.intake import Intake
 from penstock.gateway.front.journal import RequestJournal
 
 
@@ -30,6 +31,7 @@ class AppSettings:
     ready: Callable[[], bool] | None = None
     """Whether requests would be served now; without it, whether the language models are ready."""
     drain: DrainState = field(default_factory=DrainState)
+    intake: Intake = field(default_factory=Intake)
     journal: RequestJournal = field(default_factory=RequestJournal)
     heartbeat_s: float = 15.0
     """Seconds of silence after which a token stream gets a comment; 0: never."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Callable
 
 from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError
 from penstock.gateway.errors import HttpError
@@ -13,6 +14,9 @@ MIN_COMPRESSED = 1024
 
 _LEVEL = 1
 """Tensors hardly get smaller with more effort, and it is spent while a request waits."""
+
+_PIECE = 1 << 20
+"""Bytes decompressed in one call. What is left at the end is too small to be counted."""
 
 _WBITS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
 _QUALITY = re.compile(rb"q=(0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)")
@@ -32,18 +36,27 @@ def content_coding(header: bytes | None) -> bytes:
     return coding
 
 
-def decompress(coding: bytes, body: bytes, limit: int) -> bytes:
-    """At most `limit` bytes, of which memory is only taken as they come.
+def decompress(coding: bytes, body: bytes, limit: int, hold: Callable[[int], None] | None = None) -> bytes:
+    """At most `limit` bytes, of which memory is only taken as they come. `hold` is told of each large piece.
 
-    Raises PayloadTooLargeError, and InvalidRequestError for data that is broken, cut off or followed by other data.
+    Raises PayloadTooLargeError, InvalidRequestError for data that is broken, cut off or followed by other data, and
+    what `hold` raises.
     """
     stream = zlib.decompressobj(_WBITS[coding])
+    pieces: list[bytes] = []
+    size, rest = 0, body
     try:
-        data = stream.decompress(body, limit + 1)
+        while piece := stream.decompress(rest, _PIECE):
+            size += len(piece)
+            if size > limit:
+                raise PayloadTooLargeError(f"The decompressed request body is larger than {limit} bytes.")
+            if hold is not None and len(piece) == _PIECE:
+                hold(_PIECE)
+            pieces.append(piece)
+            rest = stream.unconsumed_tail
     except zlib.error:
         raise InvalidRequestError(f"the request body is no valid {coding.decode()} data") from None
-    if len(data) > limit:
-        raise PayloadTooLargeError(f"The decompressed request body is larger than {limit} bytes.")
+    data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
     if not stream.eof or stream.unused_data:
         raise InvalidRequestError(f"the request body is not exactly one complete {coding.decode()} stream")
     return data

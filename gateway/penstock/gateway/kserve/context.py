@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.kserve.store import ModelStore
 
 if TYPE_CHECKING:
@@ -31,5 +32,6 @@ class KServe:
     """Of one request, compressed and decompressed."""
     header_forward_pattern: re.Pattern[str] | None = None
     """Names of the headers that go to the model as parameters."""
+    pools: WorkPools = field(default_factory=WorkPools)
     load_metrics: LoadMetrics | None = None
     """What load balancers that ask for a load report are told."""

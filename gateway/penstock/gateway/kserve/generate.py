@@ -7,7 +7,6 @@ is told in its own words.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 
@@ -15,6 +14,7 @@ from penstock.classic.base import InferModel
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.signature import ModelSignature
 from penstock.engines.errors import InvalidRequestError, PenstockError
+from penstock.gateway.front.work_pool import WorkPool
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.generate_frames import Renderer, error_frame
@@ -43,7 +43,7 @@ async def generate(context: KServe, exchange: Exchange, name: str, version: str 
             model = context.models.model(name, version)
             body = await read_plain(exchange, context.max_input_bytes)
             call.watch()
-            request = await _read(body, model.signature)
+            request = await _read(body, model.signature, context.pools.tensors)
             complete_request(request, context, exchange, model.name)
             model = context.models.model(name, version)  # a reload may have replaced it meanwhile
             trace = context.tracing.start(model.name, model.version, request.id)
@@ -67,10 +67,10 @@ async def generate(context: KServe, exchange: Exchange, name: str, version: str 
         await exchange.finish(error_frame(error))
 
 
-async def _read(body: bytes, signature: ModelSignature) -> InferRequest:
+async def _read(body: bytes, signature: ModelSignature, pool: WorkPool) -> InferRequest:
     if len(body) < _LONG_BODY:
         return read_generate(body, signature)
-    return await asyncio.to_thread(read_generate, body, signature)
+    return await pool.run(len(body), read_generate, body, signature)
 
 
 async def _answer(

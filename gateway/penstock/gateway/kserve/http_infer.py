@@ -58,7 +58,7 @@ class Infer:
             watching = asyncio.get_running_loop().call_later(_WATCH_AFTER, call.watch)
             try:
                 if coding:
-                    body = await _decompressed(coding, body, context.max_input_bytes)
+                    body = await self._decompressed(coding, body, exchange)
                 inference = await self._parsed(body, length, model, exchange.context.principal)
                 complete_request(inference.request, context, exchange, model.name)
                 model = context.models.model(name, version)  # a reload may have replaced it meanwhile
@@ -71,10 +71,16 @@ class Infer:
             finally:
                 watching.cancel()
 
+    async def _decompressed(self, coding: bytes, body: bytes, exchange: Exchange) -> bytes:
+        limit = self._context.max_input_bytes
+        if len(body) < _LONG_COMPRESSED:
+            return decompress(coding, body, limit, exchange.hold_body)
+        return await self._context.pools.tensors.run(len(body), decompress, coding, body, limit, exchange.hold_body)
+
     async def _parsed(self, body: bytes, length: int | None, model: InferModel, caller: Principal) -> Inference:
         regions = self._context.shared_memory.of(caller)
         if self._takes_long(body, length):
-            return await asyncio.to_thread(parse_infer, body, length, model, regions)
+            return await self._context.pools.tensors.run(len(body), parse_infer, body, length, model, regions)
         return parse_infer(body, length, model, regions)
 
     def _takes_long(self, body: bytes, length: int | None) -> bool:
@@ -115,17 +121,19 @@ class Infer:
         for output, form in inference.forms.items():
             if form.classes:
                 labels[output] = await self._labels.of(model, output)
-        if sum([tensor.array.size for tensor in response.outputs or ()]) < _LONG_ANSWER:
+        tensors = self._context.pools.tensors
+        size = sum([tensor.array.size for tensor in response.outputs or ()])
+        if size < _LONG_ANSWER:
             parts = encode_infer(inference, model, response, labels)
         else:
-            parts = await asyncio.to_thread(encode_infer, inference, model, response, labels)
+            parts = await tensors.run(size, encode_infer, inference, model, response, labels)
         binary = len(parts) > 1
         extra = [_BINARY, (_HEADER_LENGTH, b"%d" % len(parts[0]))] if binary else [_JSON]
         if ORCA_HEADER in exchange.headers:
             extra += load_headers(exchange, self._context.load_metrics)
         coding = accepted_coding(exchange.headers.get(b"accept-encoding"))
         if coding and sum(map(len, parts)) >= MIN_COMPRESSED:
-            parts = [await asyncio.to_thread(compress, coding, parts)]
+            parts = [await tensors.run(sum(map(len, parts)), compress, coding, parts)]
             extra += [(b"content-encoding", coding), (b"vary", b"accept-encoding")]
         await _respond(exchange, extra, parts)
 
@@ -139,12 +147,6 @@ def _header_length(exchange: Exchange) -> int | None:
     if not given.isdigit() or len(given) > 19:
         raise InvalidRequestError("Inference-Header-Content-Length is not a number")
     return int(given)
-
-
-async def _decompressed(coding: bytes, body: bytes, limit: int) -> bytes:
-    if len(body) < _LONG_COMPRESSED:
-        return decompress(coding, body, limit)
-    return await asyncio.to_thread(decompress, coding, body, limit)
 
 
 async def _respond(exchange: Exchange, headers: list[tuple[bytes, bytes]], parts: list[bytes]) -> None:

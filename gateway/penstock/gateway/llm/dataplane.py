@@ -25,6 +25,7 @@ from penstock.engines.errors import (
 )
 from penstock.gateway.front.context import RequestContext, deadline_exceeded
 from penstock.gateway.front.record import Stage
+from penstock.gateway.front.work_pool import WorkPool, WorkPools
 from penstock.gateway.llm.adapters import Adapter
 from penstock.gateway.llm.choice_output import ChoiceDelta
 from penstock.gateway.llm.generate_request import GenerateRequest
@@ -52,8 +53,15 @@ _TEMPLATE_SECONDS = 10.0
 class DataPlane:
     """Validates, encodes and submits; whatever a front has read off the wire goes through here."""
 
-    def __init__(self, *, request_timeout: float | None = None, clamp_max_tokens: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        request_timeout: float | None = None,
+        clamp_max_tokens: bool = False,
+        text_pool: WorkPool | None = None,
+    ) -> None:
         """`clamp_max_tokens`: a request for more tokens than the context leaves gets what it leaves, and no error."""
+        self._text_pool = text_pool or WorkPools().text
         self._models: dict[str, LoadedModel] = {}
         self._request_timeout = request_timeout
         self._clamp_max_tokens = clamp_max_tokens
@@ -144,7 +152,7 @@ class DataPlane:
         template_kwargs: dict[str, Any] | None = None,
     ) -> list[int]:
         """Renders the chat template and encodes it. Raises InvalidRequestError for messages that it refuses,
-        PermissionDeniedError, DeadlineExceededError."""
+        PermissionDeniedError, OverloadedError, DeadlineExceededError."""
         context.principal.require_model(model)
         loaded, _ = self.find(model)
         template = loaded.chat_template
@@ -163,11 +171,12 @@ class DataPlane:
                 time_limit=_TEMPLATE_SECONDS,
             )
 
+        size = context.record.bytes_in  # of the body, which has little but the messages
         try:
             context.record.enter(Stage.TEMPLATE)
             async with self._until_deadline(context):
-                text = await asyncio.to_thread(render)
-                return (await encode_prompts(loaded, [text], add_special_tokens=False))[0]
+                text = await self._text_pool.run(size, render)
+                return (await encode_prompts(loaded, [text], self._text_pool, add_special_tokens=False))[0]
         except ChatTemplateError as error:
             raise InvalidRequestError(str(error), param="messages") from None
 
@@ -233,7 +242,9 @@ class DataPlane:
 
     async def _prompts(self, model: LoadedModel, request: GenerateRequest) -> list[list[int]]:
         texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
-        encoded = iter(await encode_prompts(model, texts, add_special_tokens=request.add_special_tokens))
+        encoded = iter(
+            await encode_prompts(model, texts, self._text_pool, add_special_tokens=request.add_special_tokens)
+        )
         vocab_size = model.engine.info.vocab_size
         return [
             next(encoded) if isinstance(prompt, str) else _checked_ids(prompt, vocab_size) for prompt in request.prompts

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 from penstock.engines.errors import ContextLengthError, InvalidRequestError
+from penstock.gateway.front.work_pool import WorkPool
 from penstock.gateway.llm.models import LoadedModel
 from penstock.tokenizers import PromptTooLong, TokenizerError
 
 _INLINE_CHARS = 4096
-"""Up to this many characters of a call are encoded on the event loop (well under a millisecond); more in a thread."""
+"""Up to this many characters of a call are encoded on the event loop (well under a millisecond); more in a pool."""
 TOKENS_OF_A_CALL = 1_048_576
 """Of all texts of a call together, unless the context alone is longer: no more than may wait by default."""
 
 
-async def encode_prompts(model: LoadedModel, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-    """Raises InvalidRequestError for text that cannot be encoded, and ContextLengthError for a long text that is known
-    not to fit before all of it has been encoded. Other texts that do not fit are left to the caller."""
-    encode: Callable[[], list[list[int]]] = partial(_encode_all, model, texts, add_special_tokens)
-    return encode() if sum(map(len, texts)) <= _INLINE_CHARS else await asyncio.to_thread(encode)
+async def encode_prompts(
+    model: LoadedModel, texts: Sequence[str], pool: WorkPool, *, add_special_tokens: bool
+) -> list[list[int]]:
+    """Raises InvalidRequestError for text that cannot be encoded, ContextLengthError for a long text that is known not
+    to fit before all of it has been encoded, and OverloadedError. Other texts that do not fit are left to the
+    caller."""
+    size = sum(map(len, texts))
+    if size <= _INLINE_CHARS:
+        return _encode_all(model, texts, add_special_tokens)
+    return await pool.run(size, _encode_all, model, texts, add_special_tokens)
 
 
 def _encode_all(model: LoadedModel, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:

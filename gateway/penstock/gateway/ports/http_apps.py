@@ -74,6 +74,7 @@ class App:
         self.routes = Routes(routes)
         self.kserve = kserve
         self._drain = settings.drain
+        self._bodies = settings.intake.bodies
         self._journal = settings.journal
         self._door = Door(settings)
         self._cross_origin = CrossOrigin(settings.browsers.origins) if settings.browsers.origins else None
@@ -84,7 +85,7 @@ class App:
         kserve = self.kserve if self.kserve is not None and self.kserve.handles(scope["path"]) else None
         if kserve is None:  # Triton knows no paths with a slash at the end
             drop_trailing_slash(scope)
-        exchange = Exchange(scope, receive, send, self._drain)
+        exchange = Exchange(scope, receive, send, self._drain, self._bodies)
         scope[SCOPE_KEY] = exchange
         self._journal.begin(exchange.context)
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 
 from tritonclient.grpc.service_pb2 import ModelInferResponse
@@ -35,6 +34,7 @@ class Inference:
         self._models = kserve.models
         self._regions = kserve.shared_memory
         self._tracing = kserve.tracing
+        self._tensors = kserve.pools.tensors
         self._pattern = header_pattern
         self._labels = Labels()
 
@@ -48,7 +48,7 @@ class Inference:
         """`message` is what stands in `data`. Raises PenstockError for what cannot be asked like this."""
         regions = self._regions.of(context.principal)
         if self._takes_long(len(data), message):
-            decoded = await asyncio.to_thread(decode, message, model, regions)
+            decoded = await self._tensors.run(len(data), decode, message, model, regions)
         else:
             decoded = decode(message, model, regions)
         request = decoded.request
@@ -104,8 +104,9 @@ class Inference:
         if options is not None:
             outputs = await with_classes(outputs, model, options, self._labels)
         part.model_name, part.model_version, part.id = model.name, str(model.version), decoded.request.id
-        if options is None and sum([tensor.array.size for tensor in outputs]) < _LONG_ANSWER:
+        size = sum([tensor.array.size for tensor in outputs])
+        if options is None and size < _LONG_ANSWER:
             fill_response(part, response, outputs, options)
         else:
-            await asyncio.to_thread(fill_response, part, response, outputs, options)
+            await self._tensors.run(size, fill_response, part, response, outputs, options)
         return bytes(whole.SerializeToString())

@@ -19,6 +19,7 @@ from penstock.gateway.front.auth import ApiKeys
 from penstock.gateway.front.call import Call
 from penstock.gateway.front.context import Principal, RequestContext, read_context
 from penstock.gateway.front.drain import DrainState
+from penstock.gateway.front.intake import SMALL_BODY, Intake
 from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.front.record import RequestRecord
 from penstock.gateway.kserve.grpc.status import shutting_down, status
@@ -52,8 +53,10 @@ class Guard:
         drain: DrainState,
         journal: RequestJournal,
         restrictions: Restrictions | None = None,
+        intake: Intake | None = None,
     ) -> None:
         """Without `keys` everybody is let in."""
+        self._intake = intake or Intake()
         self._keys = keys or ApiKeys()
         self._restrictions = restrictions or {}
         self.journal = journal
@@ -100,6 +103,13 @@ class Guard:
 
         return grpc.stream_stream_rpc_method_handler(call)
 
+    def take_in(self, context: RequestContext, data: bytes) -> None:
+        """A request for inference, whose message is there. Raises OverloadedError, RateLimitedError."""
+        self._intake.lag.check()
+        context.count()
+        if len(data) > SMALL_BODY:
+            context.hold_body(self._intake.bodies, len(data))
+
     @contextmanager
     def recorded(self, context: RequestContext) -> Iterator[None]:
         """Its record ends with this block."""
@@ -127,7 +137,7 @@ class Guard:
                 try:
                     with self.recorded(context), answered(record), call_in_flight(self.drain, context):
                         if access.group is ApiGroup.INFERENCE:
-                            context.count()
+                            self.take_in(context, data)
                         answer = await handler(data, rpc, _with_deadline(context, rpc))
                         record.bytes_out = len(answer)
                         return answer

@@ -11,6 +11,7 @@ from penstock.gateway.front.access import Restrictions
 from penstock.gateway.front.addresses import url_host
 from penstock.gateway.front.auth import ApiKeys
 from penstock.gateway.front.drain import DrainState
+from penstock.gateway.front.intake import Intake
 from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.front.listening import listener
 from penstock.gateway.front.tls import ReloadedCertificates
@@ -36,6 +37,7 @@ class GrpcServer:
         keys: ApiKeys | None = None,
         journal: RequestJournal | None = None,
         restrictions: Restrictions | None = None,
+        intake: Intake | None = None,
     ) -> None:
         """Binds. `ready` says whether the server as a whole is; without `keys` everybody is let in.
 
@@ -46,7 +48,7 @@ class GrpcServer:
         self._certificates = GrpcCertificates(ReloadedCertificates(tls)) if tls.enabled else None
         self._following: asyncio.Task[None] | None = None
         self._health = Health(ready)
-        guard = Guard(keys, drain or DrainState(), journal or RequestJournal(), restrictions)
+        guard = Guard(keys, drain or DrainState(), journal or RequestJournal(), restrictions, intake)
         service = build_service(kserve, guard, self._health, settings)
         self._server = grpc.aio.server(handlers=[service], options=settings.options())
         address = f"{url_host(settings.host)}:{settings.port}"

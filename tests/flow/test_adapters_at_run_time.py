@@ -158,12 +158,12 @@ async def test_a_call_that_is_still_tokenized_keeps_its_adapter(shop: Shop, monk
     await shop.control.load("a", "one")
     encode, gate = shop.setup.tokenizer.encode, threading.Event()
 
-    def slow(text: str, add_special_tokens: bool) -> list[int]:
+    def slow(text: str, add_special_tokens: bool, limit: int | None) -> list[int]:
         gate.wait(30)
-        return encode(text, add_special_tokens)
+        return encode(text, add_special_tokens, limit)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Tokenizer, "encode", lambda self, *given: slow(*given))
+        patched.setattr(Tokenizer, "encode", lambda self, *given, limit=None: slow(*given, limit))
         long = "word " * 2000  # encoded in a thread
         caller = asyncio.create_task(shop.plane.generate(request(model="a", prompts=[long], max_tokens=1)))
         await asyncio.sleep(0)

@@ -260,12 +260,12 @@ class ProcessEngine:
         return self._streams.new_ids(count)
 
     def submit(self, requests: Sequence[AddRequest]) -> RequestStream:
-        """Raises NotReadyError, and QueueFullError for a process that takes nothing in: its queue's bound also holds
-        for what it has not seen."""
+        """Raises NotReadyError, and QueueFullError for a process that takes nothing in."""
         self._require_link()
         unseen = self._streams.sent - self._stats.admitted
         scheduler = self._spec.scheduler
-        if unseen > scheduler.max_queued_requests + scheduler.max_num_seqs:
+        # Twice what it would take: it tells only now and then what it has seen.
+        if unseen > 2 * (scheduler.max_queued_requests + scheduler.max_num_seqs):
             raise QueueFullError(f"{unseen} requests wait for the engine to take them in.", retry_after=_RETRY_AFTER)
         return self._streams.submit(requests)
 

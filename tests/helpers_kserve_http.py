@@ -14,6 +14,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from helpers_kserve import FakeModel, FakeModelStore, add_sub
+from penstock.gateway.front.server_health import ServerHealth
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.server import HttpServer, ServerSettings
 from penstock.gateway.http.settings import AppSettings
@@ -34,6 +35,7 @@ def kserve_context(store: FakeModelStore, **options: Any) -> KServe:
         "shared_memory": SharedMemoryRegions(allowed),
         "tracing": Tracing(),
         "logs": LogSettings(handlers=()),
+        "health": ServerHealth(ready=lambda: store.ready),
     }
     return KServe(models=store, **(parts | options))
 

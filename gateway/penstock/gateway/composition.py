@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -25,6 +24,7 @@ from penstock.gateway.front.exposure import asks_for_keys, browser_rules
 from penstock.gateway.front.intake import Intake
 from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.front.key_file import read_keys
+from penstock.gateway.front.server_health import ServerHealth
 from penstock.gateway.front.tls import TlsSettings
 from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.http.settings import AppSettings
@@ -120,7 +120,9 @@ def repository_settings(config: RepositoryConfig) -> RepositorySettings:
     )
 
 
-def build_kserve(config: Config, models: ModelRepository, dataplane: DataPlane, pools: WorkPools) -> KServe:
+def build_kserve(
+    config: Config, models: ModelRepository, dataplane: DataPlane, pools: WorkPools, health: ServerHealth
+) -> KServe:
     """What the KServe fronts share. Raises ConfigError."""
     server = config.server
     return KServe(
@@ -132,6 +134,7 @@ def build_kserve(config: Config, models: ModelRepository, dataplane: DataPlane, 
         version=version("penstock"),
         max_input_bytes=server.http_max_input_size,
         header_forward_pattern=_header_pattern("http-header-forward-pattern", server.http_header_forward_pattern),
+        health=health,
         pools=pools,
         load_metrics=partial(_kv_cache_load, dataplane),
     )
@@ -244,7 +247,7 @@ def build_restrictions(config: Config) -> tuple[Restrictions, Restrictions]:
 
 
 def app_settings(
-    config: Config, keys: ApiKeys, metrics: Metrics, journal: RequestJournal, ready: Callable[[], bool]
+    config: Config, keys: ApiKeys, metrics: Metrics, journal: RequestJournal, health: ServerHealth
 ) -> AppSettings:
     return AppSettings(
         version=version("penstock"),
@@ -253,7 +256,7 @@ def app_settings(
         restrictions=build_restrictions(config)[0],
         browsers=browser_rules(config.server, "http"),
         metrics=metrics.render,
-        ready=ready,
+        health=health,
         journal=journal,
         heartbeat_s=config.server.heartbeat_s,
         intake=Intake(config.server.body_memory, config.server.max_loop_lag),

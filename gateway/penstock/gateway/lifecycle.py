@@ -37,6 +37,7 @@ from penstock.gateway.front.addresses import url_host
 from penstock.gateway.front.exposure import check_exposure
 from penstock.gateway.front.journal import RequestJournal, name_request
 from penstock.gateway.front.listening import cannot_listen
+from penstock.gateway.front.server_health import ServerHealth, is_live
 from penstock.gateway.front.tls import TlsSettings
 from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.http.limits import ConnectionLimits
@@ -107,7 +108,8 @@ class _Server:
         self._budget = build_budget(config, gpus)
         self._models = build_repository(config, self._dataplane, custom, self._budget)
         self._model = self._add_model(source) if source is not None else None
-        self._kserve = build_kserve(config, self._models, self._dataplane, pools)
+        health = ServerHealth(self._is_live, self._would_serve)
+        self._kserve = build_kserve(config, self._models, self._dataplane, pools, health)
         triton = TritonMetrics(self._models.models, self._models.load_seconds)
         requests = RequestMetrics()
         metrics = Metrics(
@@ -118,7 +120,7 @@ class _Server:
         journal = RequestJournal((requests, self._access_log) if self._access_log is not None else (requests,))
         requests.in_flight = journal.in_flight
         self._keys = build_keys(config)
-        settings = app_settings(config, self._keys, metrics, journal, self._would_serve)
+        settings = app_settings(config, self._keys, metrics, journal, health)
         self._journal = journal
         self._drain = settings.drain
         self._intake = settings.intake
@@ -155,7 +157,12 @@ class _Server:
         return model
 
     def _would_serve(self) -> bool:
-        return self._loaded and self._dataplane.ready and self._models.ready and not self._drain.draining
+        return self._loaded and self._models.ready and not self._drain.draining
+
+    def _is_live(self) -> bool:
+        failed = [model.engine.failed for model in self._dataplane.known_models()]
+        others_ready = any(model.ready for model in self._models.models())
+        return is_live(failed, others_ready, strict=self._config.server.strict_liveness)
 
     async def run(self) -> int:
         self._handle_signals()

@@ -232,6 +232,10 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     http_max_input_size: Annotated[
         Positive, Meta(description="bytes of a KServe request, decompressed; gRPC messages have the same limit")
     ] = 64 << 20
+    strict_liveness: Annotated[
+        bool,
+        Meta(description="not live as soon as one language model is down for good; off: when no other model is left"),
+    ] = False
     body_memory: Annotated[
         Positive, Meta(description="bytes of request bodies that may be in memory at one time, decompressed ones too")
     ] = 1 << 30

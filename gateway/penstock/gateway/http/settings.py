@@ -11,6 +11,7 @@ from penstock.gateway.front.browser_rules import BrowserRules
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.intake import Intake
 from penstock.gateway.front.journal import RequestJournal
+from penstock.gateway.front.server_health import ServerHealth
 
 
 def _no_metrics() -> tuple[bytes, str]:
@@ -28,8 +29,8 @@ class AppSettings:
     browsers: BrowserRules = field(default_factory=BrowserRules)
     metrics: Callable[[], tuple[bytes, str]] = _no_metrics
     """Gives the metrics text and its content type."""
-    ready: Callable[[], bool] | None = None
-    """Whether requests would be served now; without it, whether the language models are ready."""
+    health: ServerHealth | None = None
+    """None: that of the language models."""
     drain: DrainState = field(default_factory=DrainState)
     intake: Intake = field(default_factory=Intake)
     journal: RequestJournal = field(default_factory=RequestJournal)

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from penstock.gateway.front.server_health import ServerHealth
 from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.kserve.store import ModelStore
 
@@ -32,6 +33,7 @@ class KServe:
     """Of one request, compressed and decompressed."""
     header_forward_pattern: re.Pattern[str] | None = None
     """Names of the headers that go to the model as parameters."""
+    health: ServerHealth = field(default_factory=ServerHealth)
     pools: WorkPools = field(default_factory=WorkPools)
     load_metrics: LoadMetrics | None = None
     """What load balancers that ask for a load report are told."""

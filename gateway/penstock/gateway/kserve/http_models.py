@@ -16,13 +16,13 @@ _NOT_READY = msgspec.json.encode({"error": "Model version not ready"})
 
 
 async def live(context: KServe, exchange: Exchange) -> None:
-    """200 as long as the server answers at all; it stays live while it drains."""
-    await exchange.respond(200, b"", content_type=_TEXT)
+    """200, or 503 when only a new process can help; Triton's has one answer."""
+    await exchange.respond(200 if context.health.live() else 503, b"", content_type=_TEXT)
 
 
 async def ready(context: KServe, exchange: Exchange) -> None:
     """200 or, as Triton says no, 400."""
-    good = context.models.ready and not exchange.drain.draining
+    good = context.health.ready() and not exchange.drain.draining
     await exchange.respond(200 if good else 400, b"", content_type=_TEXT)
 
 

@@ -5,34 +5,36 @@ from __future__ import annotations
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from penstock.gateway.front.drain import DrainState
+from penstock.gateway.front.server_health import ServerHealth
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane
 
 
 class Live:
-    """200 while the engines are alive or starting. A busy engine is alive; a drain does not end liveness."""
+    """200, or 503 when only a new process can help."""
 
-    def __init__(self, dataplane: DataPlane) -> None:
-        self._dataplane = dataplane
+    def __init__(self, health: ServerHealth) -> None:
+        self._health = health
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        live = self._dataplane.live
+        live = self._health.live()
         await _say(scope, live, "live" if live else "dead")
 
 
 class Ready:
     """200 while requests would be served now: loaded, stepping, not draining."""
 
-    def __init__(self, dataplane: DataPlane, settings: AppSettings) -> None:
-        self._ready = settings.ready or (lambda: dataplane.ready)
-        self._drain = settings.drain
+    def __init__(self, health: ServerHealth, drain: DrainState) -> None:
+        self._health = health
+        self._drain = drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._drain.draining:
             await _say(scope, False, "draining")
         else:
-            ready = self._ready()
+            ready = self._health.ready()
             await _say(scope, ready, "ready" if ready else "not ready")
 
 

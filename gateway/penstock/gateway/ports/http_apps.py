@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from penstock.engines.errors import PenstockError
 from penstock.gateway.errors import HttpError
 from penstock.gateway.front.access import CHANGE_MODELS, INFER, PROBE, SEE_METADATA, SEE_METRICS
+from penstock.gateway.front.server_health import ServerHealth
 from penstock.gateway.http.cross_origin import CrossOrigin
 from penstock.gateway.http.door import Door
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
@@ -56,10 +57,11 @@ def build_metrics_app(
 
 
 def _health_routes(dataplane: DataPlane, settings: AppSettings) -> list[GuardedRoute]:
+    health = settings.health or ServerHealth(lambda: dataplane.live, lambda: dataplane.ready)
     return [
-        GuardedRoute("/health", Live(dataplane), PROBE, methods=["GET"]),
-        GuardedRoute("/health/live", Live(dataplane), PROBE, methods=["GET"]),
-        GuardedRoute("/health/ready", Ready(dataplane, settings), PROBE, methods=["GET"]),
+        GuardedRoute("/health", Live(health), PROBE, methods=["GET"]),
+        GuardedRoute("/health/live", Live(health), PROBE, methods=["GET"]),
+        GuardedRoute("/health/ready", Ready(health, settings.drain), PROBE, methods=["GET"]),
         GuardedRoute("/metrics", Metrics(settings), SEE_METRICS, methods=["GET"]),
     ]
 

@@ -20,9 +20,10 @@ class Describe:
         self._kserve = kserve
         self._models = kserve.models
         self._ready = ready
+        self._live = kserve.health.live
 
     def server_live(self, request: Message) -> Message:
-        return pb.ServerLiveResponse(live=True)
+        return pb.ServerLiveResponse(live=self._live())
 
     def server_ready(self, request: Message) -> Message:
         return pb.ServerReadyResponse(ready=self._ready())

@@ -1,0 +1,122 @@
+"""Liveness and readiness through every door, which must all say the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import grpc
+import httpx
+import psutil
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
+
+from helpers_python_backend import write_model
+from helpers_server import Server, serving, wait_until
+from penstock.gateway.front.server_health import is_live
+from penstock.gateway.llm.models import find_model
+
+SIMULATED = ("--engine", "simulated", "--served-model-name", "m")
+CODE = """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [None for _ in requests]
+"""
+CONFIG = """
+backend: "python"
+input [{ name: "X" data_type: TYPE_FP32 dims: [1] }]
+output [{ name: "Y" data_type: TYPE_FP32 dims: [1] }]
+"""
+
+
+def said(server: Server) -> tuple[bool, bool]:
+    """(live, ready), in which all doors agree."""
+    with grpc.insecure_channel(server.grpc) as channel:
+        triton = GRPCInferenceServiceStub(channel)
+        check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        ready = {
+            "ServerReady": triton.ServerReady(pb.ServerReadyRequest()).ready,
+            "grpc.health": check.status == health_pb2.HealthCheckResponse.SERVING,
+        }
+        live = {"ServerLive": triton.ServerLive(pb.ServerLiveRequest()).live}
+    for port in (server.url, server.operator):
+        live |= {port + path: httpx.get(port + path).status_code == 200 for path in ("/health", "/health/live")}
+        ready[port] = httpx.get(port + "/health/ready").status_code == 200
+    live["v2"] = httpx.get(server.url + "/v2/health/live").status_code == 200
+    ready["v2"] = httpx.get(server.url + "/v2/health/ready").status_code == 200
+    assert len(set(live.values())) == 1, live
+    assert len(set(ready.values())) == 1, ready
+    return live["v2"], ready["v2"]
+
+
+def model_is_ready(server: Server, name: str) -> bool:
+    """In which both doors agree."""
+    over_http = httpx.get(f"{server.url}/v2/models/{name}/ready").status_code == 200
+    with grpc.insecure_channel(server.grpc) as channel:
+        assert GRPCInferenceServiceStub(channel).ModelReady(pb.ModelReadyRequest(name=name)).ready == over_http
+    return over_http
+
+
+def kill_for_good(server: Server) -> None:
+    """Until the engine is not started again."""
+
+    def gone() -> bool:
+        for child in psutil.Process(server.process.pid).children():
+            with suppress(psutil.NoSuchProcess):
+                if "penstock.engines.process.worker" in child.cmdline():
+                    child.kill()
+        return any("it stays down" in line for line in server.log)
+
+    wait_until(gone, 60)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> str:
+    write_model(tmp_path, CODE, name="classic")
+    (tmp_path / "classic" / "config.pbtxt").write_text(CONFIG)
+    return str(tmp_path)
+
+
+def test_all_doors_agree_while_an_engine_hangs_and_afterwards() -> None:
+    with serving(*SIMULATED, "--ready-timeout", "0.5", "--watchdog-timeout", "30") as server:
+        wait_until(lambda: said(server) == (True, True))
+        assert model_is_ready(server, "m")
+        engine = server.engine_pid()
+        os.kill(engine, signal.SIGSTOP)
+        wait_until(lambda: httpx.get(server.url + "/health/ready").status_code == 503)
+        assert said(server) == (True, False)
+        assert not model_is_ready(server, "m")
+        os.kill(engine, signal.SIGCONT)
+        wait_until(lambda: httpx.get(server.url + "/health/ready").status_code == 200)
+        assert said(server) == (True, True)
+
+
+def test_a_model_that_is_down_for_good_beside_a_healthy_one(repository: str) -> None:
+    with serving(str(find_model(None).folder), *SIMULATED, "--model-repository", repository) as server:
+        assert said(server) == (True, True)
+        kill_for_good(server)
+        wait_until(lambda: not model_is_ready(server, "m"))
+        assert said(server) == (True, False)
+        assert model_is_ready(server, "classic")
+
+
+@pytest.mark.parametrize(
+    ("failed", "others", "strict", "live"),
+    [
+        ([], False, True, True),
+        ([False], False, True, True),
+        ([True], False, False, False),
+        ([True], True, False, True),
+        ([True], True, True, False),
+        ([True, False], False, False, True),
+        ([True, True], False, False, False),
+    ],
+)
+def test_a_server_without_any_model_left_is_not_live(
+    failed: list[bool], others: bool, strict: bool, live: bool
+) -> None:
+    assert is_live(failed, others, strict=strict) == live

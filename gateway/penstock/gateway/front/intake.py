@@ -62,7 +62,8 @@ class BodyBudget:
 
 
 class LoopLag:
-    """How late the event loop runs what is due. While it is late, requests are refused that would make it later."""
+    """How late the event loop runs what is due. While it is late, requests are refused that would make it later; one
+    look alone says nothing, since the whole process may have stood still."""
 
     def __init__(self, limit: float) -> None:
         """`limit` in seconds; 0: nothing is refused."""
@@ -70,6 +71,7 @@ class LoopLag:
         self.recent = 0.0
         """Seconds; the latest large value counts less and less, to a tenth within a second."""
         self.refused = 0
+        self._last = self._before = 0.0
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -90,10 +92,11 @@ class LoopLag:
 
     def note(self, late: float) -> None:
         self.recent = max(late, self.recent * _FADE)
+        self._before, self._last = self._last, late
 
     def check(self) -> None:
         """Raises OverloadedError."""
-        if self.limit and self.recent > self.limit:
+        if self.limit and min(self._before, self._last) > self.limit:
             self.refused += 1
             raise OverloadedError("The server is too busy to take requests in.", retry_after=1)
 

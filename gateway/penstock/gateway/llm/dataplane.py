@@ -8,7 +8,7 @@ import hmac
 import secrets
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
 import msgspec
@@ -48,6 +48,7 @@ __all__ = [
 ]
 
 _TEMPLATE_SECONDS = 10.0
+_WITHOUT_END: AbstractAsyncContextManager[object] = nullcontext()
 
 
 class DataPlane:
@@ -280,15 +281,10 @@ class DataPlane:
         own = context.arrival + self._request_timeout
         return own if context.deadline is None else min(own, context.deadline)
 
-    @asynccontextmanager
-    async def _until_deadline(self, context: RequestContext) -> AsyncIterator[None]:
+    def _until_deadline(self, context: RequestContext) -> AbstractAsyncContextManager[object]:
         """For what is done before the engine has the request, and ends it. Raises DeadlineExceededError."""
         deadline = self._deadline(context)
-        try:
-            async with asyncio.timeout_at(deadline):
-                yield
-        except TimeoutError:
-            raise deadline_exceeded() from None
+        return _WITHOUT_END if deadline is None else _until(deadline)
 
     def _salt(self, tenant: str, caller_salt: str) -> str:
         """Tenants never share cached prefixes nor guess one another's salt; a caller may divide its own further."""
@@ -296,6 +292,15 @@ class DataPlane:
             return ""
         parts = f"{len(tenant)}:{tenant}{caller_salt}".encode("utf-8", "surrogatepass")
         return hmac.new(self._salt_key, parts, hashlib.sha256).hexdigest()
+
+
+@asynccontextmanager
+async def _until(deadline: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout_at(deadline):
+            yield
+    except TimeoutError:
+        raise deadline_exceeded() from None
 
 
 def _check_supported(params: SamplingParams, info: ModelInfo) -> None:

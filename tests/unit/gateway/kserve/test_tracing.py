@@ -264,3 +264,14 @@ def test_nothing_is_collected_without_a_file() -> None:
     file.add([b"{}"], 1)
     file.flush()
     assert vars(file)["_events"] == []
+
+
+def test_a_file_is_written_before_too_much_is_collected(tmp_path: Path) -> None:
+    """However many traces it should have."""
+    file = TraceFile(str(tmp_path / "t"))
+    event = b'{"data":"' + b"x" * (20 << 20) + b'"}'
+    for _ in range(3):
+        file.add([event], 2**32 - 1)
+    assert not (tmp_path / "t.0").exists()
+    file.add([event], 2**32 - 1)
+    assert (tmp_path / "t.0").stat().st_size > 80 << 20

@@ -24,7 +24,7 @@ def command(folder: Path, *flags: str) -> list[str]:
 
 
 def test_the_streaming_table(tmp_path: Path) -> None:
-    done = subprocess.run(command(tmp_path, *SHORT, "--seconds", "0.3"), capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command(tmp_path, *SHORT, "--seconds", "1"), capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     [group] = json.loads((tmp_path / "out.json").read_text())["groups"]
     assert group["failures"] == {}

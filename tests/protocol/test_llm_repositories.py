@@ -82,21 +82,21 @@ def test_each_model_has_a_process_of_its_own(server: Server) -> None:
 
 
 def test_vllm_s_own_client_streams(server: Server) -> None:
-    sampling = json.dumps({"temperature": "0", "top_p": "1", "max_tokens": 24})
+    sampling = json.dumps({"temperature": "0", "top_p": "1", "max_tokens": 300})
     inputs = [text_input("text_input", PROMPT), bool_input("stream", True), text_input("sampling_parameters", sampling)]
     texts = streamed(server, "vllm_model", inputs)
     assert len(texts) > 1
-    assert "".join(texts) == completed(server, "vllm_model", 24)
+    assert "".join(texts) == completed(server, "vllm_model", 300)
 
 
 def test_the_tensorrt_llm_form_streams_the_text_so_far(server: Server) -> None:
     max_tokens = triton_grpc.InferInput("sampling_param_max_tokens", [1], "INT32")
-    max_tokens.set_data_from_numpy(np.array([24], np.int32))
+    max_tokens.set_data_from_numpy(np.array([300], np.int32))
     texts = streamed(
         server, "tensorrt_llm", [text_input("text_input", PROMPT), bool_input("streaming", True), max_tokens]
     )
     assert len(texts) > 1
-    assert texts[-1] == completed(server, "tensorrt_llm", 24)
+    assert texts[-1] == completed(server, "tensorrt_llm", 300)
 
 
 def test_generate_as_the_vllm_backend_s_readme_has_it(server: Server) -> None:

@@ -92,7 +92,7 @@ LAYERS = (
     {"errors"},
     {"configuration"},
     {"front"},
-    {"http", "metrics"},
+    {"http", "metrics", "spans"},
     {"memory"},
     {"kserve"},
     {"llm", "repository"},

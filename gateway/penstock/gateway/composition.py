@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.classic.registry import backend_names
 from penstock.engines.errors import InvalidRequestError, PenstockError
@@ -49,6 +49,9 @@ from penstock.gateway.repository.loading import Loader
 from penstock.gateway.repository.manager import ModelRepository
 from penstock.gateway.repository.settings import RepositorySettings
 from penstock.gateway.repository.storage import Repository
+
+if TYPE_CHECKING:  # needs the extra [otel]
+    from penstock.gateway.spans.request_spans import RequestSpans
 
 
 def build_dataplane(config: Config, pools: WorkPools) -> DataPlane:
@@ -215,6 +218,23 @@ def build_access_log(config: Config) -> AccessLog | None:
     if given.access_log == "off":
         return None
     return AccessLog(sys.stderr, given.access_log, sample=given.access_log_sample, slow_s=given.access_log_slow_s)
+
+
+def build_spans(config: Config) -> RequestSpans | None:
+    """Raises ConfigError."""
+    given = config.opentelemetry
+    if given.otlp_endpoint is None:
+        return None
+    try:
+        from penstock.gateway.spans.collector import open_spans
+    except ImportError:
+        raise ConfigError(
+            "otlp-endpoint: needs packages that are not installed: pip install 'penstock[otel]'"
+        ) from None
+    try:
+        return open_spans(given.otlp_endpoint, given.otlp_sample, config.server.id)
+    except ValueError as error:
+        raise ConfigError(f"otlp-endpoint: {error}") from None
 
 
 def build_keys(config: Config) -> ApiKeys:

@@ -27,6 +27,7 @@ from penstock.gateway.composition import (
     build_kserve,
     build_repository,
     build_restrictions,
+    build_spans,
     granted_keys,
     grpc_settings,
     metrics_settings,
@@ -35,7 +36,7 @@ from penstock.gateway.composition import (
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.front.addresses import url_host
 from penstock.gateway.front.exposure import check_exposure
-from penstock.gateway.front.journal import RequestJournal, name_request
+from penstock.gateway.front.journal import Hook, RequestJournal, name_request
 from penstock.gateway.front.listening import cannot_listen
 from penstock.gateway.front.server_health import ServerHealth, is_live
 from penstock.gateway.front.tls import TlsSettings
@@ -117,7 +118,8 @@ class _Server:
             lambda: chain(triton.families(), gpus.families(), custom.families()),
         )
         self._access_log = build_access_log(config)
-        journal = RequestJournal((requests, self._access_log) if self._access_log is not None else (requests,))
+        self._spans = build_spans(config)
+        journal = self._build_journal(requests)
         requests.in_flight = journal.in_flight
         self._keys = build_keys(config)
         settings = app_settings(config, self._keys, metrics, journal, health)
@@ -147,6 +149,14 @@ class _Server:
         self._signals = asyncio.Event()
         self._hurry = asyncio.Event()
         self._reloads: list[Callable[[], None]] = []
+
+    def _build_journal(self, requests: RequestMetrics) -> RequestJournal:
+        on_end: list[Hook] = [requests]
+        if self._access_log is not None:
+            on_end.append(self._access_log)
+        if self._spans is None:
+            return RequestJournal(on_end)
+        return RequestJournal([*on_end, self._spans.end], [self._spans.begin])
 
     def _add_model(self, source: ModelSource) -> LoadedModel:
         """The model of the command line: in every view from the start, ready when it is loaded."""
@@ -312,6 +322,8 @@ class _Server:
         self._kserve.tracing.close()
         if self._access_log is not None:
             self._access_log.flush()
+        if self._spans is not None:
+            self._spans.close()
         logger.info("stopped")
 
     async def _wait_until_idle(self) -> None:

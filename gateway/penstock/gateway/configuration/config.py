@@ -23,6 +23,7 @@ from penstock.gateway.configuration.sections import (
     GrpcConfig,
     HttpConfig,
     LanguageModelConfig,
+    OpenTelemetryConfig,
     RepositoryConfig,
     SchedulingConfig,
     ServerConfig,
@@ -44,6 +45,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     repository: RepositoryConfig = RepositoryConfig()
     server: ServerConfig = ServerConfig()
     access_log: AccessLogConfig = AccessLogConfig()
+    opentelemetry: OpenTelemetryConfig = OpenTelemetryConfig()
     http: HttpConfig = HttpConfig()
     grpc: GrpcConfig = GrpcConfig()
     simulated: SimulatedOptions = SimulatedOptions()
@@ -58,6 +60,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "repository": RepositoryConfig,
     "server": ServerConfig,
     "access_log": AccessLogConfig,
+    "opentelemetry": OpenTelemetryConfig,
     "http": HttpConfig,
     "grpc": GrpcConfig,
     "simulated": SimulatedOptions,

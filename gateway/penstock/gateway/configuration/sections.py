@@ -404,6 +404,22 @@ class HttpConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     http_root_cert: Annotated[str, Meta(description="PEM file with the authority of clients' certificates")] = ""
 
 
+class OpenTelemetryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Spans of requests, for a collector."""
+
+    otlp_endpoint: Annotated[
+        Annotated[str, Meta(pattern=r"^https?://[^\s/?#]+[^\s?#]*$")] | None,
+        Meta(
+            description="URL of a collector that gets spans of requests by OTLP over HTTP, as http://localhost:4318; "
+            "needs the extra [otel]; default: none"
+        ),
+    ] = None
+    otlp_sample: Annotated[
+        Annotated[float, Meta(ge=0, le=1)],
+        Meta(description="share of the requests that get spans, of those that come without a traceparent"),
+    ] = 1.0
+
+
 class GrpcConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """TLS, keepalive and compression of the gRPC port, under Triton's own flags."""
 

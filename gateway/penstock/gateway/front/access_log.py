@@ -12,15 +12,11 @@ from typing import Literal, TextIO
 import msgspec
 
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.front.record import Outcome, RequestRecord
+from penstock.gateway.front.record import QUIET_ROUTES, Outcome, RequestRecord
 
 Form = Literal["text", "json"]
 
 _FLUSH_SECONDS = 0.2
-_QUIET_ROUTES = frozenset(
-    {"/health", "/health/live", "/health/ready", "/metrics", "/v2/health/live", "/v2/health/ready"}
-)
-"""Probes and scrapers ask for these every few seconds."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -58,7 +54,7 @@ class AccessLog:
         self._lines.append(self._line(context, total))
 
     def _wanted(self, record: RequestRecord, total: float) -> bool:
-        if record.route in _QUIET_ROUTES or total < self._slow_s:
+        if record.route in QUIET_ROUTES or total < self._slow_s:
             return False
         return self._sample >= 1 or self._chance() < self._sample
 

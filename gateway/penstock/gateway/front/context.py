@@ -88,7 +88,8 @@ class RequestContext:
     deadline: float | None = None
     """After this nobody waits for the answer."""
     traceparent: str = ""
-    """The caller's span, as in W3C Trace Context; "" for none."""
+    """As in W3C Trace Context: the caller's span, and from the beginning on the request's own where requests are
+    traced; "" for none."""
     tracestate: str = ""
     record: RequestRecord = field(default_factory=RequestRecord)
     quota: Quota | None = None

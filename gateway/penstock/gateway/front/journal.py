@@ -11,7 +11,7 @@ from penstock.gateway.front.context import RequestContext
 current_request: ContextVar[str] = ContextVar("current_request", default="")
 """Id of the request that the current task works for, for log lines."""
 
-OnEnd = Callable[[RequestContext], None]
+Hook = Callable[[RequestContext], None]
 
 
 def name_request(record: logging.LogRecord) -> bool:
@@ -24,13 +24,16 @@ def name_request(record: logging.LogRecord) -> bool:
 class RequestJournal:
     """Every request that begins ends, once. Lives on the event loop."""
 
-    def __init__(self, on_end: Iterable[OnEnd] = ()) -> None:
+    def __init__(self, on_end: Iterable[Hook] = (), on_begin: Iterable[Hook] = ()) -> None:
         self._on_end = tuple(on_end)
+        self._on_begin = tuple(on_begin)
         self._in_flight: dict[RequestContext, None] = {}
 
     def begin(self, context: RequestContext) -> None:
         self._in_flight[context] = None
         current_request.set(context.id)
+        for tell in self._on_begin:
+            tell(context)
 
     def end(self, context: RequestContext) -> None:
         """Idempotent."""

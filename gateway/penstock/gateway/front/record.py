@@ -23,6 +23,14 @@ UNMATCHED = "unmatched"
 """The route of what no route exists for: paths are the client's, and there is no end to them."""
 
 
+QUIET_ROUTES = frozenset(
+    {"/health", "/health/live", "/health/ready", "/metrics", "/v2/health/live", "/v2/health/ready"}
+)
+"""Probes and scrapers ask for these every few seconds: nothing is told of them unless they fail."""
+REQUEST_ON_STREAM = "/request"
+"""End of the route of a request that is one of several on an RPC."""
+
+
 class Outcome(StrEnum):
     OK = "ok"
     CLIENT_ERROR = "client_error"
@@ -82,10 +90,16 @@ class RequestRecord:
     queue_seconds: float = 0.0
     first_token: float | None = None
     """When the first token of any choice was there."""
+    finish_reasons: tuple[str, ...] = ()
+    """Of the choices that have ended, in the order of their ends."""
+    stages: list[tuple[Stage, float]] | None = None
+    """Each stage with its beginning, of a request that is traced."""
 
     def enter(self, stage: Stage) -> None:
         self.stage = stage
         self.stage_since = time.monotonic()
+        if self.stages is not None:
+            self.stages.append((stage, self.stage_since))
 
     def failed(self, error: BaseException) -> None:
         """The first error counts: what follows it are its consequences."""

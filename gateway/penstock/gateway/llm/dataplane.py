@@ -177,6 +177,7 @@ class DataPlane:
             context.record.enter(Stage.TEMPLATE)
             async with self._until_deadline(context):
                 text = await self._text_pool.run(size, render)
+                context.record.enter(Stage.TOKENIZE)
                 return (await encode_prompts(loaded, [text], self._text_pool, add_special_tokens=False))[0]
         except ChatTemplateError as error:
             raise InvalidRequestError(str(error), param="messages") from None

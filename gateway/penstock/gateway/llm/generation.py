@@ -163,6 +163,7 @@ class Generation:
             choice.last_token = now
         if delta.finish_reason is not None:
             del self._choices[output.id]
+            self._record.finish_reasons += (delta.finish_reason,)
             self._metrics.finished(delta.finish_reason, now - self._arrival)
             if output.finish_reason is None:  # a stop string: the engine does not know yet
                 self._abort([output.id])

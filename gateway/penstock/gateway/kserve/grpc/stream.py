@@ -12,7 +12,7 @@ from penstock.classic.base import InferModel, ResponseStream
 from penstock.classic.messages import InferResponse
 from penstock.engines.errors import DeadlineExceededError, InvalidRequestError
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.front.record import RequestRecord
+from penstock.gateway.front.record import REQUEST_ON_STREAM, RequestRecord
 from penstock.gateway.kserve.grpc.decode import Decoded, parse
 from penstock.gateway.kserve.grpc.encode import empty_final, stream_error
 from penstock.gateway.kserve.grpc.infer import Inference
@@ -89,7 +89,7 @@ class InferStream:
             return
         context = self._context.next_request()
         context.record.bytes_in = len(data)
-        context.record.route += "/request"
+        context.record.route += REQUEST_ON_STREAM
         try:
             with self._guard.recorded(context), answered(context.record), call_in_flight(self._guard.drain, context):
                 self._guard.take_in(context, data)

@@ -24,6 +24,10 @@ class Caller(Protocol):
 
     id: str
 
+    def called(self, model: str, started: float, ended: float) -> None:
+        """A model has called another one for this request. Times are of time.monotonic()."""
+        ...
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class InferRequest:

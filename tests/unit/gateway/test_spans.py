@@ -65,6 +65,21 @@ def test_a_classic_model_has_one_span() -> None:
     assert spans == [("receive", 0.0, 1.0), ("infer m", 1.0, 3.0)]
 
 
+def test_what_a_model_asks_of_another_has_a_span() -> None:
+    served = record((Stage.READING, 0.0), (Stage.MODEL, 1.0))
+    context = RequestContext(record=served)
+    context.called("inner", 1.5, 2.0)
+    assert stage_spans(served, 3.0)[2:] == [("infer inner", 1.5, 2.0)]
+
+
+def test_only_so_many_calls_are_noted_and_none_without_spans() -> None:
+    served, untraced = record((Stage.READING, 0.0), (Stage.MODEL, 1.0)), RequestRecord()
+    for _ in range(1000):
+        served.called("inner", 1.5, 2.0)
+    untraced.called("inner", 1.5, 2.0)
+    assert (len(served.calls), untraced.calls) == (128, ())
+
+
 def test_a_language_model_behind_kserve_has_its_own_stages() -> None:
     stages = (Stage.READING, 0.0), (Stage.MODEL, 1.0), (Stage.TOKENIZE, 2.0), (Stage.ENGINE, 3.0)
     assert [span.name for span in stage_spans(record(*stages), 5.0)] == ["receive", "tokenize", "engine"]

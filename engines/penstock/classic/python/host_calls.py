@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from typing import Any
 
-from penstock.classic.base import Host, InferModel, Metric
+from penstock.classic.base import Host, InferCall, InferModel, Metric
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.python.cancellations import Cancellations
 from penstock.classic.python.codes import to_error, to_fields
@@ -34,12 +36,16 @@ _WINDOW = 32
 class HostCalls:
     """Of one process. Each question that takes time is a task; all end with the process."""
 
-    def __init__(self, link: Link, host: Host, instance: str, cancellations: Cancellations) -> None:
+    def __init__(
+        self, link: Link, host: Host, instance: str, cancellations: Cancellations, calls: Mapping[int, InferCall]
+    ) -> None:
+        """`calls` are the requests that the process has not answered yet, by their numbers."""
         self._link = link
         self._host = host
         self._instance = instance
         self._log = logging.getLogger(f"penstock.models.{instance}")
         self._cancellations = cancellations
+        self._calls = calls
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._windows: dict[int, asyncio.Semaphore] = {}
         self._metrics: list[Metric] = []
@@ -110,7 +116,7 @@ class HostCalls:
 
     def _request(self, arguments: list[Any], tail: memoryview) -> tuple[str, int, InferRequest]:
         about, places = arguments
-        name, version, request_id, correlation_id, flags, timeout, requested, parameters = about
+        name, version, request_id, correlation_id, flags, timeout, requested, parameters, _ = about
         tensors = [unpack(place, tail, self._link.inbox) for place in places]
         inputs = {tensor.name: tensor for tensor in tensors}
         if len(inputs) < len(tensors):
@@ -137,6 +143,18 @@ class HostCalls:
             text = f"Failed for execute the inference request. Model '{name}' is not ready."
             raise type(error)(text) from error
 
+    @contextmanager
+    def _told_to_caller(self, about: list[Any]) -> Iterator[None]:
+        """How long this block took, where the model has passed on the trace of a request that it has received."""
+        call = self._calls.get(about[-1])
+        caller = None if call is None else call.request.caller
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            if caller is not None:
+                caller.called(about[0], started, time.monotonic())
+
     async def _infer(self, number: int, arguments: list[Any], tail: memoryview) -> None:
         try:
             name, version, request = self._request(arguments, tail)
@@ -147,7 +165,8 @@ class HostCalls:
                     "the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or "
                     "'async_exec' calls for decoupled models.'"
                 )
-            response = await model.infer(request)
+            with self._told_to_caller(arguments[0]):
+                response = await model.infer(request)
         except Exception as error:
             response = _failed(arguments[0][0], error)
         packer = Packer(self._link.outbox)
@@ -159,13 +178,11 @@ class HostCalls:
         try:
             name, version, request = self._request(arguments, tail)
             responses = self._model(name, version).stream(request)
-            try:
+            with self._told_to_caller(arguments[0]), closing(responses):
                 async for response in responses:
                     await window.acquire()
                     final = response.final
                     self._event(number, response, final)
-            finally:
-                responses.close()
         except asyncio.CancelledError:
             self._event(number, _failed(arguments[0][0], CancelledError("the request was cancelled")), True)
             raise

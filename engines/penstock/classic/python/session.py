@@ -80,7 +80,7 @@ class Session:
         sizes = (options.shm_default_byte_size, options.shm_growth_byte_size)
         self._link = await Link.connect(self.process.socket, self.process.files, sizes, self._on_message)
         self._cancellations = Cancellations(self._link, self._open)
-        self._host_calls = HostCalls(self._link, self._program.host, self._name, self._cancellations)
+        self._host_calls = HostCalls(self._link, self._program.host, self._name, self._cancellations, self._open)
         try:
             await asyncio.wait_for(self._heard("hello"), options.stub_timeout_seconds)
         except TimeoutError:

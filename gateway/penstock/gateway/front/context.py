@@ -121,6 +121,10 @@ class RequestContext:
         self._bodies = budget
         self._body_bytes += size
 
+    def called(self, model: str, started: float, ended: float) -> None:
+        """A model has called another one for this request."""
+        self.record.called(model, started, ended)
+
     def pay_tokens(self, count: int) -> None:
         """What the request is going to use, as far as that is known before its end."""
         if self.quota is not None:

@@ -30,6 +30,9 @@ QUIET_ROUTES = frozenset(
 REQUEST_ON_STREAM = "/request"
 """End of the route of a request that is one of several on an RPC."""
 
+_MAX_CALLS = 128
+"""That are noted of a request: a model may make any number."""
+
 
 class Outcome(StrEnum):
     OK = "ok"
@@ -94,12 +97,18 @@ class RequestRecord:
     """Of the choices that have ended, in the order of their ends."""
     stages: list[tuple[Stage, float]] | None = None
     """Each stage with its beginning, of a request that is traced."""
+    calls: tuple[tuple[str, float, float], ...] = ()
+    """Models that models have called for such a request, each with its beginning and end."""
 
     def enter(self, stage: Stage) -> None:
         self.stage = stage
         self.stage_since = time.monotonic()
         if self.stages is not None:
             self.stages.append((stage, self.stage_since))
+
+    def called(self, model: str, started: float, ended: float) -> None:
+        if self.stages is not None and len(self.calls) < _MAX_CALLS:
+            self.calls += ((model, started, ended),)
 
     def failed(self, error: BaseException) -> None:
         """The first error counts: what follows it are its consequences."""

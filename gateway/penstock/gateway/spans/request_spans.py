@@ -20,7 +20,7 @@ from penstock.gateway.front.record import QUIET_ROUTES, REQUEST_ON_STREAM, Outco
 from penstock.gateway.spans.attributes import FAULTS, span_attributes, span_name
 from penstock.gateway.spans.stages import stage_spans
 
-_LAST_SECONDS = 5.0
+_LAST_SECONDS = 3.0
 """For a collector to take what is left at the end of the server."""
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _UNSET, _ERROR = Status(StatusCode.UNSET), Status(StatusCode.ERROR)

@@ -24,7 +24,8 @@ class StageSpan(NamedTuple):
 
 
 def stage_spans(record: RequestRecord, ended: float) -> list[StageSpan]:
-    """Of a request that ended at `ended`. Empty where it was never more than read."""
+    """Of a request that ended at `ended`, and of the models that its model has called. Empty where the request was
+    only read."""
     entered = _merged(record.stages or [])
     if len(entered) < 2:
         return []
@@ -34,12 +35,11 @@ def stage_spans(record: RequestRecord, ended: float) -> list[StageSpan]:
         if stage is Stage.ENGINE:
             spans += _in_engine(record, start, end)
         else:
-            spans.append(StageSpan(_NAMES.get(stage) or infer_name(record.model), start, end))
-    return spans
+            spans.append(StageSpan(_NAMES.get(stage) or _infer_name(record.model), start, end))
+    return spans + [StageSpan(_infer_name(model), start, end) for model, start, end in record.calls]
 
 
-def infer_name(model: str) -> str:
-    """Of the span of a classic model's work."""
+def _infer_name(model: str) -> str:
     return f"infer {model}"
 
 

@@ -30,6 +30,10 @@ class PreferredMemory:
 class InferenceTrace:
     """Stands for a request's trace, to be passed on with requests to other models."""
 
+    def __init__(self, call: int = 0) -> None:
+        """`call` is the number of the request that the model has received; 0: none."""
+        self.call = call
+
 
 class InferenceRequest:
     """A request to another model (business logic scripting)."""
@@ -112,6 +116,7 @@ class InferenceRequest:
             self._timeout,
             self._requested,
             self._parameters,
+            self._trace.call,
         ]
 
     def get_response_sender(self) -> ResponseSender:
@@ -152,7 +157,7 @@ class ReceivedRequest(InferenceRequest):
         return self._extra[4] if self._extra else "{}"
 
     def trace(self) -> InferenceTrace:
-        return InferenceTrace()
+        return InferenceTrace(self.call)
 
     @property
     def requested(self) -> Collection[str] | None:

@@ -40,36 +40,47 @@ CHAT = (
 
 def test_stages_follow_each_other() -> None:
     assert stage_spans(record(*CHAT, queue_seconds=1.0, first_token=7.0), 9.0) == [
-        ("receive", 0.0, 1.0),
-        ("template", 1.0, 2.0),
-        ("tokenize", 2.0, 4.0),
-        ("queue", 4.0, 5.0),
-        ("prefill", 5.0, 7.0),
-        ("decode", 7.0, 9.0),
+        ("receive", 0.0, 1.0, (), None),
+        ("template", 1.0, 2.0, (), None),
+        ("tokenize", 2.0, 4.0, (), None),
+        ("queue", 4.0, 5.0, (), None),
+        ("prefill", 5.0, 7.0, (), None),
+        ("decode", 7.0, 9.0, (), None),
     ]
 
 
 def test_nobody_knows_where_in_the_engine_a_request_without_an_output_was() -> None:
-    assert stage_spans(record(*CHAT[:5]), 9.0)[-1] == ("engine", 4.0, 9.0)
+    assert stage_spans(record(*CHAT[:5]), 9.0)[-1] == ("engine", 4.0, 9.0, (), None)
 
 
 def test_a_queue_is_no_longer_than_its_stage() -> None:
     assert stage_spans(record(*CHAT, queue_seconds=3.5, first_token=7.0), 9.0)[-3:-1] == [
-        ("queue", 4.0, 7.0),
-        ("prefill", 7.0, 7.0),
+        ("queue", 4.0, 7.0, (), None),
+        ("prefill", 7.0, 7.0, (), None),
     ]
 
 
 def test_a_classic_model_has_one_span() -> None:
     spans = stage_spans(record((Stage.READING, 0.0), (Stage.MODEL, 1.0)), 3.0)
-    assert spans == [("receive", 0.0, 1.0), ("infer m", 1.0, 3.0)]
+    assert spans == [("receive", 0.0, 1.0, (), None), ("infer m", 1.0, 3.0, (), None)]
 
 
 def test_what_a_model_asks_of_another_has_a_span() -> None:
     served = record((Stage.READING, 0.0), (Stage.MODEL, 1.0))
     context = RequestContext(record=served)
     context.called("inner", 1.5, 2.0)
-    assert stage_spans(served, 3.0)[2:] == [("infer inner", 1.5, 2.0)]
+    receive, outer = stage_spans(served, 3.0)
+    assert receive.children == ()
+    assert outer.children == (("infer inner", 1.5, 2.0, (), None),)
+
+
+def test_the_steps_of_a_prompt_are_parts_of_its_prefill() -> None:
+    served = record(*CHAT, queue_seconds=1.0, first_token=7.0)
+    served.computed([(5.0, 6.0, 512), (5.5, 7.0, 8)])
+    [prefill] = [span for span in stage_spans(served, 9.0) if span.name == "prefill"]
+    assert prefill.children == (("prefill step", 5.0, 6.0, (), 512), ("prefill step", 5.5, 7.0, (), 8))
+    served.computed((float(i), float(i), 1) for i in range(1000))
+    assert len(served.prompt_chunks) == 128
 
 
 def test_only_so_many_calls_are_noted_and_none_without_spans() -> None:

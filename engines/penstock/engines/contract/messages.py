@@ -92,6 +92,8 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     """Prefix-cache entries are shared only among equal salts."""
     adapter: str = ""
     """Key of a LoRA adapter (`AdapterHost`), empty for the base model; part of the prefix-cache key."""
+    traced: bool = False
+    """Its prompt's steps are wanted (`PromptInfo.chunks`). An engine that schedules by itself does not know them."""
 
 
 class AbortRequests(msgspec.Struct, tag="abort", frozen=True):
@@ -156,6 +158,14 @@ class RequestOutput(msgspec.Struct, array_like=True):
     """The vector of a pooling request, with its finish reason STOP."""
 
 
+class PromptChunk(msgspec.Struct, array_like=True, frozen=True):
+    """What one step computed of a prompt. Times are of time.monotonic()."""
+
+    scheduled: float
+    done: float
+    num_tokens: int
+
+
 class PromptInfo(msgspec.Struct, array_like=True, frozen=True):
     """Facts about the prompt that are known once it is computed."""
 
@@ -166,6 +176,8 @@ class PromptInfo(msgspec.Struct, array_like=True, frozen=True):
     logprobs: list[TokenLogprobs] | None = None
     """For prompt tokens 1.. (the first has no condition), when asked for. Only the first of a request's samples has
     them."""
+    chunks: list[PromptChunk] | None = None
+    """The prompt's first steps, for traced requests."""
 
 
 class EngineStats(msgspec.Struct, array_like=True):

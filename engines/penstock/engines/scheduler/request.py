@@ -9,6 +9,7 @@ from penstock.engines.contract.messages import (
     AddRequest,
     FinishReason,
     PoolingParams,
+    PromptChunk,
     PromptInfo,
     RequestOutput,
     SamplingParams,
@@ -16,6 +17,8 @@ from penstock.engines.contract.messages import (
 )
 from penstock.engines.scheduler.drafts import PromptLookup
 from penstock.kvcache import BlockTables, HashChain
+
+_MAX_TRACED_CHUNKS = 128
 
 
 class RequestStatus(IntEnum):
@@ -37,6 +40,7 @@ class Request:
         "cache_salt",
         "chains",
         "charged_tokens",
+        "chunks",
         "deadline",
         "first_scheduled",
         "followers",
@@ -105,6 +109,8 @@ class Request:
         self.charged_tokens = 0
         """Leading tokens that policy `fair` does not charge any more: paid, found in the cache, or forked with."""
         self.prompt_logprobs: list[TokenLogprobs] = []
+        self.chunks: list[PromptChunk] | None = [] if message.traced else None
+        """What steps computed of its prompt, for traced requests."""
 
     @property
     def scores_prompt(self) -> bool:
@@ -114,7 +120,12 @@ class Request:
     @property
     def prompt_info(self) -> PromptInfo:
         queued = (self.first_scheduled or self.arrival_time) - self.arrival_time
-        return PromptInfo(self.num_cached_tokens, queued, self.prompt_logprobs or None)
+        return PromptInfo(self.num_cached_tokens, queued, self.prompt_logprobs or None, self.chunks or None)
+
+    def trace(self, scheduled: float, done: float, num_tokens: int) -> None:
+        """A step has computed so many tokens of the prompt."""
+        if self.chunks is not None and len(self.chunks) < _MAX_TRACED_CHUNKS:
+            self.chunks.append(PromptChunk(scheduled, done, num_tokens))
 
     def append(self, tokens: list[int], eos: Container[int]) -> RequestOutput:
         """Takes in sampled tokens, up to the one that ends it, and returns what its client gets."""

@@ -242,7 +242,10 @@ class Scheduler:
                 continue
             computed = start + count
             if start < request.num_prompt_tokens:
-                num_prompt_tokens += min(computed, request.num_prompt_tokens) - start
+                num_new = min(computed, request.num_prompt_tokens) - start
+                num_prompt_tokens += num_new
+                if request.chunks is not None:
+                    request.trace(done.scheduled_at, now, num_new)
                 if request.id in result.prompt_logprobs:
                     request.prompt_logprobs.extend(result.prompt_logprobs[request.id])
             if tokens:

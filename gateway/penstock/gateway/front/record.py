@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -30,8 +31,8 @@ QUIET_ROUTES = frozenset(
 REQUEST_ON_STREAM = "/request"
 """End of the route of a request that is one of several on an RPC."""
 
-_MAX_CALLS = 128
-"""That are noted of a request: a model may make any number."""
+_MAX_NOTED = 128
+"""Calls of other models and pieces of prompts that are noted of a request: there may be any number."""
 
 
 class Outcome(StrEnum):
@@ -99,6 +100,8 @@ class RequestRecord:
     """Each stage with its beginning, of a request that is traced."""
     calls: tuple[tuple[str, float, float], ...] = ()
     """Models that models have called for such a request, each with its beginning and end."""
+    prompt_chunks: tuple[tuple[float, float, int], ...] = ()
+    """What steps have computed of such a request's prompts: beginning, end, tokens."""
 
     def enter(self, stage: Stage) -> None:
         self.stage = stage
@@ -107,8 +110,12 @@ class RequestRecord:
             self.stages.append((stage, self.stage_since))
 
     def called(self, model: str, started: float, ended: float) -> None:
-        if self.stages is not None and len(self.calls) < _MAX_CALLS:
+        if self.stages is not None and len(self.calls) < _MAX_NOTED:
             self.calls += ((model, started, ended),)
+
+    def computed(self, chunks: Iterable[tuple[float, float, int]]) -> None:
+        """Steps have computed these pieces of a prompt."""
+        self.prompt_chunks = (self.prompt_chunks + tuple(chunks))[:_MAX_NOTED]
 
     def failed(self, error: BaseException) -> None:
         """The first error counts: what follows it are its consequences."""

@@ -273,6 +273,7 @@ class DataPlane:
             tenant=request.tenant,
             cache_salt=self._salt(request.tenant, request.cache_salt),
             adapter="" if adapter is None else adapter.key,
+            traced=request.context.record.stages is not None,
         )
 
     def _deadline(self, context: RequestContext) -> float | None:

@@ -181,6 +181,8 @@ class Generation:
         self.usage.cached_tokens += prompt.num_cached_tokens
         self._metrics.queued(prompt.queue_seconds)
         self._record.queue_seconds = self._record.queue_seconds or prompt.queue_seconds
+        if prompt.chunks is not None:
+            self._record.computed((chunk.scheduled, chunk.done, chunk.num_tokens) for chunk in prompt.chunks)
         if self.prompt_logprobs is not None and prompt.logprobs is not None:
             converted = [with_text(entry, self._tokenizer) for entry in prompt.logprobs]
             self.prompt_logprobs[choice.index // self._n].extend(converted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 from functools import partial
 from importlib.metadata import version
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.record import QUIET_ROUTES, REQUEST_ON_STREAM, Outcome, RequestRecord, Stage
 from penstock.gateway.spans.attributes import FAULTS, span_attributes, span_name
-from penstock.gateway.spans.stages import stage_spans
+from penstock.gateway.spans.stages import StageSpan, stage_spans
 
 _LAST_SECONDS = 3.0
 """For a collector to take what is left at the end of the server."""
@@ -72,12 +73,19 @@ class RequestSpans:
             return
         ended = time.monotonic()
         epoch = time.time_ns() - _ns(ended)  # each time: the clock may be set while the server runs
-        for name, start, end in stage_spans(context.record, ended):
-            own = _child_of(spans.own, self._ids.generate_span_id())
-            self._processor.on_end(
-                self._new_span(name, own, spans.own, start_time=epoch + _ns(start), end_time=epoch + _ns(end))
-            )
+        self._end_stages(stage_spans(context.record, ended), spans.own, epoch)
         self._processor.on_end(self._request_span(context, spans, epoch + _ns(context.arrival), epoch + _ns(ended)))
+
+    def _end_stages(self, stages: Iterable[StageSpan], parent: SpanContext, epoch: int) -> None:
+        """`epoch` is what the times count from, in nanoseconds since 1970."""
+        for stage in stages:
+            own = _child_of(parent, self._ids.generate_span_id())
+            attributes = None if stage.num_tokens is None else {"penstock.tokens": stage.num_tokens}
+            start, end = epoch + _ns(stage.start), epoch + _ns(stage.end)
+            self._processor.on_end(
+                self._new_span(stage.name, own, parent, attributes=attributes, start_time=start, end_time=end)
+            )
+            self._end_stages(stage.children, own, epoch)
 
     def _request_span(self, context: RequestContext, spans: _Open, start: int, end: int) -> ReadableSpan:
         record = context.record

@@ -21,11 +21,13 @@ class StageSpan(NamedTuple):
     name: str
     start: float
     end: float
+    children: tuple[StageSpan, ...] = ()
+    num_tokens: int | None = None
+    """That a model computed in it."""
 
 
 def stage_spans(record: RequestRecord, ended: float) -> list[StageSpan]:
-    """Of a request that ended at `ended`, and of the models that its model has called. Empty where the request was
-    only read."""
+    """Of a request that ended at `ended`. Empty where the request was only read."""
     entered = _merged(record.stages or [])
     if len(entered) < 2:
         return []
@@ -34,13 +36,12 @@ def stage_spans(record: RequestRecord, ended: float) -> list[StageSpan]:
     for (stage, start), end in zip(entered, ends, strict=True):
         if stage is Stage.ENGINE:
             spans += _in_engine(record, start, end)
+        elif stage is Stage.MODEL:
+            calls = tuple(StageSpan(f"infer {model}", began, done) for model, began, done in record.calls)
+            spans.append(StageSpan(f"infer {record.model}", start, end, calls))
         else:
-            spans.append(StageSpan(_NAMES.get(stage) or _infer_name(record.model), start, end))
-    return spans + [StageSpan(_infer_name(model), start, end) for model, start, end in record.calls]
-
-
-def _infer_name(model: str) -> str:
-    return f"infer {model}"
+            spans.append(StageSpan(_NAMES[stage], start, end))
+    return spans
 
 
 def _merged(stages: list[tuple[Stage, float]]) -> list[tuple[Stage, float]]:
@@ -62,4 +63,9 @@ def _in_engine(record: RequestRecord, start: float, end: float) -> Iterator[Stag
     computed = min(start + record.queue_seconds, end)
     if record.queue_seconds:
         yield StageSpan("queue", start, computed)
-    yield StageSpan("prefill", computed, end)
+    yield StageSpan("prefill", computed, end, _chunks(record))
+
+
+def _chunks(record: RequestRecord) -> tuple[StageSpan, ...]:
+    """Steps overlap where two are under way at a time: one waits for the other on the device."""
+    return tuple(StageSpan("prefill step", start, end, (), count) for start, end, count in record.prompt_chunks)

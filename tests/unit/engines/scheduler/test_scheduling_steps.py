@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.engines.scheduler.config import SchedulerConfig
@@ -84,6 +85,19 @@ def test_a_hit_on_everything_computes_one_token_on_a_copy() -> None:
     assert output.prompt.num_cached_tokens == 7
     rig.run()
     assert rig.tokens[2] == alone(range(8), greedy(2))[0]
+
+
+def test_a_traced_request_is_told_of_its_prompt_s_steps() -> None:
+    rig = make_rig(max_num_batched_tokens=4, max_num_seqs=4)
+    traced = msgspec.structs.replace(rig.request(range(10)), traced=True)
+    outputs = [output for result in (rig.step(traced), rig.step(), rig.step()) for output in result.outputs]
+    [chunks] = [output.prompt.chunks for output in outputs if output.prompt]
+    assert chunks is not None
+    assert [chunk.num_tokens for chunk in chunks] == [4, 4, 2]
+    assert all(chunk.scheduled <= chunk.done for chunk in chunks)
+    [output] = rig.step(rig.request([77])).outputs[-1:]
+    assert output.prompt is not None
+    assert output.prompt.chunks is None
 
 
 def test_the_output_of_one_request_is_the_prefix_of_the_next() -> None:

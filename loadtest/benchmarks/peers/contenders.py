@@ -42,6 +42,8 @@ _WHOLE_STEPS = ("--itl-target-ms", "0")
 """For Penstock's scheduler, which otherwise gives prompts less of a step where steps take long."""
 _ALL_THREADS = (*_LANGUAGE, *_WHOLE_STEPS, "--threads", "{threads}", "--kv-cache-memory", "{kv}")
 _VLLM = (*_LANGUAGE, "--engine", "vllm", "--threads", "{engine_threads}", "--kv-cache-memory", "{kv}")
+PACE_MS = 20
+"""From token to token of a paced stream: long enough that no server sends two of them together."""
 _SIMULATED = ("--engine", "simulated", "--served-model-name", "m", "--max-num-seqs", "{places}")
 _ALL = (
     _peer("openvino", None, f"{_NATIVE}, weights from fp16; {{threads}}"),
@@ -92,11 +94,21 @@ _ALL = (
         start=penstock("", "--model-repository", "{repositories}/onnx"),
         modules=("onnx", "onnxruntime"),
     ),
+    Contender(
+        name="starlette-paced",
+        title="uvicorn and starlette alone",
+        start=launch.bare("plain", PACE_MS),
+    ),
+    Contender(
+        name="sse-starlette-paced",
+        title="uvicorn and sse-starlette alone",
+        start=launch.bare("events", PACE_MS),
+    ),
     Contender(name="penstock-stream", title="Penstock, simulated", start=penstock("", *_SIMULATED)),
     Contender(
-        name="penstock-each",
-        title="Penstock, simulated, each step by itself",
-        start=penstock("", *_SIMULATED, "--stream-interval-ms", "0"),
+        name="penstock-paced",
+        title="Penstock, simulated",
+        start=penstock("", *_SIMULATED, "--stream-interval-ms", "0", "--sim-step-ms", str(PACE_MS)),
     ),
 )
 CONTENDERS = {contender.name: contender for contender in _ALL}

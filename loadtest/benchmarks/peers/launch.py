@@ -169,11 +169,11 @@ def litserve(at: Surroundings, ports: Ports) -> Launch:
     return Launch(argv=[at.peers_folder.program("litserve"), FOREIGN / "litserve_server.py", str(ports.http)])
 
 
-def bare(style: str) -> Start:
-    """uvicorn and starlette come with Penstock: no environment of their own."""
+def bare(style: str, step_ms: int = 0) -> Start:
+    """uvicorn and starlette ship with Penstock: no environment of their own."""
 
     def start(at: Surroundings, ports: Ports) -> Launch:
-        return Launch(argv=[sys.executable, FOREIGN / "bare_stream.py", str(ports.http), style])
+        return Launch(argv=[sys.executable, FOREIGN / "bare_stream.py", str(ports.http), style, str(step_ms)])
 
     return start
 

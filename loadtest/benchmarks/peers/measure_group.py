@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -23,7 +24,6 @@ from benchmarks.peers.usage import memory_bytes
 from penstock.loadtest.calibrate import Calibration
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.metrics import Figures
-from penstock.loadtest.report.figures import value
 from penstock.loadtest.report.formatting import number, plural
 
 Say = Callable[[str], None]
@@ -189,9 +189,9 @@ def describe(result: Result) -> str:
     """One line of progress."""
     case, figure = result.case, MAIN[result.case.table]
     rates = [
-        f"{name} {number(value(figures, figure.path))}"
+        f"{name} {number(statistics.median(found))}"
         for name, cell in result.cells.items()
-        if (figures := cell.figures)
+        if (found := [rate for run in cell.runs if (rate := run.main(case.table)) is not None])
     ]
     name = case_name(case) if case.table == "tensors" else f"{case.model} {case_name(case)}"
     return f"{name}, {figure.title}: {', '.join(rates) or 'none'}"

@@ -63,6 +63,12 @@ _SERVED = {
 }
 """Protocols that the peer offers."""
 
+_STREAMS = {
+    "paced": ("starlette-paced", "sse-starlette-paced", "penstock-paced"),
+    "streaming": ("starlette", "sse-starlette", "penstock-stream"),
+}
+"""What takes part in the tables without a model."""
+
 
 def requests_of(case: Case, settings: PeersSettings) -> int:
     """In a run of the generation tables."""
@@ -74,8 +80,8 @@ def plan(settings: PeersSettings) -> list[Group]:
     """In the order of the catalog: quick tables first."""
     groups: list[Group] = []
     wanted = settings.only or tuple(PEERS)
-    if "streaming" in settings.tables and not settings.only:
-        groups.append(_streaming(settings))
+    if not settings.only:
+        groups += [_streams(table, settings) for table in _STREAMS if table in settings.tables]
     if "tensors" in settings.tables:
         groups += [_tensors(peer, settings) for peer in _SERVED if peer in wanted]
     if "generation" in settings.tables:
@@ -84,13 +90,11 @@ def plan(settings: PeersSettings) -> list[Group]:
     return groups
 
 
-def _streaming(settings: PeersSettings) -> Group:
+def _streams(table: str, settings: PeersSettings) -> Group:
     cases = [
-        Case(table="streaming", model="m", protocol="openai-completions", concurrency=streams)
-        for streams in settings.streams
+        Case(table=table, model="m", protocol="openai-completions", concurrency=streams) for streams in settings.streams
     ]
-    contenders = ("starlette", "sse-starlette", "penstock-stream", "penstock-each")
-    return Group(table="streaming", contenders=contenders, cases=tuple(cases))
+    return Group(table=table, contenders=_STREAMS[table], cases=tuple(cases))
 
 
 def _tensors(peer: str, settings: PeersSettings) -> Group:

@@ -11,14 +11,16 @@ from benchmarks.peers.plan import Case
 from benchmarks.peers.settings import PeersSettings
 from penstock.loadtest.metrics import Figures
 from penstock.loadtest.repeats import medians
-from penstock.loadtest.report.figures import RATES, value
+from penstock.loadtest.report.figures import RATES, Figure, value
 from penstock.loadtest.report.model import Validity
 from penstock.loadtest.search.model import Difference
 from penstock.loadtest.search.versus import difference
 
 SCHEMA = "penstock-peers/1"
 _TOKENS, _, _REQUESTS = RATES
-MAIN = {"generation": _TOKENS, "tensors": _REQUESTS, "streaming": _TOKENS}
+_TOGETHER = _TOKENS._replace(title="Output tokens/s, those that wait in one event")
+_PER_CPU = Figure("tokens_per_cpu_second", "Output tokens per second of CPU, each in an event", "", True)
+MAIN = {"generation": _TOKENS, "tensors": _REQUESTS, "paced": _PER_CPU, "streaming": _TOGETHER}
 """The figure that servers are compared by, for each table."""
 
 
@@ -33,6 +35,16 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """The same of the process in front alone."""
     foreign_cores: float
     """CPU that was neither the server's nor the client's: other servers of the group, and whatever else ran."""
+
+    @property
+    def tokens_per_cpu_second(self) -> float | None:
+        """Of the process in front; None where its clock was too coarse."""
+        return 1e6 / self.front_cpu_us if self.front_cpu_us else None
+
+    def main(self, table: str) -> float | None:
+        """What servers are compared by in this table."""
+        figure = MAIN[table]
+        return self.tokens_per_cpu_second if figure is _PER_CPU else value(self.figures, figure.path)
 
     @property
     def tokens_per_piece(self) -> float:
@@ -74,13 +86,10 @@ class CaseResult(msgspec.Struct, kw_only=True):
         return {name: found for name in others if (found := self._ratio(self.cells[peer], self.cells[name]))}
 
     def _ratio(self, peer: Cell, other: Cell) -> Difference | None:
-        figure = MAIN[self.case.table]
-        rates = [
-            (value(a.figures, figure.path), value(b.figures, figure.path))
-            for a, b in zip(peer.runs, other.runs, strict=False)
-        ]
+        table = self.case.table
+        rates = [(a.main(table), b.main(table)) for a, b in zip(peer.runs, other.runs, strict=False)]
         pairs = [(a, b) for a, b in rates if a and b]
-        return difference(figure, pairs) if pairs else None
+        return difference(MAIN[table], pairs) if pairs else None
 
 
 class GroupResult(msgspec.Struct, kw_only=True):

@@ -13,7 +13,7 @@ from benchmarks.peers.shapes import SHAPES
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.options import Positive
 
-TABLES = ("generation", "tensors", "streaming")
+TABLES = ("generation", "tensors", "paced", "streaming")
 _Seconds = Annotated[float, Meta(gt=0)]
 
 
@@ -27,16 +27,16 @@ class PeersSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = False
     run: Annotated[bool, Meta(description="--no-run: set up only")] = True
     only: Annotated[tuple[str, ...], Meta(description="peers by name; default: all that are set up")] = ()
-    tables: Annotated[tuple[str, ...], Meta(description="of generation, tensors, streaming")] = TABLES
+    tables: Annotated[tuple[str, ...], Meta(description="of generation, tensors, paced, streaming")] = TABLES
     models: Annotated[tuple[str, ...], Meta(description="for generation: tiny, qwen05b-shape")] = tuple(SHAPES)
     concurrency: Annotated[tuple[Positive, ...], Meta(description="generation: requests at a time")] = (1, 4, 16, 64)
     sampled: Annotated[
         tuple[Positive, ...], Meta(description="generation: requests at a time with temperature 0.7 and top_p 0.9")
     ] = (32,)
     in_flight: Annotated[tuple[Positive, ...], Meta(description="tensors: requests at a time")] = (1, 32)
-    streams: Annotated[tuple[Positive, ...], Meta(description="streaming: streams at a time")] = (64, 256)
+    streams: Annotated[tuple[Positive, ...], Meta(description="paced and streaming: streams at a time")] = (64, 256)
     prompt_tokens: Annotated[Positive, Meta(description="generation: tokens of a prompt")] = 128
-    output_tokens: Annotated[Positive, Meta(description="generation and streaming: tokens of an answer")] = 128
+    output_tokens: Annotated[Positive, Meta(description="generation, paced and streaming: tokens of an answer")] = 128
     waves: Annotated[
         Positive, Meta(description="generation: requests per place in a run; of the small model four times as many")
     ] = 1
@@ -47,7 +47,7 @@ class PeersSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             "measured again, nor with more requests at a time"
         ),
     ] = 120.0
-    seconds: Annotated[_Seconds, Meta(description="tensors and streaming: length of a run")] = 2.0
+    seconds: Annotated[_Seconds, Meta(description="tensors, paced and streaming: length of a run")] = 2.0
     repeat: Annotated[Positive, Meta(description="runs of each server, in turns; from 2 on ratios have intervals")] = 3
     timeout: Annotated[_Seconds, Meta(description="seconds that a server gets to start, and each request")] = 300.0
     json: Annotated[str | None, Meta(description="write everything as JSON here; - for standard output")] = None

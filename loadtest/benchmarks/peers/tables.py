@@ -16,11 +16,15 @@ from penstock.loadtest.report.markdown import code, escape, table
 from penstock.loadtest.search.model import Difference
 
 _HEADINGS = {
-    "streaming": "Streaming, without a model",
+    "paced": "Streaming without a model, one event for each token",
+    "streaming": "Streaming without a model, as fast as it goes",
     "tensors": "Tensors over KServe v2",
     "generation": "Generation on a CPU",
 }
 _ABOUT = {
+    "paced": "Output tokens per second of CPU of the process that writes them (and its CPU for each token, us). All "
+    "send one token of each stream in one event, every 20 ms. The two without a product have their chunks ready and "
+    "their engine in the same process; Penstock gets tokens from another process and makes text of them.",
     "streaming": "Output tokens/s, and in brackets thousands of tokens per second of CPU of the process that writes "
     "them. The two without a product have their chunks ready and their engine in the same process; Penstock gets "
     "tokens from another process, makes text of them, and sends those of a stream that have come meanwhile together: "
@@ -95,7 +99,7 @@ def _load(group: GroupResult) -> str:
         )
         tokens = f"Prompts of {chosen.prompt_tokens} tokens, {chosen.output_tokens} out"
         return f"{tokens}; for each place and run of {requests}. {turns}"
-    if group.table == "streaming":
+    if group.table in _STREAMS:
         return f"Answers of {chosen.output_tokens} tokens, runs of {chosen.seconds:g} s. {turns}"
     return f"Runs of {chosen.seconds:g} s. {turns}"
 
@@ -112,7 +116,7 @@ def _group(group: GroupResult) -> Iterator[str]:
             *(group.titles[name] for name in taking_part),
             *(f"{group.titles[name]}, ratio" for name in others),
             f"server CPU for each {'request' if group.table == 'tensors' else 'token'}, us",
-            *(["tokens in an event"] if group.table == "streaming" else []),
+            *(["tokens in an event"] if group.table in _STREAMS else []),
         )
         yield table(head, [_row(case, taking_part, others) for case in group.cases])
         yield _upkeep(group)
@@ -136,8 +140,10 @@ def _upkeep(group: GroupResult) -> str:
 _CASE_HEAD = {
     "generation": ("at a time",),
     "tensors": ("model", "protocol", "in flight"),
+    "paced": ("streams",),
     "streaming": ("streams",),
 }
+_STREAMS = ("paced", "streaming")
 
 
 def _row(result: CaseResult, names: list[str], others: list[str]) -> tuple[str, ...]:
@@ -150,7 +156,7 @@ def _row(result: CaseResult, names: list[str], others: list[str]) -> tuple[str, 
         *(_cell(case.table, result.cells[name]) for name in names),
         *(_ratio(ratios.get(name)) for name in others),
         _each(result, lambda cell: cell.middle("server_cpu_us")),
-        *([_each(result, lambda cell: cell.middle("tokens_per_piece"))] if case.table == "streaming" else []),
+        *([_each(result, lambda cell: cell.middle("tokens_per_piece"))] if case.table in _STREAMS else []),
     )
 
 
@@ -170,8 +176,10 @@ def _figures(table_: str, cell: Cell) -> str:
     if table_ == "tensors":
         latency = figures.e2e_ms
         return number(figures.requests_per_s) + (f" ({number(latency.p50)} / {number(latency.p99)})" if latency else "")
+    front = cell.middle("front_cpu_us")
+    if table_ == "paced":
+        return f"{number(1e6 / front)} ({number(front)})" if front else "–"
     if table_ == "streaming":
-        front = cell.middle("front_cpu_us")
         return number(figures.output_tokens_per_s) + (f" ({number(1e3 / front)})" if front else "")
     return f"{number(figures.output_tokens_per_s)} ({_middle(figures, 'ttft_ms')} / {_middle(figures, 'itl_ms')})"
 

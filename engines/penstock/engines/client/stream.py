@@ -28,6 +28,9 @@ class RequestStream:
         it has taken these in, and whatever it refused of them has arrived here."""
         self._pending: dict[int, RequestOutput] = {}
         self._waiter: asyncio.Future[bool] | None = None
+        self._listener: Callable[[], None] | None = None
+        self._told = False
+        """The listener will be called in this turn of the loop."""
 
     @property
     def live_ids(self) -> frozenset[int]:
@@ -46,13 +49,35 @@ class RequestStream:
             _merge(earlier, output)
         if output.finish_reason is not None:
             self._live.discard(request_id)
+        if self._listener is not None:
+            self._tell()
+            return
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(False)
 
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        """Instead of iterating: `listener` is called on the event loop whenever there is something to `take`, and after
+        `nudge`; once for all that has come in one turn of the loop. None: not any more."""
+        self._listener = listener
+        if listener is not None and self._pending:
+            self._tell()
+
+    def _tell(self) -> None:
+        if not self._told:
+            self._told = True
+            asyncio.get_running_loop().call_soon(self._call_listener)
+
+    def _call_listener(self) -> None:
+        self._told = False
+        if self._listener is not None:
+            self._listener()
+
     def nudge(self) -> None:
         """A reader that waits now gets an empty list."""
-        if self._waiter is not None and not self._waiter.done():
+        if self._listener is not None:
+            self._tell()
+        elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(True)
 
     def fail(self, error: RequestError) -> None:

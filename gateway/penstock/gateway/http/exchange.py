@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -19,13 +20,28 @@ SCOPE_KEY = "penstock.exchange"
 ARRIVAL_KEY = "penstock.arrival"
 """In the scope: when the request's first byte came, of time.monotonic()."""
 SENDER_KEY = "penstock.sender"
-"""In the scope: what counts the bytes of the response in `written`."""
+"""In the scope: the BodyWriter of the response, where the server has one."""
 _JSON = b"application/json"
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+
+class BodyWriter(Protocol):
+    """A short way past `send` for the pieces of a body that has begun."""
+
+    written: int
+    """Bytes of the response so far, its head and framing with them."""
+
+    def write_body(self, data: bytes) -> bool:
+        """`data` is not empty. False: wait with `drain` before the next call."""
+        ...
+
+    async def drain(self) -> None:
+        """Returns when the client has taken most of what was written, or has left."""
+        ...
 
 
 class Exchange:
@@ -52,12 +68,12 @@ class Exchange:
         self.context = read_context(self.headers)
         self.context.arrival = scope.get(ARRIVAL_KEY, self.context.arrival)
         self.context.record.method = scope["method"]
+        self.body_writer: BodyWriter | None = scope.get(SENDER_KEY)
 
     def close_record(self) -> None:
         """At the end of the request, however it ended."""
-        sender = self.scope.get(SENDER_KEY)
-        if sender is not None:
-            self.context.record.bytes_out = sender.written
+        if self.body_writer is not None:
+            self.context.record.bytes_out = self.body_writer.written
 
     def only_header(self, name: bytes) -> bytes | None:
         """Raises InvalidRequestError when there are several of this (lower-case) name."""

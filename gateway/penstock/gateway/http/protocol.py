@@ -23,12 +23,9 @@ from penstock.engines.errors import InvalidRequestError, OverloadedError, Pensto
 from penstock.gateway.errors import HttpError, error_headers, error_json, wire_shape
 from penstock.gateway.http.exchange import ARRIVAL_KEY, SENDER_KEY
 from penstock.gateway.http.limits import ConnectionLimits
+from penstock.gateway.http.response_sender import MAX_UNSENT_BYTES, ResponseSender
 
 _LINGER_SECONDS = 1.0
-_UNSENT_BYTES = 1 << 16
-"""Of one connection, before its stream is made to wait. A TLS transport would take eight times that in."""
-_JOINED_BYTES = 1 << 16
-"""Longer bodies are not copied behind their heads."""
 
 
 class _Phase(Enum):
@@ -40,54 +37,6 @@ class _Phase(Enum):
 
 class _Pipelined(Exception):
     """A second request came before the first was answered."""
-
-
-class _JoinedHead:
-    """Stands for the transport of a response: its head waits for what comes with it, so that a whole answer is one
-    write to the socket, and for the end of the loop's turn at most.
-
-    A TLS transport is given long bodies in pieces: it counts as sent what it has passed on, and passes on each write as
-    a whole."""
-
-    __slots__ = ("_head", "_in_pieces", "_loop", "_started", "_transport", "written")
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._in_pieces = transport.get_extra_info("sslcontext") is not None
-        self._loop = loop
-        self._started = False
-        self._head = b""
-        self.written = 0
-        """Bytes of the response, its head and framing with them."""
-
-    def write(self, data: bytes) -> None:
-        self.written += len(data)
-        if not self._started:
-            self._started = True
-            self._head = data
-            self._loop.call_soon(self._flush)
-        elif self._head and len(data) < _JOINED_BYTES:
-            self._transport.write(self._head + data)
-            self._head = b""
-        else:
-            self._flush()
-            if self._in_pieces and len(data) > _UNSENT_BYTES:
-                for start in range(0, len(data), _UNSENT_BYTES):
-                    self._transport.write(memoryview(data)[start : start + _UNSENT_BYTES])
-            else:
-                self._transport.write(data)
-
-    def is_closing(self) -> bool:
-        return self._transport.is_closing()
-
-    def close(self) -> None:
-        self._flush()
-        self._transport.close()
-
-    def _flush(self) -> None:
-        if self._head:
-            self._transport.write(self._head)
-            self._head = b""
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -124,7 +73,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=_UNSENT_BYTES)
+        transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
         self._arm_receive(self._limits.header_timeout, self._headers_late)
         if len(self.connections) > self._limits.max_connections:
             self._refuse(OverloadedError("Too many connections."))
@@ -196,10 +145,11 @@ class LimitedProtocol(HttpToolsProtocol):
             self._disarm_send()  # the next answer may be longer than what is left of the last one, and yet be read
         super().on_headers_complete()
         if self.cycle is not None:
-            sender = _JoinedHead(self.transport, self.loop)
+            current = self.scope["http_version"] == "1.1"
+            sender = ResponseSender(self.transport, self.loop, self.flow, chunked=current)
             self.cycle.transport = cast("asyncio.Transport", sender)
             self.scope[SENDER_KEY] = sender  # type: ignore[literal-required]
-            if self.scope["http_version"] != "1.1":
+            if not current:
                 _answer_until_close(self.cycle)
 
     def on_chunk_header(self) -> None:

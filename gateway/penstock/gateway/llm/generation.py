@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.messages import RequestOutput
@@ -23,6 +24,18 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+
+
+class DeltaListener(Protocol):
+    """Called on the event loop."""
+
+    def take(self, deltas: list[ChoiceDelta]) -> None:
+        """As from the iterator; what it raises goes to `fail`."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """The last call: what the iterator would have raised."""
+        ...
 
 
 class Generation:
@@ -71,6 +84,7 @@ class Generation:
         """When the newest deltas were handed out; at first, when the request was handed in."""
         self._timer: asyncio.TimerHandle | None = None
         self._ready: list[ChoiceDelta] | None = None
+        self._listener: DeltaListener | None = None
         choice = StagedChoiceOutput if request.stages else ChoiceOutput
         self._choices = {
             request_id: choice(prompt * request.n + sample, tokenizer, request, prompts[prompt])
@@ -120,21 +134,44 @@ class Generation:
         self._timer = asyncio.get_running_loop().call_later(rest, self._check_pulse, pulse)
 
     async def _next(self) -> list[ChoiceDelta]:
-        deltas: list[ChoiceDelta] = []
+        while True:
+            outputs = await self._stream.__anext__()
+            deltas = self._deltas(outputs)
+            if deltas or not outputs:
+                return deltas
+
+    def listen(self, listener: DeltaListener | None) -> None:
+        """Instead of iterating: deltas are given to `listener` as they come. That saves the resumption of a task, with
+        all that awaits it, for each token of each stream. None: not any more; what comes then is merged, and waits."""
+        self._listener = listener
+        self._stream.listen(None if listener is None else self._tell)
+
+    def _tell(self) -> None:
+        listener, outputs = self._listener, self._stream.take()
+        if listener is None:
+            return
         try:
-            while not deltas:
-                outputs = await self._stream.__anext__()
-                if not outputs:
-                    return deltas
-                now = time.monotonic()
-                for output in outputs:
-                    delta = self._advance(output, now)
-                    if delta is not None:
-                        deltas.append(delta)
-            self._shown = now
+            deltas = self._deltas(outputs)
+            if deltas or not outputs:
+                listener.take(deltas)
+        except Exception as error:
+            self.listen(None)
+            listener.fail(error)
+
+    def _deltas(self, outputs: Sequence[RequestOutput]) -> list[ChoiceDelta]:
+        """Empty where there is nothing to show. Raises the PenstockError that ended a choice."""
+        deltas: list[ChoiceDelta] = []
+        now = time.monotonic()
+        try:
+            for output in outputs:
+                delta = self._advance(output, now)
+                if delta is not None:
+                    deltas.append(delta)
         except PenstockError as error:
             self._end_all(f"error:{error.code}")
             raise
+        if deltas:
+            self._shown = now
         return deltas
 
     def _advance(self, output: RequestOutput, now: float) -> ChoiceDelta | None:

@@ -13,13 +13,14 @@ from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.llm.dataplane import GenerateRequest, Generation
 from penstock.gateway.openai.collect import Collected, collect
 from penstock.gateway.openai.endpoint import GeneratingEndpoint
+from penstock.gateway.openai.frames import Frames
 from penstock.gateway.openai.logprobs import chat_logprobs
 from penstock.gateway.openai.message_parts import finish_reason, has_call, message
 from penstock.gateway.openai.messages import generation_prompt, template_kwargs, template_messages
 from penstock.gateway.openai.objects import ChatChoice, new_head, running_usage, spliced, usage_object
 from penstock.gateway.openai.part_frames import PartFrames
 from penstock.gateway.openai.schemas import ChatRequest, StreamOptions
-from penstock.gateway.openai.sse import Frames, stream
+from penstock.gateway.openai.sse import stream
 from penstock.gateway.openai.unsupported import CHAT
 from penstock.gateway.openai.validation import chat_generate_request, parse
 

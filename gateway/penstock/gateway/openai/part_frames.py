@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.gateway.llm.dataplane import ChoiceDelta
+from penstock.gateway.openai.frames import Frames
 from penstock.gateway.openai.message_parts import finish_reason, has_call, message_delta
-from penstock.gateway.openai.sse import Frames
 from penstock.tokenizers import TextPart
 
 _encode = msgspec.json.Encoder().encode

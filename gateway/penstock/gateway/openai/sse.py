@@ -1,103 +1,15 @@
-"""Token streams as server-sent events.
-
-Nearly all of a chunk is the same from token to token, so each choice has its bytes ready and only the JSON of the new
-text is spliced in. Everything that came with one wake-up leaves in one ASGI message.
-"""
+"""Token streams as responses. Everything that came with one wake-up leaves in one write."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any
-
-import msgspec
+from collections.abc import AsyncIterator, Callable
 
 from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.llm.dataplane import ChoiceDelta, Usage
-from penstock.gateway.openai.objects import Head, usage_object
+from penstock.gateway.llm.dataplane import ChoiceDelta, Generation
+from penstock.gateway.openai.frames import HEARTBEAT, Frames
+from penstock.gateway.openai.pushed_frames import PushedFrames
 
-_encode = msgspec.json.Encoder().encode
-_DONE = b"data: [DONE]\n\n"
-_HEARTBEAT = {"type": "http.response.body", "body": b": keep-alive\n\n", "more_body": True}
-"""A comment, which clients pass over."""
-_RUNNING = b',"logprobs":null,"finish_reason":null}]}\n\n'
-
-LogprobsFormat = Callable[[int, Sequence[Any]], object]
-
-
-class Frames:
-    """Renders the deltas of one call.
-
-    `opening` and `closing` stand around the text inside a choice: `"text":` and nothing, or `"delta":{"content":`
-    and `}`. `logprobs`, `extra` and `usage` give more fields for a choice's delta, for the choice, and for the chunk.
-    """
-
-    def __init__(
-        self,
-        head: Head,
-        choices: int,
-        *,
-        opening: bytes,
-        closing: bytes = b"",
-        logprobs: LogprobsFormat | None = None,
-        extra: Callable[[ChoiceDelta], Mapping[str, object]] | None = None,
-        usage: Callable[[int | None], object] | None = None,
-    ) -> None:
-        self._start = b"data: " + _encode(head)[:-1]
-        choice = self._start + b',"choices":[{"index":'
-        self._prefixes = [choice + b"%d," % index + opening for index in range(choices)]
-        self._closing = closing
-        self._suffix = closing + _RUNNING
-        self._logprobs = logprobs
-        self._extra = extra
-        self._usage = usage
-        self._plain = logprobs is None and extra is None and usage is None
-        self.live = choices
-        """Choices whose finish reason has not been rendered."""
-
-    def render(self, deltas: Sequence[ChoiceDelta]) -> bytes:
-        """The frames of these deltas; empty when none of them has anything to show."""
-        parts: list[bytes] = []
-        for delta in deltas:
-            if delta.finish_reason is None and self._plain:
-                if delta.text:
-                    parts += (self._prefixes[delta.index], _encode(delta.text), self._suffix)
-            elif delta.text or delta.token_ids or delta.logprobs or delta.finish_reason:
-                parts.append(self._chunk(delta.index, _encode(delta.text), self._fields(delta)))
-        return b"".join(parts)
-
-    def _fields(self, delta: ChoiceDelta) -> dict[str, object]:
-        """What a choice's chunk has beside its text: finish reason, logprobs, token ids. Called once for each delta."""
-        logprobs: object = None
-        if self._logprobs is not None and delta.logprobs:
-            logprobs = self._logprobs(delta.index, delta.logprobs)
-        fields: dict[str, object] = {"logprobs": logprobs, "finish_reason": delta.finish_reason}
-        if delta.finish_reason is not None:
-            self.live -= 1
-            fields["stop_reason"] = delta.stop_reason
-        if self._extra is not None:
-            fields.update(self._extra(delta))
-        return fields
-
-    def _chunk(self, index: int, shown: bytes, fields: Mapping[str, object]) -> bytes:
-        parts = (self._prefixes[index], shown, self._closing, b",", _encode(fields)[1:], b"]")
-        return b"".join(parts) + self._tail(index)
-
-    def role(self, index: int, prompt_token_ids: list[int] | None) -> bytes:
-        """The chunk that opens a chat choice."""
-        fields = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
-        extra = b"" if prompt_token_ids is None else b',"prompt_token_ids":' + _encode(prompt_token_ids)
-        return self._start + extra + b',"choices":[' + fields % index + b"]" + self._tail(None)
-
-    def _tail(self, index: int | None) -> bytes:
-        if self._usage is None:
-            return b"}\n\n"
-        return b',"usage":' + _encode(self._usage(index)) + b"}\n\n"
-
-    def end(self, usage: Usage | None) -> bytes:
-        """The usage chunk, if asked for, and `[DONE]`."""
-        if usage is None:
-            return _DONE
-        return self._start + b',"choices":[],"usage":' + _encode(usage_object(usage)) + b"}\n\n" + _DONE
+_HEARTBEAT = {"type": "http.response.body", "body": HEARTBEAT, "more_body": True}
 
 
 async def stream(
@@ -110,8 +22,7 @@ async def stream(
 ) -> None:
     """Sends a generation to its end. An error before the first delta, or pulse, is raised with no byte sent.
 
-    The deltas that finish the last choice leave together with what `ending` gives. This coroutine is resumed for every
-    step of the engine, and with it all that await it: keep that chain short.
+    The deltas that finish the last choice leave together with what `ending` gives.
     """
     batch = await anext(deltas, None)
     await exchange.start_stream()
@@ -122,14 +33,23 @@ async def stream(
     data = opening() + frames.render(batch or ())
     if frames.live:
         await send({"type": "http.response.body", "body": data, "more_body": True})
-        async for batch in deltas:
-            data = frames.render(batch)
-            if not frames.live:
-                break
-            if data:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-            elif not batch:
-                await send(_HEARTBEAT)
+        if isinstance(deltas, Generation) and exchange.body_writer is not None:
+            data = await PushedFrames(deltas, frames, exchange.body_writer).sent()
         else:
-            data = b""
+            data = await _sent(exchange, deltas, frames)
     await exchange.finish(data + ending())
+
+
+async def _sent(exchange: Exchange, deltas: AsyncIterator[list[ChoiceDelta]], frames: Frames) -> bytes:
+    """Sends frames until the last choice ends, and returns those of that end. This coroutine is resumed for every step
+    of the engine, and with it all that await it: keep that chain short."""
+    send = exchange.raw_send
+    async for batch in deltas:
+        data = frames.render(batch)
+        if not frames.live:
+            return data
+        if data:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        elif not batch:
+            await send(_HEARTBEAT)
+    return b""

@@ -1,7 +1,8 @@
 """What streaming costs without a product around it: uvicorn with starlette, and chunks that lie ready.
 
-`bare_stream.py PORT plain|events`: StreamingResponse, or sse-starlette's EventSourceResponse. An engine in the same
-process puts one chunk into the queue of every stream that lives, again and again, as fast as the streams take them.
+`bare_stream.py PORT plain|events [STEP_MS]`: StreamingResponse, or sse-starlette's EventSourceResponse. An engine in
+the same process puts one chunk into the queue of every stream that lives, again and again: each STEP_MS milliseconds,
+or as fast as the streams take them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _LAST = json.dumps({**_ABOUT, "choices": [{"index": 0, "text": "", "logprobs": N
 
 
 class Engine:
-    def __init__(self) -> None:
+    def __init__(self, step_seconds: float) -> None:
+        """0: as fast as the streams take the chunks."""
+        self._step_seconds = step_seconds
         self._left: dict[asyncio.Queue[str | None], int] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -48,12 +51,12 @@ class Engine:
                 if not self._left[queue]:
                     queue.put_nowait(None)
                     del self._left[queue]
-            await asyncio.sleep(0)
+            await asyncio.sleep(self._step_seconds)
             await asyncio.sleep(0)  # every stream that was woken sends before the next step
 
 
-def application(style: str) -> Starlette:
-    engine = Engine()
+def application(style: str, step_seconds: float) -> Starlette:
+    engine = Engine(step_seconds)
 
     async def complete(request: Request) -> Response:
         tokens = (await request.json())["max_tokens"]
@@ -69,9 +72,9 @@ def application(style: str) -> Starlette:
 
 
 def main() -> None:
-    port, style = int(sys.argv[1]), sys.argv[2]
+    port, style, step_ms = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]) if len(sys.argv) > 3 else 0
     uvicorn.run(
-        application(style),
+        application(style, step_ms / 1e3),
         host="127.0.0.1",
         port=port,
         loop="uvloop",

@@ -1,0 +1,50 @@
+"""Frames that go from the engine's message to the socket without resuming a task for each token."""
+
+from __future__ import annotations
+
+import asyncio
+
+from penstock.gateway.http.exchange import BodyWriter
+from penstock.gateway.llm.dataplane import ChoiceDelta, Generation
+from penstock.gateway.openai.frames import HEARTBEAT, Frames
+
+
+class PushedFrames:
+    """Of one stream whose response has begun. While the client is slow, nothing is taken from the engine: tokens merge
+    in the request's mailbox."""
+
+    def __init__(self, generation: Generation, frames: Frames, writer: BodyWriter) -> None:
+        self._generation = generation
+        self._frames = frames
+        self._writer = writer
+        self._pause: asyncio.Future[bytes | None]
+
+    async def sent(self) -> bytes:
+        """Sends frames until the last choice ends, and returns those of that end. Raises what the generation does."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                self._pause = loop.create_future()
+                self._generation.listen(self)
+                last = await self._pause
+                if last is not None:
+                    return last
+                await self._writer.drain()
+        finally:
+            self._generation.listen(None)
+
+    def take(self, deltas: list[ChoiceDelta]) -> None:
+        data = self._frames.render(deltas)
+        if not self._frames.live:
+            self._stop(data)
+        elif (data or not deltas) and not self._writer.write_body(data or HEARTBEAT):
+            self._stop(None)
+
+    def _stop(self, last: bytes | None) -> None:
+        self._generation.listen(None)
+        if not self._pause.done():
+            self._pause.set_result(last)
+
+    def fail(self, error: Exception) -> None:
+        if not self._pause.done():
+            self._pause.set_exception(error)

@@ -172,3 +172,58 @@ def test_streams_know_how_many_samples_the_engine_was_sent() -> None:
     assert (submit(1).arrival_number, submit(2, 3).arrival_number, submit(1).arrival_number) == (1, 6, 7)
     table.fail_all(EngineDeadError("gone"))
     assert submit(2).arrival_number == 2, "the next engine counts from 0"
+
+
+class Listening:
+    """A listener that takes at once."""
+
+    def __init__(self, table: StreamTable, *ids: int) -> None:
+        self.taken: list[list[tuple[int, list[int]]]] = []
+        self.stream = table.submit([request(*ids)])
+        self.stream.listen(self)
+
+    def __call__(self) -> None:
+        self.taken.append([(output.id, output.token_ids) for output in self.stream.take()])
+
+
+async def test_a_listener_is_called_once_for_each_step() -> None:
+    table = StreamTable(lambda messages: None)
+    one, two = Listening(table, 1, 2), Listening(table, 3)
+    table.deliver([RequestOutput(1, [5]), RequestOutput(3, [8]), RequestOutput(2, [6])])
+    table.deliver([RequestOutput(1, [7], FinishReason.STOP)])
+    assert one.taken == [[(1, [5]), (2, [6])], [(1, [7])]]
+    assert two.taken == [[(3, [8])]]
+
+
+async def test_a_listener_hears_of_ends_that_no_step_brings() -> None:
+    table = StreamTable(lambda messages: None)
+    one = Listening(table, 1, 2)
+    table.abort([1, 2])
+    assert one.taken == [], "it may be the listener itself that aborts"
+    await asyncio.sleep(0)
+    assert one.taken == [[(1, []), (2, [])]]
+
+
+async def test_a_listener_is_told_of_what_came_before_it_and_of_nudges() -> None:
+    box = Mailbox(1)
+    box.put(1, 5)
+    box.put(1, 6)
+    calls: list[list[int]] = []
+    box.stream.listen(lambda: calls.append([token for output in box.stream.take() for token in output.token_ids]))
+    await asyncio.sleep(0)
+    box.stream.nudge()
+    await asyncio.sleep(0)
+    assert calls == [[5, 6], []]
+
+
+async def test_what_comes_while_nobody_listens_is_merged() -> None:
+    box = Mailbox(1)
+    calls: list[None] = []
+    box.stream.listen(lambda: calls.append(None))
+    box.put(1, 5)
+    box.stream.listen(None)
+    await asyncio.sleep(0)
+    box.put(1, 6)
+    assert calls == []
+    [output] = await anext(box.stream)
+    assert output.token_ids == [5, 6]

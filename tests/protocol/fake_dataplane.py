@@ -18,6 +18,7 @@ from penstock.gateway.llm.dataplane import (
     TokenLogprob,
     Usage,
 )
+from penstock.gateway.llm.generation import DeltaListener
 from penstock.gateway.llm.models import LoadedModel
 from penstock.kvcache import KVGroup
 
@@ -39,6 +40,7 @@ class ScriptedGeneration(Generation):
     def __init__(self, request: GenerateRequest, steps: Iterable[Step]) -> None:
         self._steps = iter(steps)
         self._prompts = request.prompts
+        self._telling: asyncio.Task[None] | None = None
         self.closed = asyncio.Event()
         self.waiting = asyncio.Event()
         self.prompt_token_ids = [
@@ -72,6 +74,18 @@ class ScriptedGeneration(Generation):
                 self.usage_by_choice[each.index] += len(each.token_ids)
             return step
         raise StopAsyncIteration
+
+    def listen(self, listener: DeltaListener | None) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+        self._telling = None if listener is None else asyncio.ensure_future(self._tell_all(listener))
+
+    async def _tell_all(self, listener: DeltaListener) -> None:
+        try:
+            async for deltas in self:
+                listener.take(deltas)
+        except Exception as error:
+            listener.fail(error)
 
     def close(self) -> None:
         self.closed.set()

@@ -29,8 +29,8 @@ class RequestStream:
         self._pending: dict[int, RequestOutput] = {}
         self._waiter: asyncio.Future[bool] | None = None
         self._listener: Callable[[], None] | None = None
-        self._told = False
-        """The listener will be called in this turn of the loop."""
+        self._called = False
+        """The listener is going to be called."""
 
     @property
     def live_ids(self) -> frozenset[int]:
@@ -39,9 +39,15 @@ class RequestStream:
 
     def put(self, output: RequestOutput) -> None:
         """Merges an output into the mailbox. Outputs of ids that have ended are dropped."""
+        if self.add(output):
+            asyncio.get_running_loop().call_soon(self.call_listener)
+
+    def add(self, output: RequestOutput) -> bool:
+        """The same for an engine's step, which has outputs for many streams. True: `call_listener` must be called, when
+        the whole step has been added."""
         request_id = output.id
         if request_id not in self._live:
-            return
+            return False
         earlier = self._pending.get(request_id)
         if earlier is None:
             self._pending[request_id] = output
@@ -50,33 +56,35 @@ class RequestStream:
         if output.finish_reason is not None:
             self._live.discard(request_id)
         if self._listener is not None:
-            self._tell()
-            return
+            first = not self._called
+            self._called = True
+            return first
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(False)
+        return False
 
     def listen(self, listener: Callable[[], None] | None) -> None:
-        """Instead of iterating: `listener` is called on the event loop whenever there is something to `take`, and after
-        `nudge`; once for all that has come in one turn of the loop. None: not any more."""
+        """Instead of iterating: `listener` is called on the event loop whenever there is something to `take`, once for
+        all that a step has brought, and after `nudge`. It must not raise. None: not any more."""
         self._listener = listener
         if listener is not None and self._pending:
-            self._tell()
+            self._call_soon()
 
-    def _tell(self) -> None:
-        if not self._told:
-            self._told = True
-            asyncio.get_running_loop().call_soon(self._call_listener)
+    def _call_soon(self) -> None:
+        if not self._called:
+            self._called = True
+            asyncio.get_running_loop().call_soon(self.call_listener)
 
-    def _call_listener(self) -> None:
-        self._told = False
+    def call_listener(self) -> None:
+        self._called = False
         if self._listener is not None:
             self._listener()
 
     def nudge(self) -> None:
         """A reader that waits now gets an empty list."""
         if self._listener is not None:
-            self._tell()
+            self._call_soon()
         elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(True)
 

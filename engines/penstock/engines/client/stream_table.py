@@ -46,13 +46,16 @@ class StreamTable:
 
     def deliver(self, outputs: Iterable[RequestOutput]) -> None:
         """The one loop over a step's outputs. Late outputs of ids that have ended are dropped."""
-        streams = self._streams
+        streams, listening = self._streams, []
         for output in outputs:
             stream = streams.get(output.id)
             if stream is not None:
-                stream.put(output)
+                if stream.add(output):
+                    listening.append(stream)
                 if output.finish_reason is not None:
                     del streams[output.id]
+        for stream in listening:
+            stream.call_listener()
 
     def abort(self, ids: Iterable[int]) -> None:
         """Ends ids for their streams at once, and tells the engine of those that were still live."""

@@ -55,8 +55,15 @@ class ResponseSender:
     def write_body(self, data: bytes) -> bool:
         """More of a body of unknown length that has begun, without the coroutine of ASGI's `send`. `data` is not empty.
         False: the client is slow, and `send` would have waited; wait with `drain` before the next call."""
-        if not self._transport.is_closing():
-            self.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        transport = self._transport
+        if transport.is_closing():
+            return True
+        framed = b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
+        if self._head or self._in_pieces:
+            self.write(framed)
+        else:
+            self.written += len(framed)
+            transport.write(framed)
         return not self._flow.write_paused
 
     async def drain(self) -> None:

@@ -66,9 +66,9 @@ def test_protocols_that_a_peer_does_not_offer_are_left_out() -> None:
 
 def test_everything_is_measured_and_everybody_is_known() -> None:
     found = groups()
-    assert [table for table, *_ in found] == ["streaming", *["tensors"] * 4, *["generation"] * 8]
+    assert [table for table, *_ in found] == ["paced", "streaming", *["tensors"] * 4, *["generation"] * 8]
     assert {name for _, _, names, _ in found for name in names} == set(CONTENDERS)
-    assert groups(tables=["streaming"], only=["triton"]) == [], "the streaming table is of no peer that has a name"
+    assert groups(tables=["streaming", "paced"], only=["triton"]) == [], "these are of no peer that has a name"
 
 
 def test_the_command_takes_each_of_its_settings_as_a_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,6 +84,7 @@ class ScriptedGeneration(Generation):
         try:
             async for deltas in self:
                 listener.take(deltas)
+                await asyncio.sleep(0)  # `listen(None)` may have come
         except Exception as error:
             listener.fail(error)
 

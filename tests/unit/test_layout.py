@@ -99,6 +99,7 @@ LAYERS = (
     {"openai"},
     {"ports"},
     {"composition"},
+    {"command_line_model"},
     {"lifecycle"},
     {"cli"},
 )

@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.engines.autonomous.core import AutonomousCore
 from penstock.engines.contract.continuous_batcher import ContinuousBatcher
+from penstock.engines.contract.loading import Loading, Report, silent
 from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.core import Core, EngineCore
 from penstock.engines.errors import EngineError, UnsupportedError
@@ -36,7 +37,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds; see `process.heartbeat`."""
 
 
-def _openvino(options: dict[str, Any]) -> ModelRunner:
+def _openvino(options: dict[str, Any], report: Report) -> ModelRunner:
     from penstock.engines.host.memory import parse_memory
     from penstock.engines.openvino.config import OpenVINOConfig
     from penstock.engines.openvino.runner import OpenVINORunner
@@ -46,37 +47,39 @@ def _openvino(options: dict[str, Any]) -> ModelRunner:
         "model_dir": Path(options["model_dir"]),
         "kv_cache_memory": None if memory is None else parse_memory(memory),
     }
-    return OpenVINORunner(OpenVINOConfig(**resolved))
+    return OpenVINORunner(OpenVINOConfig(**resolved), report)
 
 
-def _torch(options: dict[str, Any]) -> ModelRunner:
+def _torch(options: dict[str, Any], report: Report) -> ModelRunner:
     try:
         from penstock.engines.torch.config import TorchConfig
         from penstock.engines.torch.runner import TorchRunner
     except ModuleNotFoundError as e:
         raise EngineError(f"the torch runner needs torch and transformers, {e.name} is missing: penstock[torch]") from e
-    return TorchRunner(TorchConfig(**options | {"model_dir": Path(options["model_dir"])}))
+    return TorchRunner(TorchConfig(**options | {"model_dir": Path(options["model_dir"])}), report)
 
 
-def _simulated(options: dict[str, Any]) -> ModelRunner:
+def _simulated(options: dict[str, Any], report: Report) -> ModelRunner:
     from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
 
     return SimulatedRunner(msgspec.convert(options, SimulatedConfig))
 
 
-def _vllm(options: dict[str, Any]) -> ModelRunner:
+def _vllm(options: dict[str, Any], report: Report) -> ModelRunner:
     from penstock.engines.vllm.loading import load
 
+    report(Loading("vLLM"))
     return load(options)
 
 
-def _vllm_batcher(options: dict[str, Any]) -> ContinuousBatcher:
+def _vllm_batcher(options: dict[str, Any], report: Report) -> ContinuousBatcher:
     from penstock.engines.vllm.loading import load_batcher
 
+    report(Loading("vLLM"))
     return load_batcher(options)
 
 
-def _simulated_batcher(options: dict[str, Any]) -> ContinuousBatcher:
+def _simulated_batcher(options: dict[str, Any], report: Report) -> ContinuousBatcher:
     from penstock.engines.simulated import OwnThread, SimulatedBatcher, SimulatedBatcherConfig
 
     config = msgspec.convert(options, SimulatedBatcherConfig)
@@ -88,13 +91,14 @@ RUNNERS = {"openvino": _openvino, "simulated": _simulated, "torch": _torch, "vll
 """Imported when asked for: a process loads only what it runs."""
 
 
-def _tensorrt_llm(options: dict[str, Any]) -> ContinuousBatcher:
+def _tensorrt_llm(options: dict[str, Any], report: Report) -> ContinuousBatcher:
     from penstock.engines.tensorrt_llm.loading import load
 
+    report(Loading("TensorRT-LLM"))
     return load(options)
 
 
-BATCHERS: dict[str, Callable[[dict[str, Any]], ContinuousBatcher]] = {
+BATCHERS: dict[str, Callable[[dict[str, Any], Report], ContinuousBatcher]] = {
     "simulated": _simulated_batcher,
     "tensorrt_llm": _tensorrt_llm,
     "vllm": _vllm_batcher,
@@ -103,7 +107,7 @@ BATCHERS: dict[str, Callable[[dict[str, Any]], ContinuousBatcher]] = {
 or when it is told to."""
 
 
-def load_core(spec: EngineSpec, clock: Callable[[], float]) -> Core:
+def load_core(spec: EngineSpec, clock: Callable[[], float], report: Report = silent) -> Core:
     """Loads the model behind the scheduler that the specification asks for.
 
     Raises ValueError and PenstockError for a configuration that cannot be. A runner that cannot drive a model which the
@@ -117,7 +121,7 @@ def load_core(spec: EngineSpec, clock: Callable[[], float]) -> Core:
         raise ValueError(f"the engine {spec.runner} has no scheduler of its own")
     if spec.scheduling != "engine" and spec.runner in RUNNERS:
         try:
-            runner = load_runner(spec)
+            runner = load_runner(spec, report)
         except UnsupportedError as error:
             if error.param != "scheduler" or spec.runner not in BATCHERS:
                 raise
@@ -130,7 +134,7 @@ def load_core(spec: EngineSpec, clock: Callable[[], float]) -> Core:
             _tell_unused(spec)
         else:
             return EngineCore(runner, spec.scheduler, clock)
-    return AutonomousCore(BATCHERS[spec.runner](spec.options), spec.scheduler, clock)
+    return AutonomousCore(BATCHERS[spec.runner](spec.options, report), spec.scheduler, clock)
 
 
 def _tell_unused(spec: EngineSpec) -> None:
@@ -142,10 +146,10 @@ def _tell_unused(spec: EngineSpec) -> None:
         logger.warning("not used by %s's own scheduler: %s", spec.runner, flags)
 
 
-def load_runner(spec: EngineSpec) -> ModelRunner:
+def load_runner(spec: EngineSpec, report: Report = silent) -> ModelRunner:
     """Loads the model. Raises ValueError for a configuration that the runner does not take."""
     try:
         factory = RUNNERS[spec.runner]
     except KeyError:
         raise ValueError(f"no runner is called {spec.runner!r}; there are {', '.join(sorted(RUNNERS))}") from None
-    return factory(spec.options)
+    return factory(spec.options, report)

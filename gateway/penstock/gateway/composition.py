@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import sys
@@ -24,6 +25,7 @@ from penstock.gateway.front.exposure import asks_for_keys, browser_rules
 from penstock.gateway.front.intake import Intake
 from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.front.key_file import read_keys
+from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.front.server_health import ServerHealth
 from penstock.gateway.front.tls import TlsSettings
 from penstock.gateway.front.work_pool import WorkPools
@@ -36,10 +38,11 @@ from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.kserve.trace_settings import TraceSettings, changes
 from penstock.gateway.kserve.tracing import Tracing
 from penstock.gateway.llm.dataplane import DataPlane
+from penstock.gateway.llm.hub import fetch_model
 from penstock.gateway.llm.kserve.folder_layout import check_installed
 from penstock.gateway.llm.kserve.loader import LANGUAGE_BACKENDS, language_loaders
 from penstock.gateway.llm.model_builder import build_model
-from penstock.gateway.llm.models import LoadedModel, find_model
+from penstock.gateway.llm.models import LoadedModel
 from penstock.gateway.memory.budget import MemoryBudget
 from penstock.gateway.metrics.custom import CustomMetrics
 from penstock.gateway.metrics.gpu import GpuMetrics
@@ -54,11 +57,12 @@ if TYPE_CHECKING:  # needs the extra [otel]
     from penstock.gateway.spans.request_spans import RequestSpans
 
 
-def build_dataplane(config: Config, pools: WorkPools) -> DataPlane:
+def build_dataplane(config: Config, pools: WorkPools, board: LoadingBoard) -> DataPlane:
     return DataPlane(
         request_timeout=config.scheduling.request_timeout or None,
         clamp_max_tokens=config.server.clamp_max_tokens,
         text_pool=pools.text,
+        board=board,
     )
 
 
@@ -71,15 +75,21 @@ def build_budget(config: Config, gpus: GpuMetrics) -> MemoryBudget:
 
 
 def build_repository(
-    config: Config, dataplane: DataPlane, metrics: CustomMetrics, budget: MemoryBudget
+    config: Config, dataplane: DataPlane, metrics: CustomMetrics, budget: MemoryBudget, board: LoadingBoard
 ) -> ModelRepository:
     """The models of the repositories, classic ones and language models. Raises ConfigError."""
     settings = repository_settings(config.repository)
     classic = classic_loaders(settings.backend_options)
 
-    def build(own: Config, name: str) -> LoadedModel:
+    async def build(own: Config, name: str) -> LoadedModel:
         check_installed(own.model.engine)
-        return build_model(own, find_model(own.model.model), [name], budget)
+        report = board.reporter([name])
+        try:
+            source = await fetch_model(own.model.model, report)
+        finally:
+            report(None)
+        # in a thread: a large tokenizer takes its time
+        return await asyncio.to_thread(build_model, own, source, [name], budget, board)
 
     language = language_loaders(config, dataplane, build, settings.backend_options)
 
@@ -90,7 +100,7 @@ def build_repository(
         repositories = [Repository(url) for url in config.repository.model_repository]
     except ConfigError as error:
         raise ConfigError(f"model-repository: {error}") from None
-    return ModelRepository(settings, loader, repositories, metric=metrics.metric)
+    return ModelRepository(settings, loader, repositories, metric=metrics.metric, board=board)
 
 
 def repository_settings(config: RepositoryConfig) -> RepositorySettings:

@@ -18,6 +18,7 @@ from itertools import chain
 from typing import Any, Literal
 
 from penstock.engines.errors import PenstockError
+from penstock.gateway.command_line_model import CommandLineModel
 from penstock.gateway.composition import (
     app_settings,
     build_access_log,
@@ -38,15 +39,14 @@ from penstock.gateway.front.addresses import url_host
 from penstock.gateway.front.exposure import check_exposure
 from penstock.gateway.front.journal import Hook, RequestJournal, name_request
 from penstock.gateway.front.listening import cannot_listen
+from penstock.gateway.front.loading_board import LoadingBoard, LoadingLog, LoadingView
 from penstock.gateway.front.server_health import ServerHealth, is_live
+from penstock.gateway.front.terminal_log import TerminalLog
 from penstock.gateway.front.tls import TlsSettings
 from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.server import HttpServer, ServerSettings
 from penstock.gateway.kserve.grpc.server import GrpcServer
-from penstock.gateway.llm.kserve.language_model import LanguageModel
-from penstock.gateway.llm.model_builder import build_model
-from penstock.gateway.llm.models import LoadedModel, ModelSource, find_model
 from penstock.gateway.metrics.custom import CustomMetrics
 from penstock.gateway.metrics.gpu import GpuMetrics
 from penstock.gateway.metrics.intake import IntakeMetrics
@@ -64,28 +64,38 @@ _UNLOAD_SECONDS = 5.0
 
 def serve(config: Config) -> int:
     """Runs a server until it is told to stop; returns the exit status."""
+    handler, view = _log_handler()
     logging.basicConfig(
         level=config.server.logging_level,
         format="%(asctime)s %(levelname)-7s %(message)s%(request)s",
-        stream=sys.stderr,
+        handlers=[handler],
     )
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(name_request)
     for library in ("grpc", "asyncio"):
         logging.getLogger(library).setLevel(logging.WARNING)  # at level debug they drown out everything else
     try:
         check_exposure(config)
         wanted = config.model.model is not None or not config.repository.model_repository
-        source = find_model(config.model.model) if wanted else None
-        if source is None and (config.adapters.lora or config.adapters.lora_directory):
+        if not wanted and (config.adapters.lora or config.adapters.lora_directory):
             raise ConfigError("lora: there is no MODEL; a model in a repository has its adapters in its model.json")
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_Server(config, source).run())
+            return runner.run(_Server(config, LoadingBoard(view), with_model=wanted).run())
     except (ConfigError, PenstockError) as error:
         logger.error("%s", error)
         return 1
-    except KeyboardInterrupt:  # while a model is downloaded, before the server handles signals
+    except KeyboardInterrupt:  # before the server handles signals
         return 130
+
+
+def _log_handler() -> tuple[logging.Handler, LoadingView]:
+    """For lines on standard error, and where loading is shown."""
+    handler: logging.Handler
+    view: LoadingView
+    if sys.stderr.isatty():
+        handler = view = TerminalLog(sys.stderr)
+    else:
+        handler, view = logging.StreamHandler(sys.stderr), LoadingLog(logger.info)
+    handler.addFilter(name_request)
+    return handler, view
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -99,17 +109,20 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 class _Server:
     """Everything that lives as long as the process."""
 
-    def __init__(self, config: Config, source: ModelSource | None) -> None:
+    def __init__(self, config: Config, board: LoadingBoard, *, with_model: bool) -> None:
+        """`with_model`: the command names one, or means the demo model."""
         self._config = config
         server = config.server
         pools = WorkPools()
-        self._dataplane = build_dataplane(config, pools)
+        self._dataplane = build_dataplane(config, pools, board)
         custom = CustomMetrics()
         gpus = GpuMetrics()
-        self._budget = build_budget(config, gpus)
-        self._models = build_repository(config, self._dataplane, custom, self._budget)
-        self._model = self._add_model(source) if source is not None else None
-        health = ServerHealth(self._is_live, self._would_serve)
+        budget = build_budget(config, gpus)
+        self._models = build_repository(config, self._dataplane, custom, budget, board)
+        self._model: CommandLineModel | None = None
+        if with_model:
+            self._model = CommandLineModel(config, self._dataplane, self._models, budget, board)
+        health = ServerHealth(self._is_live, self._would_serve, board.texts)
         self._kserve = build_kserve(config, self._models, self._dataplane, pools, health)
         triton = TritonMetrics(self._models.models, self._models.load_seconds)
         requests = RequestMetrics()
@@ -157,14 +170,6 @@ class _Server:
         if self._spans is None:
             return RequestJournal(on_end)
         return RequestJournal([*on_end, self._spans.end], [self._spans.begin])
-
-    def _add_model(self, source: ModelSource) -> LoadedModel:
-        """The model of the command line: in every view from the start, ready when it is loaded."""
-        model = build_model(self._config, source, budget=self._budget)
-        self._dataplane.add(model)
-        for name in model.names:
-            self._models.add(LanguageModel(self._dataplane, model, name, policy=self._config.scheduling.policy))
-        return model
 
     def _would_serve(self) -> bool:
         return self._loaded and self._models.ready and not self._drain.draining
@@ -246,7 +251,7 @@ class _Server:
 
     async def _load(self) -> None:
         if self._model is not None:
-            await self._start_model(self._model)
+            await self._model.start()
         await self._models.start()
         self._loaded = True
         # The gateway's long-lived objects are all made now: keep them out of every later collection.
@@ -255,21 +260,6 @@ class _Server:
         if self._config.repository.model_repository:
             served = [f"{model.name} {model.version}" for model in self._models.models() if model.ready]
             logger.info("ready: %d models: %s", len(served), ", ".join(served))
-
-    async def _start_model(self, model: LoadedModel) -> None:
-        await model.engine.start()
-        model.loaded = True
-        info = model.engine.info
-        num_groups = len(info.kv_groups)
-        logger.info(
-            "ready: %s on %s; context %d tokens, KV cache %d blocks of %d tokens%s",
-            model.names[0],
-            info.runner,
-            info.context_length,
-            info.num_blocks,
-            info.block_size,
-            f", shared by {num_groups} groups of layers" if num_groups > 1 else "",
-        )
 
     def _handle_signals(self) -> None:
         def received(name: str) -> None:
@@ -316,7 +306,7 @@ class _Server:
         self._drain.expire()
         await asyncio.gather(*(port.stop() for port in self._ports))
         if self._model is not None:
-            await self._model.engine.stop()
+            await self._model.stop()
         await self._stop_models(ends)
         self._intake.lag.stop()
         self._kserve.tracing.close()

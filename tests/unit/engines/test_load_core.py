@@ -52,12 +52,12 @@ def test_guesses_are_verified_by_our_scheduler_alone(monkeypatch):
 def test_an_engine_that_cannot_verify_guesses_says_so(monkeypatch):
     runner = SimulatedRunner(SimulatedConfig())
     runner.info = msgspec.structs.replace(runner.info, supports_drafts=False)
-    monkeypatch.setitem(registry.RUNNERS, "torch", lambda options: runner)
+    monkeypatch.setitem(registry.RUNNERS, "torch", lambda options, report: runner)
     with pytest.raises(UnsupportedError, match=r"--speculative: this engine cannot verify guesses \(simulated\)"):
         load_core(EngineSpec(runner="torch", scheduler=SchedulerConfig(speculative="ngram")), lambda: 0.0)
 
 
-def refuse(options):
+def refuse(options, report):
     raise UnsupportedError("a model with several kinds of layers", param="scheduler")
 
 
@@ -72,7 +72,7 @@ def test_the_engines_own_where_ours_cannot(monkeypatch, caplog):
 
 @pytest.mark.parametrize("scheduling", ["auto", "penstock"])
 def test_no_way_out_for_what_no_scheduler_can_run(monkeypatch, scheduling):
-    def refuse_for_good(options):
+    def refuse_for_good(options, report):
         raise UnsupportedError("a model with two prompts")
 
     monkeypatch.setitem(registry.RUNNERS, "simulated", refuse_for_good)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar
 
 import pytest
-from huggingface_hub import constants, hf_api
 
+from helpers_hub import serving_hub
+from penstock.engines.contract.loading import Loading
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.llm import models
+from penstock.gateway.llm.hub import fetch_model
 
 
 def test_a_local_folder_is_called_by_its_name(tmp_path):
@@ -50,71 +49,40 @@ def test_a_model_without_generation_config_has_no_defaults(tmp_path):
     assert models.default_params(tmp_path) == {}
 
 
-class _Hub(BaseHTTPRequestHandler):
-    """The answers of a model hub that a snapshot of one small repository takes."""
-
-    FILES: ClassVar = {
-        "config.json": b'{"model_type": "llama"}',
-        "weights.bin": b"",
-        "consolidated.safetensors": b"",
-        "original/model.safetensors": b"",
-    }
-    COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-    def do_HEAD(self) -> None:
-        self._answer(body=False)
-
-    def do_GET(self) -> None:
-        self._answer(body=True)
-
-    def _answer(self, *, body: bool) -> None:
-        path = self.path.partition("?")[0]
-        if not path.startswith(("/api/models/org/small", "/org/small/")):
-            self.send_response(404)
-            self.send_header("X-Error-Code", "RepoNotFound")
-            self.end_headers()
-            return
-        if "/tree/" in path:
-            files = [{"type": "file", "path": n, "size": len(d), "oid": "0" * 40} for n, d in self.FILES.items()]
-            data = json.dumps(files).encode()
-        elif path.startswith("/api/"):
-            siblings = [{"rfilename": name} for name in self.FILES]
-            data = json.dumps({"id": "org/small", "sha": self.COMMIT, "siblings": siblings}).encode()
-        else:
-            data = self.FILES[path.rpartition("/")[2]]
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.send_header("ETag", '"etag"')
-        self.send_header("X-Repo-Commit", self.COMMIT)
-        self.end_headers()
-        if body:
-            self.wfile.write(data)
-
-    def log_message(self, *args: object) -> None:
-        pass
+FILES = {"config.json": b'{"model_type": "llama"}', "weights.bin": b"", "model.safetensors": b"x" * 100_000}
 
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    endpoint = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hf_api.api, "endpoint", endpoint)
-    yield server
-    server.shutdown()
-    server.server_close()
+    with serving_hub(FILES) as running:
+        for name, value in running.environ(tmp_path / "cache").items():
+            monkeypatch.setenv(name, value)
+        yield running
 
 
-def test_a_hub_model_is_downloaded_without_what_is_not_needed(hub):
-    source = models.find_model("org/small")
+async def test_a_hub_model_is_downloaded_without_what_is_not_needed(hub):
+    reports = []
+    source = await fetch_model("org/small", reports.append)
     assert source.name == "org/small"
-    assert sorted(path.name for path in source.folder.iterdir()) == ["config.json"]
+    assert sorted(path.name for path in source.folder.iterdir()) == ["config.json", "model.safetensors"]
+    assert reports[0] == Loading("download")
+    assert all(report.stage == "download" and report.done <= report.total for report in reports)
 
 
-def test_an_unknown_hub_model_is_a_clear_error(hub):
+async def test_an_unknown_hub_model_is_a_clear_error(hub):
     with pytest.raises(ConfigError, match="no hub model called 'org/absent'"):
-        models.find_model("org/absent")
+        await fetch_model("org/absent", lambda report: None)
+
+
+async def test_local_models_are_fetched_from_where_they_are(tmp_path):
+    assert (await fetch_model(None, lambda report: None)).name == models.DEMO_NAME
+    assert (await fetch_model(str(tmp_path), lambda report: None)).folder == tmp_path
+    with pytest.raises(ConfigError, match="is not a folder"):
+        await fetch_model("./nope", lambda report: None)
+
+
+@pytest.mark.parametrize(("name", "is_one"), [("org/model", True), ("gpt2", True), ("./x", False), ("a/b/c", False)])
+def test_what_may_be_on_the_hub(name, is_one):
+    assert models.is_hub_id(name) is is_one
+    assert not models.is_hub_id(models.DEMO_NAME)
+    assert not models.is_hub_id(None)

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 import msgspec
 
+from penstock.engines.contract.loading import Loading
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import PenstockError
 
@@ -260,4 +261,4 @@ class Heartbeat(msgspec.Struct, array_like=True, frozen=True):
 
 
 DownMessage = AddRequest | AbortRequests | LoadAdapter | UnloadAdapter
-UpMessage = Ready | LoadFailed | StepOutputs
+UpMessage = Loading | Ready | LoadFailed | StepOutputs

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
+from penstock.engines.contract.loading import Loading, Report, silent
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.formats.model_files import eos_token_ids, read_json
 from penstock.engines.host.cores import usable_cores
@@ -37,7 +38,7 @@ _SHARE_OF_FREE_MEMORY = 0.5
 class OpenVINORunner(StepRunner):
     """A `ModelRunner`. Loading raises UnsupportedError for a model that it cannot run, EngineError for a broken one."""
 
-    def __init__(self, config: OpenVINOConfig) -> None:
+    def __init__(self, config: OpenVINOConfig, report: Report = silent) -> None:
         started = time.monotonic()
         settings = read_json(config.model_dir / "config.json")
         check_model_sizes(settings)
@@ -47,7 +48,7 @@ class OpenVINORunner(StepRunner):
         self._checkpoint = Checkpoint(config.model_dir)
         most_tokens = min(model_len, config.max_num_batched_tokens)
         plans = plan_threads(self._checkpoint.num_bytes, usable_cores(), config.threads, most_tokens)
-        compiled, description = _compile(config, spec, self._checkpoint, plans)
+        compiled, description = _compile(config, spec, self._checkpoint, plans, report)
         groups = group_layers(spec.sliding_windows)
         block_size, block_bytes = block_layout(compiled[0][1], groups)
         by_tokens = [(plan.min_tokens, one) for plan, one in compiled]
@@ -56,6 +57,7 @@ class OpenVINORunner(StepRunner):
         # cache is sized by the memory that is left then.
         warm_up = [max(1, plan.min_tokens) for plan in plans]
         model.use_cache(OpenVINOKVCache(compiled[0][1], groups, -(-warm_up[-1] // block_size)))
+        report(Loading("warm-up"))
         for num_tokens in warm_up:
             _compute_zeros(model, len(groups), block_size, num_tokens)
         self._checkpoint.release_pages()
@@ -86,13 +88,14 @@ class OpenVINORunner(StepRunner):
 
 
 def _compile(
-    config: OpenVINOConfig, spec: DecoderSpec, checkpoint: Checkpoint, plans: list[ThreadPlan]
+    config: OpenVINOConfig, spec: DecoderSpec, checkpoint: Checkpoint, plans: list[ThreadPlan], report: Report
 ) -> tuple[list[tuple[ThreadPlan, Any]], str]:
     """The model compiled for each plan, and what it runs with in words."""
     core = ov.Core()
     precision = compute_precision(core, config)
     kv_type = kv_cache_type(config, precision)
-    model = build_decoder(spec, Weights(checkpoint, config.weights), precision)
+    model = build_decoder(spec, Weights(checkpoint, config.weights, report), precision)
+    report(Loading("compile"))
     compiled = [(plan, compile_decoder(core, model, config, precision, kv_type, plan.threads)) for plan in plans]
     threads = " or ".join(str(plan.threads) for plan in plans)
     weights = "as stored" if config.weights == "auto" else config.weights

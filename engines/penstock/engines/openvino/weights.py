@@ -11,6 +11,7 @@ import openvino as ov
 import openvino.opset15 as ops
 from openvino.op import Constant
 
+from penstock.engines.contract.loading import Loading, Report, silent
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.formats.safetensors_file import StoredTensor
 from penstock.engines.openvino.checkpoint import Checkpoint
@@ -28,8 +29,10 @@ _CHUNK_ELEMENTS = 4_000_000
 class Weights:
     """Makes the constants of one graph and remembers which tensors were used."""
 
-    def __init__(self, checkpoint: Checkpoint, kind: WeightsType) -> None:
+    def __init__(self, checkpoint: Checkpoint, kind: WeightsType, report: Report = silent) -> None:
         self._checkpoint = checkpoint
+        self._num_tensors = len(list(checkpoint))
+        self._report = report
         self._kind = kind
         self._used: set[str] = set()
         self._tables: dict[str, tuple[Node, Node | None]] = {}
@@ -65,6 +68,7 @@ class Weights:
         if tensor.shape != shape:
             raise UnsupportedError(f"tensor {name} has shape {tensor.shape}, config.json asks for {shape}")
         self._used.add(name)
+        self._report(Loading("weights", len(self._used), self._num_tensors, "tensors"))
         return tensor
 
     def _matrix(self, name: str, shape: tuple[int, int]) -> tuple[Node, Node | None]:

@@ -19,6 +19,7 @@ import msgspec
 from penstock.engines.client.adapter_calls import AdapterCalls
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.client.stream_table import StreamTable
+from penstock.engines.contract.loading import Loading, LoadingEnds, silent
 from penstock.engines.contract.messages import (
     AddRequest,
     DownMessage,
@@ -26,6 +27,7 @@ from penstock.engines.contract.messages import (
     LoadFailed,
     Ready,
     StepRecord,
+    UpMessage,
 )
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import EngineDeadError, EngineError, NotReadyError, QueueFullError
@@ -57,11 +59,13 @@ class ProcessEngine:
         *,
         log_level: str = "INFO",
         on_step: Callable[[StepRecord], None] | None = None,
+        on_loading: LoadingEnds = silent,
     ) -> None:
         self._spec = spec
         self._watchdog = watchdog or WatchdogConfig()
         self._log_level = log_level
         self._on_step = on_step
+        self._on_loading = on_loading
         self._streams = StreamTable(self._send)
         self._adapters = AdapterCalls(self._send, spec.options.get("adapters", {}))
         self._stats = EngineStats()
@@ -156,8 +160,8 @@ class ProcessEngine:
         return msgspec.structs.replace(self._spec, options=options, heartbeat_interval=interval)
 
     async def _loaded(self, link: Link, process: asyncio.subprocess.Process) -> ModelInfo:
-        """The first message, or an error if the process ends without one or takes too long."""
-        first = asyncio.ensure_future(link.first_message())
+        """The result of loading, or an error if the process ends without one or takes too long."""
+        first = asyncio.ensure_future(self._first_result(link))
         ended = asyncio.ensure_future(process.wait())
         try:
             limit = self._watchdog.load_timeout
@@ -175,11 +179,17 @@ class ProcessEngine:
         finally:
             first.cancel()
             ended.cancel()
+            self._on_loading(None)
         if isinstance(message, Ready):
             return message.info
         if isinstance(message, LoadFailed):
             raise EngineError(message.message)
         raise EngineError("the engine process sent an unexpected first message")
+
+    async def _first_result(self, link: Link) -> UpMessage:
+        while isinstance(message := await link.first_message(), Loading):
+            self._on_loading(message)
+        return message
 
     def _receive(self, messages: list[bytes]) -> None:
         link = self._link

@@ -45,7 +45,7 @@ class Link:
         self._arrived.set()
 
     async def first_message(self) -> UpMessage:
-        """Waits for the first message; later ones are kept for `on_messages`."""
+        """Waits for the next message before `on_messages`; later ones are kept for it."""
         while not self._backlog:
             self._arrived.clear()
             self._drain()

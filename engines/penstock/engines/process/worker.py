@@ -25,6 +25,7 @@ from penstock.engines.contract.messages import LoadFailed, Ready
 from penstock.engines.core import Core
 from penstock.engines.errors import PenstockError
 from penstock.engines.process.heartbeat import HeartbeatThread
+from penstock.engines.process.loading_reports import LoadingReports
 from penstock.engines.process.publisher import Publisher
 from penstock.engines.process.wire import Socket, context, decode_down, encode, pair_socket, receive_all
 from penstock.engines.registry import EngineSpec, load_core
@@ -90,7 +91,8 @@ def main() -> int:
         spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSpec)
         heart = HeartbeatThread(int(sys.argv[3]), spec.heartbeat_interval, time.monotonic)
         heart.start()
-        heart.core = core = load_core(spec, time.monotonic)
+        reports = LoadingReports(lambda loading: socket.send(encode(loading)))
+        heart.core = core = load_core(spec, time.monotonic, reports)
     except Exception as error:
         logger.debug("loading failed", exc_info=True)
         socket.send(encode(LoadFailed(_reason(error))))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from penstock.engines.contract.loading import Loading, Report, silent
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.formats.model_files import eos_token_ids
 from penstock.engines.kit.adapter_slots import load_configured
@@ -32,7 +33,7 @@ _SHARE_OF_FREE_MEMORY = {"cpu": 0.5, "cuda": 0.9}
 class TorchRunner(StepRunner):
     """A `ModelRunner`. Loading raises UnsupportedError for a model that it cannot run, EngineError for a broken one."""
 
-    def __init__(self, config: TorchConfig) -> None:
+    def __init__(self, config: TorchConfig, report: Report = silent) -> None:
         self._device = device = choose_device(config.device)
         threads = config.threads or default_threads()
         torch.set_num_threads(threads)
@@ -42,8 +43,10 @@ class TorchRunner(StepRunner):
         model_len = max_model_len(config.max_model_len, getattr(model_config, "max_position_embeddings", None))
         check_rope(model_config, model_len)
         dtype = choose_dtype(config, model_config.dtype, device)
+        report(Loading("weights"))
         model = load_model(config.model_dir, model_config, dtype, device)
         layouts, vocab_size = inspect_layers(model, model_len)
+        report(Loading("checks"))
         with watch(model) as watched:
             verify(model, layouts, vocab_size)
         self._adapters = TorchAdapters(watched.targets(), config.max_loras, config.max_lora_rank, device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 
@@ -16,6 +16,8 @@ class ServerHealth:
     """False: only a new process can help. A busy server is live, and so is one that drains."""
     ready: Callable[[], bool] = _yes
     """Whether requests would be served now: loaded, answering, not draining."""
+    loading: Callable[[], Mapping[str, str]] = dict
+    """What is being loaded, and how far it is."""
 
 
 def is_live(failed: list[bool], others_ready: bool, *, strict: bool) -> bool:

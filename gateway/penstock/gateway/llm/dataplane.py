@@ -24,6 +24,7 @@ from penstock.engines.errors import (
     UnsupportedError,
 )
 from penstock.gateway.front.context import RequestContext, deadline_exceeded
+from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.front.record import Stage
 from penstock.gateway.front.work_pool import WorkPool, WorkPools
 from penstock.gateway.llm.adapters import Adapter
@@ -60,9 +61,11 @@ class DataPlane:
         request_timeout: float | None = None,
         clamp_max_tokens: bool = False,
         text_pool: WorkPool | None = None,
+        board: LoadingBoard | None = None,
     ) -> None:
         """`clamp_max_tokens`: a request for more tokens than the context leaves gets what it leaves, and no error."""
         self._text_pool = text_pool or WorkPools().text
+        self._board = board or LoadingBoard()
         self._models: dict[str, LoadedModel] = {}
         self._request_timeout = request_timeout
         self._clamp_max_tokens = clamp_max_tokens
@@ -114,11 +117,17 @@ class DataPlane:
     def find(self, name: str, param: str = "model") -> tuple[LoadedModel, Adapter | None]:
         """The model, and its adapter where the name is that one's. Raises as `model`; `param` is the caller's field."""
         held = self.holder(name)
+        if held is None and name in self._board:
+            raise self._still_loading(name)
         if held is None:
             raise ModelNotFoundError(f"The model `{name[:64]}` does not exist.", param=param)
         if not held[0].loaded:
-            raise NotReadyError("The model is still loading.", retry_after=2)
+            raise self._still_loading(held[0].names[0])
         return held
+
+    def _still_loading(self, name: str) -> NotReadyError:
+        progress = self._board.text(name)
+        return NotReadyError(f"The model is still loading{f' ({progress})' if progress else ''}.", retry_after=2)
 
     def holder(self, name: str) -> tuple[LoadedModel, Adapter | None] | None:
         """Whose name it is, whether that has been loaded or not."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.engines.contract.loading import silent
 from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.process import WatchdogConfig
 from penstock.engines.registry import EngineSpec
@@ -15,6 +16,7 @@ from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.queues import Policy
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.configuration.sections import OF_OUR_SCHEDULER, EngineConfig
+from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.llm.adapters import Adapter, AdapterSet, new_adapter, parse_adapters, parse_directory
 from penstock.gateway.llm.engine_choice import choose_engine
 from penstock.gateway.llm.model_metrics import ModelMetrics
@@ -28,17 +30,21 @@ _CPU_BATCHED_TOKENS, _GPU_BATCHED_TOKENS = 512, 4096
 
 
 def build_model(
-    config: Config, source: ModelSource, names: Sequence[str] = (), budget: MemoryBudget | None = None
+    config: Config,
+    source: ModelSource,
+    names: Sequence[str] = (),
+    budget: MemoryBudget | None = None,
+    board: LoadingBoard | None = None,
 ) -> LoadedModel:
     """A model that is ready to be started: `await model.engine.start()`. Raises ConfigError.
 
-    `budget` is that of all models of a server; None: it has the machine for itself.
+    `budget` is that of all models of a server; None: it has the machine for itself. `board` is told how far it is.
     """
     try:
         tokenizer = Tokenizer(source.folder)
     except TokenizerError as error:
         raise ConfigError(f"model: {error}") from None
-    names = tuple(names) or config.model.served_model_name or (source.name,)
+    names = tuple(names) or public_names(config, source.name)
     given = [new_adapter(*each) for each in parse_adapters(config.adapters.lora, names).items()]
     spec = engine_spec(config, source, tokenizer, given)
     adapters = AdapterSet(
@@ -59,6 +65,7 @@ def build_model(
         ),
         log_level=server.logging_level,
         on_step=lambda step: observed[0].step(step),
+        on_loading=silent if board is None else board.reporter(names),
     )
     observed.append(
         ModelMetrics(
@@ -79,6 +86,11 @@ def build_model(
         default_params=default_params(source.folder),
         adapters=adapters,
     )
+
+
+def public_names(config: Config, source_name: str) -> tuple[str, ...]:
+    """Of the model that the command names."""
+    return config.model.served_model_name or (source_name,)
 
 
 def engine_spec(

@@ -18,9 +18,6 @@ from penstock.gateway.llm.model_metrics import ModelMetrics
 from penstock.tokenizers import ChatTemplate, Tokenizer
 
 DEMO_NAME = "penstock-demo"
-_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model")
-_NOT_FILES = ("*/*", "consolidated*")
-"""Copies in other layouts, such as Mistral's consolidated.safetensors: all of the weights a second time."""
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -79,29 +76,20 @@ class ModelSource:
 
 
 def find_model(model: str | None) -> ModelSource:
-    """The demo model, a local folder, or a snapshot from the hub (with a progress bar). Raises ConfigError."""
+    """The demo model, or a local folder. Raises ConfigError for anything else."""
     if model is None or model == DEMO_NAME:
         return ModelSource(Path(str(files("penstock.gateway") / "demo_model")), DEMO_NAME)
     path = Path(model).expanduser()
-    if path.is_dir():
-        return ModelSource(path, path.resolve().name)
-    if path.exists() or model.startswith((".", "/", "~")) or model.count("/") > 1:
+    if not path.is_dir():
         raise ConfigError(f"model: {model} is not a folder with a Hugging Face model")
-    return ModelSource(_download(model), model)
+    return ModelSource(path, path.resolve().name)
 
 
-def _download(hub_id: str) -> Path:
-    import huggingface_hub  # seconds to import, and most starts do without
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
-
-    try:
-        return Path(
-            huggingface_hub.snapshot_download(hub_id, allow_patterns=list(_FILES), ignore_patterns=list(_NOT_FILES))
-        )
-    except (HFValidationError, RepositoryNotFoundError):
-        raise ConfigError(f"model: there is no folder and no hub model called {hub_id!r}") from None
-    except (LocalEntryNotFoundError, OSError) as error:
-        raise ConfigError(f"model: {hub_id} cannot be downloaded: {str(error).splitlines()[0]}") from None
+def is_hub_id(model: str | None) -> bool:
+    """Whether it names a model of the hub: nothing that is here, and nothing that looks like a path."""
+    if model is None or model == DEMO_NAME or Path(model).expanduser().exists():
+        return False
+    return not model.startswith((".", "/", "~")) and model.count("/") <= 1
 
 
 def default_params(folder: Path) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from starlette.types import Receive, Scope, Send
 
@@ -35,7 +37,7 @@ class Ready:
             await _say(scope, False, "draining")
         else:
             ready = self._health.ready()
-            await _say(scope, ready, "ready" if ready else "not ready")
+            await _say(scope, ready, "ready" if ready else "not ready", {} if ready else self._health.loading())
 
 
 class Version:
@@ -61,6 +63,7 @@ class Metrics:
         await exchange.respond(200, body, content_type=content_type.encode())
 
 
-async def _say(scope: Scope, good: bool, status: str) -> None:
+async def _say(scope: Scope, good: bool, status: str, loading: Mapping[str, str] | None = None) -> None:
     exchange: Exchange = scope[SCOPE_KEY]
-    await exchange.respond(200 if good else 503, msgspec.json.encode({"status": status}))
+    body = {"status": status} | ({"loading": loading} if loading else {})
+    await exchange.respond(200 if good else 503, msgspec.json.encode(body))

@@ -21,6 +21,7 @@ from penstock.engines.errors import (
     NotReadyError,
     PenstockError,
 )
+from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.kserve.store import IndexEntry
 from penstock.gateway.repository.catalogue import DUPLICATE, Catalogue, DuplicateModelError
 from penstock.gateway.repository.host import MetricFactory, RepositoryHost
@@ -54,8 +55,10 @@ class ModelRepository:
         repositories: Sequence[Repository],
         *,
         metric: MetricFactory | None = None,
+        board: LoadingBoard | None = None,
     ) -> None:
         self._settings = settings
+        self._board = board or LoadingBoard()
         self.host = RepositoryHost(self, metric)
         self._catalogue = Catalogue(repositories)
         self._loading = ModelLoading(settings, loaders, self.host)
@@ -95,7 +98,7 @@ class ModelRepository:
 
     def index(self, *, ready: bool) -> list[IndexEntry]:
         self._catalogue.refresh_local()
-        names = sorted({*self._catalogue.names, *self._entries, *self._added})
+        names = sorted({*self._catalogue.names, *self._entries, *self._added, *self._board.names()})
         lines = [line for name in names for line in self._lines(name)]
         return [line for line in lines if line.state == "READY"] if ready else lines
 
@@ -296,12 +299,17 @@ class ModelRepository:
         return self._entries.setdefault(name, ModelEntry(name))
 
     def _lines(self, name: str) -> list[IndexEntry]:
+        progress = self._board.text(name)
         if name in self._added:
             return [
-                IndexEntry(name, str(model.version), "READY" if model.ready else "LOADING")
+                IndexEntry(name, str(model.version), "READY")
+                if model.ready
+                else IndexEntry(name, str(model.version), "LOADING", progress)
                 for model in self._serving[name].models.values()
             ]
-        lines = list(self._entries[name].index()) if name in self._entries else []
+        lines = list(self._entries[name].index(progress)) if name in self._entries else []
+        if not lines and name in self._board:  # the model of the command line, before there is anything of it
+            return [IndexEntry(name, "1", "LOADING", progress)]
         if not lines and self._catalogue.is_duplicate(name):
             return [IndexEntry(name, "", "UNAVAILABLE", DUPLICATE)]
         return lines or [IndexEntry(name)]
@@ -311,6 +319,8 @@ class ModelRepository:
         number = check_version(version) if version else 0
         entry = self._entries.get(name)
         known = entry.versions if entry is not None else {}
+        if name not in self._serving and not known and name in self._board:
+            return NotReadyError(f"Request for unknown model: '{name}' is not at ready state")
         if name not in self._serving and not known:
             return ModelNotFoundError(f"Request for unknown model: '{name}' is not found")
         if not version:

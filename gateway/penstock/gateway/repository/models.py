@@ -124,9 +124,11 @@ class ModelEntry:
                 if self.loaded is None or self._serves(version):
                     status.reason = reason
 
-    def index(self) -> Iterator[IndexEntry]:
+    def index(self, progress: str = "") -> Iterator[IndexEntry]:
+        """`progress`: how far what is loaded is."""
         for version, status in sorted(self.versions.items()):
-            yield IndexEntry(self.name, str(version), status.state, status.reason)
+            reason = status.reason or (progress if status.state == "LOADING" else "")
+            yield IndexEntry(self.name, str(version), status.state, reason)
         if not self.versions and self.reason:
             yield IndexEntry(self.name, "", "UNAVAILABLE", self.reason)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from penstock.classic.base import InferModel, ModelContext
@@ -20,8 +20,8 @@ from penstock.gateway.llm.models import LoadedModel
 
 LANGUAGE_BACKENDS = ("penstock", "tensorrtllm", "vllm")
 
-BuildModel = Callable[[Config, str], LoadedModel]
-"""Makes a model that can be started, under this public name."""
+BuildModel = Callable[[Config, str], Awaitable[LoadedModel]]
+"""Makes a model that can be started, under this public name; it may have to be downloaded."""
 
 
 class LanguageModelLoader:
@@ -37,15 +37,11 @@ class LanguageModelLoader:
         """The tensors of the layout's form. Raises ValueError for a configuration with others."""
         self._layout.form.complete(config)
 
-    def _prepare(self, context: ModelContext) -> tuple[Config, LoadedModel]:
-        config = self._layout.configure(self._config, context)
-        return config, self._build(config, context.name)
-
     async def load(self, context: ModelContext) -> InferModel:
         self._layout.form.check(context.config)
         context.config.model_transaction_policy.decoupled = True  # also where nothing completes configurations
-        # in a thread: it may be a download, and a large tokenizer takes its time, too
-        config, model = await asyncio.to_thread(self._prepare, context)
+        config = await asyncio.to_thread(self._layout.configure, self._config, context)
+        model = await self._build(config, context.name)
         try:
             await model.engine.start()
             self._dataplane.add(model)

@@ -1,0 +1,77 @@
+"""The model that the command names: known through every door from the start, ready when it is loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from penstock.gateway.configuration.config import Config
+from penstock.gateway.front.loading_board import LoadingBoard
+from penstock.gateway.llm.dataplane import DataPlane
+from penstock.gateway.llm.hub import fetch_model
+from penstock.gateway.llm.kserve.language_model import LanguageModel
+from penstock.gateway.llm.model_builder import build_model, public_names
+from penstock.gateway.llm.models import LoadedModel, ModelSource, find_model, is_hub_id
+from penstock.gateway.memory.budget import MemoryBudget
+from penstock.gateway.repository.manager import ModelRepository
+
+logger = logging.getLogger("penstock")
+
+
+class CommandLineModel:
+    """What is in a folder is checked at once; what comes from the hub when it is here, after the ports are open."""
+
+    def __init__(
+        self,
+        config: Config,
+        dataplane: DataPlane,
+        models: ModelRepository,
+        budget: MemoryBudget,
+        board: LoadingBoard,
+    ) -> None:
+        """Raises ConfigError."""
+        self._config = config
+        self._dataplane = dataplane
+        self._models = models
+        self._budget = budget
+        self._board = board
+        self._names = public_names(config, config.model.model or "")
+        self._model: LoadedModel | None = None
+        if is_hub_id(config.model.model):
+            board.announce(self._names)
+        else:
+            self._model = self._add(self._build(find_model(config.model.model)))
+
+    def _build(self, source: ModelSource) -> LoadedModel:
+        return build_model(self._config, source, budget=self._budget, board=self._board)
+
+    def _add(self, model: LoadedModel) -> LoadedModel:
+        self._dataplane.add(model)
+        for name in model.names:
+            self._models.add(LanguageModel(self._dataplane, model, name, policy=self._config.scheduling.policy))
+        return model
+
+    async def start(self) -> None:
+        """Raises ConfigError, PenstockError."""
+        if self._model is None:
+            report = self._board.reporter(self._names)
+            source = await fetch_model(self._config.model.model, report)
+            self._model = self._add(await asyncio.to_thread(self._build, source))
+            report(None)
+        await self._model.engine.start()
+        self._model.loaded = True
+        info = self._model.engine.info
+        num_groups = len(info.kv_groups)
+        logger.info(
+            "ready: %s on %s; context %d tokens, KV cache %d blocks of %d tokens%s",
+            self._model.names[0],
+            info.runner,
+            info.context_length,
+            info.num_blocks,
+            info.block_size,
+            f", shared by {num_groups} groups of layers" if num_groups > 1 else "",
+        )
+
+    async def stop(self) -> None:
+        if self._model is not None:
+            await self._model.engine.stop()

@@ -99,7 +99,8 @@ LAYERS = (
     {"openai"},
     {"ports"},
     {"composition"},
-    {"command_line_model"},
+    {"signals"},
+    {"command_line_model", "open_ports"},
     {"lifecycle"},
     {"cli"},
 )

@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 from penstock.engines.errors import PenstockError
 from penstock.gateway.command_line_model import CommandLineModel
@@ -35,14 +34,11 @@ from penstock.gateway.composition import (
     tls_settings,
 )
 from penstock.gateway.configuration.config import Config, ConfigError
-from penstock.gateway.front.addresses import url_host
 from penstock.gateway.front.exposure import check_exposure
 from penstock.gateway.front.journal import Hook, RequestJournal, name_request
-from penstock.gateway.front.listening import cannot_listen
 from penstock.gateway.front.loading_board import LoadingBoard, LoadingLog, LoadingView
 from penstock.gateway.front.server_health import ServerHealth, is_live
 from penstock.gateway.front.terminal_log import TerminalLog
-from penstock.gateway.front.tls import TlsSettings
 from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.server import HttpServer, ServerSettings
@@ -53,8 +49,10 @@ from penstock.gateway.metrics.intake import IntakeMetrics
 from penstock.gateway.metrics.registry import Metrics
 from penstock.gateway.metrics.requests import RequestMetrics
 from penstock.gateway.metrics.triton import TritonMetrics
+from penstock.gateway.open_ports import OpenPorts
 from penstock.gateway.ports.http_apps import build_app, build_metrics_app
 from penstock.gateway.ports.scheduler_state import operator_routes
+from penstock.gateway.signals import ServerSignals
 
 logger = logging.getLogger("penstock")
 
@@ -139,29 +137,37 @@ class _Server:
         self._journal = journal
         self._drain = settings.drain
         self._intake = settings.intake
-        self._tls = tls_settings(config, "http")
         limits = replace(ConnectionLimits(), keep_alive_timeout=server.keep_alive, body_timeout=server.body_timeout)
-        self._http = HttpServer(
+        http = HttpServer(
             build_app(self._dataplane, settings, self._kserve),
             ServerSettings(
                 host=server.address("http"),
                 port=server.http_port,
-                tls=self._tls,
+                tls=tls_settings(config, "http"),
                 limits=replace(limits, send_timeout=server.send_timeout),
             ),
         )
-        self._operator = HttpServer(
+        operator = HttpServer(
             build_metrics_app(
                 self._dataplane, metrics_settings(config, settings), operator_routes(self._dataplane, journal)
             ),
             ServerSettings(host=server.address("metrics"), port=server.metrics_port, limits=limits),
         )
-        self._grpc: GrpcServer | None = None
-        self._ports: list[HttpServer | GrpcServer] = []
+        self._signals = ServerSignals()
+        self._ports = OpenPorts(config, http, operator, self._new_grpc_server, self._signals)
         self._loaded = False
-        self._signals = asyncio.Event()
-        self._hurry = asyncio.Event()
-        self._reloads: list[Callable[[], None]] = []
+
+    def _new_grpc_server(self) -> GrpcServer:
+        return GrpcServer(
+            grpc_settings(self._config),
+            self._kserve,
+            self._would_serve,
+            self._drain,
+            self._keys,
+            self._journal,
+            build_restrictions(self._config)[1],
+            self._intake,
+        )
 
     def _build_journal(self, requests: RequestMetrics) -> RequestJournal:
         on_end: list[Hook] = [requests]
@@ -180,11 +186,13 @@ class _Server:
         return is_live(failed, others_ready, strict=self._config.server.strict_liveness)
 
     async def run(self) -> int:
-        self._handle_signals()
+        self._signals.handle()
+        if self._config.server.api_key_file:
+            self._signals.on_hangup(self._read_keys_again)
         self._intake.lag.start()
-        await self._listen()
+        await self._ports.open()
         loading = asyncio.create_task(self._load())
-        stopping = asyncio.create_task(self._signals.wait())
+        stopping = asyncio.create_task(self._signals.end.wait())
         status = 0
         try:
             await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -199,56 +207,6 @@ class _Server:
         await self._shut_down()
         return status
 
-    async def _listen(self) -> None:
-        """Raises ConfigError."""
-        server = self._config.server
-        if server.allow_http:
-            await self._listen_for_http(self._http, "http")
-            self._reload_certificates_of(self._http, self._tls)
-        if server.allow_metrics:
-            await self._listen_for_http(self._operator, "metrics")
-        if server.allow_grpc:
-            self._grpc = self._grpc_server()
-            self._ports.append(self._grpc)
-            await self._grpc.start()
-            self._reload_certificates_of(self._grpc, tls_settings(self._config, "grpc"))
-        scheme = "https" if self._tls.enabled else "http"
-        logger.info(
-            "listening on %s (gRPC %s, metrics %s)",
-            f"{scheme}://{url_host(server.address('http'))}:{self._http.port}" if server.allow_http else "-",
-            self._grpc.port if self._grpc is not None else "-",
-            self._operator.port if server.allow_metrics else "-",
-        )
-
-    def _reload_certificates_of(self, port: HttpServer | GrpcServer, tls: TlsSettings) -> None:
-        if tls.enabled:
-            self._on_hangup(port.reload_certificates)
-        elif tls.unused:
-            logger.warning("%s is not used: --%s-use-ssl turns TLS on", tls.unused, tls.port)
-
-    async def _listen_for_http(self, port: HttpServer, kind: Literal["http", "metrics"]) -> None:
-        try:
-            await port.start()
-        except OSError as error:
-            raise cannot_listen(self._config.server, kind, error) from None
-        self._ports.append(port)
-
-    def _grpc_server(self) -> GrpcServer:
-        settings = grpc_settings(self._config)
-        try:
-            return GrpcServer(
-                settings,
-                self._kserve,
-                self._would_serve,
-                self._drain,
-                self._keys,
-                self._journal,
-                build_restrictions(self._config)[1],
-                self._intake,
-            )
-        except OSError as error:
-            raise cannot_listen(self._config.server, "grpc", error) from None
-
     async def _load(self) -> None:
         if self._model is not None:
             await self._model.start()
@@ -261,19 +219,6 @@ class _Server:
             served = [f"{model.name} {model.version}" for model in self._models.models() if model.ready]
             logger.info("ready: %d models: %s", len(served), ", ".join(served))
 
-    def _handle_signals(self) -> None:
-        def received(name: str) -> None:
-            if self._signals.is_set():
-                logger.warning("%s again: stopping at once", name)
-                self._hurry.set()
-            self._signals.set()
-
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, received, number.name)
-        if self._config.server.api_key_file:
-            self._on_hangup(self._read_keys_again)
-
     def _read_keys_again(self) -> None:
         try:
             granted = granted_keys(self._config)
@@ -283,28 +228,15 @@ class _Server:
         self._keys.replace(granted)
         logger.info("read the key file again: %d keys", len(granted))
 
-    def _on_hangup(self, reload: Callable[[], None]) -> None:
-        """`reload` is called at each SIGHUP. Without anything to reload the signal ends the process, as that of a
-        terminal that is closed should."""
-        if not self._reloads:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hung_up)
-        self._reloads.append(reload)
-
-    def _hung_up(self) -> None:
-        logger.info("SIGHUP: files are read again")
-        for reload in self._reloads:
-            reload()
-
     async def _shut_down(self) -> None:
         ends = asyncio.get_running_loop().time() + self._config.server.drain_timeout
         self._drain.begin()
-        if self._grpc is not None:
-            await self._grpc.drain()
+        await self._ports.drain()
         if self._drain.in_flight:
             logger.info("draining %d requests", self._drain.in_flight)
         await self._wait_until_idle()
         self._drain.expire()
-        await asyncio.gather(*(port.stop() for port in self._ports))
+        await self._ports.stop()
         if self._model is not None:
             await self._model.stop()
         await self._stop_models(ends)
@@ -332,6 +264,6 @@ class _Server:
 
     async def _wait_in_hurry(self, task: asyncio.Task[Any], seconds: float | None = None) -> None:
         """Until the task is done, the time is over, or a second signal has come."""
-        hurry = asyncio.create_task(self._hurry.wait())
+        hurry = asyncio.create_task(self._signals.hurry.wait())
         await asyncio.wait((task, hurry), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()

@@ -1,0 +1,90 @@
+"""The ports of a server, from their opening to their end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Literal
+
+from penstock.gateway.composition import tls_settings
+from penstock.gateway.configuration.config import Config
+from penstock.gateway.front.addresses import url_host
+from penstock.gateway.front.listening import cannot_listen
+from penstock.gateway.front.tls import TlsSettings
+from penstock.gateway.http.server import HttpServer
+from penstock.gateway.kserve.grpc.server import GrpcServer
+from penstock.gateway.signals import ServerSignals
+
+logger = logging.getLogger("penstock")
+
+
+class OpenPorts:
+    """Certificates are read again at SIGHUP."""
+
+    def __init__(
+        self,
+        config: Config,
+        http: HttpServer,
+        metrics: HttpServer,
+        new_grpc_server: Callable[[], GrpcServer],
+        signals: ServerSignals,
+    ) -> None:
+        """A gRPC server needs a running event loop, and takes its port when it is made."""
+        self._config = config
+        self._http = http
+        self._metrics = metrics
+        self._new_grpc_server = new_grpc_server
+        self._signals = signals
+        self._grpc: GrpcServer | None = None
+        self._open: list[HttpServer | GrpcServer] = []
+
+    async def open(self) -> None:
+        """Raises ConfigError."""
+        server = self._config.server
+        http_tls = tls_settings(self._config, "http")
+        if server.allow_http:
+            await self._open_http(self._http, "http")
+            self._reload_certificates_of(self._http, http_tls)
+        if server.allow_metrics:
+            await self._open_http(self._metrics, "metrics")
+        if server.allow_grpc:
+            self._grpc = await self._open_grpc()
+            self._reload_certificates_of(self._grpc, tls_settings(self._config, "grpc"))
+        scheme = "https" if http_tls.enabled else "http"
+        logger.info(
+            "listening on %s (gRPC %s, metrics %s)",
+            f"{scheme}://{url_host(server.address('http'))}:{self._http.port}" if server.allow_http else "-",
+            self._grpc.port if self._grpc is not None else "-",
+            self._metrics.port if server.allow_metrics else "-",
+        )
+
+    async def _open_http(self, port: HttpServer, kind: Literal["http", "metrics"]) -> None:
+        try:
+            await port.start()
+        except OSError as error:
+            raise cannot_listen(self._config.server, kind, error) from None
+        self._open.append(port)
+
+    async def _open_grpc(self) -> GrpcServer:
+        try:
+            port = self._new_grpc_server()
+        except OSError as error:
+            raise cannot_listen(self._config.server, "grpc", error) from None
+        self._open.append(port)
+        await port.start()
+        return port
+
+    def _reload_certificates_of(self, port: HttpServer | GrpcServer, tls: TlsSettings) -> None:
+        if tls.enabled:
+            self._signals.on_hangup(port.reload_certificates)
+        elif tls.unused:
+            logger.warning("%s is not used: --%s-use-ssl turns TLS on", tls.unused, tls.port)
+
+    async def drain(self) -> None:
+        """Nothing new is taken over gRPC; HTTP is open until `stop`, and answers probes."""
+        if self._grpc is not None:
+            await self._grpc.drain()
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(port.stop() for port in self._open))

@@ -31,13 +31,14 @@ def block(language: str, about: str) -> str:
 
 
 class Server:
-    """Starts with `flags`; the log is kept in `log`."""
+    """Starts with `flags`; the log is kept in `log`. `open_files` is the process's limit."""
 
-    def __init__(self, *flags: str, environ: dict[str, str] | None = None) -> None:
+    def __init__(self, *flags: str, environ: dict[str, str] | None = None, open_files: int | None = None) -> None:
         ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
         clean = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+        limit = [] if open_files is None else ["prlimit", f"--nofile={open_files}"]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "penstock.gateway.cli", "serve", *ports, *flags],
+            [*limit, sys.executable, "-m", "penstock.gateway.cli", "serve", *ports, *flags],
             stderr=subprocess.PIPE,
             text=True,
             env=clean | (environ or {}),

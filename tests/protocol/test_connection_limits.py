@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import pytest
 
 from helpers_keys import api_keys
+from helpers_server import wait_until
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.llm.dataplane import GenerateRequest
 from protocol.conftest import Serve, ServerThread
@@ -248,16 +249,31 @@ def test_a_body_that_drips_is_given_up(serve: Serve, limits: dict[str, float]) -
 
 
 def test_connections_over_the_limit_are_turned_away(serve: Serve) -> None:
+    dataplane = FakeDataPlane(lambda _: [asyncio.Event()])
+    server = serve(dataplane, limits=ConnectionLimits(max_connections=2))
+    with connect(server.port) as first, connect(server.port) as second:
+        for number, client in enumerate((first, second), 1):
+            client.sendall(post(TEXT))
+            wait_until(lambda wanted=number: len(dataplane.generations) == wanted)
+        with connect(server.port) as third:
+            assert_refused(receive_all(third), 503)
+    with connect(server.port) as later:
+        later.sendall(GET + b"Connection: close\r\n\r\n")
+        assert status(receive_all(later)) in (200, 503)
+
+
+def test_the_connection_that_is_idle_longest_makes_room(serve: Serve) -> None:
     server = serve(limits=ConnectionLimits(max_connections=2))
     with connect(server.port) as first, connect(server.port) as second:
         for client in (first, second):
             client.sendall(GET + b"\r\n")
             assert status(receive_until(client, b"}")) == 200
         with connect(server.port) as third:
-            assert_refused(receive_all(third), 503)
-    with connect(server.port) as later:
-        later.sendall(GET + b"Connection: close\r\n\r\n")
-        assert status(receive_all(later)) in (200, 503)
+            third.sendall(GET + b"\r\n")
+            assert status(receive_until(third, b"}")) == 200
+            assert receive_all(first) == b"", "closed"
+            second.sendall(GET + b"\r\n")
+            assert status(receive_until(second, b"}")) == 200
 
 
 def flood(request: GenerateRequest) -> Iterable[Step]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from contextlib import suppress
 from pathlib import Path
 
@@ -120,3 +121,19 @@ def test_a_server_without_any_model_left_is_not_live(
     failed: list[bool], others: bool, strict: bool, live: bool
 ) -> None:
     assert is_live(failed, others, strict=strict) == live
+
+
+def test_idle_connections_keep_nobody_out() -> None:
+    """Of a process with few descriptors, as shells and containers may give it."""
+    server = Server("--engine", "simulated", "--served-model-name", "m", open_files=256)
+    idle: list[socket.socket] = []
+    try:
+        server.wait_ready()
+        idle += [socket.create_connection(("127.0.0.1", server.http_port)) for _ in range(400)]
+        assert httpx.get(server.url + "/health/live").status_code == 200
+        answer = server.post("/v1/completions", {"model": "m", "prompt": "x", "max_tokens": 2})
+        assert answer.status_code == 200
+    finally:
+        for each in idle:
+            each.close()
+        server.close()

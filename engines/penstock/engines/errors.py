@@ -122,6 +122,10 @@ class EngineError(PenstockError):
     code = "engine_error"
 
 
+class NoResourcesError(EngineError):
+    """The system lacks what a new engine process needs: descriptors, memory, room for processes."""
+
+
 class EngineDeadError(EngineError):
     code = "engine_dead"
 

@@ -34,6 +34,7 @@ from penstock.gateway.composition import (
     tls_settings,
 )
 from penstock.gateway.configuration.config import Config, ConfigError
+from penstock.gateway.front.descriptors import connections_within_limit
 from penstock.gateway.front.exposure import check_exposure
 from penstock.gateway.front.journal import Hook, RequestJournal, name_request
 from penstock.gateway.front.loading_board import LoadingBoard, LoadingLog, LoadingView
@@ -137,7 +138,11 @@ class _Server:
         self._journal = journal
         self._drain = settings.drain
         self._intake = settings.intake
-        limits = replace(ConnectionLimits(), keep_alive_timeout=server.keep_alive, body_timeout=server.body_timeout)
+        limits = ConnectionLimits(
+            keep_alive_timeout=server.keep_alive,
+            body_timeout=server.body_timeout,
+            max_connections=connections_within_limit(ConnectionLimits().max_connections),
+        )
         http = HttpServer(
             build_app(self._dataplane, settings, self._kserve),
             ServerSettings(

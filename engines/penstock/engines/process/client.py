@@ -30,7 +30,7 @@ from penstock.engines.contract.messages import (
     UpMessage,
 )
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.errors import EngineDeadError, EngineError, NotReadyError, QueueFullError
+from penstock.engines.errors import EngineDeadError, EngineError, NoResourcesError, NotReadyError, QueueFullError
 from penstock.engines.process.link import Link
 from penstock.engines.process.liveness import Health, Liveness, WatchdogConfig
 from penstock.engines.registry import EngineSpec
@@ -44,6 +44,8 @@ _LAST_WORDS = 0.5
 """Seconds to wait for the message of a process that has already ended, or that is about to be killed for silence."""
 _BACKOFF = 1.0
 """Seconds of delay added with each recent restart; the first comes at once."""
+_LONGEST_BACKOFF = 30.0
+"""Seconds between two tries while the system lacks what a process needs."""
 _RETRY_AFTER = 2.0
 """Seconds told to the clients of a dead engine."""
 
@@ -118,7 +120,7 @@ class ProcessEngine:
             with tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True) as folder:
                 link, self._info = await self._connected(f"ipc://{folder}/0", adapters)
         except OSError as error:  # no memory, no process table entry, no folder, ...
-            raise EngineError(f"the engine process cannot be started: {error}") from error
+            raise NoResourcesError(f"the engine process cannot be started: {error}") from error
         num_blocks = self._info.num_blocks
         self._stats = EngineStats(num_blocks=num_blocks, num_free_blocks=num_blocks)  # until it sends its own
         self._up_since = time.monotonic()
@@ -207,7 +209,9 @@ class ProcessEngine:
             self._streams.deliver(result.outputs)
 
     async def _keep(self) -> None:
-        """Watches the process, and replaces it when it is dead; gives up when it dies too often."""
+        """Watches the process, and replaces it when it is dead; gives up when it dies too often. What the system
+        refuses is tried again until it works: that is not the engine's fault."""
+        refusals = 0
         while True:
             if self._link is not None and self._process is not None:
                 self._bury(self._link, await self._until_dead(self._process))
@@ -220,7 +224,13 @@ class ProcessEngine:
                 await asyncio.sleep(_BACKOFF * (len(self._restarts) - 1))
                 self._adapters.drop_missing()
                 await self._spawn()
+                refusals = 0
                 logger.warning("the engine is back (restart %d)", self.num_restarts)
+            except NoResourcesError as error:
+                logger.error("the engine could not be restarted, and will be tried again: %s", error.message)
+                self._restarts.pop()
+                refusals += 1
+                await asyncio.sleep(min(_BACKOFF * refusals, _LONGEST_BACKOFF))
             except EngineError as error:
                 logger.error("the engine could not be restarted: %s", error.message)
             except Exception:  # whatever it is, the next try comes

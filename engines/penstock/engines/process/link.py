@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import zmq
 
 from penstock.engines.contract.messages import DownMessage, Heartbeat, StepOutputs, UpMessage
-from penstock.engines.errors import EngineError
+from penstock.engines.errors import EngineError, NoResourcesError
 from penstock.engines.process.heartbeat import HeartbeatPipe
 from penstock.engines.process.wire import decode_up, encode, pair_socket, receive_all
 
@@ -18,13 +18,13 @@ class Link:
     also after sending, since a send may swallow the edge (zmq_getsockopt(3), ZMQ_FD)."""
 
     def __init__(self, address: str, on_beat: Callable[[Heartbeat], None]) -> None:
-        """Raises EngineError when there can be no socket (paths have about 100 characters, processes a limit on
-        descriptors), and OSError when there can be no pipe."""
+        """Raises NoResourcesError when there can be no socket, EngineError when it cannot be at the address (paths have
+        about 100 characters), and OSError when there can be no pipe."""
         self._loop = asyncio.get_running_loop()
         try:
             self._socket = pair_socket()
         except zmq.ZMQError as error:
-            raise EngineError(f"there can be no socket: {error}") from None
+            raise NoResourcesError(f"there can be no socket: {error}") from None
         try:
             self._socket.bind(address)
         except zmq.ZMQError as error:

@@ -70,13 +70,29 @@ class LimitedProtocol(HttpToolsProtocol):
         self._receive_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
         self._unsent = 0
+        self._idle_since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
         self._arm_receive(self._limits.header_timeout, self._headers_late)
-        if len(self.connections) > self._limits.max_connections:
+        self._idle_since = self.loop.time()
+        if len(self.connections) > self._limits.max_connections and not self._take_place_of_idle_one():
             self._refuse(OverloadedError("Too many connections."))
+
+    def _take_place_of_idle_one(self) -> bool:
+        """Closes the connection that has been idle longest, so that idle clients cannot keep out probes."""
+        others = [other for other in self.connections if isinstance(other, LimitedProtocol) and other is not self]
+        idle = min((other for other in others if other._idle), key=lambda other: other._idle_since, default=None)
+        if idle is not None:
+            idle.transport.abort()
+        return idle is not None
+
+    @property
+    def _idle(self) -> bool:
+        """Before its first request, or between two."""
+        answered = self.cycle is None or self.cycle.response_complete
+        return answered and self._phase is _Phase.HEADERS and not self._overhead and not self._deaf
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deaf = True
@@ -246,6 +262,7 @@ class LimitedProtocol(HttpToolsProtocol):
     # Sending
 
     def on_response_complete(self) -> None:
+        self._idle_since = self.loop.time()
         self._watch_unsent()
         if self._phase is _Phase.BODY:
             # Refused before its end: the rest is read and dropped for a while, so that the answer arrives.

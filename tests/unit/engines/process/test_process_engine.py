@@ -159,6 +159,22 @@ async def test_a_restart_that_fails_is_logged_and_tried_again(error, start, monk
     assert ends(await collect(submit(engine))) == [(FinishReason.LENGTH, None)]
 
 
+async def test_what_the_system_refuses_is_no_death_of_the_engine(start, monkeypatch):
+    engine = await start(WatchdogConfig(max_restarts=1))
+    failures = [zmq.ZMQError(errno.EMFILE)] * 3
+
+    def pair_socket() -> wire.Socket:
+        if failures:
+            raise failures.pop()
+        return wire.pair_socket()
+
+    monkeypatch.setattr("penstock.engines.process.link.pair_socket", pair_socket)
+    monkeypatch.setattr("penstock.engines.process.client._BACKOFF", 0.01)
+    os.kill(engine.pid, signal.SIGKILL)
+    await until(lambda: engine.ready and not failures)
+    assert not engine.failed
+
+
 async def test_an_idle_engine_stays_ready_by_its_heart_beats(start):
     engine = await start(WatchdogConfig(timeout=3.0, ready_timeout=2.5))
     assert ends(await collect(submit(engine))) == [(FinishReason.LENGTH, None)]

@@ -76,7 +76,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
         self._arm_receive(self._limits.header_timeout, self._headers_late)
-        self._idle_since = self.loop.time()
+        self._idle_since = time.monotonic()  # finer than the loop's clock
         if len(self.connections) > self._limits.max_connections and not self._take_place_of_idle_one():
             self._refuse(OverloadedError("Too many connections."))
 
@@ -262,7 +262,7 @@ class LimitedProtocol(HttpToolsProtocol):
     # Sending
 
     def on_response_complete(self) -> None:
-        self._idle_since = self.loop.time()
+        self._idle_since = time.monotonic()
         self._watch_unsent()
         if self._phase is _Phase.BODY:
             # Refused before its end: the rest is read and dropped for a while, so that the answer arrives.

@@ -115,13 +115,13 @@ import ctypes, os, threading
 from pathlib import Path
 from penstock.engines import registry
 
-def load_core(spec, clock, load=registry.load_core):
+def load_core(*given, load=registry.load_core):
     how = Path(os.environ["LOAD_FAULT"])
     if how.exists() and how.read_text() == "waits":
         threading.Event().wait()
     elif how.exists():
         ctypes.PyDLL(None).pause()  # native code that does not let go of the interpreter's lock
-    return load(spec, clock)
+    return load(*given)
 
 registry.load_core = load_core
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -23,13 +22,11 @@ class Built:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.configs: dict[str, Config] = {}
-        self.threads: set[int] = set()
         self.refusal: Exception | None = None
         self.stopped: list[str] = []
 
-    def __call__(self, config: Config, name: str) -> LoadedModel:
+    async def __call__(self, config: Config, name: str) -> LoadedModel:
         self.configs[name] = config
-        self.threads.add(threading.get_ident())
         setup = Setup(self.folder / name, SchedulerConfig(), 64)
         setup.model.names = (name,)
         start, stop = setup.engine.start, setup.engine.stop
@@ -76,13 +73,6 @@ async def test_models_of_all_backends_side_by_side(tmp_path: Path, built: Built)
     for model in models:
         await model.stop()
     assert (plane.models(), built.stopped) == ([], ["a", "b"])
-
-
-async def test_the_event_loop_goes_on_while_a_model_is_fetched(tmp_path: Path, built: Built) -> None:
-    given = context(write_vllm(tmp_path, "a", "org/a"))
-    model = await loaders(DataPlane(), built)["vllm"].load(given)
-    assert threading.get_ident() not in built.threads
-    await model.stop()
 
 
 async def test_an_engine_that_does_not_start_leaves_nothing(tmp_path: Path, built: Built) -> None:

@@ -27,6 +27,7 @@ from helpers_models import (
 )
 from helpers_simulated import generate, vector
 from penstock.engines.contract.continuous_batcher import ContinuousBatcher
+from penstock.engines.contract.loading import silent
 from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.runner import OpenVINORunner
@@ -218,7 +219,7 @@ def _vllm(
         }
         oracles, make = _transformers(folder), _with_weights(folder) if adapters else None
         if own_scheduler:
-            batcher: Any = BATCHERS["vllm"](options)
+            batcher: Any = BATCHERS["vllm"](options, silent)
             forget = batcher._core.reset_prefix_cache
             return Candidate(batcher, **oracles, forget=forget, whole_block_hits=True, adapter=make)
         return Candidate(load_runner(EngineSpec(runner="vllm", options=options)), **oracles, adapter=make)

@@ -112,7 +112,7 @@ class Fleet:
 
     async def _end(self) -> None:
         self.kill()
-        await asyncio.gather(*(process.wait() for process in self._processes))
+        await asyncio.gather(*(_ended(process) for process in self._processes))
 
     async def _spawn(self, part: int) -> None:
         process = await asyncio.create_subprocess_exec(
@@ -152,6 +152,14 @@ def kill(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """asyncio waits for the end of the pipes, too, and sees no end behind what nobody reads."""
+    if process.stdout is not None:
+        with suppress(RuntimeError):  # somebody reads it
+            await process.stdout.read()
+    await process.wait()
 
 
 def _tell(process: asyncio.subprocess.Process, frame: Job | Start | Stop) -> None:

@@ -84,6 +84,7 @@ class Worker:
             cpu, wall = time.process_time(), time.perf_counter()
             await driver.run(sessions)
             cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+            self._driver = None  # nothing is reported after this
             send(self._writer, Progress(self._samples, 0))
             send(self._writer, Done(cpu_seconds=cpu, wall_seconds=wall, lag_ms=self._lag, held_up=driver.held_up))
         finally:

@@ -7,12 +7,14 @@ import resource
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from penstock.loadtest import main, worker
 from penstock.loadtest.errors import LoadTestError
-from penstock.loadtest.fleet import kill
+from penstock.loadtest.fleet import Fleet, kill
+from penstock.loadtest.options import Options, Target
 
 
 async def test_killing_leaves_the_status_to_the_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,3 +51,34 @@ def test_ctrl_c_does_not_cost_a_report_that_is_being_written() -> None:
     with main._ignoring_ctrl_c():
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     assert signal.getsignal(signal.SIGINT) is before
+
+
+TALKATIVE = """#!{python}
+import sys, time
+from penstock.loadtest.job import Done, Progress, Ready, send
+from penstock.loadtest.messages import Sample
+out = sys.stdout.buffer
+send(out, Ready())
+send(out, Done(cpu_seconds=1.0, wall_seconds=1.0, lag_ms=[]))
+send(out, Done(cpu_seconds=1.0, wall_seconds=1.0, lag_ms=[0.0] * 100_000))
+out.flush()
+time.sleep(600)
+"""
+
+
+async def test_a_process_that_says_more_than_is_read_ends_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """asyncio pauses reading then, and would wait for the end of the pipe for ever."""
+    script = tmp_path / "python"
+    script.write_text(TALKATIVE.format(python=sys.executable))
+    script.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(script))
+    options = Options(target=Target(url="http://127.0.0.1:9", model="m", protocol="openai-completions"))
+    async with asyncio.timeout(30):
+        async with Fleet(options, 1, 0) as fleet:
+            result = await fleet.run()
+            unread = fleet._processes[0].stdout
+            while not unread._paused:  # type: ignore[union-attr]
+                await asyncio.sleep(0.01)
+    assert len(result.clients) == 1

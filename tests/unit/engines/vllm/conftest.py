@@ -11,6 +11,7 @@ import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from helpers_models import make_model, make_tokenizer
+from penstock.engines.contract.loading import silent
 from penstock.engines.registry import BATCHERS, EngineSpec, load_runner
 
 OPTIONS: dict[str, Any] = {
@@ -73,7 +74,7 @@ def runner(model_dir: Path) -> Any:
 
 @pytest.fixture(scope="session")
 def batcher(model_dir: Path) -> Any:
-    batcher = BATCHERS["vllm"](OPTIONS | {"model_dir": str(model_dir)})
+    batcher = BATCHERS["vllm"](OPTIONS | {"model_dir": str(model_dir)}, silent)
     yield batcher
     batcher.close()
 

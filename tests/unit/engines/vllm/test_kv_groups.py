@@ -6,6 +6,7 @@ import pytest
 
 from helpers_engine import Driver
 from helpers_models import load_reference, reference_tokens
+from penstock.engines.contract.loading import silent
 from penstock.engines.registry import RUNNERS
 from penstock.kvcache import KVGroup
 
@@ -18,7 +19,7 @@ def prompt(n, length=90):
 def windows(windows_dir):
     """Until the end: vLLM's process groups are one for all runners of a process, and `close` ends them."""
     options = {"model_dir": str(windows_dir), "dtype": "f32", "num_blocks": 40, "max_num_seqs": 8}
-    runner = RUNNERS["vllm"](options | {"max_num_batched_tokens": 128})
+    runner = RUNNERS["vllm"](options | {"max_num_batched_tokens": 128}, silent)
     yield runner
     runner.close()
 

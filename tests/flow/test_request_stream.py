@@ -190,9 +190,20 @@ async def test_a_listener_is_called_once_for_each_step() -> None:
     table = StreamTable(lambda messages: None)
     one, two = Listening(table, 1, 2), Listening(table, 3)
     table.deliver([RequestOutput(1, [5]), RequestOutput(3, [8]), RequestOutput(2, [6])])
+    table.call_listeners()
     table.deliver([RequestOutput(1, [7], FinishReason.STOP)])
+    table.call_listeners()
     assert one.taken == [[(1, [5]), (2, [6])], [(1, [7])]]
     assert two.taken == [[(3, [8])]]
+
+
+async def test_steps_that_arrive_together_are_one_call() -> None:
+    table = StreamTable(lambda messages: None)
+    one = Listening(table, 1)
+    table.deliver([RequestOutput(1, [5])])
+    table.deliver([RequestOutput(1, [6])])
+    table.call_listeners()
+    assert one.taken == [[(1, [5, 6])]]
 
 
 async def test_a_listener_hears_of_ends_that_no_step_brings() -> None:

@@ -89,6 +89,7 @@ class CoreEngine(Generic[C]):
         self._stats = result.stats
         self._adapters.deliver(result.replies)
         self._streams.deliver(result.outputs)
+        self._streams.call_listeners()
 
     def _fail_all(self, error: PenstockError) -> None:
         self._streams.fail_all(error)

@@ -27,6 +27,8 @@ class StreamTable:
         self._send = send
         self._ids = count(1)
         self._streams: dict[int, RequestStream] = {}
+        self._listening: list[RequestStream] = []
+        """Streams whose listeners must be called."""
         self.sent = 0
         """Samples, to the engine that is there now."""
 
@@ -45,8 +47,9 @@ class StreamTable:
         return stream
 
     def deliver(self, outputs: Iterable[RequestOutput]) -> None:
-        """The one loop over a step's outputs. Late outputs of ids that have ended are dropped."""
-        streams, listening = self._streams, []
+        """The one loop over a step's outputs. Late outputs of ids that have ended are dropped. Call `call_listeners` when
+        all steps that arrived together are delivered: what a busy gateway has not shown yet is merged."""
+        streams, listening = self._streams, self._listening
         for output in outputs:
             stream = streams.get(output.id)
             if stream is not None:
@@ -54,6 +57,9 @@ class StreamTable:
                     listening.append(stream)
                 if output.finish_reason is not None:
                     del streams[output.id]
+
+    def call_listeners(self) -> None:
+        listening, self._listening = self._listening, []
         for stream in listening:
             stream.call_listener()
 

@@ -207,6 +207,7 @@ class ProcessEngine:
                     self._on_step(step)
             self._adapters.deliver(result.replies)
             self._streams.deliver(result.outputs)
+        self._streams.call_listeners()
 
     async def _keep(self) -> None:
         """Watches the process, and replaces it when it is dead; gives up when it dies too often. What the system

@@ -47,8 +47,8 @@ class StreamTable:
         return stream
 
     def deliver(self, outputs: Iterable[RequestOutput]) -> None:
-        """The one loop over a step's outputs. Late outputs of ids that have ended are dropped. Call `call_listeners` when
-        all steps that arrived together are delivered: what a busy gateway has not shown yet is merged."""
+        """The one loop over a step's outputs. Late outputs of ids that have ended are dropped. Call `call_listeners`
+        when all steps that arrived together are delivered: what a busy gateway has not shown yet is merged."""
         streams, listening = self._streams, self._listening
         for output in outputs:
             stream = streams.get(output.id)

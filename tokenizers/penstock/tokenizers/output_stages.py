@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar
 
 from .output_parts import Part, TextPart
 
@@ -14,6 +15,9 @@ class OutputStage(ABC):
     Text arrives cut anywhere: several tokens at once, or half a tag. However it is cut, the parts of each kind must be
     the same once they are joined.
     """
+
+    markers: ClassVar[tuple[str, ...]] = ()
+    """What the stage looks for. Where the tokenizer has special tokens for these, they must stay in the text."""
 
     @abstractmethod
     def push(self, text: str) -> Sequence[Part]:

@@ -1,0 +1,135 @@
+"""Reading text that arrives in pieces."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from typing import TypeAlias, TypeVar
+
+from .tags import Tags
+
+T = TypeVar("T")
+Reading: TypeAlias = Generator[None, None, T]
+"""What reads: `yield from` it to get what it has read. It yields whenever it needs more text."""
+
+_ANY = re.compile(r".*", re.DOTALL)
+SPACE = re.compile(r"[ \t\r\n]*")
+
+
+class Reader:
+    """Text behind a mark that only moves forward.
+
+    A parser asks for what it expects and is resumed where it was when more text is there, so it can be written as if
+    it had all of the text. What is read is never looked at again, and what is not read yet is never longer than a tag.
+    """
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._mark = 0
+        self._ended = False
+        self._record: list[str] | None = None
+
+    def feed(self, text: str) -> None:
+        self._text = self._text[self._mark :] + text
+        self._mark = 0
+
+    def end(self) -> None:
+        """No more text comes. What waits for more is told that there is none."""
+        self._ended = True
+
+    def record(self, first: str = "") -> None:
+        """Keeps what is read from now on, behind `first`, so that it can be given back if it turns out to be text."""
+        self._record = [first]
+
+    def forget(self) -> None:
+        """Keeps nothing any more."""
+        self._record = None
+
+    def recorded(self) -> str:
+        """What was kept. It is kept no longer."""
+        kept, self._record = self._record, None
+        return "".join(kept or ())
+
+    def peek(self, count: int = 1) -> Reading[str]:
+        """The next characters, which stay unread. Fewer at the end."""
+        while len(self._text) - self._mark < count and not self._ended:
+            yield
+        return self._text[self._mark : self._mark + count]
+
+    def rest(self) -> str:
+        """What has arrived and is not read."""
+        return self._text[self._mark :]
+
+    def at_end(self) -> Reading[bool]:
+        return not (yield from self.peek())
+
+    def take(self, count: int = 1) -> str:
+        """Reads characters that `peek` has shown."""
+        return self._read(self._mark + count)
+
+    def one_of(self, tags: Tags) -> Reading[str | None]:
+        """Reads a tag. None if the text does not go on with one; then nothing is read."""
+        while True:
+            tag = tags.at(self._text, self._mark)
+            if tag is not None:
+                return self.take(len(tag))
+            if self._ended or not tags.may_be_at(self._text, self._mark):
+                return None
+            yield
+
+    def run(self, kind: re.Pattern[str], pass_on: Callable[[str], object], most: int | None = None) -> Reading[None]:
+        """Reads the characters that `kind` matches (a pattern such as `[a-z]*`), and passes them on as they come."""
+        room = most
+        while True:
+            stop = len(self._text) if room is None else self._mark + room
+            found = kind.match(self._text, self._mark, stop)
+            text = self._read(self._mark if found is None else found.end())
+            if text:
+                pass_on(text)
+            room = None if room is None else room - len(text)
+            if room == 0 or self._ended or self._mark < len(self._text):
+                return
+            yield
+
+    def everything(self, pass_on: Callable[[str], object]) -> Reading[None]:
+        yield from self.run(_ANY, pass_on)
+
+    def word(self, kind: re.Pattern[str], most: int) -> Reading[str]:
+        """Characters that `kind` matches, together, and no more than `most`."""
+        pieces: list[str] = []
+        yield from self.run(kind, pieces.append, most)
+        return "".join(pieces)
+
+    def skip_space(self) -> Reading[None]:
+        yield from self.run(SPACE, _drop)
+
+    def before(self, tags: Tags, pass_on: Callable[[str], object]) -> Reading[bool]:
+        """Passes on the text before the first tag, which stays unread. False if there is none up to the end."""
+        while True:
+            found = tags.find(self._text, self._mark)
+            if found is not None:
+                stop = found.start()
+            else:
+                stop = len(self._text) if self._ended else tags.begun(self._text, self._mark)
+            text = self._read(stop)
+            if text:
+                pass_on(text)
+            if found is not None or self._ended:
+                return found is not None
+            yield
+
+    def until(self, tags: Tags, pass_on: Callable[[str], object]) -> Reading[str | None]:
+        """The same, and reads the tag as well."""
+        yield from self.before(tags, pass_on)
+        return (yield from self.one_of(tags))
+
+    def _read(self, stop: int) -> str:
+        text = self._text[self._mark : stop]
+        self._mark = stop
+        if self._record is not None and text:
+            self._record.append(text)
+        return text
+
+
+def _drop(text: str) -> None:
+    pass

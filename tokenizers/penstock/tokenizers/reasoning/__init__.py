@@ -1,0 +1,64 @@
+"""Parsers of reasoning, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from ..output_stages import OutputStage, StageFactory
+from ..parsing import ParserRegistry
+from .gpt_oss import GptOssReasoningStage
+from .thoughts import (
+    DeepSeekR1Stage,
+    Gemma4Stage,
+    Glm45Stage,
+    GraniteStage,
+    KimiK2Stage,
+    MiniMaxStage,
+    MistralStage,
+    Qwen3Stage,
+    ThinkStage,
+    ThoughtStage,
+)
+
+__all__ = ["GROUP", "ReasoningParser", "ThoughtStage", "find_reasoning_parser", "reasoning_parser_names"]
+
+GROUP = "penstock.reasoning_parsers"
+_SHIPPED: dict[str, type[OutputStage]] = {
+    "deepseek_r1": DeepSeekR1Stage,
+    "gemma4": Gemma4Stage,
+    "glm45": Glm45Stage,
+    "gpt_oss": GptOssReasoningStage,
+    "granite": GraniteStage,
+    "kimi_k2": KimiK2Stage,
+    "minimax": MiniMaxStage,
+    "mistral": MistralStage,
+    "qwen3": Qwen3Stage,
+    "think": ThinkStage,
+}
+_registry = ParserRegistry("reasoning", GROUP, _SHIPPED)
+
+
+class ReasoningParser:
+    """What makes a stage for each choice of a request, given the end of the request's prompt."""
+
+    def __init__(self, stage: Callable[[str], OutputStage], markers: tuple[str, ...]) -> None:
+        self._stage = stage
+        self.markers = markers
+        """See `OutputStage.markers`."""
+
+    def __call__(self, prompt_end: str = "") -> StageFactory:
+        """`prompt_end`: the last hundred characters of the rendered prompt. They tell whether the template has already
+        opened the model's thought, or closed it. Without them the parser assumes what is usual for its models."""
+        return partial(self._stage, prompt_end)
+
+
+def find_reasoning_parser(name: str) -> ReasoningParser:
+    """The parser of this name. Raises ValueError if there is none, with the names of all."""
+    stage = _registry.find(name)
+    return ReasoningParser(stage, stage.markers)
+
+
+def reasoning_parser_names() -> list[str]:
+    """Those that ship with Penstock and those of other packages, sorted."""
+    return _registry.names()

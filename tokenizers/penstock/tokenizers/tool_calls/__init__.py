@@ -1,0 +1,69 @@
+"""Parsers of tool calls, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from ..output_stages import OutputStage, StageFactory
+from ..parsing import ParserRegistry
+from .gemma import GemmaStage
+from .gpt_oss import GptOssStage
+from .json_formats import GraniteStage, HermesStage, LlamaJsonStage, Phi4MiniStage
+from .mistral import MistralStage
+from .pythonic import PythonicStage
+from .sections import DeepSeekV3Stage, DeepSeekV31Stage, KimiK2Stage
+from .stage import ToolCallStage
+from .tool import Tool
+from .xml_formats import Glm45Stage, MiniMaxM2Stage, Qwen3CoderStage
+
+__all__ = ["GROUP", "Tool", "ToolCallStage", "ToolParser", "find_tool_parser", "tool_parser_names"]
+
+GROUP = "penstock.tool_parsers"
+_SHIPPED: dict[str, type[OutputStage]] = {
+    "deepseek_v3": DeepSeekV3Stage,
+    "deepseek_v31": DeepSeekV31Stage,
+    "functiongemma": GemmaStage,
+    "gemma": GemmaStage,
+    "gemma4": GemmaStage,
+    "glm45": Glm45Stage,
+    "glm47": Glm45Stage,
+    "gpt_oss": GptOssStage,
+    "granite": GraniteStage,
+    "hermes": HermesStage,
+    "kimi_k2": KimiK2Stage,
+    "llama3_json": LlamaJsonStage,
+    "llama4_json": LlamaJsonStage,
+    "llama4_pythonic": PythonicStage,
+    "minimax_m2": MiniMaxM2Stage,
+    "mistral": MistralStage,
+    "phi4_mini_json": Phi4MiniStage,
+    "pythonic": PythonicStage,
+    "qwen2.5": HermesStage,
+    "qwen3": HermesStage,
+    "qwen3_coder": Qwen3CoderStage,
+}
+_registry = ParserRegistry("tool", GROUP, _SHIPPED)
+
+
+class ToolParser:
+    """What makes a stage for each choice of a request, given the request's tools."""
+
+    def __init__(self, stage: Callable[[Sequence[Tool]], OutputStage], markers: tuple[str, ...]) -> None:
+        self._stage = stage
+        self.markers = markers
+        """See `OutputStage.markers`."""
+
+    def __call__(self, tools: Sequence[Tool]) -> StageFactory:
+        return partial(self._stage, tools)
+
+
+def find_tool_parser(name: str) -> ToolParser:
+    """The parser of this name. Raises ValueError if there is none, with the names of all."""
+    stage = _registry.find(name)
+    return ToolParser(stage, stage.markers)
+
+
+def tool_parser_names() -> list[str]:
+    """Those that ship with Penstock and those of other packages, sorted."""
+    return _registry.names()

@@ -1,14 +1,17 @@
-"""Text to tokens and back: tokenizer, incremental detokenizer, stop strings, output stages, chat templates."""
+"""Text to tokens and back: tokenizer, incremental detokenizer, stop strings, chat templates, and parsers of the output."""
 
 from .chat import ChatTemplate, check_kwargs
 from .content_format import ContentFormat, content_format
+from .detection import detect_reasoning_parser, detect_tool_parser
 from .detokenizer import IncrementalDetokenizer
 from .errors import ChatTemplateError, ChatTemplateTimeout, PromptTooLong, TokenizerError
 from .hf import Tokenizer
 from .messages import normalize_messages
 from .output_parts import Part, ReasoningPart, TextPart, ToolCallPart
 from .output_stages import OutputStage, StageChain, StageFactory
+from .reasoning import ReasoningParser, find_reasoning_parser, reasoning_parser_names
 from .stop import StopStrings
+from .tool_calls import Tool, ToolParser, find_tool_parser, tool_parser_names
 
 __all__ = [
     "ChatTemplate",
@@ -19,6 +22,7 @@ __all__ = [
     "OutputStage",
     "Part",
     "PromptTooLong",
+    "ReasoningParser",
     "ReasoningPart",
     "StageChain",
     "StageFactory",
@@ -26,8 +30,16 @@ __all__ = [
     "TextPart",
     "Tokenizer",
     "TokenizerError",
+    "Tool",
     "ToolCallPart",
+    "ToolParser",
     "check_kwargs",
     "content_format",
+    "detect_reasoning_parser",
+    "detect_tool_parser",
+    "find_reasoning_parser",
+    "find_tool_parser",
     "normalize_messages",
+    "reasoning_parser_names",
+    "tool_parser_names",
 ]

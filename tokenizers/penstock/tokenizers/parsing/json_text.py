@@ -60,13 +60,14 @@ def _read_quoted(reader: Reader, pass_on: Callable[[str], object], most: int | N
     pass_on(reader.take())
     while True:
         yield from reader.run(_IN_STRING, pass_on, most)
-        following = yield from reader.peek(2)
-        if following[:1] == '"':
+        char = yield from reader.peek()
+        if char == '"':
             pass_on(reader.take())
             return True
-        if following[:1] != "\\":
+        if char != "\\":
             return False
-        pass_on(reader.take(len(following)))
+        escape = yield from reader.peek(2)
+        pass_on(reader.take(len(escape)))
 
 
 def decoded(literal: str) -> str | None:

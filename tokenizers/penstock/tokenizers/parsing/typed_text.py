@@ -24,7 +24,7 @@ _PYTHON_TYPES: tuple[tuple[type, str], ...] = (
     (dict, "object"),
     (type(None), "null"),
 )
-_NAMES = {name for _, name in _PYTHON_TYPES}
+_NAMES = frozenset(name for _, name in _PYTHON_TYPES)
 _UNKNOWN: Types = frozenset()
 
 
@@ -41,8 +41,8 @@ def _types(schema: object, depth: int) -> Types:
         return _UNKNOWN
     named = schema.get("type")
     if named is not None:
-        names = named if isinstance(named, list) else [named]
-        return frozenset(names) if all(name in _NAMES for name in names) else _UNKNOWN
+        names = frozenset(map(str, named if isinstance(named, list) else [named]))
+        return names if names <= _NAMES else _UNKNOWN
     if isinstance(schema.get("enum"), list):
         return frozenset(_type_of(value) for value in schema["enum"])
     for key in ("anyOf", "oneOf"):
@@ -55,7 +55,8 @@ def _types(schema: object, depth: int) -> Types:
 def typed_json(text: str, types: Types) -> str:
     """JSON for `text`: as it is if that is JSON of one of the types, or a Python literal of one; else a string."""
     if types != STRING:
-        for json_text in (text.strip(), _from_python(text)):
+        for read in (str.strip, _from_python):
+            json_text = read(text)
             if _fits(_json_type(json_text), types):
                 return json_text
     return quoted(text)

@@ -55,8 +55,10 @@ class ObjectCall:
         while separator == ",":
             yield from self._reader.skip_space()
             key = yield from read_name(self._reader)
+            if key is None or not self._accepts(key):
+                break
             yield from self._reader.skip_space()
-            if key is None or not (yield from self._reader.one_of(_COLON)):
+            if not (yield from self._reader.one_of(_COLON)):
                 break
             yield from self._reader.skip_space()
             if not (yield from self._read_member(key)):
@@ -66,6 +68,10 @@ class ObjectCall:
         if separator == "}":
             self._end()
         return self._begun
+
+    def _accepts(self, key: str) -> bool:
+        """False if an object with such a member is no call."""
+        return True
 
     def _read_member(self, key: str) -> Reading[bool]:
         if key == "name" and not self._begun:
@@ -108,9 +114,10 @@ class KnownObjectCall(ObjectCall):
 
     _name = ""
 
+    def _accepts(self, key: str) -> bool:
+        return self._begun or key in ("name", "type", *_ARGUMENTS)
+
     def _read_member(self, key: str) -> Reading[bool]:
-        if not self._begun and key not in ("name", "type", *_ARGUMENTS):
-            return False
         if not self._begun and key in _ARGUMENTS and self._name:
             self._begin(self._name)
         return (yield from super()._read_member(key))

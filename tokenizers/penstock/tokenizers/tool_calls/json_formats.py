@@ -32,7 +32,7 @@ class Phi4MiniStage(JsonCallStage):
     """Phi-4-mini: `functools[{"name": ..., "arguments": {...}}]`, or the same list between `<|tool_call|>` and
     `<|/tool_call|>`.
 
-    The first form is what the model writes by itself, the second is named in its model card.
+    The format is what vLLM's parser of this name reads. The second form has tokens of its own in the model's tokenizer.
     """
 
     openings = ("functools", "<|tool_call|>")

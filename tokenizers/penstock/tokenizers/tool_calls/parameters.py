@@ -26,23 +26,22 @@ class ParameterStage(ToolCallStage):
         self._types = parameter_types(tool.parameters) if tool else {}
         self._separator = "{"
 
-    def read_value(self, key: str, ends: Tags, *, on_own_lines: bool = False) -> Reading[bool]:
+    def read_value(self, key: str, ends: Tags, *, on_own_lines: bool = False) -> Reading[None]:
         """Reads a value up to one of the tags, which stays unread. `on_own_lines`: the line break behind the tag before
-        it, and the one before the tag behind it, are no part of it. False if the value is cut off."""
+        it, and the one before the tag behind it, are no part of it."""
         types = self._types.get(key, frozenset())
         if types == STRING:
             self._begin_argument(key, '"')
             trim = _LineBreaks().push if on_own_lines else str
             found = yield from self.reader.before(ends, lambda text: self.arguments(quoted(trim(text))[1:-1]))
             self.arguments('"' if found else "")
-            return found
+            return
         pieces: list[str] = []
         found = yield from self.reader.before(ends, pieces.append)
         if found:
             value = "".join(pieces)
             value = value.removeprefix("\n").removesuffix("\n") if on_own_lines else value
             self._begin_argument(key, typed_json(value, types))
-        return found
 
     def end_arguments(self) -> None:
         self.arguments("}" if self._separator == ", " else "{}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ..parsing import Reading, Tags
 from .stage import ToolCallStage
 
@@ -38,7 +40,7 @@ class DeepSeekV31Stage(SectionStage):
 
     openings = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
     inner = ("<｜tool▁sep｜>",)
-    closings = ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+    closings: ClassVar[tuple[str, ...]] = ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
 
 
 class DeepSeekV3Stage(DeepSeekV31Stage):

@@ -36,21 +36,20 @@ class InvocationStage(ParameterStage):
         if not name or (only_known and name not in self.tools):
             return False
         self.begin(name)
-        if (yield from self._read_parameters()):
+        yield from self._read_parameters()
+        if not (yield from self.reader.at_end()):
             self.end_arguments()
         return True
 
-    def _read_parameters(self) -> Reading[bool]:
-        """False if the call is cut off."""
+    def _read_parameters(self) -> Reading[None]:
         ends = Tags(self.value_end, self.parameter, *self.closings)
         yield from self.reader.skip_space()
         while (yield from self.reader.one_of(Tags(self.parameter))):
             key = yield from self._read_attribute()
-            if key and not (yield from self.read_value(key, ends, on_own_lines=self.on_own_lines)):
-                return False
+            if key:
+                yield from self.read_value(key, ends, on_own_lines=self.on_own_lines)
             yield from self.reader.one_of(Tags(self.value_end))
             yield from self.reader.skip_space()
-        return not (yield from self.reader.at_end())
 
     def _read_attribute(self) -> Reading[str]:
         """A name up to the end of its tag; empty if it is none."""
@@ -129,21 +128,19 @@ class Glm45Stage(ParameterStage):
             return False
         self.begin(name)
         while key:
-            if not (yield from self._read_argument()):
-                return True
+            yield from self._read_argument()
             yield from self.reader.skip_space()
+            if (yield from self.reader.at_end()):
+                return True
             key = yield from self.reader.one_of(_KEY)
-        if not (yield from self.reader.at_end()):
-            self.end_arguments()
+        self.end_arguments()
         return True
 
-    def _read_argument(self) -> Reading[bool]:
-        """Behind the tag of the key. False if it is cut off."""
+    def _read_argument(self) -> Reading[None]:
+        """Behind the tag of the key."""
         key = (yield from self.reader.word(_IN_TAG, LONGEST_NAME)).strip()
         yield from self.reader.one_of(_KEY_END)
         yield from self.reader.skip_space()
-        if not key or not (yield from self.reader.one_of(_VALUE)):
-            return not (yield from self.reader.at_end())
-        complete = yield from self.read_value(key, _VALUE_END)
-        yield from self.reader.one_of(_VALUE_END)
-        return complete
+        if key and (yield from self.reader.one_of(_VALUE)):
+            yield from self.read_value(key, _VALUE_END)
+            yield from self.reader.one_of(_VALUE_END)

@@ -235,7 +235,8 @@ EXAMPLES: dict[str, list[tuple[str, Found]]] = {
             Found(calls=BOTH),
         ),
         (
-            '<|tool_call>call:weather{city:<|"|>a "b", {c}<|"|>,days:3,place:{x:[true,<|"|>y<|"|>]},level:far}<tool_call|>',
+            '<|tool_call>call:weather{city:<|"|>a "b", {c}<|"|>,days:3,place:{x:[true,<|"|>y<|"|>]},level:far}'
+            "<tool_call|>",
             Found(
                 calls=[
                     Call(

@@ -8,8 +8,7 @@ import pytest
 
 from helpers_parsers import TOOLS, Found, found, pushed, tool_stage
 from helpers_tool_call_examples import EXAMPLES
-from penstock.tokenizers import TextPart, ToolCallPart, find_tool_parser, tool_parser_names
-from penstock.tokenizers.tool_calls import ToolCallStage
+from penstock.tokenizers import TextPart, Tool, ToolCallPart, find_tool_parser, tool_parser_names
 
 CASES = [(name, text, expected) for name, examples in EXAMPLES.items() for text, expected in examples]
 
@@ -76,13 +75,7 @@ def test_a_name_that_does_not_end_is_not_waited_for() -> None:
 
 
 def test_a_tool_whose_schema_is_broken_is_called_all_the_same() -> None:
-    from penstock.tokenizers import Tool
-
     text = "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"
     for parameters in ({}, {"properties": []}, {"properties": {"a": 3}}, {"properties": {"a": {"type": {}}}}):
         calls = found(pushed(tool_stage("glm45", [Tool("f", parameters)]), [text])).calls
         assert [call.arguments for call in calls] == ['{"a": 1}']
-
-
-def test_a_subclass_of_its_own_needs_no_more_than_tags_and_a_reading() -> None:
-    assert issubclass(type(tool_stage("hermes")), ToolCallStage)

@@ -1,4 +1,4 @@
-"""Text to tokens and back: tokenizer, incremental detokenizer, stop strings, chat templates, and parsers of the output."""
+"""Text to tokens and back: tokenizer, incremental detokenizer, stop strings, output parsers, chat templates."""
 
 from .chat import ChatTemplate, check_kwargs
 from .content_format import ContentFormat, content_format

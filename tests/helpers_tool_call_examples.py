@@ -41,6 +41,7 @@ EXAMPLES: dict[str, list[tuple[str, Found]]] = {
             Found(calls=[Call("other", r'{"a": "}\"{", "b": [{}]}')]),
         ),
         ('<tool_call>{"name": "clock"}</tool_call>', Found(calls=[Call("clock", "{}")])),
+        ('<tool_call>{"name": "clock"}</tool_call>\n\n', Found(calls=[Call("clock", "{}")])),
         ('<tool_call>{"name": "clock", "arguments": null}</tool_call>', Found(calls=[Call("clock", "{}")])),
         ('<tool_call>{"id": "c1", "name": "clock"}</tool_call>', Found(calls=[Call("clock", "{}", "c1")])),
         (
@@ -115,6 +116,7 @@ EXAMPLES: dict[str, list[tuple[str, Found]]] = {
             ),
         ),
         ('<|python_start|>[other.one(a="""x"y""",)]<|python_end|>', Found(calls=[Call("other.one", '{"a": "x\\"y"}')])),
+        ("[clock(), other(a=1)]", Found(calls=[Call("clock", "{}"), Call("other", '{"a": 1}')])),
         ("[other(a=1)]", Found("[other(a=1)]")),
         ("[1, 2, 3]", Found("[1, 2, 3]")),
         ("[weather](http://x)", Found("[weather](http://x)")),
@@ -206,6 +208,10 @@ EXAMPLES: dict[str, list[tuple[str, Found]]] = {
         # without the section only what names a tool is a call
         ("<function=clock></function></tool_call>", Found(calls=BOTH[1:])),
         ("<function=other></function>", Found("<function=other></function>")),
+        (
+            "<tool_call><function=clock></function>\n<function=other></function></tool_call>",
+            Found(calls=[Call("clock", "{}"), Call("other", "{}")]),
+        ),
         # a closing is missing
         (
             "<tool_call><function=weather><parameter=city>Oslo<parameter=days>3</function>",

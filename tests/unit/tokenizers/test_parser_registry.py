@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from helpers_parsers import Call, Found, found, pushed
 from penstock.tokenizers import (
+    ReasoningPart,
+    TextPart,
     Tool,
     find_reasoning_parser,
     find_tool_parser,
@@ -109,3 +113,12 @@ def test_the_documentation_has_every_parser() -> None:
     text = (ROOT / "docs" / "parsers.md").read_text()
     missing = [name for name in (*tool_parser_names(), *reasoning_parser_names()) if f"`{name}`" not in text]
     assert not missing
+
+
+def test_the_documentation_s_code_runs() -> None:
+    names: dict[str, Any] = {"prompt": "..."}
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "parsers.md").read_text(), re.DOTALL):
+        exec(block, names)  # noqa: S102 (it is ours)
+    assert names["parts"] == [ReasoningPart("Hm."), TextPart("Let me"), TextPart(" look.")]
+    text = 'a ${x} $weather{"city": "Oslo"}$'
+    assert found(pushed(names["DollarStage"](), text)) == Found("a ${x} ", [Call("weather", '{"city": "Oslo"}')])

@@ -128,6 +128,7 @@ def test_surrogates_are_escaped_so_that_the_text_can_be_encoded() -> None:
         ({"type": "whatever"}, "5", "5"),
         ({}, "5", "5"),
         ({}, "Oslo", '"Oslo"'),
+        ({}, '"Oslo"', r'"\"Oslo\""'),
         ({}, "9" * 5000, quoted("9" * 5000)),
     ],
 )

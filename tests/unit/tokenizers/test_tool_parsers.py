@@ -9,6 +9,7 @@ import pytest
 from helpers_parsers import TOOLS, Found, found, pushed, tool_stage
 from helpers_tool_call_examples import EXAMPLES
 from penstock.tokenizers import TextPart, Tool, ToolCallPart, find_tool_parser, tool_parser_names
+from penstock.tokenizers.tool_calls import ToolCallStage
 
 CASES = [(name, text, expected) for name, examples in EXAMPLES.items() for text, expected in examples]
 
@@ -50,6 +51,13 @@ def test_json_arguments_are_passed_on_as_they_come() -> None:
     assert stage.push('slo"') == [ToolCallPart(0, 'slo"')]
     assert stage.push("}}</tool") == [ToolCallPart(0, "}")]
     assert stage.push("_call>") == []
+
+
+def test_what_was_passed_on_is_not_kept() -> None:
+    stage = tool_stage("hermes")
+    assert isinstance(stage, ToolCallStage)
+    stage.push('<tool_call>{"name": "weather", "arguments": {"city": "Oslo"')
+    assert stage.reader.recorded() == ""
 
 
 def test_a_bare_object_is_held_back_only_while_it_may_be_a_call() -> None:

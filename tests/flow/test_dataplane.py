@@ -215,10 +215,10 @@ async def test_tenants_and_salts_divide_the_prefix_cache(setup):
 
 async def test_chat_prompts_are_rendered_and_encoded(setup):
     s = await setup()
-    ids = await s.plane.chat_prompt(
+    prompt = await s.plane.chat_prompt(
         "m", [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], RequestContext()
     )
-    assert s.tokenizer.decode(ids) == "user: hi\n"
+    assert s.tokenizer.decode(prompt.token_ids) == prompt.end == "user: hi\n"
 
 
 async def test_a_model_without_template_refuses_chats(setup):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.llm.dataplane import (
+    ChatPrompt,
     ChoiceDelta,
     DataPlane,
     GenerateRequest,
@@ -142,13 +143,14 @@ class FakeDataPlane(DataPlane):
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: dict[str, Any] | None = None,
-    ) -> list[int]:
+    ) -> ChatPrompt:
         options = {"opens": add_generation_prompt, "continues": continue_final_message, "kwargs": template_kwargs}
         self.prompts.append((messages, options))
         if messages[-1]["content"] == "refuse me":
             raise InvalidRequestError("The template refuses this.", param="messages")
-        return [ord(char) % 100 for message in messages for char in message["content"]]
+        return ChatPrompt([ord(char) % 100 for message in messages for char in message["content"]], "")
 
     async def generate(self, request: GenerateRequest) -> Generation:
         self.requests.append(request)

@@ -3,7 +3,6 @@ that find them."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +14,6 @@ from helpers_stages import STAGES
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.llm.dataplane import GenerateRequest
 from penstock.gateway.openai import chat
 from protocol.conftest import ServerThread
 
@@ -39,13 +37,8 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def staged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chats name stages, as they will when parsers come."""
-    plain = chat.chat_generate_request
-
-    def with_stages(*given: Any) -> GenerateRequest:
-        return dataclasses.replace(plain(*given), stages=STAGES)
-
-    monkeypatch.setattr(chat, "chat_generate_request", with_stages)
+    """Chats name stages of the tests' own."""
+    monkeypatch.setattr(chat, "answer_stages", lambda *given: STAGES)
 
 
 def pieces(client: openai.OpenAI, **fields: Any) -> list[Any]:

@@ -23,8 +23,16 @@ class IncrementalDetokenizer:
     flush: Callable[[], str]
     """What was held back, once no more tokens come."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True, prompt_ids: Sequence[int] = ()) -> None:
-        stream = _new_stream(tokenizer, skip_special_tokens)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        skip_special_tokens: bool = True,
+        prompt_ids: Sequence[int] = (),
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
+        """`shown`: special tokens that are text where the others are skipped. A tokenizer whose decoder only the
+        library knows then shows all of them."""
+        stream = _new_stream(tokenizer, skip_special_tokens, shown)
         if prompt_ids:
             stream.prime(prompt_ids)
         # Bound once: the hot path has one call less.
@@ -32,8 +40,8 @@ class IncrementalDetokenizer:
         self.flush = stream.flush
 
 
-def _new_stream(tokenizer: Tokenizer, skip_special_tokens: bool) -> DecodeStream:
-    table = tokenizer.text_table if skip_special_tokens else tokenizer.table
+def _new_stream(tokenizer: Tokenizer, skip_special_tokens: bool, shown: frozenset[int]) -> DecodeStream:
+    table = tokenizer.table_showing(shown) if skip_special_tokens else tokenizer.table
     match table.family:
         case DecoderFamily.BYTES:
             return ByteStream(table)
@@ -42,4 +50,4 @@ def _new_stream(tokenizer: Tokenizer, skip_special_tokens: bool) -> DecodeStream
         case DecoderFamily.PIECES:
             return PieceStream(table)
         case DecoderFamily.GENERAL:
-            return DiffStream(tokenizer, skip_special_tokens)
+            return DiffStream(tokenizer, skip_special_tokens and not shown)

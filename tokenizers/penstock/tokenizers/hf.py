@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ class Tokenizer:
         self.text_table: TokenTable = self.table.without(self.special_ids)
         """The same when special tokens are skipped."""
         self._bounded = BoundedEncoder(self._backend, self._encode)
+        self._tables_showing: dict[frozenset[int], TokenTable] = {}
 
     @property
     def bos_token(self) -> str | None:
@@ -120,6 +121,19 @@ class Tokenizer:
         # A decoder's pickled state is its section of tokenizer.json; serialising the vocabulary too would be slow.
         section: dict[str, Any] | None = None if decoder is None else json.loads(decoder.__getstate__())
         return build_token_table(section, tokens)
+
+    def table_showing(self, shown: frozenset[int]) -> TokenTable:
+        """`text_table` with these special tokens in the text. A tokenizer is asked for a few sets at most."""
+        if not shown:
+            return self.text_table
+        if shown not in self._tables_showing:
+            self._tables_showing[shown] = self.table.without(self.special_ids - shown)
+        return self._tables_showing[shown]
+
+    def special_ids_of(self, texts: Iterable[str]) -> frozenset[int]:
+        """The ids of those that are special tokens."""
+        ids = (self._backend.token_to_id(text) for text in texts)
+        return frozenset(i for i in ids if i in self.special_ids)
 
     def is_silent(self, token_id: int, skip_special_tokens: bool) -> bool:
         """Whether the decoder never gets to see this id: skipped, or not in the vocabulary."""

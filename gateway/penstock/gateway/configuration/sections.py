@@ -60,6 +60,12 @@ class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     chat_template: Annotated[
         str | None, Meta(description="file with a chat template to use instead of the model's own")
     ] = None
+    tool_parser: Annotated[
+        str, Meta(description="finds tool calls in answers: a parser's name, none, or auto: by the chat template")
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str, Meta(description="finds reasoning in answers: a parser's name, none, or auto: by the chat template")
+    ] = "auto"
 
 
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

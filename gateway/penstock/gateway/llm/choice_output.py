@@ -38,7 +38,7 @@ class ChoiceOutput:
     def __init__(self, index: int, tokenizer: Tokenizer, request: GenerateRequest, prompt: list[int]) -> None:
         self.index = index
         self.last_token: float | None = None
-        self._detokenizer = IncrementalDetokenizer(tokenizer, request.skip_special_tokens, prompt)
+        self._detokenizer = IncrementalDetokenizer(tokenizer, request.skip_special_tokens, prompt, request.shown_tokens)
         self._include_stop = request.include_stop_str_in_output
         self._stops = StopStrings(request.stop, self._include_stop) if request.stop else None
         self._too_early = request.params.min_tokens

@@ -7,9 +7,9 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -39,6 +39,7 @@ from penstock.tokenizers import ChatTemplateError
 
 __all__ = [
     "Candidate",
+    "ChatPrompt",
     "ChoiceDelta",
     "DataPlane",
     "GenerateRequest",
@@ -49,7 +50,14 @@ __all__ = [
 ]
 
 _TEMPLATE_SECONDS = 10.0
+_PROMPT_END = 100
 _WITHOUT_END: AbstractAsyncContextManager[object] = nullcontext()
+
+
+class ChatPrompt(NamedTuple):
+    token_ids: list[int]
+    end: str
+    """Its last characters: whether a template has opened the model's thought, for example."""
 
 
 class DataPlane:
@@ -159,8 +167,9 @@ class DataPlane:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: dict[str, Any] | None = None,
-    ) -> list[int]:
+    ) -> ChatPrompt:
         """Renders the chat template and encodes it. Raises InvalidRequestError for messages that it refuses,
         PermissionDeniedError, OverloadedError, DeadlineExceededError."""
         context.principal.require_model(model)
@@ -177,6 +186,7 @@ class DataPlane:
                 template.normalize(messages),
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
+                tools=tools,
                 extra=template_kwargs,
                 time_limit=_TEMPLATE_SECONDS,
             )
@@ -187,7 +197,8 @@ class DataPlane:
             async with self._until_deadline(context):
                 text = await self._text_pool.run(size, render)
                 context.record.enter(Stage.TOKENIZE)
-                return (await encode_prompts(loaded, [text], self._text_pool, add_special_tokens=False))[0]
+                [token_ids] = await encode_prompts(loaded, [text], self._text_pool, add_special_tokens=False)
+                return ChatPrompt(token_ids, text[-_PROMPT_END:])
         except ChatTemplateError as error:
             raise InvalidRequestError(str(error), param="messages") from None
 

@@ -24,10 +24,12 @@ class GenerateRequest:
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    shown_tokens: frozenset[int] = frozenset()
+    """Special tokens that are text although the others are skipped: stages look for them."""
     stages: tuple[StageFactory, ...] = ()
     """What finds reasoning, tool calls and the like in each choice's text, in this order. A stage sees the text that
-    stop strings have let pass, with special tokens only if `skip_special_tokens` is False. Named by fronts that have
-    fields for such parts; the others show the text as the model wrote it."""
+    stop strings have let pass, and of the special tokens `shown_tokens`. Named by fronts that have fields for such
+    parts; the others show the text as the model wrote it."""
     add_special_tokens: bool = True
     """For text prompts: let the tokenizer add BOS and the like. False for rendered chat templates."""
     priority: int = 0

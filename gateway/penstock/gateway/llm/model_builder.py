@@ -20,6 +20,7 @@ from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.llm.adapters import Adapter, AdapterSet, new_adapter, parse_adapters, parse_directory
 from penstock.gateway.llm.engine_choice import choose_engine
 from penstock.gateway.llm.model_metrics import ModelMetrics
+from penstock.gateway.llm.model_parsers import choose_parsers
 from penstock.gateway.llm.models import LoadedModel, ModelSource, default_params, load_chat_template
 from penstock.gateway.memory.budget import MemoryBudget
 from penstock.gateway.memory.budgeted_engine import BudgetedEngine
@@ -76,12 +77,14 @@ def build_model(
             liveness=lambda: engine.liveness,
         )
     )
+    template = load_chat_template(tokenizer, config.model.chat_template)
     return LoadedModel(
         names=names,
         root=source.name,
         engine=engine,
         tokenizer=tokenizer,
-        chat_template=load_chat_template(tokenizer, config.model.chat_template),
+        chat_template=template,
+        parsers=choose_parsers(config.model.tool_parser, config.model.reasoning_parser, template, tokenizer),
         metrics=observed[0],
         default_params=default_params(source.folder),
         adapters=adapters,

@@ -15,6 +15,7 @@ from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.llm.adapters import Adapter, AdapterSet
 from penstock.gateway.llm.call_counter import CallCounter
 from penstock.gateway.llm.model_metrics import ModelMetrics
+from penstock.gateway.llm.model_parsers import NO_PARSERS, ModelParsers
 from penstock.tokenizers import ChatTemplate, Tokenizer
 
 DEMO_NAME = "penstock-demo"
@@ -35,6 +36,7 @@ class ServedModel:
     """From the model's generation_config.json: temperature, top_p, top_k, min_p, repetition_penalty, where set. Fronts
     use these where the caller is silent."""
     has_chat_template: bool = True
+    parsers: ModelParsers = NO_PARSERS
     parent: str | None = None
     """Of an adapter: its model's first name."""
 
@@ -50,6 +52,7 @@ class LoadedModel:
     chat_template: ChatTemplate | None
     metrics: ModelMetrics
     default_params: dict[str, Any]
+    parsers: ModelParsers = NO_PARSERS
     created: int = field(default_factory=lambda: int(time.time()))
     loaded: bool = False
     adapters: AdapterSet = field(default_factory=AdapterSet)
@@ -63,6 +66,7 @@ class LoadedModel:
             info=self.engine.info,
             default_params=self.default_params,
             has_chat_template=self.chat_template is not None,
+            parsers=self.parsers,
             parent=None if adapter is None else self.names[0],
         )
 

@@ -11,6 +11,7 @@ import msgspec
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.llm.dataplane import GenerateRequest, Generation
+from penstock.gateway.openai.answer_stages import answer_stages, check_parsers
 from penstock.gateway.openai.collect import Collected, collect
 from penstock.gateway.openai.endpoint import GeneratingEndpoint
 from penstock.gateway.openai.frames import Frames
@@ -21,6 +22,7 @@ from penstock.gateway.openai.objects import ChatChoice, new_head, running_usage,
 from penstock.gateway.openai.part_frames import PartFrames
 from penstock.gateway.openai.schemas import ChatRequest, StreamOptions
 from penstock.gateway.openai.sse import stream
+from penstock.gateway.openai.tools import offered_tools
 from penstock.gateway.openai.unsupported import CHAT
 from penstock.gateway.openai.validation import chat_generate_request, parse
 
@@ -36,6 +38,8 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
         model = self._dataplane.model(request.model)
         messages = template_messages(request.messages)
         opens, continues = generation_prompt(request)
+        tools = offered_tools(request)
+        check_parsers(request, model.parsers, tools)
         wanted = chat_generate_request(request, model, self._settings, context)
         prompt = await self._dataplane.chat_prompt(
             request.model,
@@ -43,9 +47,12 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
             context,
             add_generation_prompt=opens,
             continue_final_message=continues,
+            tools=request.tools if tools else None,
             template_kwargs=template_kwargs(request),
         )
-        return replace(wanted, prompts=[prompt])
+        stages = answer_stages(request, model.parsers, tools, prompt.end)
+        shown = model.parsers.shown_tokens if stages else frozenset[int]()
+        return replace(wanted, prompts=[prompt.token_ids], stages=stages, shown_tokens=shown)
 
     def _respond(
         self, exchange: Exchange, request: ChatRequest, wanted: GenerateRequest, generation: Generation

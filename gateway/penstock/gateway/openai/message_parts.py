@@ -16,7 +16,7 @@ def message_delta(part: Part) -> dict[str, object]:
         case TextPart(text):
             return {"content": text}
         case ReasoningPart(text):
-            return {"reasoning_content": text}
+            return {"reasoning_content": text, "reasoning": text}
         case ToolCallPart(name=None):
             return {"tool_calls": [{"index": part.index, "function": {"arguments": part.arguments}}]}
         case _:
@@ -33,6 +33,7 @@ def message(text: str, parts: Sequence[Part]) -> AssistantMessage:
     return AssistantMessage(
         content=None if calls and not text else text,
         reasoning_content=reasoning or msgspec.UNSET,
+        reasoning=reasoning or msgspec.UNSET,
         tool_calls=calls or msgspec.UNSET,
     )
 

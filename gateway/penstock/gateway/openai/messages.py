@@ -27,7 +27,9 @@ def template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
     than text."""
     if not messages:
         raise InvalidRequestError("messages must not be empty.", param="messages")
-    return [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
+    found = [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
+    _check_tool_answers(messages)
+    return found
 
 
 def template_kwargs(request: ChatRequest) -> dict[str, Any]:
@@ -35,7 +37,25 @@ def template_kwargs(request: ChatRequest) -> dict[str, Any]:
     if not _RESERVED_KWARGS.isdisjoint(kwargs):
         message = "chat_template_kwargs holds a reserved name."
         raise InvalidRequestError(message, param="chat_template_kwargs")
-    return kwargs
+    effort = request.reasoning_effort
+    if effort is None:
+        return kwargs
+    thinking = {"enable_thinking": False} if effort == "none" else {}
+    return {"reasoning_effort": effort, **thinking, **kwargs}
+
+
+def _check_tool_answers(messages: list[ChatMessage]) -> None:
+    """Each tool message answers a call that the assistant has made before. Raises InvalidRequestError."""
+    called: set[str | None] = set()
+    for number, message in enumerate(messages):
+        called |= {call.id for call in message.tool_calls or ()}
+        if message.role != "tool":
+            continue
+        param = f"messages[{number}].tool_call_id"
+        if message.tool_call_id is None:
+            raise InvalidRequestError(f"{param} is missing.", param=param)
+        if message.tool_call_id not in called and None not in called:
+            raise InvalidRequestError(f"{param} names no call of an earlier assistant message.", param=param)
 
 
 def generation_prompt(request: ChatRequest) -> tuple[bool, bool]:
@@ -60,6 +80,8 @@ def _message(message: ChatMessage, where: str) -> dict[str, Any]:
         result["name"] = message.name
     if message.tool_call_id is not None:
         result["tool_call_id"] = message.tool_call_id
+    if (reasoning := message.reasoning_content or message.reasoning) is not None and role == "assistant":
+        result["reasoning_content"] = reasoning
     if message.tool_calls:
         if role != "assistant":
             text = f"{where}.tool_calls: only the assistant calls tools."

@@ -73,6 +73,8 @@ class AssistantMessage(msgspec.Struct):
     role: str = "assistant"
     refusal: None = None
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    """The same again: clients know it under either name."""
     tool_calls: list[ToolCallObject] | msgspec.UnsetType = msgspec.UNSET
 
 

@@ -6,7 +6,7 @@ OpenAI nor vLLM knows are ignored.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -53,6 +53,9 @@ class ChatMessage(msgspec.Struct):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    """What the assistant thought; `reasoning` is the same."""
+    reasoning: str | None = None
 
 
 class ChatRequest(CommonRequest, kw_only=True):
@@ -63,6 +66,12 @@ class ChatRequest(CommonRequest, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    """As they were sent: chat templates show them to the model."""
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    include_reasoning: bool | None = None
 
 
 class CompletionRequest(CommonRequest, kw_only=True):

@@ -63,19 +63,15 @@ CHAT: Mapping[str, tuple[str, ...]] = _BOTH | {
     "echo": _OFF,
     "function_call": ("null", '"none"'),
     "functions": _NOTHING,
-    "include_reasoning": ("null", "true"),
     "media_io_kwargs": _EMPTY,
     "mm_processor_kwargs": _EMPTY,
     "modalities": ("null", '["text"]'),
     "moderation": _NOTHING,
     "prediction": _NOTHING,
-    "reasoning_effort": _NOTHING,
     "response_format": ("null", '{"type":"text"}'),
     "service_tier": ("null", '"auto"', '"default"'),
     "store": _OFF,
     "suffix": _NOTHING,
-    "tool_choice": ("null", '"none"'),
-    "tools": _NOTHING,
     "verbosity": ("null", '"medium"'),
     "web_search_options": _NOTHING,
 }
@@ -93,7 +89,7 @@ def refuse_unsupported(fields: Mapping[str, msgspec.Raw], table: Mapping[str, tu
     for name in fields:
         neutral = table.get(name)
         if neutral is not None and _compact(fields[name]) not in neutral:
-            if name in ("tools", "functions") and _compact(fields[name]) == "[]":
+            if name == "functions" and _compact(fields[name]) == "[]":
                 raise InvalidRequestError(f"'{name}' must not be an empty list.", param=name)
             raise UnsupportedError(f"'{name}' is not supported by this server with that value.", param=name)
 

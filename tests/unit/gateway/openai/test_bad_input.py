@@ -170,8 +170,7 @@ UNSUPPORTED_BOTH = [
     ("response_format", {"type": "json_schema", "json_schema": {"name": CANARY * 99}}),
 ]  # fmt: skip
 UNSUPPORTED_CHAT = [
-    ("tools", [{"type": "function", "function": {"name": CANARY}}]), ("tools", {}), ("tool_choice", "auto"),
-    ("tool_choice", "required"), ("tool_choice", {"type": "function"}), ("functions", [{"name": "f"}]),
+    ("tools", [{"type": "function", "function": {"name": "f"}}]), ("functions", [{"name": "f"}]),
     ("function_call", "auto"), ("modalities", ["text", "audio"]), ("audio", {"voice": "x"}), ("prediction", {}),
     ("web_search_options", {}), ("reasoning_effort", "low"), ("store", True), ("echo", True), ("documents", [{}]),
     ("chat_template", "{{ x }}"), ("add_special_tokens", True), ("service_tier", "flex"), ("verbosity", "high"),

@@ -34,9 +34,9 @@ def test_each_part_has_a_chunk_and_the_last_has_what_belongs_to_the_delta() -> N
     made = frames(extra=lambda each: {"token_ids": each.token_ids})
     data = made.render([delta(ReasoningPart("a"), TextPart("b"), ReasoningPart("c"))])
     assert choices_of(data) == [
-        shown(0, {"reasoning_content": "a"}),
+        shown(0, {"reasoning_content": "a", "reasoning": "a"}),
         shown(0, {"content": "b"}),
-        shown(0, {"reasoning_content": "c"}, token_ids=[7, 8]),
+        shown(0, {"reasoning_content": "c", "reasoning": "c"}, token_ids=[7, 8]),
     ]
 
 

@@ -1,0 +1,53 @@
+"""What finds reasoning and tool calls in a model's output: named by the operator, or seen in its chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from penstock.gateway.configuration.config import ConfigError
+from penstock.tokenizers import (
+    ChatTemplate,
+    ReasoningParser,
+    Tokenizer,
+    ToolParser,
+    detect_reasoning_parser,
+    detect_tool_parser,
+    find_reasoning_parser,
+    find_tool_parser,
+)
+
+AUTO, NONE = "auto", "none"
+_P = TypeVar("_P")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParsers:
+    tools: ToolParser | None = None
+    """None: calls cannot be told from text, so requests cannot have tools."""
+    reasoning: ReasoningParser | None = None
+    shown_tokens: frozenset[int] = frozenset()
+    """Special tokens that the parsers look for."""
+
+
+NO_PARSERS = ModelParsers()
+
+
+def choose_parsers(tools: str, reasoning: str, template: ChatTemplate | None, tokenizer: Tokenizer) -> ModelParsers:
+    """`tools`, `reasoning`: a parser's name, auto, or none. Raises ConfigError for names that there are not."""
+    source = "" if template is None else template.source
+    tool_parser = _chosen("tool-parser", tools, detect_tool_parser(source), find_tool_parser)
+    reasoning_parser = _chosen("reasoning-parser", reasoning, detect_reasoning_parser(source), find_reasoning_parser)
+    markers = [marker for parser in (tool_parser, reasoning_parser) if parser for marker in parser.markers]
+    return ModelParsers(tool_parser, reasoning_parser, tokenizer.special_ids_of(markers))
+
+
+def _chosen(flag: str, given: str, detected: str | None, find: Callable[[str], _P]) -> _P | None:
+    name = detected if given == AUTO else given
+    if name is None or name == NONE:
+        return None
+    try:
+        return find(name)
+    except ValueError as error:
+        raise ConfigError(f"{flag}: {error}") from None

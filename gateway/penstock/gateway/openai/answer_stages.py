@@ -1,0 +1,60 @@
+"""What looks for reasoning and tool calls in the answers of a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from penstock.engines.errors import UnsupportedError
+from penstock.gateway.llm.model_parsers import ModelParsers
+from penstock.gateway.openai.schemas import ChatRequest
+from penstock.tokenizers import OutputStage, Part, ReasoningPart, StageFactory, Tool, ToolCallPart
+
+
+def answer_stages(
+    request: ChatRequest, parsers: ModelParsers, tools: Sequence[Tool], prompt_end: str
+) -> tuple[StageFactory, ...]:
+    """`tools` are those that the model may call; `prompt_end` is that of the rendered prompt."""
+    stages: list[StageFactory] = []
+    if parsers.reasoning is not None:
+        reasoning = parsers.reasoning(prompt_end)
+        stages.append(reasoning if request.include_reasoning is not False else _without(reasoning, _is_reasoning))
+    if tools and parsers.tools is not None:
+        calls = parsers.tools(tools)
+        stages.append(calls if request.parallel_tool_calls is not False else _without(calls, _is_later_call))
+    return tuple(stages)
+
+
+def check_parsers(request: ChatRequest, parsers: ModelParsers, tools: Sequence[Tool]) -> None:
+    """Raises UnsupportedError for what this model's answers cannot be searched for."""
+    if tools and parsers.tools is None:
+        message = "This model's chat template shows no format of tool calls that the server knows (--tool-parser)."
+        raise UnsupportedError(message, param="tools")
+    if request.reasoning_effort is not None and parsers.reasoning is None:
+        message = "This model's chat template shows no reasoning (--reasoning-parser)."
+        raise UnsupportedError(message, param="reasoning_effort")
+
+
+def _is_reasoning(part: Part) -> bool:
+    return isinstance(part, ReasoningPart)
+
+
+def _is_later_call(part: Part) -> bool:
+    return isinstance(part, ToolCallPart) and part.index > 0
+
+
+class _Filter(OutputStage):
+    def __init__(self, make: StageFactory, dropped: Callable[[Part], bool]) -> None:
+        self._stage = make()
+        self._dropped = dropped
+
+    def push(self, text: str) -> Sequence[Part]:
+        return [part for part in self._stage.push(text) if not self._dropped(part)]
+
+    def flush(self) -> Sequence[Part]:
+        return [part for part in self._stage.flush() if not self._dropped(part)]
+
+
+def _without(make: StageFactory, dropped: Callable[[Part], bool]) -> StageFactory:
+    """The same stage, with some of what it finds left out."""
+    return partial(_Filter, make, dropped)

@@ -22,7 +22,8 @@ def short_table(report: PeersReport) -> str:
 
 def _rows(group: GroupResult) -> Iterator[tuple[str, ...]]:
     peer, *others = group.titles
-    figure = MAIN[group.table].title.lower()
+    title = MAIN[group.table].title
+    figure = title[:1].lower() + title[1:]
     model = f", {group.model}" if group.model else ""
     for name in others:
         if not name.startswith("penstock"):

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import re
 import signal
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +94,30 @@ def test_a_model_that_the_hub_does_not_have_ends_the_server(hub: Hub, tmp_path: 
         assert server.process.wait(30) == 1
     finally:
         server.close()
+
+
+def test_a_bar_on_a_terminal_is_gone_when_the_download_is_given_up(hub: Hub, tmp_path: Path) -> None:
+    ours, terminal = pty.openpty()
+    ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock.gateway.cli", "serve", "org/small", "--engine", "simulated", *ports],
+        stderr=terminal,
+        env=os.environ | hub.environ(tmp_path),
+    )
+    os.close(terminal)
+    shown = ""
+    try:
+        with suppress(OSError):  # Linux's way to say that nobody holds the other end any more
+            while chunk := os.read(ours, 4096).decode():
+                shown += chunk
+                if re.search(r"\[#+\.+\] org/small: " + PROGRESS, shown) and process.poll() is None:
+                    process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    assert "] org/small: download: " in shown
+    lines = [line.rpartition("\x1b[K")[2] for line in shown.replace("\r\n", "\n").split("\n")]
+    assert lines[-1] == "", "nothing is left where the shell writes next"
+    assert any(line.endswith("INFO    stopped") for line in lines), "log lines are whole"

@@ -55,9 +55,11 @@ class CommandLineModel:
         """Raises ConfigError, PenstockError."""
         if self._model is None:
             report = self._board.reporter(self._names)
-            source = await fetch_model(self._config.model.model, report)
-            self._model = self._add(await asyncio.to_thread(self._build, source))
-            report(None)
+            try:
+                source = await fetch_model(self._config.model.model, report)
+                self._model = self._add(await asyncio.to_thread(self._build, source))
+            finally:
+                report(None)
         await self._model.engine.start()
         self._model.loaded = True
         info = self._model.engine.info

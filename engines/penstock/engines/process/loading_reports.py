@@ -1,4 +1,4 @@
-"""What an engine process says while it loads: each new stage at once, its progress a few times a second."""
+"""What an engine process says while it loads: a stage's start and end at once, its progress a few times a second."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class LoadingReports:
 
     def __call__(self, loading: Loading) -> None:
         now = self._clock()
-        if loading.stage != self._stage or now >= self._next:
+        complete = loading.total > 0 and loading.done >= loading.total
+        if loading.stage != self._stage or complete or now >= self._next:
             self._stage = loading.stage
             self._next = now + _INTERVAL
             self._send(loading)

@@ -24,6 +24,7 @@ import zmq
 from penstock.engines.contract.messages import LoadFailed, Ready
 from penstock.engines.core import Core
 from penstock.engines.errors import PenstockError
+from penstock.engines.host.terminal import line_end
 from penstock.engines.process.heartbeat import HeartbeatThread
 from penstock.engines.process.loading_reports import LoadingReports
 from penstock.engines.process.publisher import Publisher
@@ -80,7 +81,9 @@ def _reason(error: Exception) -> str:
 
 def main() -> int:
     address = sys.argv[1]
-    logging.basicConfig(level=sys.argv[2], format="%(asctime)s %(levelname)-7s engine: %(message)s")
+    log = logging.StreamHandler(sys.stderr)
+    log.terminator = line_end(sys.stderr)
+    logging.basicConfig(level=sys.argv[2], format="%(asctime)s %(levelname)-7s engine: %(message)s", handlers=[log])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if sys.platform == "linux":  # even a step that never returns must not outlive the gateway

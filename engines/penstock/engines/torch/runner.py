@@ -22,6 +22,7 @@ from penstock.engines.torch.lora import Layers, TorchAdapters
 from penstock.engines.torch.lora_targets import watch
 from penstock.engines.torch.model import PagedModel, ThreadedModel
 from penstock.engines.torch.probe import inspect_layers, step_memory, verify
+from penstock.engines.torch.weights_progress import weights_reported
 from penstock.kvcache import KVGroup
 
 _BLOCK_SIZES = {"cpu": 32, "cuda": 16}
@@ -43,8 +44,8 @@ class TorchRunner(StepRunner):
         model_len = max_model_len(config.max_model_len, getattr(model_config, "max_position_embeddings", None))
         check_rope(model_config, model_len)
         dtype = choose_dtype(config, model_config.dtype, device)
-        report(Loading("weights"))
-        model = load_model(config.model_dir, model_config, dtype, device)
+        with weights_reported(report):
+            model = load_model(config.model_dir, model_config, dtype, device)
         layouts, vocab_size = inspect_layers(model, model_len)
         report(Loading("checks"))
         with watch(model) as watched:

@@ -11,6 +11,7 @@ from typing import Literal, TextIO
 
 import msgspec
 
+from penstock.engines.host.terminal import line_end
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.record import QUIET_ROUTES, Outcome, RequestRecord
 
@@ -38,6 +39,7 @@ class AccessLog:
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._stream = stream
+        self._line_end = line_end(stream)
         self._line: Callable[[RequestContext, float], str] = _Text() if form == "text" else _json
         self._sample = sample
         self._slow_s = slow_s
@@ -51,7 +53,7 @@ class AccessLog:
             return
         if not self._lines:
             asyncio.get_running_loop().call_later(_FLUSH_SECONDS, self.flush)
-        self._lines.append(self._line(context, total))
+        self._lines.append(self._line(context, total) + self._line_end)
 
     def _wanted(self, record: RequestRecord, total: float) -> bool:
         if record.route in QUIET_ROUTES or total < self._slow_s:
@@ -89,7 +91,7 @@ class _Text:
             )
             if record.first_token is not None:
                 line += f" ttft={record.first_token - context.arrival:.3f}s"
-        return f"{line} total={total:.3f}s in={record.bytes_in} out={record.bytes_out} id={context.id}\n"
+        return f"{line} total={total:.3f}s in={record.bytes_in} out={record.bytes_out} id={context.id}"
 
     def _now(self) -> str:
         now = time.time()
@@ -122,4 +124,4 @@ def _json(context: RequestContext, total: float) -> str:
         fields["cached_tokens"] = usage.cached_tokens
         fields["queue_s"] = round(record.queue_seconds, 4)
         fields["ttft_s"] = None if record.first_token is None else round(record.first_token - context.arrival, 4)
-    return _encode(fields).decode() + "\n"
+    return _encode(fields).decode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -9,12 +10,21 @@ from typing import Protocol
 
 from penstock.engines.contract.loading import Loading, LoadingEnds
 
+Later = Callable[[float, Callable[[], None]], object]
+"""Calls back after so many seconds, as `loop.call_later` does."""
+
+_REFRESH_SECONDS = 1.0
+
+
+def _later(seconds: float, call: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(seconds, call)
+
 
 class LoadingView(Protocol):
     """Where an operator sees it."""
 
     def show(self, name: str, loading: Loading, seconds: float) -> None:
-        """`seconds` since the model's loading began."""
+        """`seconds` since the model's loading began. Called with all news, and each second also without any."""
         ...
 
     def clear(self) -> None:
@@ -33,8 +43,10 @@ class _Entry:
 class LoadingBoard:
     """Lives on the event loop. A model may have several names; it is shown under the first."""
 
-    def __init__(self, view: LoadingView | None = None) -> None:
+    def __init__(self, view: LoadingView | None = None, later: Later = _later) -> None:
         self._view = view
+        self._later = later
+        self._refreshing = False
         self._entries: dict[str, _Entry] = {}
         """By each name."""
 
@@ -52,8 +64,22 @@ class LoadingBoard:
             self.announce(names)
         entry = self._entries[names[0]]
         entry.loading = loading
-        if self._view is not None:
-            self._view.show(names[0], loading, time.monotonic() - entry.since)
+        self._show(entry)
+        if self._view is not None and not self._refreshing:
+            self._refreshing = True
+            self._later(_REFRESH_SECONDS, self._refresh)
+
+    def _show(self, entry: _Entry) -> None:
+        if self._view is not None and entry.loading is not None:
+            self._view.show(entry.names[0], entry.loading, time.monotonic() - entry.since)
+
+    def _refresh(self) -> None:
+        """Many stages report once and then take minutes: what is shown must go on by itself."""
+        self._refreshing = bool(self._entries)
+        if self._refreshing:
+            for entry in {entry.names: entry for entry in self._entries.values()}.values():
+                self._show(entry)
+            self._later(_REFRESH_SECONDS, self._refresh)
 
     def _end(self, names: tuple[str, ...]) -> None:
         for name in names:
@@ -78,24 +104,27 @@ class LoadingBoard:
 
 
 class LoadingLog:
-    """Lines in the log, for loads that take longer than a moment: one for each stage, and one every few seconds."""
+    """Lines in the log, for loads that take longer than a moment: one for each stage, one every few seconds while there
+    is progress, and one every half minute without any."""
 
-    _PATIENCE, _INTERVAL = 1.0, 5.0
+    _PATIENCE, _INTERVAL, _SILENCE = 1.0, 5.0, 30.0
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._say = say
         self._clock = clock
-        self._said: dict[str, tuple[str, float]] = {}
-        """The stage of a model's last line, and its time."""
+        self._said: dict[str, tuple[Loading, float]] = {}
+        """What a model's last line was about, and its time."""
 
     def show(self, name: str, loading: Loading, seconds: float) -> None:
         if seconds < self._PATIENCE:
             return
-        stage, at = self._said.get(name, ("", 0.0))
         now = self._clock()
-        if loading.stage != stage or now - at >= self._INTERVAL:
-            self._said[name] = (loading.stage, now)
-            self._say(f"loading {name}: {loading}")
+        last, at = self._said.get(name, (None, 0.0))
+        interval = self._SILENCE if loading == last else self._INTERVAL
+        if last is not None and loading.stage == last.stage and now - at < interval:
+            return
+        self._said[name] = (loading, now)
+        self._say(f"loading {name}: {loading}")
 
     def clear(self) -> None:
         self._said.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import threading
 from typing import TextIO
 
 from penstock.engines.contract.loading import Loading
@@ -13,10 +14,11 @@ _WIDTH = 24
 
 
 class TerminalLog(logging.StreamHandler[TextIO]):
-    """A handler for log lines, and a LoadingView."""
+    """A handler for log lines, and a LoadingView. Any thread may log: whatever writes holds the handler's lock."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
+        self._lock = self.lock or threading.RLock()
         self._bar = ""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -29,18 +31,20 @@ class TerminalLog(logging.StreamHandler[TextIO]):
         share = loading.share
         filled = 0 if share is None else int(share * _WIDTH)
         bar = "" if share is None else f"[{'#' * filled}{'.' * (_WIDTH - filled)}] "
-        # one column stays free: a cursor behind the last one would begin a new line
-        self._bar = f"{bar}{name}: {loading} ({seconds:.0f} s)"[: shutil.get_terminal_size().columns - 1]
-        self._draw()
+        with self._lock:
+            # one column stays free: a cursor behind the last one would begin a new line
+            self._bar = f"{bar}{name}: {loading} ({seconds:.0f} s)"[: shutil.get_terminal_size().columns - 1]
+            self._draw()
 
     def clear(self) -> None:
-        if self._bar:
-            self._bar = ""
-            self.stream.write(_CLEAR_LINE)
-            self.stream.flush()
+        with self._lock:
+            if self._bar:
+                self._bar = ""
+                self.stream.write(_CLEAR_LINE)
+                self.stream.flush()
 
     def _draw(self) -> None:
         if self._bar:
-            # back to the start of the line: what other processes write replaces the bar
+            # back to the start of the line: what the access log and other processes write replaces the bar (`line_end`)
             self.stream.write(f"{_CLEAR_LINE}{self._bar}\r")
             self.stream.flush()

@@ -105,12 +105,13 @@ def test_a_bar_on_a_terminal_is_gone_when_the_download_is_given_up(hub: Hub, tmp
         env=os.environ | hub.environ(tmp_path),
     )
     os.close(terminal)
-    shown = ""
+    shown, told = "", False
     try:
         with suppress(OSError):  # Linux's way to say that nobody holds the other end any more
             while chunk := os.read(ours, 4096).decode():
                 shown += chunk
-                if re.search(r"\[#+\.+\] org/small: " + PROGRESS, shown) and process.poll() is None:
+                if not told and re.search(r"\[#+\.+\] org/small: " + PROGRESS, shown):
+                    told = True
                     process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     finally:

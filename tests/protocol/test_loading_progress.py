@@ -110,10 +110,10 @@ def test_a_bar_on_a_terminal_is_gone_when_the_download_is_given_up(hub: Hub, tmp
         with suppress(OSError):  # Linux's way to say that nobody holds the other end any more
             while chunk := os.read(ours, 4096).decode():
                 shown += chunk
-                if not told and re.search(r"\[#+\.+\] org/small: " + PROGRESS, shown):
+                if not told and re.search(r"\[[#.]+\] org/small: " + PROGRESS, shown):
                     told = True
                     process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(30) == 0, shown
     finally:
         process.kill()
         process.wait()

@@ -9,7 +9,6 @@ import json
 import os
 import sys
 import threading
-import time
 from typing import Any, ClassVar
 
 import huggingface_hub
@@ -28,36 +27,46 @@ def _say(**fields: object) -> None:
 
 
 class Progress(tqdm):  # type: ignore[misc]
-    """Is told what the hub's library would draw: a bar of files, and in newer versions one or two bars of bytes.
+    """A bar that the hub's library would draw: one of files, and in newer versions one or two of bytes."""
 
-    Of two, one counts what has come over the network and the other what has been written. What is said is the further
-    one, so that it never goes back; and the smaller total, since the network's is only a guess.
-    """
-
-    _news = threading.Lock()
-    _of_bytes: ClassVar[list[Progress]] = []
-    _next = 0.0
+    bars: ClassVar[list[Progress]] = []
 
     def __init__(self, *args: Any, **options: Any) -> None:
         options.pop("name", None)
         super().__init__(*args, **options | {"disable": False, "file": _NOWHERE})
-        if self.unit == "B":
-            Progress._of_bytes.append(self)
-
-    def update(self, n: float | None = 1) -> None:
-        super().update(n)
-        with Progress._news:
-            now = time.monotonic()
-            begun = [bar for bar in Progress._of_bytes if bar.n and bar.total]
-            shown = begun or [self]
-            total = min(int(bar.total or 0) for bar in shown)
-            if total and now >= Progress._next:
-                Progress._next = now + _INTERVAL
-                done = min(total, max(int(bar.n) for bar in shown))
-                _say(done=done, total=total, unit="B" if begun else "files")
+        Progress.bars.append(self)
 
 
 Progress.set_lock(threading.RLock())  # tqdm's own is for several processes, and starts one for that
+
+
+def progress() -> dict[str, object] | None:
+    """What all bars together say; None: nothing yet.
+
+    Of two bars of bytes, one counts what has come over the network and the other what has been written. The further one
+    is said, so that it never goes back; and the smaller total, since the network's is only a guess.
+    """
+    known = [bar for bar in Progress.bars if bar.total]
+    of_bytes = [bar for bar in known if bar.unit == "B"]
+    shown = of_bytes or known
+    if not shown:
+        return None
+    total = min(int(bar.total) for bar in shown)
+    return {
+        "done": min(total, max(int(bar.n) for bar in shown)),
+        "total": total,
+        "unit": "B" if of_bytes else "files",
+    }
+
+
+def _tell(ended: threading.Event) -> None:
+    """A few times a second what is new. In a thread, so that the newest is said also when nothing follows for long."""
+    last = None
+    while not ended.wait(_INTERVAL):
+        news = progress()
+        if news is not None and news != last:
+            last = news
+            _say(**news)
 
 
 def problem_text(hub_id: str, error: Exception) -> str:
@@ -71,14 +80,19 @@ def problem_text(hub_id: str, error: Exception) -> str:
 
 def main() -> None:
     hub_id = sys.argv[1]
+    ended = threading.Event()
+    telling = threading.Thread(target=_tell, args=(ended,), daemon=True)
+    telling.start()
     try:
         folder = huggingface_hub.snapshot_download(
             hub_id, allow_patterns=list(_FILES), ignore_patterns=list(_NOT_FILES), tqdm_class=Progress
         )
+        result = {"folder": str(folder)}
     except Exception as error:
-        _say(problem=problem_text(hub_id, error))
-    else:
-        _say(folder=str(folder))
+        result = {"problem": problem_text(hub_id, error)}
+    ended.set()
+    telling.join()
+    _say(**result)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ MAX_STOPS = 4
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
+_LIKELIEST_ALONE = 1e-9
+"""For `top_p` 0, which OpenAI takes and samplers do not: no second token fits in."""
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
@@ -64,7 +66,7 @@ def sampling_params(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         temperature=_number(request, "temperature", defaults, 1.0, 0.0, 2.0),
-        top_p=_number(request, "top_p", defaults, 1.0, 0.0, 1.0, above=True),
+        top_p=_number(request, "top_p", defaults, 1.0, 0.0, 1.0) or _LIKELIEST_ALONE,
         top_k=max(top_k, 0),
         min_p=_number(request, "min_p", defaults, 0.0, 0.0, 1.0),
         seed=_seed(request.seed),

@@ -72,6 +72,7 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
             logprobs=(lambda _, entries: chat_logprobs(entries)) if request.logprobs else None,
             extra=(lambda delta: {"token_ids": delta.token_ids}) if request.return_token_ids else None,
             usage=partial(running_usage, generation) if options.continuous_usage_stats else None,
+            announce_usage=bool(options.include_usage),
         )
 
         def roles() -> bytes:

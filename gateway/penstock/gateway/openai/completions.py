@@ -43,6 +43,7 @@ class Completions(GeneratingEndpoint[CompletionRequest]):
             logprobs=CompletionLogprobsFormat() if request.logprobs is not None else None,
             extra=result.token_ids if request.return_token_ids else None,
             usage=partial(running_usage, result.generation) if options.continuous_usage_stats else None,
+            announce_usage=bool(options.include_usage),
         )
 
         def ending() -> bytes:

@@ -18,7 +18,7 @@ _encode = msgspec.json.Encoder().encode
 HEARTBEAT = b": keep-alive\n\n"
 """A comment, which clients pass over."""
 _DONE = b"data: [DONE]\n\n"
-_RUNNING = b',"logprobs":null,"finish_reason":null}]}\n\n'
+_RUNNING = b',"logprobs":null,"finish_reason":null}]'
 
 LogprobsFormat = Callable[[int, Sequence[Any]], object]
 
@@ -40,12 +40,15 @@ class Frames:
         logprobs: LogprobsFormat | None = None,
         extra: Callable[[ChoiceDelta], Mapping[str, object]] | None = None,
         usage: Callable[[int | None], object] | None = None,
+        announce_usage: bool = False,
     ) -> None:
+        """`announce_usage`: the usage comes in a last chunk, and each chunk before it says `null`, as OpenAI's do."""
         self._start = b"data: " + _encode(head)[:-1]
         choice = self._start + b',"choices":[{"index":'
         self._prefixes = [choice + b"%d," % index + opening for index in range(choices)]
         self._closing = closing
-        self._suffix = closing + _RUNNING
+        self._no_usage = b',"usage":null' if announce_usage else b""
+        self._suffix = closing + _RUNNING + self._no_usage + b"}\n\n"
         self._logprobs = logprobs
         self._extra = extra
         self._usage = usage
@@ -89,7 +92,7 @@ class Frames:
 
     def _tail(self, index: int | None) -> bytes:
         if self._usage is None:
-            return b"}\n\n"
+            return self._no_usage + b"}\n\n"
         return b',"usage":' + _encode(self._usage(index)) + b"}\n\n"
 
     def end(self, usage: Usage | None) -> bytes:

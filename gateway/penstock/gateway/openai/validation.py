@@ -134,7 +134,7 @@ def _chat_logprobs(request: ChatRequest) -> int | None:
     top = request.top_logprobs
     if top is not None:
         bounded(top, "top_logprobs", 0, MAX_LOGPROBS)
-        if not request.logprobs:
+        if top and not request.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
     return (top or 0) if request.logprobs else None
 

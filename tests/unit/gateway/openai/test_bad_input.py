@@ -125,7 +125,7 @@ WRONG_BIASES: list[Any] = [101, -101, "1", True, None, []]
 BOTH: dict[str, list[Any]] = {
     "n": [0, -1, 129, 2**31, 10**9, 10**30, 1.5, 1.0, "2", True, [], {}],
     "temperature": [-0.1, 2.1, 1e308, "1", True, []],
-    "top_p": [0, -0.5, 1.01, "0.5", False],
+    "top_p": [-0.5, 1.01, "0.5", False],
     "top_k": [-2, 2**31, 1.5, "1", True],
     "min_p": [-0.1, 1.1, "0"],
     "presence_penalty": [-2.1, 2.1, "0"],

@@ -92,7 +92,7 @@ def test_a_stream_of_the_openai_sdk(server: Server, collector: Collector) -> Non
     assert told["gen_ai.response.finish_reasons"].values[0].string_value == "length"
     decode = trace.one("decode")
     assert decode.end_time_unix_nano == request.end_time_unix_nano
-    assert decode.end_time_unix_nano - decode.start_time_unix_nano > 4 * 5e6  # four steps
+    assert decode.start_time_unix_nano >= trace.one("prefill").end_time_unix_nano
     assert collector.paths == {"/v1/traces"}
     resource = collector.resources[0]
     assert (resource["service.name"], resource["deployment.environment.name"]) == ("penstock", "test")

@@ -87,6 +87,12 @@ async def test_silent_caller_gets_the_models_defaults_then_openais() -> None:
     assert (await wanted(TEXT, text_body())).params == SamplingParams(max_tokens=16)
 
 
+async def test_values_that_openai_takes_and_samplers_do_not() -> None:
+    request = await wanted(CHAT, chat_body(top_p=0, logprobs=False, top_logprobs=0))
+    assert 0 < request.params.top_p < 1e-6
+    assert request.params.logprobs is None
+
+
 async def test_every_parameter_arrives() -> None:
     request = await wanted(
         CHAT,

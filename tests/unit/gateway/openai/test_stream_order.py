@@ -57,11 +57,12 @@ async def test_chat_stream_golden() -> None:
         "total_tokens": 5,
         "prompt_tokens_details": {"cached_tokens": 1},
     }
+    running = {**head, "usage": None}
     assert events == [
-        {**head, "choices": [chunk(0, {"role": "assistant", "content": ""})]},
-        {**head, "choices": [chunk(0, {"content": "Hel"})]},
-        {**head, "choices": [chunk(0, {"content": "lo"})]},
-        {**head, "choices": [chunk(0, {"content": "!"}, "stop", stop_reason="END")]},
+        {**running, "choices": [chunk(0, {"role": "assistant", "content": ""})]},
+        {**running, "choices": [chunk(0, {"content": "Hel"})]},
+        {**running, "choices": [chunk(0, {"content": "lo"})]},
+        {**running, "choices": [chunk(0, {"content": "!"}, "stop", stop_reason="END")]},
         {**head, "choices": [], "usage": usage},
     ]
 

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from helpers_adapters import load_adapter
 from helpers_engine import Driver
 from helpers_models import load_reference, reference_tokens
+from penstock.engines.contract.loading import silent
 from penstock.engines.contract.runner import AdapterHost
 from penstock.engines.errors import InvalidRequestError, OverloadedError, UnsupportedError
 from penstock.engines.registry import BATCHERS, RUNNERS
@@ -59,7 +60,7 @@ def host(request, model_dir, adapters):
     """With two slots, one of them taken from the start."""
     options = {"model_dir": str(model_dir), "dtype": "f32", "num_blocks": 24, "max_num_seqs": 4}
     options |= {"max_num_batched_tokens": 64, "max_loras": 2, "max_lora_rank": 4}
-    engine = request.param["vllm"](options | {"adapters": {"poet:0": str(adapters[0]["poet"])}})
+    engine = request.param["vllm"](options | {"adapters": {"poet:0": str(adapters[0]["poet"])}}, silent)
     assert isinstance(engine, AdapterHost)
     return engine
 

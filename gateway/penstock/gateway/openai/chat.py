@@ -9,11 +9,13 @@ from functools import partial
 import msgspec
 
 from penstock.gateway.front.context import RequestContext
+from penstock.gateway.generating.answer_stages import answer_stages, check_reasoning_parser, check_tool_parser
+from penstock.gateway.generating.bodies import parse
+from penstock.gateway.generating.collect import Collected, collect
+from penstock.gateway.generating.endpoint import GeneratingEndpoint
+from penstock.gateway.generating.sse import stream
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.llm.dataplane import GenerateRequest, Generation
-from penstock.gateway.openai.answer_stages import answer_stages, check_parsers
-from penstock.gateway.openai.collect import Collected, collect
-from penstock.gateway.openai.endpoint import GeneratingEndpoint
 from penstock.gateway.openai.frames import Frames
 from penstock.gateway.openai.logprobs import chat_logprobs
 from penstock.gateway.openai.message_parts import finish_reason, has_call, message
@@ -21,10 +23,9 @@ from penstock.gateway.openai.messages import generation_prompt, template_kwargs,
 from penstock.gateway.openai.objects import ChatChoice, new_head, running_usage, spliced, usage_object
 from penstock.gateway.openai.part_frames import PartFrames
 from penstock.gateway.openai.schemas import ChatRequest, StreamOptions
-from penstock.gateway.openai.sse import stream
 from penstock.gateway.openai.tools import offered_tools
 from penstock.gateway.openai.unsupported import CHAT
-from penstock.gateway.openai.validation import chat_generate_request, parse
+from penstock.gateway.openai.validation import chat_generate_request
 
 _text_frames = partial(Frames, opening=b'"delta":{"content":', closing=b"}")
 _part_frames = partial(PartFrames, opening=b'"delta":')
@@ -39,7 +40,9 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
         messages = template_messages(request.messages)
         opens, continues = generation_prompt(request)
         tools = offered_tools(request)
-        check_parsers(request, model.parsers, tools)
+        check_tool_parser(model.parsers, tools)
+        if request.reasoning_effort is not None:
+            check_reasoning_parser(model.parsers, "reasoning_effort")
         wanted = chat_generate_request(request, model, self._settings, context)
         prompt = await self._dataplane.chat_prompt(
             request.model,
@@ -50,7 +53,13 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
             tools=request.tools if tools else None,
             template_kwargs=template_kwargs(request),
         )
-        stages = answer_stages(request, model.parsers, tools, prompt.end)
+        stages = answer_stages(
+            model.parsers,
+            tools,
+            prompt.end,
+            show_reasoning=request.include_reasoning is not False,
+            parallel_calls=request.parallel_tool_calls is not False,
+        )
         shown = model.parsers.shown_tokens if stages else frozenset[int]()
         return replace(wanted, prompts=[prompt.token_ids], stages=stages, shown_tokens=shown)
 

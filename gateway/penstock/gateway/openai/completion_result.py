@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import msgspec
 
+from penstock.gateway.generating.collect import Collected
 from penstock.gateway.llm.dataplane import ChoiceDelta, GenerateRequest, Generation, Usage
-from penstock.gateway.openai.collect import Collected
 from penstock.gateway.openai.echo import Echo
 from penstock.gateway.openai.logprobs import CompletionLogprobsFormat
 from penstock.gateway.openai.objects import CompletionChoice

@@ -6,18 +6,19 @@ from collections.abc import Awaitable
 from functools import partial
 
 from penstock.gateway.front.context import RequestContext
+from penstock.gateway.generating.bodies import parse
+from penstock.gateway.generating.collect import collect
+from penstock.gateway.generating.endpoint import GeneratingEndpoint
+from penstock.gateway.generating.sse import stream
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.llm.dataplane import GenerateRequest, Generation
-from penstock.gateway.openai.collect import collect
 from penstock.gateway.openai.completion_result import CompletionResult
-from penstock.gateway.openai.endpoint import GeneratingEndpoint
 from penstock.gateway.openai.frames import Frames
 from penstock.gateway.openai.logprobs import CompletionLogprobsFormat
 from penstock.gateway.openai.objects import new_head, running_usage, spliced, usage_object
 from penstock.gateway.openai.schemas import CompletionRequest, StreamOptions
-from penstock.gateway.openai.sse import stream
 from penstock.gateway.openai.unsupported import COMPLETION
-from penstock.gateway.openai.validation import completion_generate_request, parse
+from penstock.gateway.openai.validation import completion_generate_request
 
 
 class Completions(GeneratingEndpoint[CompletionRequest]):

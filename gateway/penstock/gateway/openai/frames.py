@@ -11,12 +11,11 @@ from typing import Any
 
 import msgspec
 
+from penstock.gateway.generating.stream_frames import COMMENT
 from penstock.gateway.llm.dataplane import ChoiceDelta, Usage
 from penstock.gateway.openai.objects import Head, usage_object
 
 _encode = msgspec.json.Encoder().encode
-HEARTBEAT = b": keep-alive\n\n"
-"""A comment, which clients pass over."""
 _DONE = b"data: [DONE]\n\n"
 _RUNNING = b',"logprobs":null,"finish_reason":null}]'
 
@@ -29,6 +28,8 @@ class Frames:
     `opening` and `closing` stand around the text inside a choice: `"text":` and nothing, or `"delta":{"content":`
     and `}`. `logprobs`, `extra` and `usage` give more fields for a choice's delta, for the choice, and for the chunk.
     """
+
+    heartbeat = COMMENT
 
     def __init__(
         self,

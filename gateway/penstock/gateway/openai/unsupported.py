@@ -8,10 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
-
-from penstock.engines.errors import InvalidRequestError, UnsupportedError
-
 _NOTHING = ("null",)
 _OFF = ("null", "false")
 _EMPTY = ("null", "[]", "{}")
@@ -80,23 +76,3 @@ COMPLETION: Mapping[str, tuple[str, ...]] = _BOTH | {
     "response_format": ("null", '{"type":"text"}'),
     "suffix": ("null", '""'),
 }
-
-_LONGEST_NEUTRAL = 64
-
-
-def refuse_unsupported(fields: Mapping[str, msgspec.Raw], table: Mapping[str, tuple[str, ...]]) -> None:
-    """Raises UnsupportedError for the first field of a body that asks for something this server does not do."""
-    for name in fields:
-        neutral = table.get(name)
-        if neutral is not None and _compact(fields[name]) not in neutral:
-            if name == "functions" and _compact(fields[name]) == "[]":
-                raise InvalidRequestError(f"'{name}' must not be an empty list.", param=name)
-            raise UnsupportedError(f"'{name}' is not supported by this server with that value.", param=name)
-
-
-def _compact(raw: msgspec.Raw) -> str:
-    """The value without white space; anything long is not neutral anyway."""
-    text = bytes(raw)
-    if len(text) > _LONGEST_NEUTRAL:
-        return ""
-    return "".join(text.decode().split())

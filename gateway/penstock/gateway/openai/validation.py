@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeVar
-
-import msgspec
-
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.front.bounded_json import check_json, decode_json
 from penstock.gateway.front.context import RequestContext
+from penstock.gateway.generating.fair_tenant import fair_tenant
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import GenerateRequest, ServedModel
 from penstock.gateway.llm.sampling import bounded, priority_level, sampling_params, stop_strings
 from penstock.gateway.openai.schemas import ChatRequest, CommonRequest, CompletionRequest
-from penstock.gateway.openai.unsupported import refuse_unsupported
 
 MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_PROMPTS = 1024
 _MAX_TOKENS = 2**31 - 1
 _MAX_CACHE_SALT = 128
-_MAX_USER = 128
-"""Characters by which users are told apart."""
 _COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for /v1/completions."""
-
-_R = TypeVar("_R", bound=CommonRequest)
-
-
-def parse(body: bytes, kind: type[_R], unsupported: Mapping[str, tuple[str, ...]]) -> _R:
-    """Decodes a body. Raises InvalidRequestError, UnsupportedError."""
-    check_json(body)
-    refuse_unsupported(decode_json(body, dict[str, msgspec.Raw]), unsupported)
-    return decode_json(body, kind)
 
 
 def chat_generate_request(
@@ -117,7 +100,7 @@ def _generate_request(
         add_special_tokens=add_special_tokens,
         priority=priority_level(request.priority, settings.policy),
         context=context,
-        tenant=context.tenant or _user(request.user, settings.policy),
+        tenant=fair_tenant(context, request.user, settings.policy),
         cache_salt=_cache_salt(request.cache_salt),
     )
 
@@ -159,12 +142,6 @@ def _prompts(prompt: str | list[str | int | list[int]], vocab_size: int) -> list
     if any(not 0 <= min(ids) <= max(ids) < vocab_size for ids in lists):
         raise InvalidRequestError("prompt: a token id is not in the vocabulary.", param="prompt")
     return [*texts, *lists]
-
-
-def _user(user: str | None, policy: str) -> str:
-    """Without keys a fair server has only the callers' own word for who they are. Elsewhere `user` changes nothing:
-    tenants share no cached prefixes, which would cost a server with one prompt for all its users dearly."""
-    return (user or "")[:_MAX_USER] if policy == "fair" else ""
 
 
 def _cache_salt(salt: str | None) -> str:

@@ -8,11 +8,12 @@ from typing import cast
 import pytest
 
 from penstock.engines.errors import EngineDeadError
+from penstock.gateway.generating.pushed_frames import PushedFrames
+from penstock.gateway.generating.stream_frames import COMMENT
 from penstock.gateway.llm.dataplane import ChoiceDelta, Generation
 from penstock.gateway.llm.generation import DeltaListener
-from penstock.gateway.openai.frames import HEARTBEAT, Frames
+from penstock.gateway.openai.frames import Frames
 from penstock.gateway.openai.objects import Head
-from penstock.gateway.openai.pushed_frames import PushedFrames
 
 
 class Source:
@@ -90,7 +91,7 @@ async def test_a_pulse_is_a_comment() -> None:
     stream = await Stream.begin()
     assert stream.source.listener is not None
     stream.source.listener.take([])
-    assert stream.writer.texts == [HEARTBEAT]
+    assert stream.writer.texts == [COMMENT]
     stream.sending.cancel()
 
 

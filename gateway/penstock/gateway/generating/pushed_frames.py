@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
+from penstock.gateway.generating.stream_frames import StreamFrames
 from penstock.gateway.http.exchange import BodyWriter
 from penstock.gateway.llm.dataplane import ChoiceDelta, Generation
-from penstock.gateway.openai.frames import HEARTBEAT, Frames
 
 
 class PushedFrames:
     """Of one stream whose response has begun. While the client is slow, nothing is taken from the engine: tokens merge
     in the request's mailbox."""
 
-    def __init__(self, generation: Generation, frames: Frames, writer: BodyWriter) -> None:
+    def __init__(self, generation: Generation, frames: StreamFrames, writer: BodyWriter) -> None:
         self._generation = generation
         self._frames = frames
         self._writer = writer
@@ -37,7 +37,7 @@ class PushedFrames:
         data = self._frames.render(deltas)
         if not self._frames.live:
             self._stop(data)
-        elif (data or not deltas) and not self._writer.write_body(data or HEARTBEAT):
+        elif (data or not deltas) and not self._writer.write_body(data or self._frames.heartbeat):
             self._stop(None)
 
     def _stop(self, last: bytes | None) -> None:

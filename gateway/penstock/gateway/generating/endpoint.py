@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
@@ -13,9 +13,15 @@ from penstock.gateway.front.context import RequestContext
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane, GenerateRequest, Generation
-from penstock.gateway.openai.schemas import CommonRequest
 
-_R = TypeVar("_R", bound=CommonRequest)
+
+class Streamable(Protocol):
+    """A request as a protocol's schema has it."""
+
+    stream: bool | None
+
+
+_R = TypeVar("_R", bound=Streamable)
 
 
 class GeneratingEndpoint(ABC, Generic[_R]):

@@ -7,32 +7,36 @@ from functools import partial
 
 from penstock.engines.errors import UnsupportedError
 from penstock.gateway.llm.model_parsers import ModelParsers
-from penstock.gateway.openai.schemas import ChatRequest
 from penstock.tokenizers import OutputStage, Part, ReasoningPart, StageFactory, Tool, ToolCallPart
 
 
 def answer_stages(
-    request: ChatRequest, parsers: ModelParsers, tools: Sequence[Tool], prompt_end: str
+    parsers: ModelParsers, tools: Sequence[Tool], prompt_end: str, *, show_reasoning: bool, parallel_calls: bool
 ) -> tuple[StageFactory, ...]:
-    """`tools` are those that the model may call; `prompt_end` is that of the rendered prompt."""
+    """`tools` are those that the model may call; `prompt_end` is that of the rendered prompt. Without `parallel_calls`
+    the first call stays, and the others are left out."""
     stages: list[StageFactory] = []
     if parsers.reasoning is not None:
         reasoning = parsers.reasoning(prompt_end)
-        stages.append(reasoning if request.include_reasoning is not False else _without(reasoning, _is_reasoning))
+        stages.append(reasoning if show_reasoning else _without(reasoning, _is_reasoning))
     if tools and parsers.tools is not None:
         calls = parsers.tools(tools)
-        stages.append(calls if request.parallel_tool_calls is not False else _without(calls, _is_later_call))
+        stages.append(calls if parallel_calls else _without(calls, _is_later_call))
     return tuple(stages)
 
 
-def check_parsers(request: ChatRequest, parsers: ModelParsers, tools: Sequence[Tool]) -> None:
-    """Raises UnsupportedError for what this model's answers cannot be searched for."""
+def check_tool_parser(parsers: ModelParsers, tools: Sequence[Tool]) -> None:
+    """Raises UnsupportedError for tools where calls cannot be told from text."""
     if tools and parsers.tools is None:
         message = "This model's chat template shows no format of tool calls that the server knows (--tool-parser)."
         raise UnsupportedError(message, param="tools")
-    if request.reasoning_effort is not None and parsers.reasoning is None:
+
+
+def check_reasoning_parser(parsers: ModelParsers, param: str) -> None:
+    """Raises UnsupportedError where reasoning cannot be told from text; `param` is the field that asks for it."""
+    if parsers.reasoning is None:
         message = "This model's chat template shows no reasoning (--reasoning-parser)."
-        raise UnsupportedError(message, param="reasoning_effort")
+        raise UnsupportedError(message, param=param)
 
 
 def _is_reasoning(part: Part) -> bool:

@@ -51,7 +51,9 @@ class ApiKeys:
         scheme, _, key = (authorization or b"").partition(b" ")
         found = self._granted.get(key_digest(key.strip()))
         if found is None or scheme.lower() != b"bearer":
-            raise AuthenticationError("Missing or incorrect API key: send it as 'Authorization: Bearer <key>'.")
+            raise AuthenticationError(
+                "Missing or incorrect API key: send it as 'Authorization: Bearer <key>' (HTTP also takes 'x-api-key: <key>')."
+            )
         return found
 
 

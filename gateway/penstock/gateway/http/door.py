@@ -28,8 +28,7 @@ class Door:
         if access is not None and access.role is None:  # a probe: kubelets send a pod's address as Host
             check_restriction(self._restrictions, access.group, exchange.headers, "API")
             return
-        authorization = exchange.only_header(b"authorization")
-        principal = self._keys.principal(authorization)
+        principal = self._keys.principal(_authorization(exchange))
         if principal is self._keys.without_key:
             self._guard.check(exchange)
         exchange.context.principal = principal
@@ -39,3 +38,9 @@ class Door:
             if access.group is ApiGroup.INFERENCE:
                 self._lag.check()
                 exchange.context.count()
+
+
+def _authorization(exchange: Exchange) -> bytes | None:
+    """Clients of Anthropic's API send their key in a header of its own. Raises InvalidRequestError."""
+    given, key = exchange.only_header(b"authorization"), exchange.only_header(b"x-api-key")
+    return b"Bearer " + key if given is None and key is not None else given

@@ -8,11 +8,12 @@ from typing import Protocol
 from starlette.types import Message, Receive, Scope, Send
 
 from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError
-from penstock.gateway.errors import HttpError, error_headers, error_json, wire_shape
+from penstock.gateway.errors import HttpError, error_headers
 from penstock.gateway.front.call import Call, ClientGone
 from penstock.gateway.front.context import read_context, timeout_seconds
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.intake import SMALL_BODY, BodyBudget
+from penstock.gateway.http.error_form import OPENAI_ERRORS, ErrorForm
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -65,6 +66,7 @@ class Exchange:
         """By lower-case name; of several with the same name the first one."""
         self.extra_headers: Sequence[tuple[bytes, bytes]] = ()
         """What the answer carries, whichever it will be, beside its id."""
+        self.error_form: ErrorForm = OPENAI_ERRORS
         self.context = read_context(self.headers)
         self.context.arrival = scope.get(ARRIVAL_KEY, self.context.arrival)
         self.context.record.method = scope["method"]
@@ -182,9 +184,10 @@ class Exchange:
         """Says the error in the shape that is still possible: a status before the first byte, an event after it."""
         self.context.record.failed(error)
         if self.streaming:
-            await self.finish(b"data: " + error_json(error) + b"\n\ndata: [DONE]\n\n")
+            await self.finish(self.error_form.last_events(error, self.context.id))
         elif not self.started:
-            await self.respond(wire_shape(error).status, error_json(error), headers=error_headers(error))
+            form = self.error_form
+            await self.respond(form.status(error), form.body(error, self.context.id), headers=error_headers(error))
 
     async def _start(self, status: int, headers: Headers) -> None:
         self.started = True
@@ -193,7 +196,8 @@ class Exchange:
         await self.raw_send({"type": "http.response.start", "status": status, "headers": headers})
 
     def _common_headers(self) -> Headers:
-        headers = [(b"x-request-id", self.context.id.encode()), *self.extra_headers]
+        request_id = self.context.id.encode()
+        headers = [*((name, request_id) for name in self.error_form.id_headers), *self.extra_headers]
         if self.context.principal.quota is not None:
             headers += self.context.principal.quota.headers()
         if self.drain.draining:

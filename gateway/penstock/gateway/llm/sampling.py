@@ -81,13 +81,13 @@ def sampling_params(
     )
 
 
-def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
-    """At most 4 strings of 1 to 256 characters."""
+def stop_strings(stop: str | list[str] | None, name: str = "stop") -> tuple[str, ...]:
+    """At most 4 strings of 1 to 256 characters. `name` is the caller's field."""
     strings = [stop] if isinstance(stop, str) else stop or []
     if len(strings) > MAX_STOPS:
-        raise InvalidRequestError(f"stop: at most {MAX_STOPS} strings are allowed.", param="stop")
+        raise InvalidRequestError(f"{name}: at most {MAX_STOPS} strings are allowed.", param=name)
     if any(not 1 <= len(text) <= MAX_STOP_CHARS for text in strings):
-        raise InvalidRequestError(f"stop: each string must have 1 to {MAX_STOP_CHARS} characters.", param="stop")
+        raise InvalidRequestError(f"{name}: each string must have 1 to {MAX_STOP_CHARS} characters.", param=name)
     return tuple(strings)
 
 

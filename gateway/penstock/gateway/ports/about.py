@@ -27,13 +27,15 @@ class About:
 
     def __init__(self, settings: AppSettings, routes: Iterable[Route], *, kserve: bool) -> None:
         shown = [f"{_verb(route)} {route.path.replace(':path', '')}" for route in routes]
-        openai = [each for each in shown if " /v1/" in each]
+        anthropic = [each for each in shown if " /v1/messages" in each]
+        openai = [each for each in shown if " /v1/" in each and each not in anthropic]
         sections = {
             "openai": openai,
+            "anthropic": anthropic,
             **({"kserve": _KSERVE} if kserve else {}),
-            "server": [each for each in shown if each not in openai],
+            "server": [each for each in shown if each not in (*openai, *anthropic)],
         }
-        what = "OpenAI API and KServe v2 for language models and Triton model repositories"
+        what = "OpenAI API, Anthropic API and KServe v2 for language models and Triton model repositories"
         documentation = "README.md and docs/ of the project; penstock serve --help"
         about = {"name": "penstock", "version": settings.version, "description": what}
         self._json = msgspec.json.encode(about | sections | {"documentation": documentation})

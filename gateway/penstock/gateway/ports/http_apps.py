@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.engines.errors import PenstockError
+from penstock.gateway.anthropic.count_tokens import CountTokens
+from penstock.gateway.anthropic.errors import ANTHROPIC_ERRORS, has_path
+from penstock.gateway.anthropic.messages import Messages
 from penstock.gateway.errors import HttpError
 from penstock.gateway.front.access import CHANGE_MODELS, INFER, PROBE, SEE_METADATA, SEE_METRICS
 from penstock.gateway.front.server_health import ServerHealth
@@ -33,11 +36,13 @@ logger = logging.getLogger(__name__)
 
 
 def build_app(dataplane: DataPlane, settings: AppSettings, kserve: KServe | None = None) -> ASGIApp:
-    """The public port: the OpenAI API, and KServe v2 below /v2, behind the same keys."""
+    """The public port: the OpenAI API, the Anthropic API, and KServe v2 below /v2, behind the same keys."""
     adapters = AdapterControl(dataplane)
     routes = [
         GuardedRoute("/v1/chat/completions", ChatCompletions(dataplane, settings), INFER, methods=["POST"]),
         GuardedRoute("/v1/completions", Completions(dataplane, settings), INFER, methods=["POST"]),
+        GuardedRoute("/v1/messages", Messages(dataplane, settings), INFER, methods=["POST"]),
+        GuardedRoute("/v1/messages/count_tokens", CountTokens(dataplane, settings), INFER, methods=["POST"]),
         GuardedRoute("/v1/models", ModelList(dataplane), SEE_METADATA, methods=["GET"]),
         GuardedRoute("/v1/models/{name:path}", ModelDetail(dataplane), SEE_METADATA, methods=["GET"]),
         GuardedRoute("/v1/load_lora_adapter", LoadAdapter(adapters, settings), CHANGE_MODELS, methods=["POST"]),
@@ -88,6 +93,8 @@ class App:
         if kserve is None:  # Triton knows no paths with a slash at the end
             drop_trailing_slash(scope)
         exchange = Exchange(scope, receive, send, self._drain, self._bodies)
+        if has_path(scope["path"]):
+            exchange.error_form = ANTHROPIC_ERRORS
         scope[SCOPE_KEY] = exchange
         self._journal.begin(exchange.context)
         try:

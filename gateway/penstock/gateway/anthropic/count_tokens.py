@@ -1,0 +1,32 @@
+"""POST /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from penstock.gateway.anthropic.chat import read_chat
+from penstock.gateway.anthropic.schemas import CountTokensRequest
+from penstock.gateway.anthropic.unsupported import UNSUPPORTED
+from penstock.gateway.generating.bodies import parse
+from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.llm.dataplane import DataPlane
+
+
+class CountTokens:
+    """How long the prompt of a message would be."""
+
+    def __init__(self, dataplane: DataPlane, settings: AppSettings) -> None:
+        self._dataplane = dataplane
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope[SCOPE_KEY]
+        with exchange.call() as call:
+            request = parse(await exchange.body(self._settings.max_body_bytes), CountTokensRequest, UNSUPPORTED)
+            call.watch()
+            exchange.read_deadline()
+            chat = read_chat(request, self._dataplane.model(request.model))
+            prompt = await chat.prompt(self._dataplane, exchange.context)
+            await exchange.respond(200, msgspec.json.encode({"input_tokens": len(prompt.token_ids)}))

@@ -1,0 +1,55 @@
+"""Errors as the Messages API says them: https://docs.anthropic.com/en/api/errors."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.engines.errors import NotReadyError
+from penstock.gateway.errors import public_message, wire_shape
+
+_BUSY = 529
+_OVERLOADED = "overloaded_error"
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+}
+
+
+class AnthropicErrors:
+    """The error form of all paths of this API."""
+
+    id_headers = (b"request-id", b"x-request-id")
+
+    def status(self, error: Exception) -> int:
+        """Anthropic has a status of its own for a server with too much to do. One that is not ready says 503, which
+        makes load balancers try another."""
+        shape = wire_shape(error)
+        return _BUSY if shape.type == _OVERLOADED and not isinstance(error, NotReadyError) else shape.status
+
+    def body(self, error: Exception, request_id: str) -> bytes:
+        shown = {"type": _type(error), "message": public_message(error)}
+        return msgspec.json.encode({"type": "error", "error": shown, "request_id": request_id})
+
+    def last_events(self, error: Exception, request_id: str) -> bytes:
+        return b"event: error\ndata: " + self.body(error, request_id) + b"\n\n"
+
+
+ANTHROPIC_ERRORS = AnthropicErrors()
+
+
+def has_path(path: str) -> bool:
+    """Whether this API answers there, if only that there is nothing."""
+    return path.startswith("/v1/messages") and path[12:13] in ("", "/")
+
+
+def _type(error: Exception) -> str:
+    shape = wire_shape(error)
+    if shape.type == _OVERLOADED:
+        return _OVERLOADED
+    return _TYPES.get(shape.status, "invalid_request_error" if shape.status < 500 else "api_error")

@@ -1,0 +1,59 @@
+"""POST /v1/messages."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from dataclasses import replace
+
+import msgspec
+
+from penstock.gateway.anthropic.answers import content_blocks, message_object, new_id, stop_fields
+from penstock.gateway.anthropic.chat import generate_request, read_chat
+from penstock.gateway.anthropic.events import MessageEvents
+from penstock.gateway.anthropic.schemas import MessagesRequest
+from penstock.gateway.anthropic.unsupported import UNSUPPORTED
+from penstock.gateway.front.context import RequestContext
+from penstock.gateway.generating.answer_stages import answer_stages
+from penstock.gateway.generating.bodies import parse
+from penstock.gateway.generating.collect import collect
+from penstock.gateway.generating.endpoint import GeneratingEndpoint
+from penstock.gateway.generating.sse import stream
+from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.llm.dataplane import GenerateRequest, Generation
+from penstock.tokenizers import Part, TextPart, ToolCallPart
+
+
+class Messages(GeneratingEndpoint[MessagesRequest]):
+    def _parse(self, body: bytes) -> MessagesRequest:
+        return parse(body, MessagesRequest, UNSUPPORTED)
+
+    async def _wanted(self, request: MessagesRequest, context: RequestContext) -> GenerateRequest:
+        model = self._dataplane.model(request.model)
+        chat = read_chat(request, model)
+        wanted = generate_request(request, model, self._settings.policy, context)
+        prompt = await chat.prompt(self._dataplane, context)
+        stages = answer_stages(
+            model.parsers,
+            chat.tools.known,
+            prompt.end,
+            show_reasoning=request.thinking is None or request.thinking.display != "omitted",
+            parallel_calls=chat.tools.parallel,
+        )
+        shown = model.parsers.shown_tokens if stages else frozenset[int]()
+        return replace(wanted, prompts=[prompt.token_ids], stages=stages, shown_tokens=shown)
+
+    def _respond(
+        self, exchange: Exchange, request: MessagesRequest, wanted: GenerateRequest, generation: Generation
+    ) -> Awaitable[None]:
+        if not request.stream:
+            return self._answer(exchange, request, generation)
+        events = MessageEvents(request.model, generation.usage)
+        return stream(exchange, generation, events, opening=events.opening, ending=events.ending)
+
+    async def _answer(self, exchange: Exchange, request: MessagesRequest, generation: Generation) -> None:
+        [collected] = await collect(generation, 1)
+        parts: list[Part] = collected.parts or ([TextPart(collected.text)] if collected.text else [])
+        called = any(isinstance(part, ToolCallPart) for part in parts)
+        message = message_object(new_id("msg"), request.model, content_blocks(parts), generation.usage)
+        message.update(stop_fields(collected.finish_reason, collected.stop_reason, called=called))
+        await exchange.respond(200, msgspec.json.encode(message))

@@ -1,0 +1,14 @@
+"""Fields of the Messages API that ask for what this server does not do, each with the values that ask for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+UNSUPPORTED: Mapping[str, tuple[str, ...]] = {
+    "container": ("null",),
+    "mcp_servers": ("null", "[]"),
+    "output_format": ("null",),
+    "speed": ("null", '"standard"'),
+}
+
+NEEDS_GRAMMAR = "needs structured output, which this server does not have yet"

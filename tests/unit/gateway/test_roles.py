@@ -23,6 +23,7 @@ from protocol.fake_dataplane import FakeDataPlane
 
 INFERENCE = [
     *("POST /v1/chat/completions", "POST /v1/completions"),
+    *("POST /v1/messages", "POST /v1/messages/count_tokens"),
     *("POST /v2/models/add_sub/infer", "POST /v2/models/add_sub/generate", "POST /v2/models/add_sub/generate_stream"),
     *(f"POST /v2/{kind}sharedmemory/unregister" for kind in ("system", "cuda")),
     *(

@@ -52,7 +52,7 @@ class ApiKeys:
         found = self._granted.get(key_digest(key.strip()))
         if found is None or scheme.lower() != b"bearer":
             raise AuthenticationError(
-                "Missing or incorrect API key: send it as 'Authorization: Bearer <key>' (HTTP also takes 'x-api-key: <key>')."
+                "Missing or incorrect API key: send it as 'Authorization: Bearer <key>', or over HTTP as 'x-api-key'."
             )
         return found
 

@@ -77,6 +77,8 @@ def _explained(message: str) -> InvalidRequestError:
     at = _AT_PATH.search(message)
     param = at.group(1) if at else None
     text = message[: at.start()] if at else message
+    if text.startswith("Invalid enum value"):  # the value stands behind that
+        text = "Invalid value"
     missing = _MISSING.search(text)
     if missing:
         param = f"{param}.{missing.group(1)}" if param else missing.group(1)

@@ -22,6 +22,8 @@ from protocol.fake_dataplane import FakeDataPlane
 ROUTES = {
     "/v1/chat/completions": "POST",
     "/v1/completions": "POST",
+    "/v1/messages": "POST",
+    "/v1/messages/count_tokens": "POST",
     "/v1/models": "GET",
     "/v1/models/tiny": "GET",
     "/v1/load_lora_adapter": "POST",
@@ -62,7 +64,8 @@ async def test_without_a_key_only_health_answers(path: str, method: str) -> None
     assert result.status == 401
     assert result.headers["www-authenticate"] == "Bearer"
     error = result.json()["error"]
-    assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+    assert error["type"] == "authentication_error"
+    assert error.get("code", "invalid_api_key") == "invalid_api_key"
 
 
 @pytest.mark.parametrize("host", ["x/health?", "x/v1/../metrics#", "a@b", "", "health"])
@@ -91,6 +94,22 @@ async def test_wrong_keys_are_refused(value: str) -> None:
 @pytest.mark.parametrize("value", ["Bearer key-one", "bearer key-two", "Bearer  key-one "])
 async def test_right_keys_are_let_in(value: str) -> None:
     assert (await get("/v1/models", headers={"authorization": value}, keys=api_keys(LOCKED))).status == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"x-api-key": "key-one"}, 200),
+        ({"x-api-key": "wrong"}, 401),
+        ({"x-api-key": ""}, 401),
+        ({"x-api-key": "Bearer key-one"}, 401),
+        ({"authorization": "Bearer key-one", "x-api-key": "wrong"}, 200),
+        ({"authorization": "Bearer wrong", "x-api-key": "key-one"}, 401),
+    ],
+)
+async def test_keys_may_come_as_clients_of_anthropic_send_them(headers: dict[str, str], status: int) -> None:
+    assert (await get("/v1/models", headers=headers, keys=api_keys(LOCKED))).status == status
+    assert (await get("/v1/models", headers=headers)).status == 200
 
 
 async def test_the_keys_are_compared_before_the_route_is_looked_up() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from helpers_keys import api_keys
+from helpers_messages import accumulated, events_of
 from penstock.engines.errors import (
     DeadlineExceededError,
     EngineDeadError,
@@ -25,7 +26,6 @@ from penstock.gateway.llm.dataplane import GenerateRequest
 from penstock.gateway.ports.http_apps import build_app
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane, Step, delta
-from unit.gateway.anthropic.test_events import accumulated, events_of
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 BODY: dict[str, Any] = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}

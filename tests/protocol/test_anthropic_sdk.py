@@ -64,7 +64,7 @@ def test_a_stream_is_what_the_whole_answer_is(asked: tuple[anthropic.Anthropic, 
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
     assert [block.to_dict() for block in final.content] == [block.to_dict() for block in whole.content]
-    assert whole.content[0].text == text  # type: ignore[union-attr]
+    assert whole.content[0].to_dict()["text"] == text
     assert (final.stop_reason, final.usage.output_tokens) == (whole.stop_reason, whole.usage.output_tokens)
 
 
@@ -111,10 +111,8 @@ def test_a_bearer_token_is_a_key_too(endpoint: Endpoint) -> None:
 def test_a_server_with_too_much_to_do(serve: Serve) -> None:
     dataplane = FakeDataPlane()
     dataplane.admit = QueueFullError("full")
-    with (
-        client(f"http://127.0.0.1:{serve(dataplane).port}") as made,
-        pytest.raises(anthropic.OverloadedError) as refused,
-    ):
+    url = f"http://127.0.0.1:{serve(dataplane).port}"
+    with client(url) as made, pytest.raises(anthropic.OverloadedError) as refused:
         made.messages.create(model="tiny", max_tokens=8, messages=HI)
     assert refused.value.type == "overloaded_error"
 
@@ -158,7 +156,7 @@ def shown(message: Any) -> list[dict[str, Any]]:
 
 CONTENT = [
     {"type": "thinking", "thinking": "They want the weather.", "signature": "unsigned"},
-    {"type": "text", "text": "I will look."},
+    {"type": "text", "text": "I will look.\n"},
     {"type": "tool_use", "name": "weather", "input": {"city": "Bern"}},
     {"type": "tool_use", "name": "time", "input": {}},
 ]

@@ -23,9 +23,7 @@ class Tokenizer:
 
     def __init__(self, folder: str | Path) -> None:
         folder = Path(folder)
-        self._backend = _load_backend(folder)
-        files = read_tokenizer_files(folder)
-        _add_tokens(self._backend, files)
+        self._backend, files = load_backend(folder)
         self.special_tokens: dict[str, str] = dict(files.special_tokens)
         """By role, as chat templates know them: `bos_token`, `eos_token`, `pad_token`, `unk_token`, ..."""
         self.chat_templates: dict[str, str] = dict(files.chat_templates)
@@ -147,7 +145,9 @@ class Tokenizer:
         return 0 <= token_id < self.vocab_size and self._backend.id_to_token(token_id) is not None
 
 
-def _load_backend(folder: Path) -> tokenizers.Tokenizer:
+def load_backend(folder: Path) -> tuple[tokenizers.Tokenizer, TokenizerFiles]:
+    """The library's tokenizer with all tokens that the folder's files name, and what the files say. Raises
+    TokenizerError."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise TokenizerError(_what_is_missing(folder))
@@ -158,7 +158,9 @@ def _load_backend(folder: Path) -> tokenizers.Tokenizer:
     # Files saved by a training script may cut or pad every text they encode.
     backend.no_truncation()
     backend.no_padding()
-    return backend
+    files = read_tokenizer_files(folder)
+    _add_tokens(backend, files)
+    return backend, files
 
 
 def _what_is_missing(folder: Path) -> str:

@@ -1,0 +1,53 @@
+"""Which tokens a grammar allows next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import llguidance
+import numpy as np
+import numpy.typing as npt
+from llguidance.numpy import fill_next_token_bitmask_par, get_bitmask_shape
+
+BitMasks = npt.NDArray[np.int32]
+
+
+class TokenMatcher:
+    """Follows one output through its grammar."""
+
+    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+        self.matcher = matcher
+
+    def consume(self, token_ids: Sequence[int]) -> None:
+        """Takes in the output's next tokens. What comes behind a complete output, as with `ignore_eos`, changes
+        nothing."""
+        for token_id in token_ids:
+            if self.matcher.is_stopped():
+                return
+            self.matcher.consume_token(token_id)
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing but the end may follow."""
+        return bool(self.matcher.is_stopped()) and not self.problem
+
+    @property
+    def problem(self) -> str:
+        """Why this output can no longer be followed: it took a token that was not allowed, or the grammar became too
+        complex. Empty: all is well."""
+        return str(self.matcher.get_error()).split("\n", 1)[0] if self.matcher.is_error() else ""
+
+
+class MaskFiller:
+    """Computes masks for several outputs at once, without the interpreter's lock."""
+
+    def __init__(self, vocab_size: int, num_threads: int) -> None:
+        self._vocab_size = vocab_size
+        self._executor = llguidance.LLExecutor(num_threads)
+
+    def fill(self, matchers: Sequence[TokenMatcher]) -> BitMasks:
+        """[n, ceil(vocab / 32)]: bit i of word w says whether token 32 * w + i is allowed. A matcher with a `problem`
+        afterwards has a mask without meaning."""
+        masks = np.empty(get_bitmask_shape(len(matchers), self._vocab_size), np.int32)
+        fill_next_token_bitmask_par(self._executor, [(one.matcher, row) for row, one in enumerate(matchers)], masks)
+        return masks

@@ -16,7 +16,7 @@ PACKAGES = {"engines": {"engines", "classic"}}
 """Of rooms that hold more than one."""
 MAY_IMPORT = {
     "gateway": {"gateway", "engines", "classic", "kvcache", "tokenizers"},
-    "engines": {"engines", "classic", "kvcache"},
+    "engines": {"engines", "classic", "kvcache", "tokenizers"},
     "kvcache": {"kvcache"},
     "tokenizers": {"tokenizers"},
 }

@@ -20,6 +20,7 @@ from penstock.engines.contract.messages import (
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.errors import StepFailedError, UnsupportedError
+from penstock.engines.grammar_compiling import GrammarCompilations
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.integrity import check_idle, check_integrity
 from penstock.engines.scheduler.scheduler import Scheduler
@@ -91,6 +92,7 @@ class EngineCore:
         self._depth = min(config.steps_in_flight, runner.max_steps_in_flight)
         self.scheduler = Scheduler(msgspec.structs.replace(config, steps_in_flight=self._depth), runner.info)
         self.adapters = adapter_loader(runner, self.scheduler.intake, clock)
+        self.grammars = GrammarCompilations(runner, self.scheduler.intake, clock)
         self.failures_in_a_row = 0
         """Requests that failed alone since the last good step."""
         self.broken = False
@@ -107,11 +109,11 @@ class EngineCore:
 
     @property
     def wakeups(self) -> Sequence[int]:
-        return self.adapters.wakeups
+        return (*self.adapters.wakeups, *self.grammars.wakeups)
 
     @property
     def next_look(self) -> float | None:
-        looks = (self.scheduler.intake.next_deadline, self.adapters.next_look)
+        looks = (self.scheduler.intake.next_deadline, self.adapters.next_look, self.grammars.next_look)
         return min((look for look in looks if look is not None), default=None)
 
     @property
@@ -125,12 +127,14 @@ class EngineCore:
 
     def close(self) -> None:
         self.adapters.close()
+        self.grammars.close()
         self.runner.close()
 
     def step(self, messages: Iterable[DownMessage]) -> StepOutputs:
         """One iteration: takes in messages, submits steps, and takes in the oldest one's result."""
         self._receive(messages)
         replies = self.adapters.advance()
+        self.grammars.advance()
         records: list[StepRecord] = []
         if self._submit() and self.scheduler.under_way:
             self._collect(records)
@@ -142,7 +146,7 @@ class EngineCore:
     def _receive(self, messages: Iterable[DownMessage]) -> None:
         for message in messages:
             if isinstance(message, AddRequest):
-                self.scheduler.add(message)
+                self.scheduler.add(message, self.grammars.of(message))
             elif isinstance(message, AbortRequests):
                 self.scheduler.abort(message.ids, self._clock())
             else:

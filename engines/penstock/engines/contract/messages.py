@@ -8,6 +8,7 @@ for the wire.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 import msgspec
 
@@ -30,6 +31,17 @@ class FinishReason(StrEnum):
     """The client went away, or the gateway gave it up."""
     ERROR = "error"
     """`RequestOutput.error` tells which; refusals, deadlines and engine failures come this way."""
+
+
+class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an output has to be."""
+
+    kind: Literal["json_schema", "regex", "choice", "grammar"]
+    text: str
+    """The schema as JSON; a regular expression that the whole output matches; a JSON list of texts; a context-free
+    grammar, in llguidance's dialect of Lark or in GBNF."""
+    thought_end: str = ""
+    """Anything is allowed up to this text, and the grammar holds behind it. Empty: it holds from the start."""
 
 
 class SamplingParams(msgspec.Struct, tag="sampling", frozen=True, omit_defaults=True, kw_only=True):
@@ -58,6 +70,9 @@ class SamplingParams(msgspec.Struct, tag="sampling", frozen=True, omit_defaults=
     prompt_logprobs: int | None = None
     """The same for each prompt token but the first, told once for all samples (`PromptInfo.logprobs`); who computes
     them reads nothing from the prefix cache."""
+    grammar: Grammar | None = None
+    """Only of models whose `ModelInfo.supports_grammars` is true. A grammar that cannot be compiled, or followed, ends
+    the request with an error."""
 
     @property
     def is_random(self) -> bool:

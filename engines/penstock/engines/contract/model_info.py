@@ -27,6 +27,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Requests may ask for a vector (`PoolingParams`)."""
     supports_drafts: bool = False
     """Steps may carry guesses to verify (`SchedulerOutput.drafts`)."""
+    supports_grammars: bool = False
+    """Requests may say what their output has to be (`SamplingParams.grammar`)."""
     chunk: int = 0
     """Most tokens of one request in a step, which windows need blocks for. The scheduler knows, a runner does not."""
 

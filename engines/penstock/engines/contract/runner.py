@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from penstock.engines.contract.messages import Grammar
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 
@@ -39,6 +40,19 @@ class ModelRunner(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class GrammarHost(Protocol):
+    """Also implemented by runners whose `info` says that they support grammars."""
+
+    def compile_grammar(self, grammar: Grammar) -> Any:
+        """What `NewRequest.grammar` is for requests with this grammar.
+
+        Called on threads of their own while steps run: changes nothing that they use. Raises InvalidRequestError for
+        what cannot be compiled, with the reason.
+        """
+        ...
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ learns them when it collects.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.engines.contract.messages import PoolingParams, SamplingParams, TokenLogprobs
 from penstock.engines.errors import PenstockError
@@ -34,6 +34,8 @@ class NewRequest:
     """Always set; the random number of output token i is a pure function of (seed, i), so that preemption, batching
     and restarts of the computation cannot change it."""
     adapter: str = ""
+    grammar: Any = None
+    """What `GrammarHost.compile_grammar` gave for `params.grammar`."""
 
 
 class BlockUpdate(NamedTuple):

@@ -12,6 +12,7 @@ from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import NewRequest, SchedulerOutput
 from penstock.engines.errors import EngineError, ModelNotFoundError, PenstockError
 from penstock.engines.kit.batch import GroupTables, Ints
+from penstock.engines.kit.grammars import Grammars
 from penstock.engines.kit.sampling import SamplingState
 
 
@@ -22,7 +23,9 @@ class RequestTable:
     ids are put into `tokens` as they become known.
     """
 
-    def __init__(self, info: ModelInfo, num_rows: int, adapter_slot: Callable[[str], int | None]) -> None:
+    def __init__(
+        self, info: ModelInfo, num_rows: int, adapter_slot: Callable[[str], int | None], grammars: Grammars
+    ) -> None:
         """`adapter_slot` is `Model.adapter_slot`."""
         longest = info.max_model_len
         if not all(group.window for group in info.kv_groups):
@@ -44,6 +47,7 @@ class RequestTable:
         self._groups = info.kv_groups
         self._eos_token_ids = info.eos_token_ids
         self._adapter_slot = adapter_slot
+        self._grammars = grammars
         self._rows: dict[int, int] = {}
         self._free = list(range(num_rows - 1, -1, -1))
 
@@ -109,7 +113,8 @@ class RequestTable:
             return
         self.num_prompt_logprobs[row] = -1 if params.prompt_logprobs is None else params.prompt_logprobs
         prompt, output = request.token_ids[: request.num_prompt_tokens], request.token_ids[request.num_prompt_tokens :]
-        self.sampling[row] = SamplingState.create(params, request.seed, self._eos_token_ids, prompt, output)
+        grammar = None if request.grammar is None else self._grammars.start(request.grammar, output)
+        self.sampling[row] = SamplingState.create(params, request.seed, self._eos_token_ids, prompt, output, grammar)
 
     def _drop(self, request_id: int) -> None:
         row = self._rows.pop(request_id, None)

@@ -7,14 +7,18 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from penstock.engines.contract.messages import Grammar
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.errors import EngineError, NumericalError
 from penstock.engines.host.cores import usable_cores
 from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, Batch, Floats, Ints, Model, Outputs
+from penstock.engines.kit.grammars import Grammars
 from penstock.engines.kit.request_table import RequestTable
 from penstock.engines.kit.sampling import Extension, Sampler, SamplingState, token_logprobs_rows
 
@@ -87,12 +91,13 @@ class StepRunner:
     answer made.
     """
 
-    def __init__(self, model: Model, info: ModelInfo, max_num_seqs: int) -> None:
+    def __init__(self, model: Model, info: ModelInfo, max_num_seqs: int, model_dir: Path) -> None:
         self._model = model
         self._info = info
         # Requests that ended keep their rows until no step under way has them; by then others have their seats.
         num_rows = max_num_seqs * max(2, model.num_buffers)
-        self._table = RequestTable(info, num_rows, model.adapter_slot)
+        self._grammars = Grammars(model_dir, info)
+        self._table = RequestTable(info, num_rows, model.adapter_slot, self._grammars)
         self._sampler = Sampler(info.vocab_size, min(usable_cores(), _SAMPLING_THREADS))
         self._max_scored = max(1, _SCORED_BYTES // (4 * info.vocab_size))
         self._under_way: deque[_Step] = deque()
@@ -159,6 +164,10 @@ class StepRunner:
     def close(self) -> None:
         """Nothing computes any more; the runner cannot be used afterwards."""
         self.reset()
+
+    def compile_grammar(self, grammar: Grammar) -> Any:
+        """`GrammarHost.compile_grammar`."""
+        return self._grammars.compile(grammar)
 
     # -- before a step computes ------------------------------------------------------------------------------
 
@@ -310,8 +319,17 @@ class StepRunner:
                 self._model.copy_blocks(step.copies)
             if step.batches:
                 self._start(step.buffer, step.batches[0])
+                self._begin_masks(step.batches[0])
         except Exception as error:
             step.failure = error
+
+    def _begin_masks(self, planned: _PlannedBatch) -> None:
+        """All tokens before those that it samples are known now."""
+        if not any(planned.states) and not planned.verifying:
+            return
+        verifying = [self._table.sampling[row] for row in planned.rows[planned.verifying].tolist()]
+        states = [state.grammar for state in (*planned.states, *verifying) if state is not None]
+        self._grammars.begin_masks([state for state in states if state is not None])
 
     def _start(self, buffer: int, planned: _PlannedBatch) -> None:
         late = planned.late
@@ -364,7 +382,8 @@ class StepRunner:
         output, index, state = step.output, planned.indices[i], self._table.sampling[planned.rows[i]]
         request_id = step.request_ids[index]
         if not finite or request_id in output.failed:
-            output.failed.setdefault(request_id, NumericalError(_NOT_FINITE))
+            broken = state.grammar.failure if state is not None and state.grammar is not None else None
+            output.failed.setdefault(request_id, broken or NumericalError(_NOT_FINITE))
             return
         output.sampled_token_ids[index] = token_ids
         if state is not None and state.params.logprobs is not None:

@@ -76,8 +76,9 @@ class OpenVINORunner(StepRunner):
             runner=description,
             supports_pooling=True,
             supports_drafts=True,
+            supports_grammars=True,
         )
-        super().__init__(model, info, config.max_num_seqs)
+        super().__init__(model, info, config.max_num_seqs, config.model_dir)
 
     def close(self) -> None:
         """Frees the weights and the cache; the runner cannot be used afterwards."""

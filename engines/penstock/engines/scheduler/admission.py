@@ -42,7 +42,7 @@ class Admission:
             blocked, num_free = self._no_room
             if request.id == blocked and self._kv.pool.num_free <= num_free and self._running.runs:
                 break
-            if self._intake.waits_for_adapter(request):
+            if self._intake.waits_for_adapter(request) or self._intake.waits_for_grammar(request):
                 continue
             same_prompt = self._computed_by_another(request)
             if same_prompt is not None:

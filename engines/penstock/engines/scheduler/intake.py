@@ -20,6 +20,7 @@ from penstock.engines.contract.messages import (
     PoolingParams,
     RequestError,
     RequestOutput,
+    SamplingParams,
 )
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import (
@@ -30,6 +31,7 @@ from penstock.engines.errors import (
     QueueFullError,
     UnsupportedError,
 )
+from penstock.engines.scheduler.compilation import Compilation
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.queues import make_queue, order_key
 from penstock.engines.scheduler.request import Request, RequestStatus
@@ -53,6 +55,7 @@ class Intake:
         self.loading_adapters: set[str] = set()
         """Keys of LoRA adapters whose requests have to wait."""
         self._adapter_errors: dict[str, PenstockError] = {}
+        self._a_grammar_failed = False
         self.stats = EngineStats(num_blocks=info.num_blocks)
         self.eos = frozenset(info.eos_token_ids)
         self._deadlines = _Deadlines(self.requests.__contains__)
@@ -64,25 +67,29 @@ class Intake:
 
     # -- in --------------------------------------------------------------------------------------------------
 
-    def receive(self, message: AddRequest, num_waiting: int, free_seats: int) -> list[Request]:
+    def receive(
+        self, message: AddRequest, num_waiting: int, free_seats: int, grammar: Compilation | None = None
+    ) -> list[Request]:
         """One Request for each of the message's ids, in order, not queued yet; or none, and the ids end with the
-        reason why not. Ids that are in use are ignored."""
+        reason why not. Ids that are in use are ignored. `grammar`: of `message.params.grammar`."""
         if any(request_id in self.requests for request_id in message.ids):
             return []
         self.stats.admitted += len(message.ids)
         error = self._refusal(message) or self._queue_full(message, num_waiting, free_seats)
+        if error is None and grammar is not None:
+            error = grammar.error
         if error is not None:
             for request_id in message.ids:
                 self.emit_end(request_id, FinishReason.ERROR, error)
             return []
-        samples = self._samples_of(message)
+        samples = self._samples_of(message, grammar)
         for request in samples:
             self.requests[request.id] = request
             if request.deadline is not None:
                 self._deadlines.add(request.deadline, request.id)
         return samples
 
-    def _samples_of(self, message: AddRequest) -> list[Request]:
+    def _samples_of(self, message: AddRequest, grammar: Compilation | None) -> list[Request]:
         params = message.params
         stop: frozenset[int] = frozenset()
         seed = None
@@ -93,7 +100,7 @@ class Intake:
         for index, request_id in enumerate(message.ids):
             own_seed = random.getrandbits(63) if seed is None else seed + index
             own = of_others if index else message
-            request = Request(request_id, own, own_seed, stop)
+            request = Request(request_id, own, own_seed, stop, grammar)
             request.key = order_key(self.config.policy, request, self.config.ageing_seconds)
             samples.append(request)
         return samples
@@ -107,6 +114,8 @@ class Intake:
             return InvalidRequestError("a request needs at least one prompt token and one token to generate")
         if pooling and not info.supports_pooling:
             return UnsupportedError("This engine gives no vectors for this model.")
+        if isinstance(params, SamplingParams) and params.grammar is not None and not info.supports_grammars:
+            return UnsupportedError("This engine has no structured output for this model.")
         if pooling and len(message.ids) > 1:
             return InvalidRequestError("a request for a vector has one result")
         if min(prompt) < 0 or max(prompt) >= info.vocab_size:
@@ -182,6 +191,14 @@ class Intake:
         self._pass_by(request, partial(self.loading_adapters.__contains__, request.adapter))
         return True
 
+    def waits_for_grammar(self, request: Request) -> bool:
+        """Passes the next one by if its grammar is still being compiled."""
+        grammar = request.grammar
+        if grammar is None or not grammar.is_pending:
+            return False
+        self._pass_by(request, lambda: grammar.is_pending)
+        return True
+
     def wait_for_prompt(self, request: Request, is_computing: Callable[[], bool]) -> None:
         """Passes the next one by while another request computes its prompt."""
         self._pass_by(request, is_computing)
@@ -194,6 +211,10 @@ class Intake:
     def adapter_failed(self, key: str, error: PenstockError) -> None:
         """Requests that have waited for this adapter end with the error (`due`)."""
         self._adapter_errors[key] = error
+
+    def grammar_failed(self) -> None:
+        """Some Compilation has got an error: requests that wait for it end with that (`due`)."""
+        self._a_grammar_failed = True
 
     @property
     def can_go_on(self) -> bool:
@@ -217,12 +238,18 @@ class Intake:
     # -- out -------------------------------------------------------------------------------------------------
 
     def due(self, now: float) -> Iterator[tuple[Request, PenstockError]]:
-        """Requests that end now, and with which error: their time is over, or their adapter did not load."""
+        """Requests that end now, and with which error: their time is over, their adapter did not load, or their grammar
+        does not compile."""
         if self._adapter_errors:
             errors, self._adapter_errors = self._adapter_errors, {}
             for waiting in list(self.requests.values()):
                 if waiting.adapter in errors and waiting.status is RequestStatus.WAITING:
                     yield waiting, errors[waiting.adapter]
+        if self._a_grammar_failed:
+            self._a_grammar_failed = False
+            for waiting in list(self.requests.values()):
+                if waiting.grammar is not None and waiting.grammar.error is not None:
+                    yield waiting, waiting.grammar.error
         for request_id in self._deadlines.due(now):
             request = self.requests.get(request_id)
             if request is not None:

@@ -15,6 +15,7 @@ from penstock.engines.contract.messages import (
     SamplingParams,
     TokenLogprobs,
 )
+from penstock.engines.scheduler.compilation import Compilation
 from penstock.engines.scheduler.drafts import PromptLookup
 from penstock.kvcache import BlockTables, HashChain
 
@@ -44,6 +45,7 @@ class Request:
         "deadline",
         "first_scheduled",
         "followers",
+        "grammar",
         "id",
         "key",
         "leader",
@@ -66,7 +68,14 @@ class Request:
         "token_ids",
     )
 
-    def __init__(self, request_id: int, message: AddRequest, seed: int, stop: frozenset[int]) -> None:
+    def __init__(
+        self,
+        request_id: int,
+        message: AddRequest,
+        seed: int,
+        stop: frozenset[int],
+        grammar: Compilation | None = None,
+    ) -> None:
         wanted, token_ids = message.params, message.prompt_token_ids
         params = SamplingParams(max_tokens=1) if isinstance(wanted, PoolingParams) else wanted
         self.id = request_id
@@ -90,6 +99,8 @@ class Request:
         self.tenant = message.tenant
         self.cache_salt = message.cache_salt
         self.adapter = message.adapter
+        self.grammar = grammar
+        """Of `params.grammar`; it waits until that is compiled."""
         self.status = RequestStatus.WAITING
         self.key: tuple[float, int] = (0.0, request_id)
         """The policy's order, fixed at arrival: lower runs first, and the highest is preempted first. That it never

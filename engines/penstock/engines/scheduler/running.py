@@ -135,4 +135,5 @@ def _new_request(run: Run) -> NewRequest:
         params=request.pooling or request.params,
         seed=request.seed,
         adapter=request.adapter,
+        grammar=None if request.grammar is None else request.grammar.compiled,
     )

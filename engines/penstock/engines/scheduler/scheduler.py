@@ -19,6 +19,7 @@ from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.errors import PenstockError
 from penstock.engines.scheduler.admission import Admission
 from penstock.engines.scheduler.budget import ONLY_DECODES, Plan, StepBudget
+from penstock.engines.scheduler.compilation import Compilation
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.drafts import MAX_VOCAB_SIZE, PromptLookup
 from penstock.engines.scheduler.intake import Intake
@@ -67,12 +68,12 @@ class Scheduler:
 
     # -- requests in -----------------------------------------------------------------------------------------
 
-    def add(self, message: AddRequest) -> None:
+    def add(self, message: AddRequest, grammar: Compilation | None = None) -> None:
         """Queues a request, or ends it with the reason why not. Ids that are in use are ignored, those of ended
-        requests included that steps under way still compute."""
+        requests included that steps under way still compute. `grammar`: of `message.params.grammar`."""
         if self.running.knows_any(message.ids):
             return
-        samples = self.intake.receive(message, self.num_waiting, self.running.num_free_seats)
+        samples = self.intake.receive(message, self.num_waiting, self.running.num_free_seats, grammar)
         if samples:
             leader, *followers = samples
             leader.lead(followers)

@@ -75,8 +75,9 @@ class TorchRunner(StepRunner):
             runner=f"torch {NAMES[dtype]}, {device}, {where}",
             supports_pooling=model.base_model is not model,
             supports_drafts=True,
+            supports_grammars=True,
         )
-        super().__init__(self._threaded, info, config.max_num_seqs)
+        super().__init__(self._threaded, info, config.max_num_seqs, config.model_dir)
 
     def prepare_adapter(self, key: str, folder: Path) -> Layers:
         return self._adapters.prepare(key, folder)

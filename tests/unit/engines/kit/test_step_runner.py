@@ -3,6 +3,7 @@ time."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ PARAMS: list[dict[str, Any]] = [
 
 def make(groups: str = "whole", num_blocks: int = 40, num_buffers: int = 2, **options: Any) -> StepRunner:
     model = FakeModel(GROUPS[groups], num_blocks, num_buffers, **options)
-    return StepRunner(model, model.info, max_num_seqs=8)
+    return StepRunner(model, model.info, max_num_seqs=8, model_dir=Path("unused"))
 
 
 def alone(prompt: list[int], count: int, seed: int, windows: list[int], **params: Any) -> tuple[list[int], list[Any]]:

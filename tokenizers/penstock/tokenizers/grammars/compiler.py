@@ -14,7 +14,7 @@ import llguidance
 from ..hf import load_backend
 from .matcher import TokenMatcher
 
-_WHITE_SPACE = r"[ \t\n\r]{1,40}"
+_WHITE_SPACE = r"( |\n[ \t]{0,20})"
 """Between the tokens of JSON. Without a bound, a model that is at a loss writes spaces until its tokens are used up."""
 _GAP = r"/[ \t\n\r]{0,4}/"
 """Between the end of a thought and the answer."""

@@ -21,6 +21,8 @@ _LOGITS_PER_THREAD = 1 << 18
 """At least: fewer are not worth waking a thread, and threads with short array operations wait for the interpreter."""
 _ROWS_AT_A_TIME = 64
 """Of which logprobs are computed: bounds the memory for them."""
+_WIDTHS = (64, 1024, 8192)
+"""Tokens that a grammar allows are laid out in rows of one of these, or of the whole vocabulary."""
 
 
 @dataclass(slots=True)
@@ -84,7 +86,8 @@ class Sampler:
         caller appends what it keeps. `logits` are as before when this returns; until then they are changed in place
         where bias, min_tokens or penalties say so (in a copy, if they cannot be written to).
 
-        In this order: logit_bias, min_tokens, penalties, temperature, min_p, top_k, top_p, random numbers.
+        In this order: logit_bias, min_tokens, penalties, the grammar's mask, temperature, min_p, top_k, top_p, random
+        numbers. A row is also -1 where the output cannot be kept to its grammar.
         """
         token_ids = np.empty(len(states), np.int64)
         if not any(states):  # nothing to look up: at one request in flight that would take longer than the choice
@@ -94,17 +97,33 @@ class Sampler:
             offsets = np.zeros(len(states), np.int64)
         numbered = enumerate(zip(states, offsets.tolist(), strict=True))
         active = [_Request(row, state, offset) for row, (state, offset) in numbered if state is not None]
+        masked = [one for one in active if one.state.grammar is not None]
         changed = [one for one in active if one.state.changes_logits(one.offset)]
-        if changed and not logits.flags.writeable:
+        if (changed or masked) and not logits.flags.writeable:
             logits = logits.copy()
         undo = [(one.row, *one.state.adjust(logits[one.row], one.offset)) for one in changed]
-        drawn = [one for one in active if not one.state.greedy]
-        if len(drawn) < len(states):
-            greedy = [row for row, state in enumerate(states) if state is None or state.greedy]
-            self._take_largest(logits, np.array(greedy), token_ids)
+        chosen: set[int] = set()
+        few: list[tuple[_Request, Ids]] = []
+        for one in masked:
+            mask = one.state.grammar.mask() if one.state.grammar is not None else None
+            if mask is None:
+                token_ids[one.row] = -1
+                chosen.add(one.row)
+            elif mask.allowed:
+                few.append((one, mask.ids))
+                chosen.add(one.row)
+            else:
+                undo.append((one.row, mask.ids, logits[one.row, mask.ids]))
+                logits[one.row, mask.ids] = -np.inf
+        if few:
+            _choose_among(logits, few, token_ids)
+        drawn = [one for one in active if not one.state.greedy and one.row not in chosen]
+        if len(drawn) + len(chosen) < len(states):
+            left = (row for row, state in enumerate(states) if state is None or state.greedy)
+            self._take_largest(logits, np.array([row for row in left if row not in chosen]), token_ids)
         if drawn:
             self._draw(logits, drawn, token_ids)
-        for index, ids, values in undo:
+        for index, ids, values in reversed(undo):
             logits[index, ids] = values
         return token_ids
 
@@ -121,14 +140,7 @@ class Sampler:
         """Fills in `token_ids` of these rows, shared among the threads."""
         vocab = logits.shape[1]
         rows = np.array([one.row for one in drawn])
-        params = [one.state.params for one in drawn]
-        cuts = Cuts(
-            temperatures=np.array([p.temperature for p in params], np.float64),
-            top_k=np.array([min(p.top_k, vocab) or vocab for p in params], np.int64),
-            top_p=np.array([p.top_p for p in params], np.float64),
-            min_p=np.array([p.min_p for p in params], np.float64),
-            keys=np.array([one.state.random_key(one.offset) for one in drawn], np.uint64),
-        )
+        cuts = _cuts(drawn, vocab)
         num_parts = min(len(self._memories), len(rows) * vocab // _LOGITS_PER_THREAD)
         if num_parts < 2:
             token_ids[rows] = draw(logits, rows, cuts, self._memories[0])
@@ -139,6 +151,39 @@ class Sampler:
         token_ids[rows[parts[0]]] = draw(*work[0])
         for part, other in zip(parts[1:], others, strict=True):
             token_ids[rows[part]] = other.result()
+
+
+def _cuts(drawn: Sequence[_Request], vocab: int) -> Cuts:
+    """`vocab`: how many tokens are drawn from."""
+    params = [one.state.params for one in drawn]
+    return Cuts(
+        temperatures=np.array([p.temperature for p in params], np.float64),
+        top_k=np.array([min(p.top_k, vocab) or vocab for p in params], np.int64),
+        top_p=np.array([p.top_p for p in params], np.float64),
+        min_p=np.array([p.min_p for p in params], np.float64),
+        keys=np.array([one.state.random_key(one.offset) for one in drawn], np.uint64),
+    )
+
+
+def _choose_among(logits: Floats, few: Sequence[tuple[_Request, Ids]], token_ids: Ids) -> None:
+    """Fills in `token_ids` of these rows, each of which has no more than these tokens to choose from."""
+    by_width: dict[int, list[tuple[_Request, Ids]]] = {}
+    for one, ids in few:
+        if one.state.greedy or len(ids) == 1:
+            values = logits[one.row, ids]
+            best = int(values.argmax())
+            token_ids[one.row] = ids[best] if np.isfinite(values[best]) else -1
+        else:
+            width = next((width for width in _WIDTHS if len(ids) <= width), logits.shape[1])
+            by_width.setdefault(width, []).append((one, ids))
+    for width, some in by_width.items():
+        # The width depends on nothing but the row, and with it how sums are rounded.
+        values = np.full((len(some), width), -np.inf, np.float32)
+        for row, (one, ids) in zip(values, some, strict=True):
+            row[: len(ids)] = logits[one.row, ids]
+        places = draw(values, np.arange(len(some)), _cuts([one for one, _ in some], width), Memory(width))
+        for (one, ids), place in zip(some, places.tolist(), strict=True):
+            token_ids[one.row] = ids[place] if place >= 0 else -1
 
 
 def token_logprobs_rows(logits: Floats, token_ids: Ids, top: int | Ids) -> list[TokenLogprobs]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engines.contract.messages import SamplingParams
+from penstock.engines.kit.sampling.grammar import GrammarState
 from penstock.engines.kit.sampling.uniform import branch, stream_key
 
 Floats = npt.NDArray[np.float32]
@@ -79,15 +80,21 @@ class SamplingState:
     """Token ids and what is added to their logits."""
     stop_ids: Ids
     """Not to be sampled before min_tokens."""
+    grammar: GrammarState | None = None
 
     @staticmethod
     def create(
-        params: SamplingParams, seed: int, eos_token_ids: Sequence[int], prompt: Sequence[int], output: Sequence[int]
+        params: SamplingParams,
+        seed: int,
+        eos_token_ids: Sequence[int],
+        prompt: Sequence[int],
+        output: Sequence[int],
+        grammar: GrammarState | None = None,
     ) -> SamplingState | None:
         """None for a plain greedy request: its token is the argmax, and nothing needs to be remembered."""
         penalized = bool(params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty)
         adjusted = penalized or params.logit_bias or params.min_tokens
-        if not (params.is_random or adjusted or params.logprobs is not None):
+        if not (params.is_random or adjusted or grammar or params.logprobs is not None):
             return None
         stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
         bias = params.logit_bias
@@ -99,12 +106,13 @@ class SamplingState:
             counts=TokenCounts(prompt, output) if penalized else None,
             bias=(np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32)) if bias else None,
             stop_ids=np.array(sorted(stop_ids), np.int64),
+            grammar=grammar,
         )
 
     @property
     def depends_on_output(self) -> bool:
         """Whether the next token depends on which tokens came out before, other than through the logits."""
-        return self.counts is not None
+        return self.counts is not None or self.grammar is not None
 
     def changes_logits(self, offset: int = 0) -> bool:
         """Whether `adjust` has anything to do for the token `offset` places behind the next one."""
@@ -141,6 +149,10 @@ class SamplingState:
         self.num_output_tokens += 1
         if self.counts is not None:
             self.counts.add(token_id)
+        if self.grammar is not None:
+            self.grammar.append(token_id)
 
     def _stop_is_masked(self, offset: int) -> bool:
-        return self.num_output_tokens + offset < self.params.min_tokens and len(self.stop_ids) > 0
+        if self.num_output_tokens + offset >= self.params.min_tokens or len(self.stop_ids) == 0:
+            return False
+        return self.grammar is None or not self.grammar.is_complete  # then nothing else is allowed

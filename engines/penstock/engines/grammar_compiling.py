@@ -1,0 +1,139 @@
+"""Grammars of requests: compiled on threads while the engine steps, and kept for the next request with the same one."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from penstock.engines.bell import Bell
+from penstock.engines.contract.messages import AddRequest, Grammar, SamplingParams
+from penstock.engines.contract.runner import GrammarHost
+from penstock.engines.errors import EngineError, OverloadedError, PenstockError
+from penstock.engines.scheduler.compilation import Compilation
+from penstock.engines.scheduler.intake import Intake
+
+logger = logging.getLogger(__name__)
+
+_NUM_THREADS = 2
+_LONGEST = 10.0
+"""Seconds, with the time in line. The compiler's own bounds end it far earlier, unless the machine is overloaded or the
+vocabulary has to be read first."""
+_MAX_CACHED_CHARS = 4 << 20
+"""Of all grammars that are kept. What is compiled takes about twenty times as much, and what matchers learn of it."""
+_CHARS_OF_ENTRY = 4096
+"""What the smallest grammar counts for."""
+
+
+class GrammarCompilations:
+    """Owned by the engine's loop, which calls `of` for each request and `advance` between steps."""
+
+    def __init__(self, runner: object, intake: Intake, clock: Callable[[], float]) -> None:
+        self._host = runner if isinstance(runner, GrammarHost) and intake.info.supports_grammars else None
+        self._intake = intake
+        self._clock = clock
+        self._cache: OrderedDict[Grammar, Compilation] = OrderedDict()
+        """The one used last is at the end."""
+        self._cached_chars = 0
+        self._pending: dict[Grammar, Compilation] = {}
+        self._threads: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+        """Guards the next two: threads ring when they are done."""
+        self._done: list[tuple[Compilation, Any]] = []
+        """With what the runner has made of it, or an exception."""
+        self._bell = Bell()
+
+    @property
+    def wakeups(self) -> Sequence[int]:
+        """File descriptors that are readable while `advance` has something to take in."""
+        return (self._bell.wakeup,)
+
+    @property
+    def next_look(self) -> float | None:
+        """Latest time of the next call of `advance`."""
+        return min((one.give_up_at for one in self._pending.values()), default=None)
+
+    def of(self, message: AddRequest) -> Compilation | None:
+        """The compilation that the request waits for, which begins now if there is none; None: it has no grammar."""
+        params = message.params
+        if self._host is None or not isinstance(params, SamplingParams) or params.grammar is None:
+            return None
+        grammar = params.grammar
+        known = self._cache.get(grammar)
+        if known is not None:
+            self._cache.move_to_end(grammar)
+            return known
+        if grammar not in self._pending:
+            self._begin(self._host, Compilation(grammar, self._clock() + _LONGEST))
+        return self._pending[grammar]
+
+    def advance(self) -> None:
+        """Takes in what is compiled, and gives up what takes too long."""
+        if not self._pending:
+            return
+        with self._lock:
+            done, self._done = self._done, []
+            self._bell.silence()
+        for compilation, result in done:
+            if compilation.is_pending:
+                self._end(compilation, result)
+        now = self._clock()
+        for compilation in [one for one in self._pending.values() if one.give_up_at <= now]:
+            self._end(compilation, OverloadedError(f"The grammar was not compiled within {_LONGEST:g} s."))
+
+    def close(self) -> None:
+        """What is being compiled is given up."""
+        with self._lock:
+            self._bell.close()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _begin(self, host: GrammarHost, compilation: Compilation) -> None:
+        self._pending[compilation.grammar] = compilation
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(_NUM_THREADS, "grammars")
+        self._threads.submit(self._work, host, compilation)
+
+    def _work(self, host: GrammarHost, compilation: Compilation) -> None:
+        """On one of the threads."""
+        if not compilation.is_pending:
+            return
+        try:
+            result: Any = host.compile_grammar(compilation.grammar)
+        except Exception as error:
+            result = error
+        with self._lock:
+            self._done.append((compilation, result))
+            self._bell.ring()
+
+    def _end(self, compilation: Compilation, result: Any) -> None:
+        del self._pending[compilation.grammar]
+        if isinstance(result, Exception):
+            compilation.error = _told(result)
+            self._intake.grammar_failed()
+        else:
+            compilation.compiled = result
+        if not isinstance(compilation.error, OverloadedError | EngineError):
+            self._keep(compilation)
+
+    def _keep(self, compilation: Compilation) -> None:
+        """What does not compile is kept, too: it would not the next time."""
+        self._cache[compilation.grammar] = compilation
+        self._cached_chars += _size(compilation)
+        while self._cached_chars > _MAX_CACHED_CHARS and len(self._cache) > 1:
+            _, oldest = self._cache.popitem(last=False)
+            self._cached_chars -= _size(oldest)
+
+
+def _size(compilation: Compilation) -> int:
+    return _CHARS_OF_ENTRY + len(compilation.grammar.text)
+
+
+def _told(error: Exception) -> PenstockError:
+    if isinstance(error, PenstockError):
+        return error
+    logger.error("a grammar failed to compile", exc_info=error)
+    return EngineError("The engine failed to compile the grammar.")

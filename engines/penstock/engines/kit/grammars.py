@@ -1,0 +1,70 @@
+"""Grammars of the requests of a runner that uses our sampler."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.engines.contract.messages import Grammar
+from penstock.engines.contract.model_info import ModelInfo
+from penstock.engines.errors import EngineError, InvalidRequestError
+from penstock.engines.host.cores import usable_cores
+from penstock.engines.kit.sampling.grammar import GrammarState, MasksAhead
+
+if TYPE_CHECKING:
+    from penstock.tokenizers.grammars import GrammarCompiler
+
+_MASK_THREADS = 4
+"""At most: the model needs the cores meanwhile."""
+
+
+class Grammars:
+    """Compiles grammars, and follows each output through its own. Costs nothing before the first request with one."""
+
+    def __init__(self, model_dir: Path, info: ModelInfo) -> None:
+        self._model_dir = model_dir
+        self._info = info
+        self._lock = threading.Lock()
+        self._compiler: GrammarCompiler | None = None
+        self._masks: MasksAhead | None = None
+
+    def compile(self, grammar: Grammar) -> Any:
+        """`GrammarHost.compile_grammar`."""
+        from penstock.tokenizers.errors import TokenizerError
+        from penstock.tokenizers.grammars import GrammarCompiler, GrammarError
+
+        with self._lock:
+            if self._compiler is None:
+                self._compiler = GrammarCompiler(self._model_dir, self._info.vocab_size, self._info.eos_token_ids)
+        try:
+            return self._compiler.compile(grammar.kind, grammar.text, grammar.thought_end)
+        except GrammarError as error:
+            raise InvalidRequestError(f"The {_NAMES[grammar.kind]} cannot be compiled: {error}") from None
+        except TokenizerError as error:
+            raise EngineError(f"This model has no structured output: {error}") from None
+
+    def start(self, compiled: Any, output: Sequence[int]) -> GrammarState:
+        """For a request whose output so far is this. `compiled`: by `compile`."""
+        return GrammarState(compiled.start(output), self._masks or self._make_masks())
+
+    def begin_masks(self, states: Sequence[GrammarState]) -> None:
+        """Computes what they allow next, while the caller does other things."""
+        if states and self._masks is not None:
+            self._masks.begin(states)
+
+    def _make_masks(self) -> MasksAhead:
+        from penstock.tokenizers.grammars import MaskFiller
+
+        num_threads = max(1, min(_MASK_THREADS, usable_cores() // 2))
+        self._masks = MasksAhead(MaskFiller(self._info.vocab_size, num_threads), self._info.vocab_size)
+        return self._masks
+
+
+_NAMES = {
+    "json_schema": "JSON schema",
+    "regex": "regular expression",
+    "choice": "list of choices",
+    "grammar": "grammar",
+}

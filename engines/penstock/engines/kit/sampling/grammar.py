@@ -1,0 +1,108 @@
+"""Which tokens a request's grammar allows next, computed while the model computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.engines.errors import InvalidRequestError, PenstockError
+
+if TYPE_CHECKING:  # imported when the first request needs it
+    from penstock.tokenizers.grammars import MaskFiller, TokenMatcher
+
+Ids = npt.NDArray[np.int64]
+
+
+class TokenMask(NamedTuple):
+    """Some of the vocabulary, by the shorter of two lists."""
+
+    ids: Ids
+    """Ascending."""
+    allowed: bool
+    """These and no others are allowed; else all but these."""
+
+
+class GrammarState:
+    """One output on its way through its grammar."""
+
+    def __init__(self, matcher: TokenMatcher, masks: MasksAhead) -> None:
+        self.matcher = matcher
+        self.failure: PenstockError | None = None
+        """Why the output cannot be continued."""
+        self.is_complete = matcher.is_complete
+        """Nothing but the end may follow."""
+        self._masks = masks
+        self._ahead: Future[None] | None = None
+        self._mask: TokenMask | None = None
+        """Of the next token, if it is known."""
+        self._note_problem()
+
+    def mask(self) -> TokenMask | None:
+        """Of the next token; None: there is a `failure`."""
+        if self._ahead is not None:
+            self._ahead.result()
+            self._ahead = None
+        if self._mask is None and self.failure is None:
+            self._masks.compute([self])
+        return None if self.failure else self._mask
+
+    def append(self, token_id: int) -> None:
+        """Takes in the next token, which the mask allowed."""
+        self._mask = None
+        self.matcher.consume([token_id])
+        self.is_complete = self.matcher.is_complete
+        self._note_problem()
+
+    def computed_by(self, job: Future[None]) -> None:
+        """This job calls `found`."""
+        self._ahead = job
+
+    def found(self, mask: TokenMask) -> None:
+        """The mask of the next token, which counts unless the matcher has a problem now."""
+        self._note_problem()
+        if not self.failure and len(mask.ids) == 0 and mask.allowed:
+            self.failure = InvalidRequestError("The output cannot be continued: the grammar allows no token here.")
+        self._mask = mask
+
+    @property
+    def needs_mask(self) -> bool:
+        return self._mask is None and self._ahead is None and self.failure is None
+
+    def _note_problem(self) -> None:
+        problem = self.matcher.problem
+        if problem and self.failure is None:
+            self.failure = InvalidRequestError(f"The output cannot be kept to its grammar: {problem}")
+
+
+class MasksAhead:
+    """Computes the masks of a step's requests in a thread, without the interpreter's lock for most of the time."""
+
+    def __init__(self, filler: MaskFiller, vocab_size: int) -> None:
+        self._filler = filler
+        self._vocab_size = vocab_size
+        self._thread = ThreadPoolExecutor(1, "grammar-masks")
+
+    def begin(self, states: Sequence[GrammarState]) -> None:
+        """Those that know theirs already are left alone. Nothing else may use these states until `mask` was called."""
+        states = [state for state in states if state.needs_mask]
+        if states:
+            job = self._thread.submit(self.compute, states)
+            for state in states:
+                state.computed_by(job)
+
+    def compute(self, states: Sequence[GrammarState]) -> None:
+        """Now, in this thread."""
+        words = self._filler.fill([state.matcher for state in states])
+        for state, bits in zip(states, words, strict=True):
+            state.found(_shorter_list(bits, self._vocab_size))
+
+
+def _shorter_list(words: npt.NDArray[np.int32], vocab_size: int) -> TokenMask:
+    count = int(np.bitwise_count(words.view(np.uint32)).sum())
+    allowed = count <= vocab_size // 2
+    bits = np.unpackbits((words if allowed else ~words).view(np.uint8), count=vocab_size, bitorder="little")
+    return TokenMask(np.flatnonzero(bits), allowed)

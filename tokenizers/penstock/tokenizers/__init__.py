@@ -9,11 +9,13 @@ from .hf import Tokenizer
 from .messages import normalize_messages
 from .output_parts import Part, ReasoningPart, TextPart, ToolCallPart
 from .output_stages import OutputStage, StageChain, StageFactory
-from .reasoning import ReasoningParser, find_reasoning_parser, reasoning_parser_names
+from .reasoning import AnswerFrame, ReasoningParser, find_reasoning_parser, reasoning_parser_names
 from .stop import StopStrings
-from .tool_calls import Tool, ToolParser, find_tool_parser, tool_parser_names
+from .tool_calls import JSON_LIST_OF_CALLS, Tool, ToolParser, find_tool_parser, tool_parser_names
 
 __all__ = [
+    "JSON_LIST_OF_CALLS",
+    "AnswerFrame",
     "ChatTemplate",
     "ChatTemplateError",
     "ChatTemplateTimeout",

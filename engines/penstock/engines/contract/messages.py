@@ -33,15 +33,24 @@ class FinishReason(StrEnum):
     """`RequestOutput.error` tells which; refusals, deadlines and engine failures come this way."""
 
 
+class Thought(msgspec.Struct, frozen=True, array_like=True):
+    """Text between two markers, which may stand before an answer. Markers may be special tokens."""
+
+    begin: str
+    """Empty: the output begins inside of it."""
+    end: str
+
+
 class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an output has to be."""
+    """What an output has to be: perhaps a thought, then `preface`, then what `kind` and `text` say."""
 
     kind: Literal["json_schema", "regex", "choice", "grammar"]
     text: str
     """The schema as JSON; a regular expression that the whole output matches; a JSON list of texts; a context-free
     grammar, in llguidance's dialect of Lark or in GBNF."""
-    thought_end: str = ""
-    """Anything is allowed up to this text, and the grammar holds behind it. Empty: it holds from the start."""
+    thought: Thought | None = None
+    preface: str = ""
+    """What stands right before the answer in the model's format."""
 
 
 class SamplingParams(msgspec.Struct, tag="sampling", frozen=True, omit_defaults=True, kw_only=True):

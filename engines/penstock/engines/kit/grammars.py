@@ -39,7 +39,8 @@ class Grammars:
             if self._compiler is None:
                 self._compiler = GrammarCompiler(self._model_dir, self._info.vocab_size, self._info.eos_token_ids)
         try:
-            return self._compiler.compile(grammar.kind, grammar.text, grammar.thought_end)
+            thought = grammar.thought and (grammar.thought.begin, grammar.thought.end)
+            return self._compiler.compile(grammar.kind, grammar.text, thought, grammar.preface)
         except GrammarError as error:
             raise InvalidRequestError(f"The {_NAMES[grammar.kind]} cannot be compiled: {error}") from None
         except TokenizerError as error:

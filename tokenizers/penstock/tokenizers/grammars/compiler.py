@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import llguidance
 
+from .. import lark
 from ..hf import load_backend
 from .matcher import TokenMatcher
 
-_WHITE_SPACE = r"( |\n[ \t]{0,20})"
-"""Between the tokens of JSON. Without a bound, a model that is at a loss writes spaces until its tokens are used up."""
-_GAP = r"/[ \t\n\r]{0,4}/"
-"""Between the end of a thought and the answer."""
 _LIMITS: dict[str, Any] = {
     "max_lexer_states": 50_000,  # 1 to 2 kB each
     "verbose_errors": False,
@@ -26,7 +22,7 @@ _MAX_PROBLEM_CHARS = 300
 
 _SOURCES: dict[str, Callable[[str], str]] = {
     "json_schema": lambda text: llguidance.LLMatcher.grammar_from_json_schema(
-        text, overrides={"whitespace_pattern": _WHITE_SPACE, "lenient": False}
+        text, overrides={"whitespace_pattern": lark.JSON_SPACE, "lenient": False}
     ),
     "regex": llguidance.LLMatcher.grammar_from_regex,
     "choice": lambda text: llguidance.LLMatcher.grammar_from_lark(
@@ -53,6 +49,12 @@ class CompiledGrammar:
         return matcher
 
 
+class _Vocabulary(NamedTuple):
+    tokenizer: llguidance.LLTokenizer
+    special_ids: dict[str, int]
+    """By their text."""
+
+
 class GrammarCompiler:
     """Compiles grammars for a model's vocabulary. Safe to use from several threads."""
 
@@ -63,53 +65,64 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._eos_token_ids = list(eos_token_ids)
         self._lock = threading.Lock()
-        self._tokenizer: llguidance.LLTokenizer | None = None
+        self._vocabulary: _Vocabulary | None = None
 
-    def compile(self, kind: str, text: str, thought_end: str = "") -> CompiledGrammar:
+    def compile(
+        self, kind: str, text: str, thought: tuple[str, str] | None = None, preface: str = ""
+    ) -> CompiledGrammar:
         """`kind` says what `text` is: "json_schema"; "regex", which the whole output must match; "choice", a JSON list
         of texts; "grammar", in llguidance's Lark dialect or in GBNF.
 
-        With `thought_end`, the grammar holds behind the first occurrence of this text, and anything is allowed before.
-        Raises GrammarError, TokenizerError.
+        The grammar holds behind a thought, given as the texts that begin and end it, and behind `preface`. A thought
+        with a beginning may be left out; without one, the output begins inside of it. Raises GrammarError,
+        TokenizerError.
         """
-        tokenizer = self._loaded_tokenizer()
+        vocabulary = self._loaded_vocabulary()
         try:
             grammar = _SOURCES[kind](text)
-            if thought_end:
-                grammar = _behind_thought(grammar, thought_end, _special_token(tokenizer, thought_end))
+            if thought or preface:
+                grammar = _framed(grammar, thought, preface, vocabulary.special_ids)
         except (ValueError, RecursionError) as error:
             raise GrammarError(_told(str(error))) from None
-        matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=llguidance.LLParserLimits(**_LIMITS))
+        limits = llguidance.LLParserLimits(**_LIMITS)
+        matcher = llguidance.LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise GrammarError(_told(matcher.get_error()))
         return CompiledGrammar(matcher)
 
-    def _loaded_tokenizer(self) -> llguidance.LLTokenizer:
+    def _loaded_vocabulary(self) -> _Vocabulary:
         with self._lock:
-            if self._tokenizer is None:
+            if self._vocabulary is None:
                 if not self._eos_token_ids:
                     raise GrammarError("the model has no end-of-sequence token, so its output could not end")
-                self._tokenizer = llguidance.LLTokenizer(
-                    load_backend(self._folder)[0].to_str(), n_vocab=self._vocab_size, eos_token=self._eos_token_ids
+                backend, _ = load_backend(self._folder)
+                added = backend.get_added_tokens_decoder()
+                self._vocabulary = _Vocabulary(
+                    llguidance.LLTokenizer(
+                        backend.to_str(), n_vocab=self._vocab_size, eos_token=self._eos_token_ids
+                    ),
+                    {token.content: token_id for token_id, token in added.items() if token.special},
                 )
-            return self._tokenizer
+            return self._vocabulary
 
 
-def _behind_thought(grammar: str, thought_end: str, token_id: int | None) -> str:
-    """`token_id`: of `thought_end`, if that is a special token, which no text matches."""
+def _framed(grammar: str, thought: tuple[str, str] | None, preface: str, special_ids: Mapping[str, int]) -> str:
     # llguidance has Lark as it is, and all else as JSON.
     answer = json.loads(grammar)["grammars"][0] if grammar.startswith("{") else {"lark_grammar": grammar}
-    if token_id is None:
-        end = re.escape(thought_end).replace("/", r"\/")
-        thought = f"start: thought {_GAP} @answer\nthought[lazy]: /(.|\\n)*{end}/"
+    frame = f"{lark.literal(preface, special_ids)} {lark.regex(lark.SPACE)} @answer"
+    if thought is None:
+        rules = f"start: {frame}"
     else:
-        thought = f"start: THOUGHT <[{token_id}]> {_GAP} @answer\nTHOUGHT: /(.|\\n)*/"
-    return json.dumps({"grammars": [{"lark_grammar": thought}, answer | {"name": "answer"}]})
-
-
-def _special_token(tokenizer: llguidance.LLTokenizer, text: str) -> int | None:
-    tokens = tokenizer.tokenize_str(text, parse_special=True)
-    return tokens[0] if len(tokens) == 1 and tokenizer.is_special_token(tokens[0]) else None
+        begin, end = thought
+        first, *rest = lark.split(end, special_ids)
+        if first in special_ids:
+            inside, terminal = f"THOUGHT {lark.literal(end, special_ids)}", r"THOUGHT: /(.|\n)*/"
+        else:
+            inside = f"thought {lark.literal(''.join(rest), special_ids)}"
+            terminal = f"thought[lazy]: {lark.regex(lark.up_to(first))}"
+        optional = f"({lark.literal(begin, special_ids)} {inside})?" if begin else inside
+        rules = f"start: {optional} {frame}\n{terminal}"
+    return json.dumps({"grammars": [{"lark_grammar": rules}, answer | {"name": "answer"}]})
 
 
 def _told(problem: str) -> str:

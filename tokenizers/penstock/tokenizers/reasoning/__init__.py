@@ -7,6 +7,7 @@ from functools import partial
 
 from ..output_stages import OutputStage, StageFactory
 from ..parsing import ParserRegistry
+from .answer_frame import AnswerFrame
 from .gpt_oss import GptOssReasoningStage
 from .thoughts import (
     DeepSeekR1Stage,
@@ -21,7 +22,7 @@ from .thoughts import (
     ThoughtStage,
 )
 
-__all__ = ["GROUP", "ReasoningParser", "ThoughtStage", "find_reasoning_parser", "reasoning_parser_names"]
+__all__ = ["GROUP", "AnswerFrame", "ReasoningParser", "ThoughtStage", "find_reasoning_parser", "reasoning_parser_names"]
 
 GROUP = "penstock.reasoning_parsers"
 _SHIPPED: dict[str, type[OutputStage]] = {
@@ -42,10 +43,18 @@ _registry = ParserRegistry("reasoning", GROUP, _SHIPPED)
 class ReasoningParser:
     """What makes a stage for each choice of a request, given the end of the request's prompt."""
 
-    def __init__(self, stage: Callable[[str], OutputStage], markers: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        stage: Callable[[str], OutputStage],
+        markers: tuple[str, ...],
+        frame: Callable[[str], AnswerFrame] | None = None,
+    ) -> None:
         self._stage = stage
         self.markers = markers
         """See `OutputStage.markers`."""
+        self.frame = frame
+        """What may stand before an answer, given the end of the prompt. None: not known, so no grammar can hold for the
+        answer alone."""
 
     def __call__(self, prompt_end: str = "") -> StageFactory:
         """`prompt_end`: the last hundred characters of the rendered prompt. They tell whether the template has already
@@ -56,7 +65,7 @@ class ReasoningParser:
 def find_reasoning_parser(name: str) -> ReasoningParser:
     """The parser of this name. Raises ValueError if there is none, with the names of all."""
     stage = _registry.find(name)
-    return ReasoningParser(stage, stage.markers)
+    return ReasoningParser(stage, stage.markers, getattr(stage, "frame", None))
 
 
 def reasoning_parser_names() -> list[str]:

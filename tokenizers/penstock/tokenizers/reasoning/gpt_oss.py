@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..parsing import ParserStage, Reading, Tags
 from ..parsing.harmony import CLOSINGS, CONTENT_END, MARKERS, OPENINGS, START, read_header
+from .answer_frame import AnswerFrame
 
 _OPENINGS = Tags(*OPENINGS)
 _CLOSINGS = Tags(*CLOSINGS)
@@ -21,6 +22,11 @@ class GptOssReasoningStage(ParserStage):
     def __init__(self, prompt_end: str = "") -> None:
         """The prompt ends with `<|start|>assistant` in any case."""
         super().__init__()
+
+    @classmethod
+    def frame(cls, prompt_end: str) -> AnswerFrame:
+        thought = ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")
+        return AnswerFrame(thought, "<|channel|>final<|message|>")
 
     def parse(self) -> Reading[None]:
         opening = yield from self.reader.one_of(START)

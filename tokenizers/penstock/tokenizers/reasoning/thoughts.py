@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from ..parsing import ParserStage, Reading, Tags
 from ..parsing.reader import SPACE
+from .answer_frame import AnswerFrame
 
 
 class ThoughtStage(ParserStage):
@@ -32,6 +33,14 @@ class ThoughtStage(ParserStage):
         tail = prompt_end.rstrip()
         self._inside = tail.endswith(self.openings) or (self.inside and not tail.endswith(self.closings))
         self._over = tail.endswith(self.closings) and not self.anywhere
+
+    @classmethod
+    def frame(cls, prompt_end: str) -> AnswerFrame:
+        """What may stand before an answer to a prompt that ends like this."""
+        stage = cls(prompt_end)
+        if stage._over:
+            return AnswerFrame()
+        return AnswerFrame(thought=("" if stage._inside else cls.openings[0], cls.closings[0]))
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

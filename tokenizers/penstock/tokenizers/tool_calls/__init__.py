@@ -7,9 +7,10 @@ from functools import partial
 
 from ..output_stages import OutputStage, StageFactory
 from ..parsing import ParserRegistry
+from .call_form import CallForm
 from .gemma import GemmaStage
 from .gpt_oss import GptOssStage
-from .json_formats import GraniteStage, HermesStage, LlamaJsonStage, Phi4MiniStage
+from .json_formats import GraniteStage, HermesStage, JsonListStage, LlamaJsonStage, Phi4MiniStage
 from .mistral import MistralStage
 from .pythonic import PythonicStage
 from .sections import DeepSeekV3Stage, DeepSeekV31Stage, KimiK2Stage
@@ -17,7 +18,7 @@ from .stage import ToolCallStage
 from .tool import Tool
 from .xml_formats import Glm45Stage, MiniMaxM2Stage, Qwen3CoderStage
 
-__all__ = ["GROUP", "Tool", "ToolCallStage", "ToolParser", "find_tool_parser", "tool_parser_names"]
+__all__ = ["GROUP", "JSON_LIST_OF_CALLS", "CallForm", "Tool", "ToolCallStage", "ToolParser", "find_tool_parser", "tool_parser_names"]
 
 GROUP = "penstock.tool_parsers"
 _SHIPPED: dict[str, type[OutputStage]] = {
@@ -49,19 +50,30 @@ _registry = ParserRegistry("tool", GROUP, _SHIPPED)
 class ToolParser:
     """What makes a stage for each choice of a request, given the request's tools."""
 
-    def __init__(self, stage: Callable[[Sequence[Tool]], OutputStage], markers: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        stage: Callable[[Sequence[Tool]], OutputStage],
+        markers: tuple[str, ...],
+        form: CallForm | None = None,
+    ) -> None:
         self._stage = stage
         self.markers = markers
         """See `OutputStage.markers`."""
+        self.form = form
+        """How a grammar makes a model write calls that this parser reads; None: it cannot."""
 
     def __call__(self, tools: Sequence[Tool]) -> StageFactory:
         return partial(self._stage, tools)
 
 
+JSON_LIST_OF_CALLS = ToolParser(JsonListStage, (), JsonListStage.form)
+"""Calls as a JSON list: any model can write them where a grammar makes it."""
+
+
 def find_tool_parser(name: str) -> ToolParser:
     """The parser of this name. Raises ValueError if there is none, with the names of all."""
     stage = _registry.find(name)
-    return ToolParser(stage, stage.markers)
+    return ToolParser(stage, stage.markers, getattr(stage, "form", None))
 
 
 def tool_parser_names() -> list[str]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from ..parsing import Reading
+from .call_form import object_form
 from .json_calls import JsonCallStage, KnownObjectCall, ObjectCall
 from .stage import ToolCallStage
+
+
+_HERMES = object_form("arguments", before="<tool_call>\n", behind="\n</tool_call>", between="\n")
 
 
 class HermesStage(JsonCallStage):
@@ -15,6 +19,7 @@ class HermesStage(JsonCallStage):
 
     openings = ("<tool_call>",)
     closings = ("</tool_call>",)
+    form = _HERMES
 
 
 class GraniteStage(JsonCallStage):
@@ -26,6 +31,7 @@ class GraniteStage(JsonCallStage):
 
     openings = ("<|tool_call|>", "<tool_call>", "<function_call>")
     closings = ("</tool_call>",)
+    form = _HERMES
 
 
 class Phi4MiniStage(JsonCallStage):
@@ -37,6 +43,25 @@ class Phi4MiniStage(JsonCallStage):
 
     openings = ("functools", "<|tool_call|>")
     closings = ("<|/tool_call|>",)
+    form = object_form("arguments", before="", behind="", between=", ", begin="functools[", end="]")
+
+
+class JsonListStage(JsonCallStage):
+    """`[{"name": ..., "parameters": {...}}]` as all of the answer: what a grammar makes models write whose own format
+    has no `form`.
+
+    The format is that of vLLM's answers where a call is required.
+    """
+
+    form = object_form("parameters", before="", behind="", between=", ", begin="[", end="]")
+
+    def parse(self) -> Reading[None]:
+        yield from self.pass_space()
+        if (yield from self.read_objects()):
+            yield from self.reader.skip_space()
+        else:
+            self.text(self.reader.recorded())
+        yield from self.reader.everything(self.text)
 
 
 class LlamaJsonStage(ToolCallStage):
@@ -50,6 +75,7 @@ class LlamaJsonStage(ToolCallStage):
     openings = ("<|python_tag|>", "<|python_start|>")
     closings = ("<|python_end|>",)
     separators = (";",)
+    form = object_form("parameters", before="", behind="", between="; ")
 
     def read_untagged_call(self) -> Reading[bool]:
         yield from self.pass_space()

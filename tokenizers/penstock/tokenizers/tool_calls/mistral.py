@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..parsing import Reading, Tags
+from .call_form import object_form
 from .json_calls import JsonCallStage
 
 _ID = Tags("[CALL_ID]")
@@ -18,6 +19,7 @@ class MistralStage(JsonCallStage):
 
     openings = ("[TOOL_CALLS]",)
     inner = ("[CALL_ID]", "[ARGS]")
+    form = object_form("arguments", before="", behind="", between=", ", begin="[TOOL_CALLS][", end="]")
 
     def read_call(self, opening: str) -> Reading[bool]:
         yield from self.reader.skip_space()

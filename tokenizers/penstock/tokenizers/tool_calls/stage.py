@@ -10,6 +10,7 @@ from typing import ClassVar
 from ..parsing import ParserStage, Reading, Tags
 from ..parsing.json_text import LONGEST_NAME, decoded, read_value
 from ..parsing.reader import SPACE
+from .call_form import CallForm
 from .tool import Tool
 
 _NAME = re.compile(r"[^\s<>{}\[\]()\"'`,;=|｜]*")
@@ -31,6 +32,8 @@ class ToolCallStage(ParserStage):
     """What stands inside of calls and may be special tokens."""
     separators: ClassVar[tuple[str, ...]] = ()
     """What begins a call as well, but only right behind another one."""
+    form: ClassVar[CallForm | None] = None
+    """How a grammar makes models write calls in this format; None: it cannot."""
     _openings: ClassVar[Tags]
     _behind_call: ClassVar[Tags]
 

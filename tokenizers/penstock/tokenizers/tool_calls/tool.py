@@ -13,3 +13,5 @@ class Tool(msgspec.Struct, frozen=True):
     name: str
     parameters: dict[str, Any] | None = None
     """The JSON schema of its arguments, as the client wrote it."""
+    strict: bool = False
+    """Arguments follow the schema in any case."""

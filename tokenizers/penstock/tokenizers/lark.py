@@ -1,0 +1,45 @@
+"""Pieces of grammars in llguidance's dialect of Lark."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+SPACE = r"[ \t\n\r]{0,4}"
+"""A regular expression: white space that models write between the parts of their output."""
+JSON_SPACE = r"( |\n[ \t]{0,20})"
+"""The same between the tokens of JSON, where it may be left out. Without a bound, a model that is at a loss writes
+spaces until its tokens are used up."""
+
+
+def literal(text: str, special_ids: Mapping[str, int]) -> str:
+    """Exactly this text, in which special tokens are themselves: no text matches them. `special_ids`: by their text."""
+    return " ".join(
+        f"<[{special_ids[piece]}]>" if piece in special_ids else json.dumps(piece) for piece in split(text, special_ids)
+    )
+
+
+def split(text: str, special_ids: Iterable[str]) -> list[str]:
+    """The text in pieces, each a special token or free of them."""
+    longest_first = sorted(special_ids, key=len, reverse=True)
+    if not longest_first:
+        return [text] if text else []
+    return [piece for piece in re.split(f"({'|'.join(map(re.escape, longest_first))})", text) if piece]
+
+
+def regex(pattern: str) -> str:
+    """A terminal for this regular expression, in which no slash is escaped yet."""
+    return "/" + pattern.replace("/", r"\/") + "/"
+
+
+def json_value(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
+    """JSON that this schema allows. `lenient`: keywords that the compiler does not know mean nothing."""
+    guidance = {"whitespace_pattern": JSON_SPACE, "lenient": lenient}
+    return f"%json {json.dumps({**schema, 'x-guidance': guidance})}"
+
+
+def up_to(text: str) -> str:
+    """A regular expression for anything that ends with the first occurrence of this text; only of a lazy terminal."""
+    return r"(.|\n)*" + re.escape(text).replace("\\\n", r"\n")

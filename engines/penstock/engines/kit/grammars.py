@@ -39,7 +39,7 @@ class Grammars:
             if self._compiler is None:
                 self._compiler = GrammarCompiler(self._model_dir, self._info.vocab_size, self._info.eos_token_ids)
         try:
-            thought = grammar.thought and (grammar.thought.begin, grammar.thought.end)
+            thought = None if grammar.thought is None else (grammar.thought.begin, grammar.thought.end)
             return self._compiler.compile(grammar.kind, grammar.text, thought, grammar.preface)
         except GrammarError as error:
             raise InvalidRequestError(f"The {_NAMES[grammar.kind]} cannot be compiled: {error}") from None

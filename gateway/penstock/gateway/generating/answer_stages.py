@@ -6,28 +6,30 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from penstock.engines.errors import UnsupportedError
+from penstock.gateway.generating.tool_use import ToolUse
 from penstock.gateway.llm.model_parsers import ModelParsers
-from penstock.tokenizers import OutputStage, Part, ReasoningPart, StageFactory, Tool, ToolCallPart
+from penstock.tokenizers import OutputStage, Part, ReasoningPart, StageFactory, ToolCallPart
 
 
 def answer_stages(
-    parsers: ModelParsers, tools: Sequence[Tool], prompt_end: str, *, show_reasoning: bool, parallel_calls: bool
+    parsers: ModelParsers, use: ToolUse, prompt_end: str, *, show_reasoning: bool
 ) -> tuple[StageFactory, ...]:
-    """`tools` are those that the model may call; `prompt_end` is that of the rendered prompt. Without `parallel_calls`
-    the first call stays, and the others are left out."""
+    """`prompt_end` is that of the rendered prompt. Where calls are not made in parallel, those behind the first are left
+    out."""
     stages: list[StageFactory] = []
     if parsers.reasoning is not None:
         reasoning = parsers.reasoning(prompt_end)
         stages.append(reasoning if show_reasoning else _without(reasoning, _is_reasoning))
-    if tools and parsers.tools is not None:
-        calls = parsers.tools(tools)
-        stages.append(calls if parallel_calls else _without(calls, _is_later_call))
+    parser = use.parser(parsers)
+    if use.tools and parser is not None:
+        calls = parser(use.tools)
+        stages.append(calls if use.in_parallel else _without(calls, _is_later_call))
     return tuple(stages)
 
 
-def check_tool_parser(parsers: ModelParsers, tools: Sequence[Tool]) -> None:
+def check_tool_parser(parsers: ModelParsers, use: ToolUse) -> None:
     """Raises UnsupportedError for tools where calls cannot be told from text."""
-    if tools and parsers.tools is None:
+    if use.tools and use.parser(parsers) is None:
         message = "This model's chat template shows no format of tool calls that the server knows (--tool-parser)."
         raise UnsupportedError(message, param="tools")
 

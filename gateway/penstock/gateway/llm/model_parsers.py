@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from penstock.gateway.configuration.config import ConfigError
@@ -29,6 +29,8 @@ class ModelParsers:
     reasoning: ReasoningParser | None = None
     shown_tokens: frozenset[int] = frozenset()
     """Special tokens that the parsers look for."""
+    special_texts: Mapping[str, int] = field(default_factory=dict)
+    """All special tokens, by their text: grammars write them by number."""
 
 
 NO_PARSERS = ModelParsers()
@@ -40,7 +42,8 @@ def choose_parsers(tools: str, reasoning: str, template: ChatTemplate | None, to
     tool_parser = _chosen("tool-parser", tools, detect_tool_parser(source), find_tool_parser)
     reasoning_parser = _chosen("reasoning-parser", reasoning, detect_reasoning_parser(source), find_reasoning_parser)
     markers = [marker for parser in (tool_parser, reasoning_parser) if parser for marker in parser.markers]
-    return ModelParsers(tool_parser, reasoning_parser, tokenizer.special_ids_of(markers))
+    shown = tokenizer.special_ids_of(markers)
+    return ModelParsers(tool_parser, reasoning_parser, shown, tokenizer.special_texts)
 
 
 def _chosen(flag: str, given: str, detected: str | None, find: Callable[[str], _P]) -> _P | None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 
-from penstock.engines.contract.messages import SamplingParams
+from penstock.engines.contract.messages import Grammar, SamplingParams
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.gateway.llm.structured_output import ResponseFormat, StructuredOutputs, wanted_grammar
 
 _INT32_MAX = 2**31 - 1
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
@@ -44,6 +45,12 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     n: int | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
 
 def sampling_params(
@@ -78,7 +85,18 @@ def sampling_params(
         ignore_eos=bool(request.ignore_eos),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        grammar=_grammar(request, info),
     )
+
+
+def _grammar(request: SamplingFields, info: ModelInfo) -> Grammar | None:
+    wanted = wanted_grammar(request)
+    if wanted is None:
+        return None
+    grammar, field = wanted
+    if not info.supports_grammars:
+        raise UnsupportedError("This model's engine has no structured output.", param=field)
+    return grammar
 
 
 def stop_strings(stop: str | list[str] | None, name: str = "stop") -> tuple[str, ...]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from functools import partial
 
 import msgspec
 
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.answer_stages import answer_stages, check_reasoning_parser, check_tool_parser
+from penstock.gateway.generating.answer_shape import answer_shape
+from penstock.gateway.generating.answer_stages import check_reasoning_parser
 from penstock.gateway.generating.bodies import parse
 from penstock.gateway.generating.collect import Collected, collect
 from penstock.gateway.generating.endpoint import GeneratingEndpoint
@@ -21,14 +21,15 @@ from penstock.gateway.openai.logprobs import chat_logprobs
 from penstock.gateway.openai.message_parts import finish_reason, has_call, message
 from penstock.gateway.openai.messages import generation_prompt, template_kwargs, template_messages
 from penstock.gateway.openai.objects import ChatChoice, new_head, running_usage, spliced, usage_object
-from penstock.gateway.openai.part_frames import PartFrames
+from penstock.gateway.openai.part_frames import NamedCallFrames, PartFrames
 from penstock.gateway.openai.schemas import ChatRequest, StreamOptions
-from penstock.gateway.openai.tools import offered_tools
+from penstock.gateway.openai.tools import tool_use
 from penstock.gateway.openai.unsupported import CHAT
 from penstock.gateway.openai.validation import chat_generate_request
 
 _text_frames = partial(Frames, opening=b'"delta":{"content":', closing=b"}")
 _part_frames = partial(PartFrames, opening=b'"delta":')
+_named_call_frames = partial(NamedCallFrames, opening=b'"delta":')
 
 
 class ChatCompletions(GeneratingEndpoint[ChatRequest]):
@@ -39,35 +40,29 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
         model = self._dataplane.model(request.model)
         messages = template_messages(request.messages)
         opens, continues = generation_prompt(request)
-        tools = offered_tools(request)
-        check_tool_parser(model.parsers, tools)
+        use = tool_use(request)
         if request.reasoning_effort is not None:
             check_reasoning_parser(model.parsers, "reasoning_effort")
         wanted = chat_generate_request(request, model, self._settings, context)
+        show_reasoning = request.include_reasoning is not False
+        shape = answer_shape(model, use, wanted.params.grammar, show_reasoning=show_reasoning)
         prompt = await self._dataplane.chat_prompt(
             request.model,
             messages,
             context,
             add_generation_prompt=opens,
             continue_final_message=continues,
-            tools=request.tools if tools else None,
+            tools=request.tools if use.tools else None,
             template_kwargs=template_kwargs(request),
         )
-        stages = answer_stages(
-            model.parsers,
-            tools,
-            prompt.end,
-            show_reasoning=request.include_reasoning is not False,
-            parallel_calls=request.parallel_tool_calls is not False,
-        )
-        shown = model.parsers.shown_tokens if stages else frozenset[int]()
-        return replace(wanted, prompts=[prompt.token_ids], stages=stages, shown_tokens=shown)
+        return shape.applied(wanted, prompt)
 
     def _respond(
         self, exchange: Exchange, request: ChatRequest, wanted: GenerateRequest, generation: Generation
     ) -> Awaitable[None]:
         if request.stream:
-            return self._stream(exchange, request, generation, _part_frames if wanted.stages else _text_frames)
+            frames = _named_call_frames if _names_tool(request) else _part_frames
+            return self._stream(exchange, request, generation, frames if wanted.stages else _text_frames)
         return self._answer(exchange, request, generation)
 
     def _stream(
@@ -107,7 +102,14 @@ def _choice(request: ChatRequest, index: int, collected: Collected) -> ChatChoic
         index=index,
         message=message(collected.text, collected.parts),
         logprobs=chat_logprobs(collected.logprobs) if request.logprobs else None,
-        finish_reason=finish_reason(collected.finish_reason, called=has_call(collected.parts)),
+        finish_reason=finish_reason(
+            collected.finish_reason, called=has_call(collected.parts) and not _names_tool(request)
+        ),
         stop_reason=collected.stop_reason,
         token_ids=collected.token_ids if request.return_token_ids else msgspec.UNSET,
     )
+
+
+def _names_tool(request: ChatRequest) -> bool:
+    choice = request.tool_choice
+    return isinstance(choice, dict) and "function" in choice

@@ -22,6 +22,8 @@ class PartFrames(Frames):
 
     _with_calls: frozenset[int] = frozenset()
     """Choices that have called a tool."""
+    reports_calls = True
+    """Such a choice ends with `tool_calls`."""
 
     def render(self, deltas: Sequence[ChoiceDelta]) -> bytes:
         return b"".join([chunk for delta in deltas for chunk in self._chunks(delta)])
@@ -31,6 +33,14 @@ class PartFrames(Frames):
         if has_call(parts):
             self._with_calls |= {index}
         fields = self._fields(delta)
-        fields["finish_reason"] = finish_reason(delta.finish_reason, called=index in self._with_calls)
+        fields["finish_reason"] = finish_reason(
+            delta.finish_reason, called=self.reports_calls and index in self._with_calls
+        )
         *before, last = [_encode(message_delta(part)) for part in parts]
         return [*(self._chunk(index, part, _RUNNING) for part in before), self._chunk(index, last, fields)]
+
+
+class NamedCallFrames(PartFrames):
+    """Where the request has named the tool, a choice that has called it has stopped, as at OpenAI."""
+
+    reports_calls = False

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.gateway.generating.tool_use import ToolUse
 from penstock.gateway.openai.schemas import ChatRequest
 from penstock.tokenizers import Tool
 
 _MAX_TOOLS = 512
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_CONSTRAINED = "needs structured output, which this server does not have yet"
 
 
 class _Function(msgspec.Struct):
@@ -29,18 +29,59 @@ class _Definition(msgspec.Struct):
     type: str = "function"
 
 
-def offered_tools(request: ChatRequest) -> Sequence[Tool]:
-    """What the model may call; empty where it may call nothing. Raises InvalidRequestError, and UnsupportedError for
-    what only a grammar can promise."""
+class _Name(msgspec.Struct):
+    name: str
+
+
+class _NamedChoice(msgspec.Struct):
+    function: _Name
+    type: Literal["function"] = "function"
+
+
+class _Allowed(msgspec.Struct):
+    mode: Literal["auto", "required"]
+    tools: list[_NamedChoice]
+
+
+class _AllowedChoice(msgspec.Struct):
+    allowed_tools: _Allowed
+
+
+_C = TypeVar("_C", _NamedChoice, _AllowedChoice)
+
+
+def tool_use(request: ChatRequest) -> ToolUse:
+    """Raises InvalidRequestError, and UnsupportedError for tools that are not functions."""
     tools = [_tool(number, each) for number, each in enumerate(_given(request))]
-    choice = request.tool_choice
-    if isinstance(choice, str) and choice not in ("none", "auto", "required"):
-        raise InvalidRequestError("tool_choice must be none, auto, required, or name a tool.", param="tool_choice")
+    choice, parallel = request.tool_choice, request.parallel_tool_calls is not False
     if choice in (None, "none", "auto"):
-        return () if choice == "none" else tools
+        return ToolUse(() if choice == "none" else tools, in_parallel=parallel)
     if not tools:
         raise InvalidRequestError("tool_choice asks for a call, and there are no tools.", param="tool_choice")
-    raise UnsupportedError(f"tool_choice other than none and auto {_CONSTRAINED}.", param="tool_choice")
+    if choice == "required":
+        return ToolUse(tools, is_forced=True, in_parallel=parallel)
+    if not isinstance(choice, dict):
+        raise InvalidRequestError("tool_choice must be none, auto, required, or name a tool.", param="tool_choice")
+    if choice.get("type") == "allowed_tools":
+        allowed = _converted(choice, _AllowedChoice).allowed_tools
+        names = [each.function.name for each in allowed.tools]
+        return ToolUse(_named(tools, names), is_forced=allowed.mode == "required", in_parallel=parallel)
+    named = _named(tools, [_converted(choice, _NamedChoice).function.name])
+    return ToolUse(named, is_forced=True, is_named=True, in_parallel=False)
+
+
+def _named(tools: Sequence[Tool], names: Sequence[str]) -> list[Tool]:
+    missing = set(names) - {tool.name for tool in tools}
+    if missing or not names:
+        raise InvalidRequestError("tool_choice names a tool that is not in tools.", param="tool_choice")
+    return [tool for tool in tools if tool.name in names]
+
+
+def _converted(choice: dict[str, Any], kind: type[_C]) -> _C:
+    try:
+        return msgspec.convert(choice, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError(f"tool_choice: {error}", param="tool_choice") from None
 
 
 def _given(request: ChatRequest) -> list[dict[str, Any]]:
@@ -64,6 +105,4 @@ def _tool(number: int, given: dict[str, Any]) -> Tool:
     if not _NAME.fullmatch(function.name):
         message = f"{where}.function.name must have 1 to 64 letters, digits, underscores, dots or dashes."
         raise InvalidRequestError(message, param=f"{where}.function.name")
-    if function.strict:
-        raise UnsupportedError(f"{where}.function.strict {_CONSTRAINED}.", param=f"{where}.function.strict")
-    return Tool(function.name, function.parameters)
+    return Tool(function.name, function.parameters, bool(function.strict))

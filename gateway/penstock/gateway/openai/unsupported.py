@@ -19,12 +19,8 @@ _BOTH: dict[str, tuple[str, ...]] = {
     "ebnf": _NOTHING,
     "ec_transfer_params": _NOTHING,
     "grammar": _NOTHING,
-    "guided_choice": _NOTHING,
     "guided_decoding": _NOTHING,
     "guided_decoding_backend": _NOTHING,
-    "guided_grammar": _NOTHING,
-    "guided_json": _NOTHING,
-    "guided_regex": _NOTHING,
     "guided_whitespace_pattern": _NOTHING,
     "json_schema": _NOTHING,
     "kv_transfer_params": _NOTHING,
@@ -42,7 +38,6 @@ _BOTH: dict[str, tuple[str, ...]] = {
     "spaces_between_special_tokens": ("null", "true"),
     "stop_regex": _NOTHING,
     "stream_interval": ("null", "1"),
-    "structured_outputs": _NOTHING,
     "thinking_token_budget": _NOTHING,
     "truncate_prompt_tokens": _NOTHING,
     "truncation_side": _NOTHING,
@@ -64,7 +59,6 @@ CHAT: Mapping[str, tuple[str, ...]] = _BOTH | {
     "modalities": ("null", '["text"]'),
     "moderation": _NOTHING,
     "prediction": _NOTHING,
-    "response_format": ("null", '{"type":"text"}'),
     "service_tier": ("null", '"auto"', '"default"'),
     "store": _OFF,
     "suffix": _NOTHING,
@@ -73,6 +67,5 @@ CHAT: Mapping[str, tuple[str, ...]] = _BOTH | {
 }
 
 COMPLETION: Mapping[str, tuple[str, ...]] = _BOTH | {
-    "response_format": ("null", '{"type":"text"}'),
     "suffix": ("null", '""'),
 }

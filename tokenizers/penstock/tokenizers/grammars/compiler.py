@@ -98,9 +98,7 @@ class GrammarCompiler:
                 backend, _ = load_backend(self._folder)
                 added = backend.get_added_tokens_decoder()
                 self._vocabulary = _Vocabulary(
-                    llguidance.LLTokenizer(
-                        backend.to_str(), n_vocab=self._vocab_size, eos_token=self._eos_token_ids
-                    ),
+                    llguidance.LLTokenizer(backend.to_str(), n_vocab=self._vocab_size, eos_token=self._eos_token_ids),
                     {token.content: token_id for token_id, token in added.items() if token.special},
                 )
             return self._vocabulary

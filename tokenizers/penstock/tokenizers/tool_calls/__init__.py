@@ -18,7 +18,16 @@ from .stage import ToolCallStage
 from .tool import Tool
 from .xml_formats import Glm45Stage, MiniMaxM2Stage, Qwen3CoderStage
 
-__all__ = ["GROUP", "JSON_LIST_OF_CALLS", "CallForm", "Tool", "ToolCallStage", "ToolParser", "find_tool_parser", "tool_parser_names"]
+__all__ = [
+    "GROUP",
+    "JSON_LIST_OF_CALLS",
+    "CallForm",
+    "Tool",
+    "ToolCallStage",
+    "ToolParser",
+    "find_tool_parser",
+    "tool_parser_names",
+]
 
 GROUP = "penstock.tool_parsers"
 _SHIPPED: dict[str, type[OutputStage]] = {

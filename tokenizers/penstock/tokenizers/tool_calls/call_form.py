@@ -29,6 +29,10 @@ class CallForm:
         """A grammar for nothing but calls of these tools."""
         return f"start: calls\n{self._rules(tools, special_ids, parallel=parallel)}"
 
+    def calls_or(self, answer: str, tools: Sequence[Tool], special_ids: Mapping[str, int], *, parallel: bool) -> str:
+        """A grammar for nothing but calls of these tools, or `answer`, which is Lark, too."""
+        return f"start: calls | answer\nanswer: {answer}\n{self._rules(tools, special_ids, parallel=parallel)}"
+
     def calls_or_text(self, tools: Sequence[Tool], special_ids: Mapping[str, int], *, parallel: bool) -> str:
         """A grammar for any text, in which what begins like a call is one of these tools.
 

@@ -7,7 +7,6 @@ from .call_form import object_form
 from .json_calls import JsonCallStage, KnownObjectCall, ObjectCall
 from .stage import ToolCallStage
 
-
 _HERMES = object_form("arguments", before="<tool_call>\n", behind="\n</tool_call>", between="\n")
 
 

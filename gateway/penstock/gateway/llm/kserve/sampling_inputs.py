@@ -81,6 +81,7 @@ _KINDS = {
         ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"), float
     ),
 }
+_JSON = frozenset({"response_format", "structured_outputs", "guided_choice"})
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -88,6 +89,11 @@ def _typed(name: str, value: object) -> object:
     """Triton's clients send parameters as strings, too: "0.5" for a temperature, "true" for a flag."""
     if not isinstance(value, str):
         return value
+    if name in _JSON:
+        try:
+            return msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            raise InvalidRequestError(f"{name}: the text is not JSON.", param=name) from None
     kind = _KINDS.get(name)
     if kind is not None:
         try:

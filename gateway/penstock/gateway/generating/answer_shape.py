@@ -1,0 +1,41 @@
+"""What the answer of a chat consists of, and what it has to be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from penstock.engines.contract.messages import Grammar
+from penstock.gateway.generating.answer_grammar import answer_grammar, behind_thought
+from penstock.gateway.generating.answer_stages import answer_stages, check_tool_parser
+from penstock.gateway.generating.tool_use import ToolUse
+from penstock.gateway.llm.dataplane import ChatPrompt, GenerateRequest, ServedModel
+from penstock.gateway.llm.model_parsers import ModelParsers
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerShape:
+    """Known before the prompt is rendered, so that what cannot be done is refused before its cost is paid."""
+
+    parsers: ModelParsers
+    use: ToolUse
+    grammar: Grammar | None
+    show_reasoning: bool
+
+    def applied(self, wanted: GenerateRequest, prompt: ChatPrompt) -> GenerateRequest:
+        """The request with its prompt, for an answer of this shape. Raises as `behind_thought`."""
+        stages = answer_stages(self.parsers, self.use, prompt.end, show_reasoning=self.show_reasoning)
+        shown = self.parsers.shown_tokens if stages else frozenset[int]()
+        params = wanted.params
+        if self.grammar is not None:
+            grammar = behind_thought(self.grammar, self.parsers, prompt.end)
+            params = msgspec.structs.replace(params, grammar=grammar)
+        return replace(wanted, prompts=[prompt.token_ids], params=params, stages=stages, shown_tokens=shown)
+
+
+def answer_shape(model: ServedModel, use: ToolUse, asked: Grammar | None, *, show_reasoning: bool) -> AnswerShape:
+    """`asked`: what the request's own fields say that the answer is. Raises UnsupportedError for what this model's
+    answers cannot be searched for, and for what a grammar cannot promise here."""
+    check_tool_parser(model.parsers, use)
+    return AnswerShape(model.parsers, use, answer_grammar(asked, use, model.parsers, model.info), show_reasoning)

@@ -1,0 +1,28 @@
+"""What a request says about tools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.gateway.llm.model_parsers import ModelParsers
+from penstock.tokenizers import JSON_LIST_OF_CALLS, Tool, ToolParser
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    tools: Sequence[Tool] = ()
+    """What the model may call."""
+    is_forced: bool = False
+    """It calls at least one of them, and writes nothing else."""
+    is_named: bool = False
+    """The request itself has named the one to call."""
+    in_parallel: bool = True
+    """Whether an answer may have more than one call."""
+
+    def parser(self, parsers: ModelParsers) -> ToolParser | None:
+        """What reads the calls of this answer. Forced calls need a form that a grammar can write; any model can write
+        a JSON list."""
+        if self.is_forced and (parsers.tools is None or parsers.tools.form is None):
+            return JSON_LIST_OF_CALLS
+        return parsers.tools

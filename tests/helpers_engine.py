@@ -86,8 +86,15 @@ class Driver:
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
         """Steps until everything has ended, or until a condition holds."""
-        while (self._inbox or self.has_work) and not (until is not None and until()):
+        while (self._inbox or self.has_work or self._compiles) and not (until is not None and until()):
+            if not self._inbox and not self.has_work and not select.select(self.core.wakeups, [], [], 60)[0]:
+                raise AssertionError("a grammar is not compiled")
             self.step()
+
+    @property
+    def _compiles(self) -> bool:
+        """Requests wait for a grammar."""
+        return isinstance(self.core, EngineCore) and self.core.grammars.next_look is not None
 
     @property
     def has_work(self) -> bool:

@@ -9,6 +9,7 @@ import random
 import pytest
 
 from helpers_adapters import load_adapter
+from helpers_conformance import driver_of, prompt
 from helpers_engine import Driver, Failing
 from penstock.engines.client.inline import InlineEngine
 from penstock.engines.contract.messages import AddRequest, FinishReason, PoolingParams, SamplingParams
@@ -16,17 +17,6 @@ from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.drafts import PromptLookup
 
 BLOCK = 32
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(3, 259) for _ in range(length)]
-
-
-def driver_of(candidate, **scheduler):
-    defaults = {"max_num_seqs": 16, "max_num_batched_tokens": 256, "enable_prefix_caching": False}
-    candidate.forget()
-    return Driver(candidate.engine, **defaults | scheduler)
 
 
 @pytest.mark.every_family

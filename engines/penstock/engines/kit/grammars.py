@@ -14,7 +14,7 @@ from penstock.engines.host.cores import usable_cores
 from penstock.engines.kit.sampling.grammar import GrammarState, MasksAhead
 
 if TYPE_CHECKING:
-    from penstock.tokenizers.grammars import GrammarCompiler
+    from penstock.tokenizers.grammars import BitMasks, GrammarCompiler
 
 _MASK_THREADS = 4
 """At most: the model needs the cores meanwhile."""
@@ -54,6 +54,10 @@ class Grammars:
         """Computes what they allow next, while the caller does other things."""
         if states and self._masks is not None:
             self._masks.begin(states)
+
+    def bit_masks(self, states: Sequence[GrammarState]) -> BitMasks:
+        """`MasksAhead.bit_masks`, for runners whose sampler is not ours."""
+        return (self._masks or self._make_masks()).bit_masks(states)
 
     def _make_masks(self) -> MasksAhead:
         from penstock.tokenizers.grammars import MaskFiller

@@ -35,6 +35,9 @@ def read_output(step: SchedulerOutput, rows: Sequence[Row], table: VLLMRequestTa
             output.prompt_logprobs[request_id] = entries
         if not samples:
             continue
+        if request.grammar is not None and request.grammar.failure is not None:
+            output.failed[request_id] = request.grammar.failure
+            continue
         tokens = [int(token) for token in theirs.sampled_token_ids[index]]
         if len(tokens) != 1:
             raise EngineError(f"vLLM sampled {len(tokens)} tokens for a request that was due one")
@@ -54,6 +57,11 @@ def read_output(step: SchedulerOutput, rows: Sequence[Row], table: VLLMRequestTa
 def token_logprobs(token_ids: Any, logprobs: Any, ranks: Any, top: int) -> list[TokenLogprobs]:
     """Rows of vLLM's: first the token itself, then the likeliest ones, of which the batch may have asked for more."""
     return [
-        TokenLogprobs(ids[0], values[0], rank, list(zip(ids[1 : top + 1], values[1 : top + 1], strict=True)))
+        TokenLogprobs(ids[0], values[0], rank, _possible(ids[1 : top + 1], values[1 : top + 1]))
         for ids, values, rank in zip(token_ids.tolist(), logprobs.tolist(), ranks.tolist(), strict=True)
     ]
+
+
+def _possible(token_ids: list[int], logprobs: list[float]) -> list[tuple[int, float]]:
+    """Without those that a grammar forbids: there vLLM tells of the distribution that is left."""
+    return [(token_id, value) for token_id, value in zip(token_ids, logprobs, strict=True) if value > -math.inf]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.engines.contract.messages import PoolingParams, SamplingParams
 from penstock.engines.contract.step import NewRequest
 from penstock.engines.errors import EngineError, PenstockError
+from penstock.engines.kit.sampling.grammar import GrammarState
 from penstock.kvcache import NO_BLOCK
 
 NULL_BLOCK = 0
@@ -27,6 +29,7 @@ class LiveRequest:
     params: SamplingParams
     seed: int
     adapter: str
+    grammar: GrammarState | None = None
     num_pending: int = 0
     """Tokens that steps under way are to sample."""
     refusal: PenstockError | None = None
@@ -48,7 +51,9 @@ class LiveRequest:
 class VLLMRequestTable:
     """The live requests by id, and which of their names vLLM's workers still have to forget."""
 
-    def __init__(self) -> None:
+    def __init__(self, start_grammar: Callable[[Any, Sequence[int]], GrammarState]) -> None:
+        """`start_grammar`: what makes a state of `NewRequest.grammar` and the output so far."""
+        self._start_grammar = start_grammar
         self._requests: dict[int, LiveRequest] = {}
         self._finished: set[str] = set()
         self._num_names = 0
@@ -73,6 +78,7 @@ class VLLMRequestTable:
             params=new.params,
             seed=new.seed,
             adapter=new.adapter,
+            grammar=self._grammar_of(new),
         )
 
     def drop(self, request_ids: Iterable[int]) -> None:
@@ -99,6 +105,11 @@ class VLLMRequestTable:
 
     def clear(self) -> None:
         self.drop(list(self._requests))
+
+    def _grammar_of(self, new: NewRequest) -> GrammarState | None:
+        if new.grammar is None:
+            return None
+        return self._start_grammar(new.grammar, new.token_ids[new.num_prompt_tokens :])
 
     def _new_name(self) -> str:
         self._num_names += 1

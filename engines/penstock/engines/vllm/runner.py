@@ -12,11 +12,14 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 from vllm.sampling_params import SamplingParams as VLLMSamplingParams
 from vllm.v1.core.sched.output import SchedulerOutput as VLLMSchedulerOutput
 
+from penstock.engines.contract.messages import Grammar
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.errors import EngineError
+from penstock.engines.kit.grammars import Grammars
 from penstock.engines.vllm.adapters import VLLMAdapters
 from penstock.engines.vllm.config import VLLMConfig
+from penstock.engines.vllm.masks import StepMasks
 from penstock.engines.vllm.model_info import description, eos_token_ids, kv_groups
 from penstock.engines.vllm.output import read_output
 from penstock.engines.vllm.requests import LiveRequest, VLLMRequestTable, usable_blocks
@@ -63,7 +66,6 @@ class VLLMRunner:
         asynchronous = bool(settings.scheduler_config.async_scheduling)
         sends_tokens = config.pipeline_parallel_size > 1 and not asynchronous
         self._max_steps = 1 if sends_tokens else max(2, settings.max_concurrent_batches)
-        self._table = VLLMRequestTable()
         self._builder = StepBuilder(
             self._sampling_of,
             self._adapters,
@@ -78,7 +80,11 @@ class VLLMRunner:
             num_blocks=usable_blocks(cache.num_blocks),
             eos_token_ids=self._eos,
             runner=description(version, settings),
+            supports_grammars=True,
         )
+        self._grammars = Grammars(config.model_dir, self._info)
+        self._table = VLLMRequestTable(self._grammars.start)
+        self._masks = StepMasks(self._grammars)
 
     @property
     def info(self) -> ModelInfo:
@@ -109,6 +115,10 @@ class VLLMRunner:
         self._table.clear()
         self._call(self._forget, self._table.take_finished())
 
+    def compile_grammar(self, grammar: Grammar) -> Any:
+        """`GrammarHost.compile_grammar`."""
+        return self._grammars.compile(grammar)
+
     def prepare_adapter(self, key: str, folder: Path) -> Path:
         """`AdapterHost.prepare_adapter`."""
         return self._adapters.prepare(key, folder)
@@ -138,7 +148,9 @@ class VLLMRunner:
             self._executor.collective_rpc("penstock_restore", args=(prepared.restored,))
         futures = [self._executor.execute_model(prepared.output, non_block=True)]
         if prepared.output.total_num_scheduled_tokens:
-            futures.append(self._executor.sample_tokens(None, non_block=True))
+            masks = self._masks.of(prepared.rows)
+            futures.append(self._executor.sample_tokens(masks, non_block=True))
+            self._masks.sampled(prepared.rows, futures[-1])
         for future in futures:
             if future.done():
                 future.result()  # raises what went wrong
@@ -147,6 +159,7 @@ class VLLMRunner:
 
     def _forget(self, names: set[str]) -> None:
         """On vLLM's thread: the workers forget these requests, and a step that may have failed half-way."""
+        self._masks.forget()
         self._executor.collective_rpc("penstock_abandon")
         finished = VLLMSchedulerOutput.make_empty()
         finished.finished_req_ids = names

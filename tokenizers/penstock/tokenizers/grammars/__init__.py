@@ -1,6 +1,6 @@
 """What a model's output may be, as masks over its vocabulary."""
 
 from .compiler import CompiledGrammar, GrammarCompiler, GrammarError
-from .matcher import MaskFiller, TokenMatcher
+from .matcher import BitMasks, MaskFiller, TokenMatcher
 
-__all__ = ["CompiledGrammar", "GrammarCompiler", "GrammarError", "MaskFiller", "TokenMatcher"]
+__all__ = ["BitMasks", "CompiledGrammar", "GrammarCompiler", "GrammarError", "MaskFiller", "TokenMatcher"]

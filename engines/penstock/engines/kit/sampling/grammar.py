@@ -12,7 +12,7 @@ import numpy.typing as npt
 from penstock.engines.errors import InvalidRequestError, PenstockError
 
 if TYPE_CHECKING:  # imported when the first request needs it
-    from penstock.tokenizers.grammars import MaskFiller, TokenMatcher
+    from penstock.tokenizers.grammars import BitMasks, MaskFiller, TokenMatcher
 
 Ids = npt.NDArray[np.int64]
 
@@ -39,7 +39,7 @@ class GrammarState:
         self._ahead: Future[None] | None = None
         self._mask: TokenMask | None = None
         """Of the next token, if it is known."""
-        self._note_problem()
+        self.note_problem()
 
     def mask(self) -> TokenMask | None:
         """Of the next token; None: there is a `failure`."""
@@ -55,15 +55,14 @@ class GrammarState:
         self._mask = None
         self.matcher.consume([token_id])
         self.is_complete = self.matcher.is_complete
-        self._note_problem()
+        self.note_problem()
 
     def computed_by(self, job: Future[None]) -> None:
         """This job calls `found`."""
         self._ahead = job
 
     def found(self, mask: TokenMask) -> None:
-        """The mask of the next token, which counts unless the matcher has a problem now."""
-        self._note_problem()
+        """The mask of the next token."""
         if not self.failure and len(mask.ids) == 0 and mask.allowed:
             self.failure = InvalidRequestError("The output cannot be continued: the grammar allows no token here.")
         self._mask = mask
@@ -72,7 +71,8 @@ class GrammarState:
     def needs_mask(self) -> bool:
         return self._mask is None and self._ahead is None and self.failure is None
 
-    def _note_problem(self) -> None:
+    def note_problem(self) -> None:
+        """Looks whether the matcher has one now."""
         problem = self.matcher.problem
         if problem and self.failure is None:
             self.failure = InvalidRequestError(f"The output cannot be kept to its grammar: {problem}")
@@ -96,13 +96,19 @@ class MasksAhead:
 
     def compute(self, states: Sequence[GrammarState]) -> None:
         """Now, in this thread."""
-        words = self._filler.fill([state.matcher for state in states])
-        for state, bits in zip(states, words, strict=True):
+        for state, bits in zip(states, self.bit_masks(states), strict=True):
             state.found(_shorter_list(bits, self._vocab_size))
+
+    def bit_masks(self, states: Sequence[GrammarState]) -> BitMasks:
+        """[n, ceil(vocab / 32)] of the next tokens, as `MaskFiller.fill` gives them; those of states with a `failure`
+        mean nothing."""
+        masks = self._filler.fill([state.matcher for state in states])
+        for state in states:
+            state.note_problem()
+        return masks
 
 
 def _shorter_list(words: npt.NDArray[np.int32], vocab_size: int) -> TokenMask:
-    count = int(np.bitwise_count(words.view(np.uint32)).sum())
-    allowed = count <= vocab_size // 2
-    bits = np.unpackbits((words if allowed else ~words).view(np.uint8), count=vocab_size, bitorder="little")
-    return TokenMask(np.flatnonzero(bits), allowed)
+    bits = np.unpackbits(words.view(np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
+    allowed = bool(np.count_nonzero(bits) <= vocab_size // 2)
+    return TokenMask(np.flatnonzero(bits if allowed else ~bits), allowed)

@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.engines.contract.messages import Grammar
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.anthropic.conversation import continues, template_messages
-from penstock.gateway.anthropic.schemas import CountTokensRequest, MessagesRequest
+from penstock.gateway.anthropic.schemas import CountTokensRequest, MessagesRequest, OutputConfig
 from penstock.gateway.anthropic.thinking import check_budget, template_kwargs
-from penstock.gateway.anthropic.tools import OfferedTools, offered_tools
+from penstock.gateway.anthropic.tools import offered_tools
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.answer_stages import check_tool_parser
+from penstock.gateway.generating.answer_shape import AnswerShape, answer_shape
 from penstock.gateway.generating.fair_tenant import fair_tenant
 from penstock.gateway.llm.dataplane import ChatPrompt, DataPlane, GenerateRequest, ServedModel
 from penstock.gateway.llm.sampling import SamplingFields, bounded, sampling_params, stop_strings
+from penstock.gateway.llm.structured_output import json_schema
 
 _MAX_TOKENS = 2**31 - 1
 
@@ -26,7 +28,7 @@ class Chat:
     model: str
     messages: list[dict[str, Any]]
     continues: bool
-    tools: OfferedTools
+    tools: list[dict[str, Any]] | None
     template_kwargs: dict[str, Any]
 
     async def prompt(self, dataplane: DataPlane, context: RequestContext) -> ChatPrompt:
@@ -37,20 +39,27 @@ class Chat:
             context,
             add_generation_prompt=not self.continues,
             continue_final_message=self.continues,
-            tools=self.tools.shown,
+            tools=self.tools,
             template_kwargs=self.template_kwargs,
         )
 
 
-def read_chat(request: CountTokensRequest, model: ServedModel) -> Chat:
-    """Raises InvalidRequestError, UnsupportedError."""
+def read_chat(request: CountTokensRequest, model: ServedModel) -> tuple[Chat, AnswerShape]:
+    """What the model is shown, and what it may answer. Raises InvalidRequestError, UnsupportedError."""
     if not model.has_chat_template:
         raise InvalidRequestError("This model has no chat template; use /v1/completions.", param="model")
     messages = template_messages(request.system, request.messages)
     tools = offered_tools(request.tools, request.tool_choice)
-    check_tool_parser(model.parsers, tools.known)
+    show_reasoning = request.thinking is None or request.thinking.display != "omitted"
+    shape = answer_shape(model, tools.use, _answer_format(request.output_config), show_reasoning=show_reasoning)
     kwargs = template_kwargs(request.thinking, request.output_config, model.parsers)
-    return Chat(request.model, messages, continues(messages), tools, kwargs)
+    return Chat(request.model, messages, continues(messages), tools.shown, kwargs), shape
+
+
+def _answer_format(output: OutputConfig | None) -> Grammar | None:
+    if output is None or output.format is None:
+        return None
+    return json_schema(output.format.schema, "output_config.format.schema")
 
 
 def generate_request(

@@ -27,6 +27,6 @@ class CountTokens:
             request = parse(await exchange.body(self._settings.max_body_bytes), CountTokensRequest, UNSUPPORTED)
             call.watch()
             exchange.read_deadline()
-            chat = read_chat(request, self._dataplane.model(request.model))
+            chat, _ = read_chat(request, self._dataplane.model(request.model))
             prompt = await chat.prompt(self._dataplane, exchange.context)
             await exchange.respond(200, msgspec.json.encode({"input_tokens": len(prompt.token_ids)}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from dataclasses import replace
 
 import msgspec
 
@@ -13,7 +12,6 @@ from penstock.gateway.anthropic.events import MessageEvents
 from penstock.gateway.anthropic.schemas import MessagesRequest
 from penstock.gateway.anthropic.unsupported import UNSUPPORTED
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.answer_stages import answer_stages
 from penstock.gateway.generating.bodies import parse
 from penstock.gateway.generating.collect import collect
 from penstock.gateway.generating.endpoint import GeneratingEndpoint
@@ -29,18 +27,10 @@ class Messages(GeneratingEndpoint[MessagesRequest]):
 
     async def _wanted(self, request: MessagesRequest, context: RequestContext) -> GenerateRequest:
         model = self._dataplane.model(request.model)
-        chat = read_chat(request, model)
+        chat, shape = read_chat(request, model)
         wanted = generate_request(request, model, self._settings.policy, context)
         prompt = await chat.prompt(self._dataplane, context)
-        stages = answer_stages(
-            model.parsers,
-            chat.tools.known,
-            prompt.end,
-            show_reasoning=request.thinking is None or request.thinking.display != "omitted",
-            parallel_calls=chat.tools.parallel,
-        )
-        shown = model.parsers.shown_tokens if stages else frozenset[int]()
-        return replace(wanted, prompts=[prompt.token_ids], stages=stages, shown_tokens=shown)
+        return shape.applied(wanted, prompt)
 
     def _respond(
         self, exchange: Exchange, request: MessagesRequest, wanted: GenerateRequest, generation: Generation

@@ -32,9 +32,14 @@ class Thinking(msgspec.Struct):
     display: Literal["summarized", "omitted"] | None = None
 
 
+class OutputFormat(msgspec.Struct):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
 class OutputConfig(msgspec.Struct):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    format: Any = None
+    format: OutputFormat | None = None
 
 
 class ToolChoice(msgspec.Struct):

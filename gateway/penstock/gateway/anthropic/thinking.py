@@ -6,7 +6,6 @@ from typing import Any
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.anthropic.schemas import OutputConfig, Thinking
-from penstock.gateway.anthropic.unsupported import NEEDS_GRAMMAR
 from penstock.gateway.generating.answer_stages import check_reasoning_parser
 from penstock.gateway.llm.model_parsers import ModelParsers
 
@@ -23,11 +22,8 @@ def template_kwargs(thinking: Thinking | None, output: OutputConfig | None, pars
         if thinking.type == "enabled":
             check_reasoning_parser(parsers, "thinking")
         kwargs["enable_thinking"] = _ENABLED[thinking.type]
-    if output is not None:
-        if output.format is not None:
-            raise UnsupportedError(f"output_config.format {NEEDS_GRAMMAR}.", param="output_config.format")
-        if output.effort is not None and parsers.reasoning is not None:
-            kwargs["reasoning_effort"] = output.effort
+    if output is not None and output.effort is not None and parsers.reasoning is not None:
+        kwargs["reasoning_effort"] = output.effort
     return kwargs
 
 

@@ -11,10 +11,11 @@ import msgspec
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.anthropic.schemas import ToolChoice
-from penstock.gateway.anthropic.unsupported import NEEDS_GRAMMAR
+from penstock.gateway.generating.tool_use import NO_TOOLS, ToolUse
 from penstock.tokenizers import Tool
 
 _MAX_TOOLS = 512
+_AUTO = ToolChoice("auto")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
@@ -27,38 +28,36 @@ class _Definition(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    known: Sequence[Tool] = ()
-    """What the model may call."""
+    use: ToolUse = NO_TOOLS
     shown: list[dict[str, Any]] | None = None
-    """The same as chat templates show them to the model; None for no tools."""
-    parallel: bool = True
-    """Whether an answer may have more than one call."""
+    """All of them, as chat templates show them to the model; None for no tools."""
 
 
 def offered_tools(given: list[dict[str, Any]] | None, choice: ToolChoice | None) -> OfferedTools:
-    """Raises InvalidRequestError, and UnsupportedError for what only a grammar can promise."""
+    """Raises InvalidRequestError, and UnsupportedError for tools of Anthropic's servers."""
     if given and len(given) > _MAX_TOOLS:
         raise InvalidRequestError(f"At most {_MAX_TOOLS} tools are allowed.", param="tools")
-    tools = [_definition(each, f"tools[{number}]") for number, each in enumerate(given or ())]
-    if choice is not None:
-        _check_choice(choice, tools)
-    if not tools or (choice is not None and choice.type == "none"):
-        return OfferedTools()
-    return OfferedTools(
-        known=[Tool(tool.name, tool.input_schema) for tool in tools],
-        shown=[_shown(tool) for tool in tools],
-        parallel=choice is None or not choice.disable_parallel_tool_use,
-    )
+    found = [_definition(each, f"tools[{number}]") for number, each in enumerate(given or ())]
+    use = _tool_use([Tool(tool.name, tool.input_schema, bool(tool.strict)) for tool in found], choice or _AUTO)
+    return OfferedTools(use, [_shown(tool) for tool in found]) if use.tools else OfferedTools()
 
 
-def _check_choice(choice: ToolChoice, tools: list[_Definition]) -> None:
-    if choice.type in ("auto", "none"):
-        return
+def _tool_use(tools: Sequence[Tool], choice: ToolChoice) -> ToolUse:
+    parallel = not choice.disable_parallel_tool_use
+    if choice.type == "auto":
+        return ToolUse(tools, in_parallel=parallel)
+    if choice.type == "none":
+        return NO_TOOLS
     if choice.type not in ("any", "tool"):
         raise InvalidRequestError("tool_choice.type must be auto, any, tool or none.", param="tool_choice.type")
     if not tools:
         raise InvalidRequestError("tool_choice asks for a call, and there are no tools.", param="tool_choice")
-    raise UnsupportedError(f"tool_choice of type {choice.type} {NEEDS_GRAMMAR}.", param="tool_choice")
+    if choice.type == "any":
+        return ToolUse(tools, is_forced=True, in_parallel=parallel)
+    named = [tool for tool in tools if tool.name == choice.name]
+    if not named:
+        raise InvalidRequestError("tool_choice.name names a tool that is not in tools.", param="tool_choice.name")
+    return ToolUse(named, is_forced=True, is_named=True, in_parallel=False)
 
 
 def _definition(given: dict[str, Any], where: str) -> _Definition:
@@ -71,8 +70,6 @@ def _definition(given: dict[str, Any], where: str) -> _Definition:
     if not _NAME.fullmatch(tool.name):
         message = f"{where}.name must have 1 to 128 letters, digits, underscores, dots or dashes."
         raise InvalidRequestError(message, param=f"{where}.name")
-    if tool.strict:
-        raise UnsupportedError(f"{where}.strict {NEEDS_GRAMMAR}.", param=f"{where}.strict")
     return tool
 
 

@@ -10,5 +10,3 @@ UNSUPPORTED: Mapping[str, tuple[str, ...]] = {
     "output_format": ("null",),
     "speed": ("null", '"standard"'),
 }
-
-NEEDS_GRAMMAR = "needs structured output, which this server does not have yet"

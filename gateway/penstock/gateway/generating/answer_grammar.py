@@ -15,19 +15,20 @@ from penstock.tokenizers import lark
 def answer_grammar(asked: Grammar | None, use: ToolUse, parsers: ModelParsers, info: ModelInfo) -> Grammar | None:
     """`asked`: what the request's own fields say. Raises UnsupportedError for what a grammar cannot promise here."""
     strict = any(tool.strict for tool in use.tools)
-    if not use.tools or not (use.is_forced or strict or asked):
-        return asked
+    if not (use.is_forced or strict or asked):
+        return None
     if not info.supports_grammars:
-        what = "tool_choice" if use.is_forced else "tools"
-        raise UnsupportedError(f"{what}: this model's engine has no structured output.", param=what)
+        param = "tool_choice" if use.is_forced else "tools" if strict else None
+        raise UnsupportedError("This model's engine has no structured output.", param=param)
+    if not use.tools:
+        return asked
     parser = use.parser(parsers)
     form = None if parser is None else parser.form
     if form is None:
-        param = "response_format" if asked else "tools"
         message = (
-            "This model's format of tool calls has no grammar: neither strict tools nor response_format beside tools."
+            "This model's format of tool calls has no grammar: no strict tools, and no structured answer beside them."
         )
-        raise UnsupportedError(message, param=param)
+        raise UnsupportedError(message, param="tools")
     if use.is_forced:
         return Grammar("grammar", form.calls(use.tools, parsers.special_texts, parallel=use.in_parallel))
     if asked is None:
@@ -45,6 +46,6 @@ def behind_thought(grammar: Grammar, parsers: ModelParsers, prompt_end: str) -> 
         return grammar
     if parsers.reasoning.frame is None:
         message = "This model's parser of reasoning does not say where an answer begins."
-        raise UnsupportedError(message, param="response_format")
+        raise UnsupportedError(message)
     thought, preface = parsers.reasoning.frame(prompt_end)
     return msgspec.structs.replace(grammar, thought=None if thought is None else Thought(*thought), preface=preface)

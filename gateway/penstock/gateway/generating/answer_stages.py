@@ -14,8 +14,7 @@ from penstock.tokenizers import OutputStage, Part, ReasoningPart, StageFactory, 
 def answer_stages(
     parsers: ModelParsers, use: ToolUse, prompt_end: str, *, show_reasoning: bool
 ) -> tuple[StageFactory, ...]:
-    """`prompt_end` is that of the rendered prompt. Where calls are not made in parallel, those behind the first are left
-    out."""
+    """`prompt_end` is that of the rendered prompt. Without calls in parallel, all but the first are left out."""
     stages: list[StageFactory] = []
     if parsers.reasoning is not None:
         reasoning = parsers.reasoning(prompt_end)

@@ -26,3 +26,6 @@ class ToolUse:
         if self.is_forced and (parsers.tools is None or parsers.tools.form is None):
             return JSON_LIST_OF_CALLS
         return parsers.tools
+
+
+NO_TOOLS = ToolUse()

@@ -67,7 +67,7 @@ def wanted_grammar(fields: SamplingFields) -> tuple[Grammar, str] | None:
         found += [(grammar, "response_format")] if grammar else []
     found += [(grammar, "structured_outputs") for grammar in _of_outputs(fields.structured_outputs)]
     legacy = {
-        "guided_json": fields.guided_json is not None and _json_schema(fields.guided_json, "guided_json"),
+        "guided_json": fields.guided_json is not None and json_schema(fields.guided_json, "guided_json"),
         "guided_regex": fields.guided_regex is not None and _text("regex", fields.guided_regex, "guided_regex"),
         "guided_choice": fields.guided_choice is not None and _choice(fields.guided_choice, "guided_choice"),
         "guided_grammar": fields.guided_grammar is not None
@@ -86,12 +86,12 @@ def _of_format(given: ResponseFormat, where: str) -> Grammar | None:
     if given.type == "text":
         return None
     if given.type == "json_object":
-        return _json_schema(_ANY_OBJECT, where)
+        return json_schema(_ANY_OBJECT, where)
     if given.type == "json_schema":
         if given.json_schema is None:
             raise InvalidRequestError(f"{where}.json_schema is missing.", param=f"{where}.json_schema")
         schema = given.json_schema.schema
-        return _json_schema(_ANY_OBJECT if schema is None else schema, f"{where}.json_schema.schema")
+        return json_schema(_ANY_OBJECT if schema is None else schema, f"{where}.json_schema.schema")
     if given.type == "structural_tag":
         if not given.structures or not given.triggers:
             message = f"{where} of type structural_tag needs structures and triggers."
@@ -107,9 +107,9 @@ def _of_outputs(given: StructuredOutputs | None) -> list[Grammar]:
     where, compact = "structured_outputs", bool(given.disable_any_whitespace)
     found = []
     if given.json is not None:
-        found.append(_json_schema(given.json, f"{where}.json", compact=compact))
+        found.append(json_schema(given.json, f"{where}.json", compact=compact))
     if given.json_object:
-        found.append(_json_schema(_ANY_OBJECT, f"{where}.json_object", compact=compact))
+        found.append(json_schema(_ANY_OBJECT, f"{where}.json_object", compact=compact))
     if given.regex is not None:
         found.append(_text("regex", given.regex, f"{where}.regex"))
     if given.choice is not None:
@@ -130,7 +130,8 @@ def _of_outputs(given: StructuredOutputs | None) -> list[Grammar]:
     return found
 
 
-def _json_schema(schema: str | Schema, where: str, *, compact: bool = False) -> Grammar:
+def json_schema(schema: str | Schema, where: str, *, compact: bool = False) -> Grammar:
+    """For values that fit a schema, or its text. `where`: the caller's field. Raises InvalidRequestError."""
     if isinstance(schema, str):
         try:
             schema = msgspec.json.decode(schema, type=Schema)

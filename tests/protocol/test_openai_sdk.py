@@ -86,7 +86,7 @@ async def test_asynchronous_client(endpoint: Endpoint) -> None:
         ({"n": 0}, "n"),
         ({"tools": []}, "tools"),
         ({"messages": []}, "messages"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"top_logprobs": 2}, "top_logprobs"),
     ],
 )

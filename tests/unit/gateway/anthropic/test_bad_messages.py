@@ -118,12 +118,15 @@ ROWS: list[tuple[dict[str, Any], str]] = [
     (body(tools=[{"name": "time"}]), "tools[0]"),
     (body(tools=[TOOL | {"name": "no blanks"}]), "tools[0].name"),
     (body(tools=[TOOL | {"input_schema": []}]), "tools[0]"),
-    (body(tools=[TOOL | {"strict": True}]), "tools[0].strict"),
+    (body(tools=[TOOL | {"strict": True}]), "structured output"),
+    (body(tools=[TOOL | {"strict": 1}]), "tools[0]"),
     (body(tools=[{"type": "web_search_20250305", "name": "web_search"}]), "tools[0]"),
     (body(tools=[TOOL | {"name": f"t{number}"} for number in range(513)]), "tools"),
     (body(tools=[TOOL], model="tiny"), "--tool-parser"),
     (body(tools=[TOOL], tool_choice={"type": "any"}), "structured output"),
     (body(tools=[TOOL], tool_choice={"type": "tool", "name": "time"}), "structured output"),
+    (body(tools=[TOOL], tool_choice={"type": "tool", "name": CANARY}), "tool_choice.name"),
+    (body(tools=[TOOL], tool_choice={"type": "tool"}), "tool_choice.name"),
     (body(tool_choice={"type": "any"}), "there are no tools"),
     (body(tools=[TOOL], tool_choice={"type": CANARY}), "tool_choice.type"),
     (body(tools=[TOOL], tool_choice="auto"), "tool_choice"),
@@ -133,7 +136,9 @@ ROWS: list[tuple[dict[str, Any], str]] = [
     (body(thinking={"type": "enabled", "display": CANARY}), "thinking.display"),
     (body(thinking={"type": "enabled"}, model="tiny"), "--reasoning-parser"),
     (body(output_config={"effort": CANARY}), "output_config.effort"),
-    (body(output_config={"format": {"type": "json_schema", "schema": {}}}), "output_config.format"),
+    (body(output_config={"format": {"type": "json_schema", "schema": {}}}), "structured output"),
+    (body(output_config={"format": {"type": "json_schema", "schema": CANARY}}), "output_config.format"),
+    (body(output_config={"format": {"type": CANARY, "schema": {}}}), "output_config.format"),
 ]
 
 

@@ -11,6 +11,7 @@ from penstock.gateway.anthropic.conversation import continues, template_messages
 from penstock.gateway.anthropic.schemas import CountTokensRequest
 from penstock.gateway.anthropic.thinking import template_kwargs
 from penstock.gateway.anthropic.tools import offered_tools
+from penstock.gateway.generating.tool_use import NO_TOOLS, ToolUse
 from penstock.gateway.llm.model_parsers import NO_PARSERS, ModelParsers
 from penstock.tokenizers import Tool, find_reasoning_parser
 
@@ -159,18 +160,35 @@ def test_tools(choice: Any) -> None:
     ]
     asked = request(HI, tools=given, tool_choice=choice)
     offered = offered_tools(asked.tools, asked.tool_choice)
-    assert offered.known == [Tool("weather", SCHEMA), Tool("time", {})]
+    assert list(offered.use.tools) == [Tool("weather", SCHEMA), Tool("time", {})]
     assert offered.shown == [
         {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": SCHEMA}},
         {"type": "function", "function": {"name": "time", "parameters": {}}},
     ]
-    assert offered.parallel
+    assert offered.use == ToolUse(offered.use.tools)
 
 
 def test_no_tools_and_one_call() -> None:
     given = [{"name": "time", "input_schema": {}}]
     none = request(HI, tools=given, tool_choice={"type": "none"})
     for offered in (offered_tools(none.tools, none.tool_choice), offered_tools([], None), offered_tools(None, None)):
-        assert (offered.known, offered.shown) == ((), None)
+        assert (offered.use, offered.shown) == (NO_TOOLS, None)
     one = request(HI, tools=given, tool_choice={"type": "auto", "disable_parallel_tool_use": True})
-    assert not offered_tools(one.tools, one.tool_choice).parallel
+    assert not offered_tools(one.tools, one.tool_choice).use.in_parallel
+
+
+@pytest.mark.parametrize(
+    ("choice", "names", "named", "parallel"),
+    [
+        ({"type": "any"}, ["weather", "time"], False, True),
+        ({"type": "any", "disable_parallel_tool_use": True}, ["weather", "time"], False, False),
+        ({"type": "tool", "name": "time"}, ["time"], True, False),
+    ],
+)
+def test_forced_calls(choice: Any, names: list[str], named: bool, parallel: bool) -> None:
+    given = [{"name": name, "input_schema": SCHEMA, "strict": True} for name in ("weather", "time")]
+    asked = request(HI, tools=given, tool_choice=choice)
+    offered = offered_tools(asked.tools, asked.tool_choice)
+    assert offered.use == ToolUse([Tool(name, SCHEMA, True) for name in names], True, named, parallel)
+    assert offered.shown is not None
+    assert [tool["function"]["name"] for tool in offered.shown] == ["weather", "time"]

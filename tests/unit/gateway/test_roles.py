@@ -23,7 +23,7 @@ from protocol.fake_dataplane import FakeDataPlane
 
 INFERENCE = [
     *("POST /v1/chat/completions", "POST /v1/completions"),
-    *("POST /v1/messages", "POST /v1/messages/count_tokens"),
+    *("POST /v1/messages", "POST /v1/messages/count_tokens", "POST /tokenize", "POST /detokenize"),
     *("POST /v2/models/add_sub/infer", "POST /v2/models/add_sub/generate", "POST /v2/models/add_sub/generate_stream"),
     *(f"POST /v2/{kind}sharedmemory/unregister" for kind in ("system", "cuda")),
     *(
@@ -51,7 +51,10 @@ ROUTES = [
     *((route, Role.ADMIN) for route in ADMIN),
     ("GET /metrics", Role.METRICS),
 ]
-PROBES = ["GET /health", "GET /health/live", "GET /health/ready", "GET /v2/health/live", "GET /v2/health/ready"]
+PROBES = [
+    *("GET /ping", "POST /ping", "GET /health", "GET /health/live", "GET /health/ready"),
+    *("GET /v2/health/live", "GET /v2/health/ready"),
+]
 
 
 def app_for(*roles: Role, **settings: Any) -> Any:

@@ -114,6 +114,11 @@ class Tokenizer:
         token_id = self._backend.token_to_id(token)
         return None if token_id is None else int(token_id)
 
+    def token_of(self, token_id: int) -> str | None:
+        """The token as the vocabulary writes it (`<|im_end|>`, `Ġthe`)."""
+        token = self._backend.id_to_token(token_id)
+        return None if token is None else str(token)
+
     def _build_table(self) -> TokenTable:
         backend = self._backend
         tokens = {i: token for i in range(self.vocab_size) if (token := backend.id_to_token(i)) is not None}

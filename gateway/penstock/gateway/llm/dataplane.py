@@ -7,9 +7,9 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -35,7 +35,7 @@ from penstock.gateway.llm.model_metrics import ModelMetrics
 from penstock.gateway.llm.models import LoadedModel, ServedModel
 from penstock.gateway.llm.prompts import encode_prompts
 from penstock.gateway.llm.token_logprobs import Candidate, TokenLogprob
-from penstock.tokenizers import ChatTemplateError
+from penstock.tokenizers import ChatTemplateError, Tokenizer
 
 __all__ = [
     "Candidate",
@@ -52,6 +52,7 @@ __all__ = [
 _TEMPLATE_SECONDS = 10.0
 _PROMPT_END = 100
 _WITHOUT_END: AbstractAsyncContextManager[object] = nullcontext()
+_T = TypeVar("_T")
 
 
 class ChatPrompt(NamedTuple):
@@ -172,8 +173,7 @@ class DataPlane:
     ) -> ChatPrompt:
         """Renders the chat template and encodes it. Raises InvalidRequestError for messages that it refuses,
         PermissionDeniedError, OverloadedError, DeadlineExceededError."""
-        context.principal.require_model(model)
-        loaded, _ = self.find(model)
+        loaded = self._used_by(context, model)
         template = loaded.chat_template
         if template is None:
             raise InvalidRequestError(
@@ -201,6 +201,32 @@ class DataPlane:
                 return ChatPrompt(token_ids, text[-_PROMPT_END:])
         except ChatTemplateError as error:
             raise InvalidRequestError(str(error), param="messages") from None
+
+    def _used_by(self, context: RequestContext, name: str) -> LoadedModel:
+        """The model, noted in the request's record. Raises PermissionDeniedError, and as `model`."""
+        context.principal.require_model(name)
+        model, adapter = self.find(name)
+        context.record.model = model.names[0] if adapter is None else adapter.name
+        return model
+
+    async def text_prompt(
+        self, model: str, text: str, context: RequestContext, *, add_special_tokens: bool = True
+    ) -> list[int]:
+        """Encodes a text. Raises as `chat_prompt`."""
+        loaded = self._used_by(context, model)
+        context.record.enter(Stage.TOKENIZE)
+        async with self._until_deadline(context):
+            [token_ids] = await encode_prompts(loaded, [text], self._text_pool, add_special_tokens=add_special_tokens)
+            return token_ids
+
+    async def with_tokenizer(
+        self, model: str, size: int, context: RequestContext, work: Callable[[Tokenizer], _T]
+    ) -> _T:
+        """What `work` makes with a model's tokenizer of so many tokens, in a thread. Raises as `chat_prompt`."""
+        loaded = self._used_by(context, model)
+        context.record.enter(Stage.TOKENIZE)
+        async with self._until_deadline(context):
+            return await self._text_pool.run(size, work, loaded.tokenizer)
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Returns when the first output is there, or its first pulse: whatever can be refused has been refused before a

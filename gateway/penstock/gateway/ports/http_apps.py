@@ -27,6 +27,7 @@ from penstock.gateway.openai.adapters import LoadAdapter, UnloadAdapter
 from penstock.gateway.openai.chat import ChatCompletions
 from penstock.gateway.openai.completions import Completions
 from penstock.gateway.openai.models import ModelDetail, ModelList
+from penstock.gateway.openai.tokenize import Detokenize, Tokenize
 from penstock.gateway.ports.about import About
 from penstock.gateway.ports.health import Live, Metrics, Ready, Version
 from penstock.gateway.ports.request_paths import drop_trailing_slash
@@ -47,7 +48,10 @@ def build_app(dataplane: DataPlane, settings: AppSettings, kserve: KServe | None
         GuardedRoute("/v1/models/{name:path}", ModelDetail(dataplane), SEE_METADATA, methods=["GET"]),
         GuardedRoute("/v1/load_lora_adapter", LoadAdapter(adapters, settings), CHANGE_MODELS, methods=["POST"]),
         GuardedRoute("/v1/unload_lora_adapter", UnloadAdapter(adapters, settings), CHANGE_MODELS, methods=["POST"]),
+        GuardedRoute("/tokenize", Tokenize(dataplane, settings), INFER, methods=["POST"]),
+        GuardedRoute("/detokenize", Detokenize(dataplane, settings), INFER, methods=["POST"]),
         *_health_routes(dataplane, settings),
+        GuardedRoute("/ping", Ready(_health(dataplane, settings), settings.drain), PROBE, methods=["GET", "POST"]),
         GuardedRoute("/version", Version(dataplane, settings), SEE_METADATA, methods=["GET"]),
     ]
     routes.append(GuardedRoute("/", About(settings, routes, kserve=kserve is not None), SEE_METADATA, methods=["GET"]))
@@ -62,13 +66,17 @@ def build_metrics_app(
 
 
 def _health_routes(dataplane: DataPlane, settings: AppSettings) -> list[GuardedRoute]:
-    health = settings.health or ServerHealth(lambda: dataplane.live, lambda: dataplane.ready)
+    health = _health(dataplane, settings)
     return [
         GuardedRoute("/health", Live(health), PROBE, methods=["GET"]),
         GuardedRoute("/health/live", Live(health), PROBE, methods=["GET"]),
         GuardedRoute("/health/ready", Ready(health, settings.drain), PROBE, methods=["GET"]),
         GuardedRoute("/metrics", Metrics(settings), SEE_METRICS, methods=["GET"]),
     ]
+
+
+def _health(dataplane: DataPlane, settings: AppSettings) -> ServerHealth:
+    return settings.health or ServerHealth(lambda: dataplane.live, lambda: dataplane.ready)
 
 
 class App:

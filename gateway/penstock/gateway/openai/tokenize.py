@@ -1,0 +1,118 @@
+"""POST /tokenize and /detokenize, as vLLM's server has them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.gateway.front.context import RequestContext
+from penstock.gateway.generating.answer_stages import check_tool_parser
+from penstock.gateway.generating.bodies import parse
+from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.llm.dataplane import DataPlane
+from penstock.gateway.openai.messages import generation_prompt, template_kwargs, template_messages
+from penstock.gateway.openai.schemas import ChatMessage, ChatRequest
+from penstock.gateway.openai.tools import offered_tools
+from penstock.gateway.openai.unsupported import CHAT
+from penstock.tokenizers import Tokenizer
+
+
+class TokenizeRequest(ChatRequest, kw_only=True):
+    """A text, or what makes the prompt of a chat. No model: the only one that the server has."""
+
+    model: str = ""
+    messages: list[ChatMessage] = msgspec.field(default_factory=list)
+    prompt: str | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct):
+    tokens: list[int]
+    model: str = ""
+
+
+_UNSUPPORTED = {name: neutral for name, neutral in CHAT.items() if name != "add_special_tokens"}
+
+
+class _Endpoint(ABC):
+    def __init__(self, dataplane: DataPlane, settings: AppSettings) -> None:
+        self._dataplane = dataplane
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope[SCOPE_KEY]
+        with exchange.call() as call:
+            body = await exchange.body(self._settings.max_body_bytes)
+            call.watch()
+            exchange.read_deadline()
+            answer = await self._answer(body, exchange.context)
+            await exchange.respond(200, msgspec.json.encode(answer))
+
+    @abstractmethod
+    async def _answer(self, body: bytes, context: RequestContext) -> dict[str, object]:
+        """Raises PenstockError."""
+
+    def _model_name(self, given: str) -> str:
+        loaded = self._dataplane.loaded_models()
+        if not given and len(loaded) != 1:
+            raise InvalidRequestError("Missing required parameter: model.", param="model")
+        return given or loaded[0][0]
+
+
+class Tokenize(_Endpoint):
+    async def _answer(self, body: bytes, context: RequestContext) -> dict[str, object]:
+        request = parse(body, TokenizeRequest, _UNSUPPORTED)
+        name = self._model_name(request.model)
+        tokens = await self._tokens(request, name, context)
+
+        def strings(tokenizer: Tokenizer) -> list[str]:
+            return [tokenizer.token_of(token_id) or "" for token_id in tokens]
+
+        shown = None
+        if request.return_token_strs:
+            shown = await self._dataplane.with_tokenizer(name, len(tokens), context, strings)
+        length = self._dataplane.model(name).info.context_length
+        return {"count": len(tokens), "max_model_len": length, "tokens": tokens, "token_strs": shown}
+
+    async def _tokens(self, request: TokenizeRequest, name: str, context: RequestContext) -> list[int]:
+        if request.prompt is None:
+            return await self._chat_tokens(request, name, context)
+        if request.messages:
+            raise InvalidRequestError("prompt and messages exclude each other.", param="prompt")
+        add = request.add_special_tokens is not False
+        return await self._dataplane.text_prompt(name, request.prompt, context, add_special_tokens=add)
+
+    async def _chat_tokens(self, request: TokenizeRequest, name: str, context: RequestContext) -> list[int]:
+        if request.add_special_tokens:
+            message = "add_special_tokens is not supported for messages: the chat template adds them."
+            raise UnsupportedError(message, param="add_special_tokens")
+        opens, continues = generation_prompt(request)
+        tools = offered_tools(request)
+        check_tool_parser(self._dataplane.model(name).parsers, tools)
+        prompt = await self._dataplane.chat_prompt(
+            name,
+            template_messages(request.messages),
+            context,
+            add_generation_prompt=opens,
+            continue_final_message=continues,
+            tools=request.tools if tools else None,
+            template_kwargs=template_kwargs(request),
+        )
+        return prompt.token_ids
+
+
+class Detokenize(_Endpoint):
+    async def _answer(self, body: bytes, context: RequestContext) -> dict[str, object]:
+        request = parse(body, DetokenizeRequest, {})
+        name, tokens = self._model_name(request.model), request.tokens
+        if tokens and not 0 <= min(tokens) <= max(tokens) < self._dataplane.model(name).info.vocab_size:
+            raise InvalidRequestError("tokens: a token id is not in the vocabulary.", param="tokens")
+
+        def text(tokenizer: Tokenizer) -> str:
+            return tokenizer.decode(tokens, skip_special_tokens=False)
+
+        return {"prompt": await self._dataplane.with_tokenizer(name, len(tokens), context, text)}

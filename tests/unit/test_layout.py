@@ -98,6 +98,7 @@ LAYERS = (
     {"llm", "repository"},
     {"generating"},
     {"anthropic", "openai"},
+    {"responses"},
     {"ports"},
     {"composition"},
     {"signals"},

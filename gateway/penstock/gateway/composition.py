@@ -290,6 +290,8 @@ def app_settings(
         journal=journal,
         heartbeat_s=config.server.heartbeat_s,
         intake=Intake(config.server.body_memory, config.server.max_loop_lag),
+        stored_responses=config.server.stored_responses,
+        stored_responses_memory=config.server.stored_responses_memory,
     )
 
 

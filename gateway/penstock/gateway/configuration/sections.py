@@ -245,6 +245,12 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     body_memory: Annotated[
         Positive, Meta(description="bytes of request bodies that may be in memory at one time, decompressed ones too")
     ] = 1 << 30
+    stored_responses: Annotated[
+        int, Meta(ge=0, description="responses of the Responses API that are kept in memory; 0: none")
+    ] = 1000
+    stored_responses_memory: Annotated[
+        Positive, Meta(description="bytes of them together; the one that was not used for longest goes first")
+    ] = 64 << 20
     max_loop_lag: Annotated[
         Seconds,
         Meta(description="while the server is so many seconds late with what is due, requests get 503; 0: never"),

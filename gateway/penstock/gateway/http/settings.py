@@ -39,4 +39,8 @@ class AppSettings:
     max_body_bytes: int = 8 << 20
     max_choices: int = 1024
     """Bound on prompts x n of one call."""
+    stored_responses: int = 1000
+    """Most responses of the Responses API that are kept; 0: none."""
+    stored_responses_memory: int = 64 << 20
+    """Bytes of all of them together."""
     system_fingerprint: str = "penstock"

@@ -8,24 +8,21 @@ from functools import partial
 import msgspec
 
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.answer_shape import answer_shape
-from penstock.gateway.generating.answer_stages import check_reasoning_parser
 from penstock.gateway.generating.bodies import parse
 from penstock.gateway.generating.collect import Collected, collect
 from penstock.gateway.generating.endpoint import GeneratingEndpoint
 from penstock.gateway.generating.sse import stream
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.llm.dataplane import GenerateRequest, Generation
+from penstock.gateway.openai.chat_generation import chat_generation
 from penstock.gateway.openai.frames import Frames
 from penstock.gateway.openai.logprobs import chat_logprobs
 from penstock.gateway.openai.message_parts import finish_reason, has_call, message
-from penstock.gateway.openai.messages import generation_prompt, template_kwargs, template_messages
+from penstock.gateway.openai.messages import template_messages
 from penstock.gateway.openai.objects import ChatChoice, new_head, running_usage, spliced, usage_object
 from penstock.gateway.openai.part_frames import NamedCallFrames, PartFrames
 from penstock.gateway.openai.schemas import ChatRequest, StreamOptions
-from penstock.gateway.openai.tools import tool_use
 from penstock.gateway.openai.unsupported import CHAT
-from penstock.gateway.openai.validation import chat_generate_request
 
 _text_frames = partial(Frames, opening=b'"delta":{"content":', closing=b"}")
 _part_frames = partial(PartFrames, opening=b'"delta":')
@@ -37,25 +34,9 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
         return parse(body, ChatRequest, CHAT)
 
     async def _wanted(self, request: ChatRequest, context: RequestContext) -> GenerateRequest:
-        model = self._dataplane.model(request.model)
+        self._dataplane.model(request.model)
         messages = template_messages(request.messages)
-        opens, continues = generation_prompt(request)
-        use = tool_use(request)
-        if request.reasoning_effort is not None:
-            check_reasoning_parser(model.parsers, "reasoning_effort")
-        wanted = chat_generate_request(request, model, self._settings, context)
-        show_reasoning = request.include_reasoning is not False
-        shape = answer_shape(model, use, wanted.params.grammar, show_reasoning=show_reasoning)
-        prompt = await self._dataplane.chat_prompt(
-            request.model,
-            messages,
-            context,
-            add_generation_prompt=opens,
-            continue_final_message=continues,
-            tools=request.tools if use.tools else None,
-            template_kwargs=template_kwargs(request),
-        )
-        return shape.applied(wanted, prompt)
+        return await chat_generation(self._dataplane, self._settings, request, messages, context)
 
     def _respond(
         self, exchange: Exchange, request: ChatRequest, wanted: GenerateRequest, generation: Generation

@@ -113,12 +113,16 @@ def _tool_call(call: ToolCall, where: str) -> dict[str, Any]:
     """Templates want the arguments as an object; on the wire they are its JSON text."""
     arguments = call.function.arguments
     if isinstance(arguments, str):
-        try:
-            text = (arguments or "{}").encode()
-            check_json(text)
-            arguments = decode_json(text, dict[str, Any])
-        except InvalidRequestError:
-            message = f"{where}.tool_calls: the arguments are not a JSON object."
-            raise InvalidRequestError(message, param=f"{where}.tool_calls") from None
+        arguments = arguments_object(arguments, f"{where}.tool_calls")
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
+
+
+def arguments_object(text: str, where: str) -> dict[str, Any]:
+    """The arguments of a call, which are none in an empty text. Raises InvalidRequestError."""
+    try:
+        encoded = (text or "{}").encode()
+        check_json(encoded)
+        return decode_json(encoded, dict[str, Any])
+    except InvalidRequestError:
+        raise InvalidRequestError(f"{where}: the arguments are not a JSON object.", param=where) from None

@@ -32,6 +32,9 @@ from penstock.gateway.ports.about import About
 from penstock.gateway.ports.health import Live, Metrics, Ready, Version
 from penstock.gateway.ports.request_paths import drop_trailing_slash
 from penstock.gateway.ports.routes import GuardedRoute, Routes
+from penstock.gateway.responses.create import CreateResponse
+from penstock.gateway.responses.store import ResponseStore
+from penstock.gateway.responses.stored import CancelResponse, DeleteResponse, GetResponse, InputItems
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +45,7 @@ def build_app(dataplane: DataPlane, settings: AppSettings, kserve: KServe | None
     routes = [
         GuardedRoute("/v1/chat/completions", ChatCompletions(dataplane, settings), INFER, methods=["POST"]),
         GuardedRoute("/v1/completions", Completions(dataplane, settings), INFER, methods=["POST"]),
+        *_response_routes(dataplane, settings),
         GuardedRoute("/v1/messages", Messages(dataplane, settings), INFER, methods=["POST"]),
         GuardedRoute("/v1/messages/count_tokens", CountTokens(dataplane, settings), INFER, methods=["POST"]),
         GuardedRoute("/v1/models", ModelList(dataplane), SEE_METADATA, methods=["GET"]),
@@ -63,6 +67,18 @@ def build_metrics_app(
 ) -> ASGIApp:
     """The metrics port: metrics and health."""
     return App([*_health_routes(dataplane, settings), *extra_routes], settings)
+
+
+def _response_routes(dataplane: DataPlane, settings: AppSettings) -> list[GuardedRoute]:
+    store = ResponseStore(settings.stored_responses, settings.stored_responses_memory)
+    one = "/v1/responses/{response_id}"
+    return [
+        GuardedRoute("/v1/responses", CreateResponse(dataplane, settings, store), INFER, methods=["POST"]),
+        GuardedRoute(one, GetResponse(store), INFER, methods=["GET"]),
+        GuardedRoute(one, DeleteResponse(store), INFER, methods=["DELETE"]),
+        GuardedRoute(f"{one}/cancel", CancelResponse(store), INFER, methods=["POST"]),
+        GuardedRoute(f"{one}/input_items", InputItems(store), INFER, methods=["GET"]),
+    ]
 
 
 def _health_routes(dataplane: DataPlane, settings: AppSettings) -> list[GuardedRoute]:

@@ -1,0 +1,43 @@
+"""What a chat asks the engine for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.gateway.front.context import RequestContext
+from penstock.gateway.generating.answer_shape import answer_shape
+from penstock.gateway.generating.answer_stages import check_reasoning_parser
+from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.llm.dataplane import DataPlane, GenerateRequest
+from penstock.gateway.openai.messages import generation_prompt, template_kwargs
+from penstock.gateway.openai.schemas import ChatRequest
+from penstock.gateway.openai.tools import tool_use
+from penstock.gateway.openai.validation import chat_generate_request
+
+
+async def chat_generation(
+    dataplane: DataPlane,
+    settings: AppSettings,
+    request: ChatRequest,
+    messages: list[dict[str, Any]],
+    context: RequestContext,
+) -> GenerateRequest:
+    """`messages` are as chat templates know them; those of `request` are not read. Raises PenstockError."""
+    model = dataplane.model(request.model)
+    opens, continues = generation_prompt(request)
+    use = tool_use(request)
+    if request.reasoning_effort is not None:
+        check_reasoning_parser(model.parsers, "reasoning_effort")
+    wanted = chat_generate_request(request, model, settings, context)
+    show_reasoning = request.include_reasoning is not False
+    shape = answer_shape(model, use, wanted.params.grammar, show_reasoning=show_reasoning)
+    prompt = await dataplane.chat_prompt(
+        request.model,
+        messages,
+        context,
+        add_generation_prompt=opens,
+        continue_final_message=continues,
+        tools=request.tools if use.tools else None,
+        template_kwargs=template_kwargs(request),
+    )
+    return shape.applied(wanted, prompt)

@@ -1,0 +1,80 @@
+"""The response object, while it is made and when it has ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.gateway.errors import public_message, wire_shape
+from penstock.gateway.llm.dataplane import GenerateRequest, Usage
+from penstock.gateway.responses.items import new_id
+from penstock.gateway.responses.schemas import Reasoning, ResponsesRequest
+
+_RATE_LIMITED = 429
+
+
+class ResponseObject:
+    """Of one request: what it says of itself from the beginning."""
+
+    def __init__(self, request: ResponsesRequest, wanted: GenerateRequest, usage: Usage, *, store: bool) -> None:
+        """`usage` goes on counting while the response is made."""
+        self.id = new_id("resp")
+        self._usage = usage
+        reasoning = request.reasoning or Reasoning()
+        self._fields = {
+            "id": self.id,
+            "object": "response",
+            "created_at": int(time.time()),
+            "background": False,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "max_tool_calls": None,
+            "metadata": request.metadata or {},
+            "model": request.model,
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "previous_response_id": request.previous_response_id,
+            "prompt_cache_key": request.prompt_cache_key,
+            "reasoning": {"effort": reasoning.effort, "summary": None},
+            "safety_identifier": request.safety_identifier,
+            "service_tier": "default",
+            "store": store,
+            "temperature": wanted.params.temperature,
+            "text": {"format": {"type": "text"}, "verbosity": "medium"},
+            "tool_choice": request.tool_choice or "auto",
+            "tools": request.tools or [],
+            "top_logprobs": request.top_logprobs or 0,
+            "top_p": wanted.params.top_p if request.top_p is None else request.top_p,
+            "truncation": "disabled",
+            "user": request.user,
+        }
+
+    def begun(self) -> dict[str, Any]:
+        return self._with("in_progress", [])
+
+    def ended(
+        self, output: Sequence[Mapping[str, Any]], finish_reason: str | None, reasoning_tokens: int
+    ) -> dict[str, Any]:
+        usage = usage_object(self._usage, reasoning_tokens)
+        if finish_reason == "length":
+            details = {"reason": "max_output_tokens"}
+            return self._with("incomplete", output, incomplete_details=details, usage=usage)
+        return self._with("completed", output, completed_at=int(time.time()), usage=usage)
+
+    def failed(self, output: Sequence[Mapping[str, Any]], error: Exception) -> dict[str, Any]:
+        code = "rate_limit_exceeded" if wire_shape(error).status == _RATE_LIMITED else "server_error"
+        return self._with("failed", output, error={"code": code, "message": public_message(error)})
+
+    def _with(self, status: str, output: Sequence[Mapping[str, Any]], **changes: object) -> dict[str, Any]:
+        nothing = {"completed_at": None, "error": None, "incomplete_details": None, "usage": None}
+        return self._fields | nothing | {"status": status, "output": output} | changes
+
+
+def usage_object(usage: Usage, reasoning_tokens: int) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }

@@ -1,0 +1,123 @@
+"""What a request asks for, apart from its input, as a request of the chat front, which checks it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.gateway.llm.sampling import SamplingFields
+from penstock.gateway.openai.schemas import ChatRequest
+from penstock.gateway.responses.schemas import Reasoning, ResponsesRequest, TextOptions
+
+LOGPROBS = "message.output_text.logprobs"
+_ELSEWHERE = frozenset(
+    {
+        "code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results",
+        "message.input_image.image_url", "reasoning.encrypted_content", "web_search_call.action.sources",
+        "web_search_call.results",
+    }
+)  # fmt: skip
+_MAX_METADATA = 16
+_MAX_KEY, _MAX_VALUE = 64, 512
+_SAMPLING = tuple(field for field in SamplingFields.__struct_fields__ if field != "max_tokens")
+
+
+def chat_request(request: ResponsesRequest) -> ChatRequest:
+    """Still without messages. Raises InvalidRequestError, UnsupportedError."""
+    _check_metadata(request.metadata)
+    _check_text(request.text)
+    check_include(request.include)
+    if request.top_logprobs and not wants_logprobs(request):
+        raise InvalidRequestError(f"top_logprobs needs {LOGPROBS} in include.", param="top_logprobs")
+    return ChatRequest(
+        model=request.model,
+        messages=[],
+        max_completion_tokens=request.max_output_tokens,
+        tools=_tools(request.tools),
+        tool_choice=_tool_choice(request.tool_choice),
+        parallel_tool_calls=request.parallel_tool_calls,
+        reasoning_effort=_effort(request.reasoning),
+        logprobs=wants_logprobs(request),
+        top_logprobs=request.top_logprobs,
+        user=request.safety_identifier or request.user,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+        chat_template_kwargs=request.chat_template_kwargs,
+        **{name: getattr(request, name) for name in _SAMPLING},
+    )
+
+
+def wants_logprobs(request: ResponsesRequest) -> bool:
+    return LOGPROBS in (request.include or ())
+
+
+def check_include(include: list[str] | None) -> None:
+    """Raises InvalidRequestError, UnsupportedError."""
+    for name in include or ():
+        if name in _ELSEWHERE:
+            raise UnsupportedError(f"include: '{name}' is not supported.", param="include")
+        if name != LOGPROBS:
+            raise InvalidRequestError(f"include may have '{LOGPROBS}', and nothing else.", param="include")
+
+
+def _tools(given: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """The chat front wants what describes a function to stand apart."""
+    for number, tool in enumerate(given or ()):
+        where = f"tools[{number}]"
+        if tool.get("type") != "function":
+            raise UnsupportedError(f"{where}: only tools of type function are supported.", param=where)
+    names = ("name", "description", "parameters", "strict")
+    tools = [{"type": "function", "function": _some_of(tool, *names)} for tool in given or ()]
+    return tools or None
+
+
+def _tool_choice(given: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+    if not isinstance(given, dict):
+        return given
+    match given:
+        case {"type": "function", "name": str(name)}:
+            return {"type": "function", "function": {"name": name}}
+        case {"type": "allowed_tools", "mode": str(mode), "tools": list(tools)} if all(map(_is_function, tools)):
+            named = [{"type": "function", "function": {"name": tool["name"]}} for tool in tools]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+    raise InvalidRequestError(
+        "tool_choice must be none, auto, required, or of type function or allowed_tools with the names of functions.",
+        param="tool_choice",
+    )
+
+
+def _is_function(tool: object) -> bool:
+    return isinstance(tool, dict) and tool.get("type") == "function" and isinstance(tool.get("name"), str)
+
+
+def _some_of(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: fields[name] for name in names if fields.get(name) is not None}
+
+
+def _effort(reasoning: Reasoning | None) -> Any:
+    if reasoning is None:
+        return None
+    for name in ("summary", "generate_summary"):
+        if getattr(reasoning, name) is not None:
+            message = f"reasoning.{name} is not supported: reasoning is shown as it is."
+            raise UnsupportedError(message, param=f"reasoning.{name}")
+    return reasoning.effort
+
+
+def _check_text(text: TextOptions | None) -> None:
+    if text is None:
+        return
+    if text.verbosity not in (None, "medium"):
+        raise UnsupportedError("text.verbosity is not supported.", param="text.verbosity")
+    if text.format is not None and text.format.type != "text":
+        raise UnsupportedError("text.format other than text is not supported.", param="text.format")
+
+
+def _check_metadata(metadata: dict[str, str] | None) -> None:
+    given = metadata or {}
+    if len(given) > _MAX_METADATA:
+        raise InvalidRequestError(f"metadata: at most {_MAX_METADATA} pairs are allowed.", param="metadata")
+    if any(len(key) > _MAX_KEY or len(value) > _MAX_VALUE for key, value in given.items()):
+        message = f"metadata: keys may have {_MAX_KEY} characters, values {_MAX_VALUE}."
+        raise InvalidRequestError(message, param="metadata")

@@ -1,0 +1,93 @@
+"""Items as chat templates know them: messages, in which what the assistant has thought, said and called is one turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.engines.errors import InvalidRequestError
+from penstock.gateway.openai.messages import arguments_object
+from penstock.gateway.responses.items import content_text
+from penstock.gateway.responses.schemas import InputItem
+
+_EARLIER = "previous_response_id"
+
+
+def template_messages(
+    instructions: str | None, earlier: Sequence[InputItem], given: Sequence[InputItem]
+) -> list[dict[str, Any]]:
+    """`earlier` are the items before this request's. Raises InvalidRequestError for calls and outputs that do not
+    belong together."""
+    conversation = _Conversation(instructions)
+    for item in earlier:
+        conversation.add(item, _EARLIER)
+    for number, item in enumerate(given):
+        conversation.add(item, f"input[{number}]")
+    if conversation.unanswered:
+        where = next(iter(conversation.unanswered.values()))
+        raise InvalidRequestError(f"{where}: a function_call has no function_call_output.", param=where)
+    return conversation.messages
+
+
+class _Conversation:
+    def __init__(self, instructions: str | None) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.unanswered: dict[str, str] = {}
+        """Ids of calls, each with its place in the request."""
+        self._called: set[str] = set()
+        if instructions:
+            self._add_system(instructions)
+
+    def add(self, item: InputItem, where: str) -> None:
+        match item.type:
+            case "function_call":
+                self._add_call(item, where)
+            case "function_call_output":
+                self._add_output(item, where)
+            case "reasoning":
+                self._extend("reasoning_content", content_text(item.content))
+            case _:
+                self._add_message(item)
+
+    def _add_message(self, item: InputItem) -> None:
+        text = content_text(item.content)
+        match item.role:
+            case "assistant":
+                self._extend("content", text)
+            case "user":
+                self.messages.append({"role": "user", "content": text})
+            case _:
+                self._add_system(text)
+
+    def _add_system(self, text: str) -> None:
+        """Many templates take one system message at most, so that those behind each other are one."""
+        if self.messages and self.messages[-1]["role"] == "system":
+            self.messages[-1]["content"] += f"\n{text}"
+        else:
+            self.messages.append({"role": "system", "content": text})
+
+    def _add_call(self, item: InputItem, where: str) -> None:
+        function = {"name": item.name, "arguments": arguments_object(item.arguments or "", f"{where}.arguments")}
+        call_id = item.call_id or ""
+        self._turn().setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
+        self._called.add(call_id)
+        self.unanswered[call_id] = where
+
+    def _add_output(self, item: InputItem, where: str) -> None:
+        call_id = item.call_id or ""
+        if call_id not in self._called:
+            param = f"{where}.call_id"
+            raise InvalidRequestError(f"{param} names no function_call before it.", param=param)
+        self.unanswered.pop(call_id, None)
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content_text(item.output)})
+
+    def _extend(self, field: str, text: str) -> None:
+        turn = self._turn()
+        if text:
+            turn[field] = turn.get(field, "") + text
+
+    def _turn(self) -> dict[str, Any]:
+        """The assistant's, which is the last message."""
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self.messages.append({"role": "assistant", "content": ""})
+        return self.messages[-1]

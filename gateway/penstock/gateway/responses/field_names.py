@@ -1,0 +1,32 @@
+"""Errors of the chat front in the words of this API: a caller has to find the field in its own request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from penstock.engines.errors import PenstockError
+
+_NAMES = {
+    "max_completion_tokens": "max_output_tokens",
+    "messages": "input",
+    "reasoning_effort": "reasoning.effort",
+}
+_CHAT_NAME = re.compile(rf"\b({'|'.join(_NAMES)})\b|(?<=\])\.function\b")
+"""The fields, and what a tool's own fields are in there: `tools[0].function.name`."""
+
+
+@contextmanager
+def in_words_of_responses() -> Iterator[None]:
+    """Raises what is raised inside, with other names."""
+    try:
+        yield
+    except PenstockError as error:
+        if error.param is not None and error.param != _renamed(error.param):
+            error.message, error.param = _renamed(error.message), _renamed(error.param)
+        raise
+
+
+def _renamed(text: str) -> str:
+    return _CHAT_NAME.sub(lambda found: _NAMES.get(found[0], ""), text)

@@ -1,0 +1,70 @@
+"""Requests of the Responses API as this server reads them. Fields that are not here are ignored, unless `unsupported`
+names them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.gateway.llm.sampling import SamplingFields
+
+
+class ContentPart(msgspec.Struct, omit_defaults=True):
+    type: str
+    text: str | None = None
+
+
+class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Any item of a conversation; which of the fields it must have depends on its type."""
+
+    type: str = "message"
+    id: str | None = None
+    role: str | None = None
+    content: str | list[ContentPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[ContentPart] | None = None
+
+
+class Reasoning(msgspec.Struct):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+    """The older name of `summary`."""
+
+
+class TextFormat(msgspec.Struct, kw_only=True):
+    type: str
+
+
+class TextOptions(msgspec.Struct):
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ResponsesRequest(SamplingFields, kw_only=True):
+    """OpenAI's fields, and those of vLLM that change how tokens are sampled. None: the caller is silent."""
+
+    model: str
+    input: str | list[InputItem]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    max_output_tokens: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    text: TextOptions | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None

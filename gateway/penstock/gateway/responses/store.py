@@ -1,0 +1,105 @@
+"""Responses that are kept for a while, in the memory of this process."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from penstock.engines.errors import NotFoundError
+from penstock.gateway.responses.schemas import InputItem
+
+_encode = msgspec.json.Encoder().encode
+_OVERHEAD = 2048
+"""Bytes that a response takes beside its JSON, about."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredResponse:
+    tenant: str
+    """Whose it is. Nobody else is told that there is such a response."""
+    response: bytes
+    """JSON of the response object."""
+    input: bytes
+    """JSON of the request's own input items."""
+    output: bytes
+    """JSON of the output items."""
+    previous: StoredResponse | None
+    size: int
+    """Bytes, those of all responses before it included: they stay for as long as this one does."""
+
+    def conversation(self) -> list[InputItem]:
+        """All items up to this response, the first ones first."""
+        items = msgspec.json.Decoder(list[InputItem])
+        return [item for data in self._sources() for item in items.decode(data)]
+
+    def input_items(self) -> list[dict[str, Any]]:
+        """Those of the conversation before the response's output."""
+        *sources, _ = self._sources()
+        return [item for data in sources for item in msgspec.json.decode(data)]
+
+    def _sources(self) -> list[bytes]:
+        """Input and output of all responses up to this one, in order."""
+        found: list[bytes] = []
+        each: StoredResponse | None = self
+        while each is not None:
+            found += (each.output, each.input)
+            each = each.previous
+        return found[::-1]
+
+
+class ResponseStore:
+    """At most so many, and of so many bytes; the one that was not used for longest goes first."""
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        """`most` 0: nothing is kept."""
+        self._most = most
+        self._most_bytes = most_bytes
+        self._found: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._bytes = 0
+
+    @property
+    def enabled(self) -> bool:
+        return self._most > 0 and self._most_bytes > 0
+
+    @property
+    def size(self) -> int:
+        """Bytes; what several responses share counts for each of them."""
+        return self._bytes
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def keep(
+        self,
+        tenant: str,
+        response: Mapping[str, Any],
+        items: Sequence[Mapping[str, Any]],
+        previous: StoredResponse | None,
+    ) -> None:
+        """One that is larger than all may be together is not kept. `items` are those of the input."""
+        body, given, output = _encode(response), _encode(items), _encode(response["output"])
+        size = len(body) + len(given) + len(output) + _OVERHEAD + (0 if previous is None else previous.size)
+        if size > self._most_bytes:
+            return
+        self._found[response["id"]] = StoredResponse(tenant, body, given, output, previous, size)
+        self._bytes += size
+        while len(self._found) > self._most or self._bytes > self._most_bytes:
+            _, oldest = self._found.popitem(last=False)
+            self._bytes -= oldest.size
+
+    def get(self, response_id: str, tenant: str, param: str = "response_id") -> StoredResponse:
+        """Raises NotFoundError; `param` is the caller's field."""
+        found = self._found.get(response_id)
+        if found is None or found.tenant != tenant:
+            raise NotFoundError("There is no response with this id.", param=param)
+        self._found.move_to_end(response_id)
+        return found
+
+    def delete(self, response_id: str, tenant: str) -> None:
+        """What has gone on from it keeps what it needs. Raises NotFoundError."""
+        self._bytes -= self.get(response_id, tenant).size
+        del self._found[response_id]

@@ -1,0 +1,33 @@
+"""Fields of the Responses API that ask for what this server does not do, each with the values that ask for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from penstock.gateway.openai.unsupported import CHAT
+
+_NOTHING = ("null",)
+_OF_CHATS = frozenset({"store"})
+"""Refused there, and taken here."""
+
+_CHAT = {name: values for name, values in CHAT.items() if name not in _OF_CHATS}
+
+UNSUPPORTED: Mapping[str, tuple[str, ...]] = _CHAT | {
+    "access_programs": _NOTHING,
+    "background": ("null", "false"),
+    "background_options": _NOTHING,
+    "context_management": ("null", "[]"),
+    "conversation": _NOTHING,
+    "image": _NOTHING,
+    "logprobs": ("null", "false"),
+    "max_completion_tokens": _NOTHING,
+    "max_tokens": _NOTHING,
+    "max_tool_calls": _NOTHING,
+    "messages": _NOTHING,
+    "n": ("null", "1"),
+    "prompt": _NOTHING,
+    "reasoning_effort": _NOTHING,
+    "response_format": _NOTHING,
+    "stream_options": ("null", "{}", '{"include_obfuscation":false}'),
+    "truncation": ("null", '"disabled"'),
+}

@@ -93,8 +93,7 @@ class ResponseEvents(Output):
         index = len(self.items) - 1
         place = {"item_id": item.id, "output_index": index}
         if item.type == "function_call":
-            done = {"name": shown["name"], "arguments": shown["arguments"]}
-            self._event("response.function_call_arguments.done", **place, **done)
+            self._event("response.function_call_arguments.done", **place, arguments=shown["arguments"])
         else:
             content = item.content()
             text = {name: content[name] for name in ("text", "logprobs") if name in content}

@@ -1,0 +1,99 @@
+"""Reads streams of the Responses API, and holds them to their rules and to the types of OpenAI's client."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pydantic
+from openai.types.responses import Response, ResponseStreamEvent
+
+_EVENTS = {
+    get_args(kind.model_fields["type"].annotation)[0]: kind for kind in get_args(get_args(ResponseStreamEvent)[0])
+}
+_UNTYPED = {"store"}
+"""OpenAI's servers send it, and its client has no type for it."""
+_ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
+
+
+def validated(event: dict[str, Any]) -> dict[str, Any]:
+    """The event, which is as its type says, with no field that the type does not know."""
+    _known(_EVENTS[event["type"]].model_validate(event))
+    return event
+
+
+def validated_response(response: dict[str, Any]) -> dict[str, Any]:
+    _known(Response.model_validate(response))
+    return response
+
+
+def accumulated(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The output, and the rules of a stream: numbers without gaps, items one behind the other, one end."""
+    assert [validated(event)["sequence_number"] for event in events] == list(range(len(events)))
+    assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
+    assert [event["type"] in _ENDS for event in events] == [False] * (len(events) - 1) + [True]
+    output: list[dict[str, Any]] = []
+    opened: _Item | None = None
+    for event in events[2:-1]:
+        if event["type"] == "response.output_item.added":
+            assert opened is None
+            assert event["output_index"] == len(output)
+            opened = _Item(event["item"])
+            continue
+        assert opened is not None
+        assert event["output_index"] == len(output)
+        if event["type"] == "response.output_item.done":
+            output.append(opened.ended(event["item"]))
+            opened = None
+        else:
+            opened.take(event)
+    assert opened is None
+    assert events[-1]["response"]["output"] == output
+    return output
+
+
+class _Item:
+    """One that has been opened."""
+
+    def __init__(self, shown: dict[str, Any]) -> None:
+        assert shown["status"] == "in_progress"
+        self.shown = shown
+        self.text = ""
+        self.steps: list[str] = []
+
+    def take(self, event: dict[str, Any]) -> None:
+        assert event["item_id"] == self.shown["id"]
+        step = event["type"].removeprefix("response.")
+        if step.endswith(".delta"):
+            self.text += event["delta"]
+            assert event["delta"]
+        elif step == "content_part.done":
+            assert event["part"]["text"] == self.text
+        elif step.endswith(".done"):
+            assert event["arguments" if "arguments" in event else "text"] == self.text
+        if self.steps[-1:] != [step]:
+            self.steps.append(step)
+
+    def ended(self, shown: dict[str, Any]) -> dict[str, Any]:
+        name = {"message": "output_text", "reasoning": "reasoning_text"}.get(shown["type"])
+        if name is None:
+            assert shown["arguments"] == self.text
+            steps = ["function_call_arguments.delta", "function_call_arguments.done"]
+        else:
+            assert [part["text"] for part in shown["content"]] == [self.text]
+            steps = ["content_part.added", f"{name}.delta", f"{name}.done", "content_part.done"]
+        assert self.steps == [step for step in steps if self.text or not step.endswith(".delta")]
+        same = ("id", "type", "call_id", "name", "role")
+        assert [shown.get(field) for field in same] == [self.shown.get(field) for field in same]
+        assert shown["status"] in ("completed", "incomplete")
+        return shown
+
+
+def _known(value: object) -> None:
+    if isinstance(value, pydantic.BaseModel):
+        unknown = set(value.model_extra or ()) - _UNTYPED
+        assert not unknown, f"{type(value).__name__} has no {unknown}"
+        for name in type(value).model_fields:
+            _known(getattr(value, name))
+    elif isinstance(value, list):
+        for each in value:
+            _known(each)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, get_args
 
 import pydantic
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
 
 _EVENTS = {
     get_args(kind.model_fields["type"].annotation)[0]: kind for kind in get_args(get_args(ResponseStreamEvent)[0])
 }
+_ITEM: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(ResponseItem)
 _UNTYPED = {"store"}
 """OpenAI's servers send it, and its client has no type for it."""
 _ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
@@ -24,6 +25,12 @@ def validated(event: dict[str, Any]) -> dict[str, Any]:
 def validated_response(response: dict[str, Any]) -> dict[str, Any]:
     _known(Response.model_validate(response))
     return response
+
+
+def validated_item(item: dict[str, Any]) -> dict[str, Any]:
+    """One of a list of input items."""
+    _known(_ITEM.validate_python(item))
+    return item
 
 
 def accumulated(events: list[dict[str, Any]]) -> list[dict[str, Any]]:

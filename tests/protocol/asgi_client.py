@@ -27,13 +27,14 @@ class AsgiCall:
         self.messages: list[Message] = []
         self.sent = asyncio.Event()
         self._app = app
+        path, _, query = path.partition("?")
         self._scope = {
             "type": "http",
             "method": method,
             "path": path,
             "raw_path": path.encode(),
             "root_path": "",
-            "query_string": b"",
+            "query_string": query.encode(),
             "headers": [(key.lower().encode(), value.encode()) for key, value in (headers or {}).items()],
         }
 

@@ -24,6 +24,8 @@ from protocol.fake_dataplane import FakeDataPlane
 INFERENCE = [
     *("POST /v1/chat/completions", "POST /v1/completions"),
     *("POST /v1/messages", "POST /v1/messages/count_tokens", "POST /tokenize", "POST /detokenize"),
+    *("POST /v1/responses", "GET /v1/responses/x", "DELETE /v1/responses/x"),
+    *("POST /v1/responses/x/cancel", "GET /v1/responses/x/input_items"),
     *("POST /v2/models/add_sub/infer", "POST /v2/models/add_sub/generate", "POST /v2/models/add_sub/generate_stream"),
     *(f"POST /v2/{kind}sharedmemory/unregister" for kind in ("system", "cuda")),
     *(

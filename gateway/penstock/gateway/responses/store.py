@@ -17,6 +17,10 @@ _OVERHEAD = 2048
 """Bytes that a response takes beside its JSON, about."""
 
 
+class _Answer(msgspec.Struct):
+    output: list[InputItem]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredResponse:
     tenant: str
@@ -25,28 +29,35 @@ class StoredResponse:
     """JSON of the response object."""
     input: bytes
     """JSON of the request's own input items."""
-    output: bytes
-    """JSON of the output items."""
     previous: StoredResponse | None
     size: int
     """Bytes, those of all responses before it included: they stay for as long as this one does."""
 
     def conversation(self) -> list[InputItem]:
         """All items up to this response, the first ones first."""
-        items = msgspec.json.Decoder(list[InputItem])
-        return [item for data in self._sources() for item in items.decode(data)]
+        given, answers = msgspec.json.Decoder(list[InputItem]), msgspec.json.Decoder(_Answer)
+        return [
+            item
+            for each in self._chain()
+            for items in (given.decode(each.input), answers.decode(each.response).output)
+            for item in items
+        ]
 
     def input_items(self) -> list[dict[str, Any]]:
-        """Those of the conversation before the response's output."""
-        *sources, _ = self._sources()
-        return [item for data in sources for item in msgspec.json.decode(data)]
+        """Those of the conversation before the response's output, as they are shown."""
+        found: list[dict[str, Any]] = []
+        for each in self._chain():
+            found += msgspec.json.decode(each.input)
+            if each is not self:
+                found += msgspec.json.decode(each.response)["output"]
+        return found
 
-    def _sources(self) -> list[bytes]:
-        """Input and output of all responses up to this one, in order."""
-        found: list[bytes] = []
+    def _chain(self) -> list[StoredResponse]:
+        """The first response of the conversation, and all up to this one."""
+        found: list[StoredResponse] = []
         each: StoredResponse | None = self
         while each is not None:
-            found += (each.output, each.input)
+            found.append(each)
             each = each.previous
         return found[::-1]
 
@@ -81,11 +92,11 @@ class ResponseStore:
         previous: StoredResponse | None,
     ) -> None:
         """One that is larger than all may be together is not kept. `items` are those of the input."""
-        body, given, output = _encode(response), _encode(items), _encode(response["output"])
-        size = len(body) + len(given) + len(output) + _OVERHEAD + (0 if previous is None else previous.size)
+        body, given = _encode(response), _encode(items)
+        size = len(body) + len(given) + _OVERHEAD + (0 if previous is None else previous.size)
         if size > self._most_bytes:
             return
-        self._found[response["id"]] = StoredResponse(tenant, body, given, output, previous, size)
+        self._found[response["id"]] = StoredResponse(tenant, body, given, previous, size)
         self._bytes += size
         while len(self._found) > self._most or self._bytes > self._most_bytes:
             _, oldest = self._found.popitem(last=False)

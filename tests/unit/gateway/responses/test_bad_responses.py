@@ -1,0 +1,251 @@
+"""Bad bodies: each row must be refused with 400 in OpenAI's form, naming the field and echoing nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.llm.dataplane import ServedModel
+from penstock.gateway.llm.model_parsers import ModelParsers
+from penstock.gateway.ports.http_apps import build_app
+from penstock.gateway.responses.chat_request import LOGPROBS
+from penstock.gateway.responses.schemas import ResponsesRequest
+from penstock.gateway.responses.unsupported import UNSUPPORTED
+from penstock.tokenizers import find_reasoning_parser, find_tool_parser
+from protocol.asgi_client import call
+from protocol.fake_dataplane import INFO, FakeDataPlane
+
+PATH = "/v1/responses"
+CANARY = "c4n4ry"
+PARSED = ServedModel(
+    "parsed", "root", 0, INFO, parsers=ModelParsers(find_tool_parser("hermes"), find_reasoning_parser("qwen3"))
+)
+PLAIN = ServedModel("tiny", "root", 0, INFO)
+NO_TEMPLATE = ServedModel("bare", "root", 0, INFO, has_chat_template=False)
+HI = {"role": "user", "content": "hi"}
+TOOL = {"type": "function", "name": "time", "parameters": {"type": "object"}}
+CALL = {"type": "function_call", "call_id": "1", "name": "time", "arguments": "{}"}
+RESULT = {"type": "function_call_output", "call_id": "1", "output": "noon"}
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": "parsed", "input": "hi", **fields}
+
+
+def talk(*items: Any) -> dict[str, Any]:
+    return body(input=list(items))
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    return talk({"role": "user", "content": list(parts)})
+
+
+async def refused(sent: bytes | dict[str, Any], status: int = 400) -> dict[str, Any]:
+    dataplane = FakeDataPlane(models=(PARSED, PLAIN, NO_TEMPLATE))
+    answer = await call(build_app(dataplane, AppSettings()), PATH, sent)
+    assert answer.status == status, (answer.status, answer.bodies)
+    assert dataplane.requests == []
+    error: dict[str, Any] = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert CANARY not in json.dumps(error)
+    assert len(b"".join(answer.bodies)) <= 4096
+    return error
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"hello", b"[]", b'{"model":"tiny"', b'{"x":NaN}', b'{"model":"\xff"}', b"[" * 200_000]
+)
+async def test_malformed_body(sent: bytes) -> None:
+    await refused(sent)
+
+
+PART = "input[0].content[0]"
+ROWS: list[tuple[dict[str, Any], str]] = [
+    ({"input": "hi"}, "model"),
+    ({"model": "parsed"}, "input"),
+    (body(model="bare"), "model"),
+    (body(input=[]), "input"),
+    (body(input=5), "input"),
+    (body(input=None), "input"),
+    (talk("hi"), "input[0]"),
+    (talk({"role": "user"}), "input[0].content"),
+    (talk({"content": "hi"}), "input[0].role"),
+    (talk({"role": CANARY, "content": "hi"}), "input[0].role"),
+    (talk({"role": "tool", "content": "hi"}), "input[0].role"),
+    (talk({"role": "user", "content": 5}), "input[0].content"),
+    (talk({"type": CANARY}), "input[0].type"),
+    (talk({"type": 5}), "input[0].type"),
+    (talk({"type": "item_reference", "id": CANARY}), "input[0]"),
+    (talk({"type": "web_search_call", "id": "ws"}), "input[0]"),
+    (talk({"type": "mcp_list_tools"}), "input[0]"),
+    (user("hi"), PART),
+    (user({"text": "hi"}), f"{PART}.type"),
+    (user({"type": CANARY, "text": "hi"}), f"{PART}.type"),
+    (user({"type": "text", "text": "hi"}), f"{PART}.type"),
+    (user({"type": "output_text", "text": "hi"}), f"{PART}.type"),
+    (user({"type": "input_text"}), f"{PART}.text"),
+    (user({"type": "input_text", "text": 5}), f"{PART}.text"),
+    (user({"type": "input_image", "image_url": CANARY}), PART),
+    (user({"type": "input_text", "text": "a"}, {"type": "input_file", "file_id": "f"}), "input[0].content[1]"),
+    (talk({"role": "assistant", "content": [{"type": "input_text", "text": "a"}]}), f"{PART}.type"),
+    (talk({"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}), PART),
+    (talk({"type": "reasoning", "content": "a"}), "input[0].content"),
+    (talk({"type": "reasoning", "content": [{"type": "input_text", "text": "a"}]}), f"{PART}.type"),
+    (talk(CALL), "input[0]"),
+    (talk(HI, CALL, HI), "input[1]"),
+    (talk(RESULT), "input[0].call_id"),
+    (talk(RESULT, CALL), "input[0].call_id"),
+    (talk(CALL | {"arguments": CANARY}, RESULT), "input[0].arguments"),
+    (talk(CALL | {"arguments": "[]"}, RESULT), "input[0].arguments"),
+    (talk(CALL | {"arguments": {}}, RESULT), "input[0].arguments"),
+    (talk(CALL | {"name": None}, RESULT), "input[0].name"),
+    (talk(CALL | {"call_id": None}, RESULT), "input[0].call_id"),
+    (talk(CALL, RESULT | {"output": None}), "input[1].output"),
+    (talk(CALL, RESULT | {"output": 5}), "input[1].output"),
+    (talk(CALL, RESULT | {"output": [{"type": "input_image"}]}), "input[1].output[0]"),
+    (talk({"role": "user", "content": "refuse me"}), "input"),
+    (body(tools=5), "tools"),
+    (body(tools=[5]), "tools[0]"),
+    (body(tools=[{}]), "tools[0]"),
+    (body(tools=[{"type": "function"}]), "tools[0]"),
+    (body(tools=[{"type": "function", "function": {"name": "time"}}]), "tools[0]"),
+    (body(tools=[TOOL | {"name": "no blanks"}]), "tools[0].name"),
+    (body(tools=[TOOL | {"parameters": []}]), "tools[0]"),
+    (body(tools=[TOOL, {"type": "web_search"}]), "tools[1]"),
+    (body(tools=[{"type": "file_search", "vector_store_ids": [CANARY]}]), "tools[0]"),
+    (body(tools=[{"type": "code_interpreter", "container": {"type": "auto"}}]), "tools[0]"),
+    (body(tools=[{"type": "mcp", "server_label": CANARY}]), "tools[0]"),
+    (body(tools=[{"type": "custom", "name": "c"}]), "tools[0]"),
+    (body(tools=[TOOL | {"name": f"t{number}"} for number in range(513)]), "tools"),
+    (body(tools=[TOOL], model="tiny"), "tools"),
+    (body(tools=[TOOL], tool_choice=CANARY), "tool_choice"),
+    (body(tools=[TOOL], tool_choice=5), "tool_choice"),
+    (body(tools=[TOOL], tool_choice={}), "tool_choice"),
+    (body(tools=[TOOL], tool_choice={"type": "web_search"}), "tool_choice"),
+    (body(tools=[TOOL], tool_choice={"type": "function", "name": 5}), "tool_choice"),
+    (body(tools=[TOOL], tool_choice={"type": "allowed_tools", "mode": "auto", "tools": [5]}), "tool_choice"),
+    (body(tool_choice="required"), "tool_choice"),
+    (body(tool_choice={"type": "function", "name": "time"}), "tool_choice"),
+    (body(reasoning={"effort": "low"}, model="tiny"), "reasoning.effort"),
+    (body(reasoning={"effort": CANARY}), "reasoning.effort"),
+    (body(reasoning={"summary": "auto"}), "reasoning.summary"),
+    (body(reasoning={"generate_summary": "auto"}), "reasoning.generate_summary"),
+    (body(reasoning="low"), "reasoning"),
+    (body(text={"format": {"type": CANARY}}), "text.format"),
+    (body(text={"format": {}}), "text.format.type"),
+    (body(text={"verbosity": "high"}), "text.verbosity"),
+    (body(include=["reasoning.encrypted_content"]), "include"),
+    (body(include=[CANARY]), "include"),
+    (body(include=[LOGPROBS]), "include"),
+    (body(include=LOGPROBS), "include"),
+    (body(top_logprobs=2), "top_logprobs"),
+    (body(top_logprobs=21, include=[LOGPROBS]), "top_logprobs"),
+    (body(metadata={str(number): "" for number in range(17)}), "metadata"),
+    (body(metadata={"a": "x" * 513}), "metadata"),
+    (body(metadata={"a" * 65: "x"}), "metadata"),
+    (body(metadata={"a": 5}), "metadata[...]"),
+]
+
+
+@pytest.mark.parametrize(("sent", "param"), ROWS)
+async def test_what_is_refused(sent: dict[str, Any], param: str) -> None:
+    assert (await refused(sent))["param"] == param
+
+
+VALUES_OF: dict[str, list[Any]] = {
+    "max_output_tokens": [0, -1, 2**31, 1.5, "5", True],
+    "temperature": [-0.1, 2.1, "1", True],
+    "top_p": [-0.1, 1.1, "1"],
+    "top_k": [-2, 2**31, 1.5],
+    "seed": [2**63, "1"],
+    "priority": [1],
+    "cache_salt": ["", "a@b"],
+    "chat_template_kwargs": [{"tools": []}, 5],
+    "stream": [1, "true"],
+    "store": [1, "false"],
+    "instructions": [5, ["hi"]],
+    "previous_response_id": [5],
+    "truncation": ["auto", 5],
+    "background": [True],
+    "conversation": ["conv", {"id": "conv"}],
+    "prompt": [{"id": "p"}],
+    "max_tool_calls": [1],
+    "context_management": [[{"type": "compaction"}]],
+    "service_tier": ["flex"],
+    "stream_options": [{"include_obfuscation": True}],
+    "max_tokens": [5],
+    "messages": [[HI]],
+    "response_format": [{"type": "json_object"}],
+    "n": [2],
+    "moderation": [{"model": "m"}],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in VALUES_OF.items() for value in values])
+async def test_value_out_of_range_or_type(name: str, value: Any) -> None:
+    assert (await refused(body(**{name: value})))["param"] == name
+
+
+async def test_unknown_model() -> None:
+    await refused(body(model="other"), status=404)
+
+
+async def test_a_response_that_is_not_there() -> None:
+    assert (await refused(body(previous_response_id=CANARY), status=404))["param"] == "previous_response_id"
+
+
+async def test_a_server_that_keeps_nothing() -> None:
+    app = build_app(FakeDataPlane(), AppSettings(stored_responses=0))
+    answer = await call(app, PATH, body(model="tiny", store=True))
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "store")
+    answer = await call(app, PATH, body(model="tiny"))
+    assert (answer.status, answer.json()["store"]) == (200, False)
+    assert (await call(app, f"{PATH}/{answer.json()['id']}", method="GET")).status == 404
+
+
+NEUTRAL: dict[str, Any] = {
+    "temperature": 2, "top_p": 0, "metadata": {"a" * 64: "x" * 512}, "tools": [], "tool_choice": "auto",
+    "include": [], "top_logprobs": 0, "truncation": "disabled", "background": False, "service_tier": "auto",
+    "stream_options": {"include_obfuscation": False}, "reasoning": {"effort": None, "summary": None},
+    "text": {"format": {"type": "text"}, "verbosity": "medium"}, "prompt_cache_key": "k", "user": "me",
+    "safety_identifier": "me", "parallel_tool_calls": True, "prompt_cache_retention": "24h", "conversation": None,
+}  # fmt: skip
+
+
+async def test_what_asks_for_nothing_is_taken() -> None:
+    dataplane = FakeDataPlane(models=(PARSED,))
+    answer = await call(build_app(dataplane, AppSettings()), PATH, body(max_output_tokens=5, stop="x", **NEUTRAL))
+    assert answer.status == 200, answer.json()
+    [asked] = dataplane.requests
+    assert (asked.stop, asked.params.temperature, asked.params.max_tokens) == (("x",), 2, 5)
+
+
+async def test_values_are_refused_before_the_template_is_rendered() -> None:
+    dataplane = FakeDataPlane()
+    await call(build_app(dataplane, AppSettings()), PATH, body(model="tiny", temperature=3))
+    assert dataplane.prompts == []
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.sampled_from(["", "a", "🙂"])
+WORDS = st.sampled_from(
+    ["type", "text", "content", "role", "user", "assistant", "function_call", "name", "call_id", "output", "reasoning"]
+)
+JSON = st.recursive(
+    SCALARS | WORDS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=4), max_leaves=9
+)
+FIELDS = st.sampled_from(sorted({*(field.name for field in msgspec.structs.fields(ResponsesRequest)), *UNSUPPORTED}))
+
+
+@settings(max_examples=300, deadline=None)
+@given(changes=st.dictionaries(FIELDS, JSON, max_size=3))
+def test_whatever_the_fields_hold_it_is_never_the_servers_fault(changes: dict[str, Any]) -> None:
+    app = build_app(FakeDataPlane(models=(PARSED,)), AppSettings())
+    assert asyncio.run(call(app, PATH, body(**changes))).status in (200, 400, 404)

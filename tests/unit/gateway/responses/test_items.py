@@ -1,0 +1,119 @@
+"""From items to what a chat template and the chat front are given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from helpers_responses import validated_item
+from penstock.gateway.responses.chat_request import LOGPROBS, chat_request
+from penstock.gateway.responses.conversation import template_messages
+from penstock.gateway.responses.items import input_items, shown_item
+from penstock.gateway.responses.schemas import InputItem, ResponsesRequest
+
+CONVERSATION: list[dict[str, Any]] = [
+    {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be kind."}]},
+    {"role": "user", "content": [{"type": "input_text", "text": "Rain?"}, {"type": "input_text", "text": "Snow?"}]},
+    {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "Look."}]},
+    {"type": "message", "id": "m", "role": "assistant", "status": "completed",
+     "content": [{"type": "output_text", "text": "I look.", "annotations": []}]},
+    {"type": "function_call", "call_id": "a", "name": "rain", "arguments": '{"city": "Bern"}', "id": "fc"},
+    {"type": "function_call", "call_id": "b", "name": "snow", "arguments": ""},
+    {"type": "function_call_output", "call_id": "b", "output": "no"},
+    {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "yes"}]},
+    {"role": "assistant", "content": "It rains."},
+    {"role": "user", "content": "Thanks"},
+]  # fmt: skip
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "system", "content": "Speak.\nBe kind."},
+    {"role": "user", "content": "Rain?\nSnow?"},
+    {
+        "role": "assistant",
+        "content": "I look.",
+        "reasoning_content": "Look.",
+        "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "rain", "arguments": {"city": "Bern"}}},
+            {"id": "b", "type": "function", "function": {"name": "snow", "arguments": {}}},
+        ],
+    },
+    {"role": "tool", "tool_call_id": "b", "content": "no"},
+    {"role": "tool", "tool_call_id": "a", "content": "yes"},
+    {"role": "assistant", "content": "It rains."},
+    {"role": "user", "content": "Thanks"},
+]
+
+
+def items_of(given: list[dict[str, Any]]) -> list[InputItem]:
+    return input_items(msgspec.convert(given, list[InputItem]))
+
+
+def test_a_conversation_with_tools() -> None:
+    assert template_messages("Speak.", [], items_of(CONVERSATION)) == MESSAGES
+
+
+@pytest.mark.parametrize("cut", range(len(CONVERSATION)))
+def test_wherever_a_response_lies_between_the_messages_are_the_same(cut: int) -> None:
+    """What was kept of the earlier ones is their items as they are shown."""
+    kept = msgspec.convert([shown_item(item) for item in items_of(CONVERSATION)[:cut]], list[InputItem])
+    assert template_messages("Speak.", kept, items_of(CONVERSATION)[cut:]) == MESSAGES
+
+
+def test_a_text_is_the_user_s() -> None:
+    assert template_messages(None, [], input_items("hi")) == [{"role": "user", "content": "hi"}]
+
+
+def test_thoughts_that_nobody_can_read_are_left_out() -> None:
+    sealed = {"type": "reasoning", "id": "rs", "summary": [], "encrypted_content": "x"}
+    assert template_messages(None, [], items_of([{"role": "user", "content": "a"}, sealed, CONVERSATION[3]])) == [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "I look."},
+    ]
+
+
+@pytest.mark.parametrize("number", range(len(CONVERSATION)))
+def test_items_are_shown_as_openai_s_types_want_them(number: int) -> None:
+    [item] = items_of([CONVERSATION[number]])
+    shown = validated_item(shown_item(item))
+    assert shown["type"] == CONVERSATION[number].get("type", "message")
+    assert shown["id"] == CONVERSATION[number].get("id", shown["id"])
+
+
+def asked(**fields: Any) -> Any:
+    return chat_request(msgspec.convert({"model": "m", "input": "hi", **fields}, ResponsesRequest))
+
+
+def test_tools() -> None:
+    function = {"name": "rain", "description": "d", "parameters": {"type": "object"}, "strict": False}
+    chat = asked(tools=[{"type": "function", **function}], parallel_tool_calls=False)
+    assert chat.tools == [{"type": "function", "function": function}]
+    assert chat.parallel_tool_calls is False
+    assert asked(tools=[]).tools is None
+
+
+@pytest.mark.parametrize(
+    ("choice", "there"),
+    [
+        ("auto", "auto"),
+        ({"type": "function", "name": "f"}, {"type": "function", "function": {"name": "f"}}),
+        (
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
+            {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]},
+            },
+        ),
+    ],
+)
+def test_tool_choice(choice: Any, there: Any) -> None:
+    assert asked(tool_choice=choice).tool_choice == there
+
+
+def test_other_fields() -> None:
+    chat = asked(
+        max_output_tokens=5, temperature=0.5, top_p=0.6, seed=7, reasoning={"effort": "low"}, user="u",
+        include=[LOGPROBS], top_logprobs=3, safety_identifier="s",
+    )  # fmt: skip
+    assert (chat.max_completion_tokens, chat.temperature, chat.top_p, chat.seed) == (5, 0.5, 0.6, 7)
+    assert (chat.reasoning_effort, chat.user, chat.logprobs, chat.top_logprobs) == ("low", "s", True, 3)

@@ -11,8 +11,8 @@ _EVENTS = {
     get_args(kind.model_fields["type"].annotation)[0]: kind for kind in get_args(get_args(ResponseStreamEvent)[0])
 }
 _ITEM: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(ResponseItem)
-_UNTYPED = {"store"}
-"""OpenAI's servers send it, and its client has no type for it."""
+_UNTYPED = {"store", "bytes"}
+"""What is sent although the client has no type for it: `bytes` it knows in items, and not in events."""
 _ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
 
 

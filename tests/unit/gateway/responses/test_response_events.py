@@ -37,7 +37,7 @@ class Stream:
         data = self.events.opening() + b"".join([self.events.render(batch) for batch in batches])
         assert self.events.live == 0
         found = events_of(data + self.events.ending())
-        assert self.kept == [validated_response(found[-1]["response"])]
+        assert msgspec.to_builtins(self.kept) == [validated_response(found[-1]["response"])]
         return found
 
 

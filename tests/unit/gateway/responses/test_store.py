@@ -13,7 +13,7 @@ ROOM = 1 << 20
 
 
 def text(role: str, said: str) -> dict[str, Any]:
-    return {"type": "message", "role": role, "content": said, "id": said}
+    return {"type": "message", "role": role, "content": said, "id": said[:9]}
 
 
 def keep(store: ResponseStore, name: str, *, after: str | None = None, tenant: str = "", said: str = "") -> None:

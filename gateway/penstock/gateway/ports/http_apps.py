@@ -70,7 +70,7 @@ def build_metrics_app(
 
 
 def _response_routes(dataplane: DataPlane, settings: AppSettings) -> list[GuardedRoute]:
-    store = ResponseStore(settings.stored_responses, settings.stored_responses_memory)
+    store = ResponseStore(settings.stored_responses, settings.stored_responses_memory, settings.max_body_bytes)
     one = "/v1/responses/{response_id}"
     return [
         GuardedRoute("/v1/responses", CreateResponse(dataplane, settings, store), INFER, methods=["POST"]),

@@ -65,16 +65,17 @@ class StoredResponse:
 class ResponseStore:
     """At most so many, and of so many bytes; the one that was not used for longest goes first."""
 
-    def __init__(self, most: int, most_bytes: int) -> None:
-        """`most` 0: nothing is kept."""
+    def __init__(self, most: int, most_bytes: int, most_bytes_each: int) -> None:
+        """`most` 0: nothing is kept. `most_bytes_each` bounds how long it takes to read a conversation again."""
         self._most = most
         self._most_bytes = most_bytes
+        self._most_bytes_each = min(most_bytes, most_bytes_each)
         self._found: OrderedDict[str, StoredResponse] = OrderedDict()
         self._bytes = 0
 
     @property
     def enabled(self) -> bool:
-        return self._most > 0 and self._most_bytes > 0
+        return self._most > 0
 
     @property
     def size(self) -> int:
@@ -91,10 +92,10 @@ class ResponseStore:
         items: Sequence[Mapping[str, Any]],
         previous: StoredResponse | None,
     ) -> None:
-        """One that is larger than all may be together is not kept. `items` are those of the input."""
+        """One that is too large is not kept. `items` are those of the input."""
         body, given = _encode(response), _encode(items)
         size = len(body) + len(given) + _OVERHEAD + (0 if previous is None else previous.size)
-        if size > self._most_bytes:
+        if size > self._most_bytes_each:
             return
         self._found[response["id"]] = StoredResponse(tenant, body, given, previous, size)
         self._bytes += size

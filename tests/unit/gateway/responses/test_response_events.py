@@ -98,7 +98,7 @@ def test_an_answer_of_nothing_has_no_item() -> None:
 def test_logprobs_are_those_of_the_text() -> None:
     entries = [TokenLogprob("a", 1, -1.0, [97], []), TokenLogprob("b", 2, -2.0, [98], [])]
     stream = Stream(logprobs=True)
-    batches = [delta(text=each.token, logprobs=[each]) for each in entries]
+    batches = [delta(text=text, logprobs=[each]) for text, each in zip(("", "ab"), entries, strict=True)]
     events = stream.whole(batches, [delta(finish="stop")])
     [item] = accumulated(events)
     said = [(each["token"], each["logprob"]) for each in item["content"][0]["logprobs"]]

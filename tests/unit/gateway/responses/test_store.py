@@ -35,7 +35,7 @@ def names(store: ResponseStore, *tried: str) -> list[str]:
 
 
 def test_a_conversation_is_that_of_all_responses_before() -> None:
-    store = ResponseStore(9, ROOM)
+    store = ResponseStore(9, ROOM, ROOM)
     keep(store, "a")
     keep(store, "b", after="a")
     keep(store, "c", after="b")
@@ -45,7 +45,7 @@ def test_a_conversation_is_that_of_all_responses_before() -> None:
 
 
 def test_a_response_belongs_to_its_tenant() -> None:
-    store = ResponseStore(9, ROOM)
+    store = ResponseStore(9, ROOM, ROOM)
     keep(store, "a", tenant="red")
     for use in (store.get, store.delete):
         for other in ("blue", ""):
@@ -55,7 +55,7 @@ def test_a_response_belongs_to_its_tenant() -> None:
 
 
 def test_the_one_that_was_not_used_for_longest_goes_first() -> None:
-    store = ResponseStore(2, ROOM)
+    store = ResponseStore(2, ROOM, ROOM)
     keep(store, "a")
     keep(store, "b")
     store.get("a", "")
@@ -64,7 +64,7 @@ def test_the_one_that_was_not_used_for_longest_goes_first() -> None:
 
 
 def test_bytes_are_bounded_and_counted() -> None:
-    store = ResponseStore(9, 10_000)
+    store = ResponseStore(9, 10_000, ROOM)
     keep(store, "a", said="x" * 4000)
     alone = store.size
     assert 4000 < alone < 10_000
@@ -75,15 +75,16 @@ def test_bytes_are_bounded_and_counted() -> None:
     assert (store.size, len(store)) == (0, 0)
 
 
-def test_one_that_is_too_large_leaves_the_others_alone() -> None:
-    store = ResponseStore(9, 20_000)
+@pytest.mark.parametrize("bounds", [(20_000, ROOM), (ROOM, 20_000)])
+def test_one_that_is_too_large_leaves_the_others_alone(bounds: tuple[int, int]) -> None:
+    store = ResponseStore(9, *bounds)
     keep(store, "a")
     keep(store, "b", said="x" * 20_000)
     assert names(store, "a", "b") == ["a"]
 
 
 def test_what_went_on_from_a_response_keeps_it_and_counts_it() -> None:
-    store = ResponseStore(9, ROOM)
+    store = ResponseStore(9, ROOM, ROOM)
     keep(store, "a", said="x" * 5000)
     alone = store.size
     keep(store, "b", after="a")

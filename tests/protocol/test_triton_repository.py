@@ -53,11 +53,12 @@ def text(*values: str) -> np.ndarray[Any, Any]:
         ("shared_memory.py", "sums"),
         ("llm_stream.py", "os.path.join"),
         ("openai_chat.py", "os.path.join"),
+        ("openai_responses.py", "os.path.join"),
     ],
 )
 def test_the_examples_say_what_they_promise(server: Server, client: str, told: str) -> None:
     address = server.grpc if "grpc" in client or "llm" in client else server.url.removeprefix("http://")
-    url = server.url if client == "openai_chat.py" else address
+    url = server.url if client.startswith("openai") else address
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "clients" / client), "--url", url],
         capture_output=True,

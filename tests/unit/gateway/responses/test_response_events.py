@@ -154,3 +154,15 @@ def test_however_it_arrives_a_stream_adds_up_to_the_whole_response(
     whole.add(delta(parts, finish=finish))
     streamed = accumulated(Stream().whole(*batches, [delta([], finish=finish)]))
     assert [plain(item) for item in streamed] == [plain(item) for item in whole.items]
+
+
+@given(parts=answers(), cut=st.integers(0, 30))
+def test_wherever_a_stream_fails_everything_is_closed(parts: list[Part], cut: int) -> None:
+    stream = Stream()
+    sent = parts[:cut]
+    data = stream.events.opening() + b"".join([stream.events.render([delta([part])]) for part in sent])
+    output = accumulated(events_of(data + stream.events.failing(EngineError("broken"))))
+    whole = Output()
+    whole.add(delta(sent))
+    whole.close("incomplete")
+    assert [plain(item) for item in output] == [plain(item) for item in whole.items]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import openai
+import pydantic
 import pytest
 
 from helpers_dataplane import Setup
@@ -67,6 +68,20 @@ def test_a_stream_is_what_the_whole_response_is(asked: tuple[openai.OpenAI, str]
     assert item["content"][0]["text"] == whole.output_text
     end = events[-1]["response"]
     assert (end["status"], end["usage"]["output_tokens"]) == (whole.status, whole.usage and whole.usage.output_tokens)
+
+
+class Pick(pydantic.BaseModel):
+    color: Literal["red", "blue"]
+    big: bool
+
+
+@pytest.mark.parametrize("endpoint", ["demo"], indirect=True)
+def test_an_answer_of_the_shape_that_was_asked_for(asked: tuple[openai.OpenAI, str]) -> None:
+    made, model = asked
+    fields: Any = {"model": model, "input": HI, "text_format": Pick, "max_output_tokens": 60}
+    assert made.responses.parse(**fields).output_parsed
+    with made.responses.stream(**fields) as stream:
+        assert stream.get_final_response().output_parsed
 
 
 @pytest.mark.parametrize(

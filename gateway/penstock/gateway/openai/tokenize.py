@@ -16,7 +16,7 @@ from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.openai.messages import generation_prompt, template_kwargs, template_messages
 from penstock.gateway.openai.schemas import ChatMessage, ChatRequest
-from penstock.gateway.openai.tools import offered_tools
+from penstock.gateway.openai.tools import tool_use
 from penstock.gateway.openai.unsupported import CHAT
 from penstock.tokenizers import Tokenizer
 
@@ -91,15 +91,15 @@ class Tokenize(_Endpoint):
             message = "add_special_tokens is not supported for messages: the chat template adds them."
             raise UnsupportedError(message, param="add_special_tokens")
         opens, continues = generation_prompt(request)
-        tools = offered_tools(request)
-        check_tool_parser(self._dataplane.model(name).parsers, tools)
+        use = tool_use(request)
+        check_tool_parser(self._dataplane.model(name).parsers, use)
         prompt = await self._dataplane.chat_prompt(
             name,
             template_messages(request.messages),
             context,
             add_generation_prompt=opens,
             continue_final_message=continues,
-            tools=request.tools if tools else None,
+            tools=request.tools if use.tools else None,
             template_kwargs=template_kwargs(request),
         )
         return prompt.token_ids

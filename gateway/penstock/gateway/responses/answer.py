@@ -22,6 +22,7 @@ class ResponseObject:
         self.id = new_id("resp")
         self._usage = usage
         reasoning = request.reasoning or Reasoning()
+        text_format = request.text.format if request.text is not None else None
         self._fields = {
             "id": self.id,
             "object": "response",
@@ -40,7 +41,7 @@ class ResponseObject:
             "service_tier": "default",
             "store": store,
             "temperature": wanted.params.temperature,
-            "text": {"format": {"type": "text"}, "verbosity": "medium"},
+            "text": {"format": text_format or {"type": "text"}, "verbosity": "medium"},
             "tool_choice": request.tool_choice or "auto",
             "tools": request.tools or [],
             "top_logprobs": request.top_logprobs or 0,

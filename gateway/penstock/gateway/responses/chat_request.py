@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.llm.sampling import SamplingFields
+from penstock.gateway.llm.structured_output import JsonSchema, ResponseFormat
 from penstock.gateway.openai.schemas import ChatRequest
 from penstock.gateway.responses.schemas import Reasoning, ResponsesRequest, TextOptions
 
@@ -20,13 +21,12 @@ _ELSEWHERE = frozenset(
 )  # fmt: skip
 _MAX_METADATA = 16
 _MAX_KEY, _MAX_VALUE = 64, 512
-_SAMPLING = tuple(field for field in SamplingFields.__struct_fields__ if field != "max_tokens")
+_SAMPLING = tuple(field for field in SamplingFields.__struct_fields__ if field not in ("max_tokens", "response_format"))
 
 
 def chat_request(request: ResponsesRequest) -> ChatRequest:
     """Still without messages. Raises InvalidRequestError, UnsupportedError."""
     _check_metadata(request.metadata)
-    _check_text(request.text)
     check_include(request.include)
     if request.top_logprobs and not wants_logprobs(request):
         raise InvalidRequestError(f"top_logprobs needs {LOGPROBS} in include.", param="top_logprobs")
@@ -38,6 +38,7 @@ def chat_request(request: ResponsesRequest) -> ChatRequest:
         tool_choice=_tool_choice(request.tool_choice),
         parallel_tool_calls=request.parallel_tool_calls,
         reasoning_effort=_effort(request.reasoning),
+        response_format=_response_format(request.text),
         logprobs=wants_logprobs(request),
         top_logprobs=request.top_logprobs,
         user=request.safety_identifier or request.user,
@@ -105,13 +106,24 @@ def _effort(reasoning: Reasoning | None) -> Any:
     return reasoning.effort
 
 
-def _check_text(text: TextOptions | None) -> None:
+def _response_format(text: TextOptions | None) -> ResponseFormat | None:
     if text is None:
-        return
+        return None
     if text.verbosity not in (None, "medium"):
         raise UnsupportedError("text.verbosity is not supported.", param="text.verbosity")
-    if text.format is not None and text.format.type != "text":
-        raise UnsupportedError("text.format other than text is not supported.", param="text.format")
+    given = text.format
+    if given is None or given.type == "text":
+        return None
+    if given.type == "json_object":
+        return ResponseFormat(type="json_object")
+    if given.type != "json_schema":
+        message = "text.format.type must be text, json_object or json_schema."
+        raise InvalidRequestError(message, param="text.format.type")
+    for name in ("name", "schema"):
+        if getattr(given, name) is None:
+            raise InvalidRequestError(f"text.format.{name} is missing.", param=f"text.format.{name}")
+    schema = JsonSchema(name=given.name, description=given.description, schema=given.schema, strict=given.strict)
+    return ResponseFormat(type="json_schema", json_schema=schema)
 
 
 def _check_metadata(metadata: dict[str, str] | None) -> None:

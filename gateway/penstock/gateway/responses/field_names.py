@@ -12,8 +12,10 @@ _NAMES = {
     "max_completion_tokens": "max_output_tokens",
     "messages": "input",
     "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format",
 }
-_CHAT_NAME = re.compile(rf"\b({'|'.join(_NAMES)})\b|(?<=\])\.function\b")
+_CHAT_NAME = re.compile(rf"\b({'|'.join(sorted(_NAMES, reverse=True))})\b|(?<=\])\.function\b")
 """The fields, and what a tool's own fields are in there: `tools[0].function.name`."""
 
 

@@ -35,8 +35,12 @@ class Reasoning(msgspec.Struct):
     """The older name of `summary`."""
 
 
-class TextFormat(msgspec.Struct, kw_only=True):
+class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
     type: str
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class TextOptions(msgspec.Struct):

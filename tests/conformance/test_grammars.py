@@ -29,6 +29,7 @@ NEARLY_ANY = Grammar("regex", "[^e]{40}")
 """A mask that takes few tokens away."""
 CHOICE = Grammar("choice", json.dumps(["yes", "no, thanks"]))
 LETTERS = Grammar("grammar", 'root ::= "x" [a-c] [a-c] [a-c] "!"')
+KINDS = {"json": JSON, "regex": WORDS, "nearly-any": NEARLY_ANY, "choice": CHOICE, "gbnf": LETTERS}
 ASKED = {"max_tokens": 200, "ignore_eos": False}
 
 
@@ -59,7 +60,7 @@ def is_right(grammar: Grammar, text: str) -> bool:
 
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "top_p": 0.9}, {"temperature": 2.0, "min_p": 0.01}])
-@pytest.mark.parametrize("grammar", [JSON, WORDS, NEARLY_ANY, CHOICE, LETTERS], ids=["json", "regex", "nearly-any", "choice", "gbnf"])
+@pytest.mark.parametrize("grammar", KINDS.values(), ids=KINDS)
 def test_an_output_is_what_was_asked_for(candidate, grammar, params):
     driver = driver_of(candidate)
     requests = driver.add(prompt(12), n=3, grammar=grammar, seed=5, **ASKED | params)

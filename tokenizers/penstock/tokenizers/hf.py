@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import tokenizers
 from .bounded import BoundedEncoder
 from .errors import TokenizerError
 from .files import TokenizerFiles, read_tokenizer_files
+from .one_call import encode_once
+from .special_text import SpecialTextGuard
 from .token_table import DecoderFamily, TokenTable, build_token_table
 
 
@@ -70,14 +72,11 @@ class Tokenizer:
         return self._bounded.encode(text, add_special_tokens, limit)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """The library's batch call is used for one text because it is the one that releases the GIL."""
-        try:
-            encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
-        except TypeError:
-            raise TokenizerError("text is not valid Unicode") from None
-        except Exception as error:  # the library has no exception of its own
-            raise TokenizerError(f"the text cannot be tokenized: {error}") from None
-        return list(encoding.ids)
+        return encode_once(self._backend, text, add_special_tokens)
+
+    def special_text_guard(self, template_source: str, own_tags: Collection[str] = ()) -> SpecialTextGuard:
+        """Keeps clients' texts from becoming special tokens in the prompts of a chat template."""
+        return SpecialTextGuard(self._backend, template_source, own_tags)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids` taken as one text from its start; ids the vocabulary lacks contribute nothing."""

@@ -51,7 +51,16 @@ class Setup:
         self.engine = InlineEngine(runner, scheduler)
         self.metrics = ModelMetrics("m", lambda: self.engine.stats, lambda: self.engine.ready)
         template = ChatTemplate("{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}", {})
-        self.model = LoadedModel(("m", "alias"), "root", self.engine, self.tokenizer, template, self.metrics, GREEDY)
+        self.model = LoadedModel(
+            ("m", "alias"),
+            "root",
+            self.engine,
+            self.tokenizer,
+            template,
+            self.metrics,
+            GREEDY,
+            guard=self.tokenizer.special_text_guard(template.source),
+        )
         self.plane = DataPlane(clamp_max_tokens=clamp_max_tokens)
         self.plane.add(self.model)
 

@@ -144,6 +144,7 @@ class FakeDataPlane(DataPlane):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: dict[str, Any] | None = None,
     ) -> ChatPrompt:
         options = {"opens": add_generation_prompt, "continues": continue_final_message, "kwargs": template_kwargs}

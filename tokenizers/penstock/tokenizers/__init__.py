@@ -10,6 +10,7 @@ from .messages import normalize_messages
 from .output_parts import Part, ReasoningPart, TextPart, ToolCallPart
 from .output_stages import OutputStage, StageChain, StageFactory
 from .reasoning import AnswerFrame, ReasoningParser, find_reasoning_parser, reasoning_parser_names
+from .special_text import SealedTokenizer, SpecialTextGuard
 from .stop import StopStrings
 from .tool_calls import JSON_LIST_OF_CALLS, Tool, ToolParser, find_tool_parser, tool_parser_names
 
@@ -26,6 +27,8 @@ __all__ = [
     "PromptTooLong",
     "ReasoningParser",
     "ReasoningPart",
+    "SealedTokenizer",
+    "SpecialTextGuard",
     "StageChain",
     "StageFactory",
     "StopStrings",

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jinja2 import Template
+from jinja2 import Template, meta
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from .bounds import DEFAULT_OUTPUT_LIMIT, Bounds, Buffer, TooLarge, set_current_bounds
@@ -37,22 +37,33 @@ _TESTS_FOR_NONE = re.compile(r"""content['"]?\]?\s+is\s+(not\s+)?none""", re.IGN
 
 class ChatTemplate:
     """A compiled template. `special_tokens` are variables of the template, by role (`bos_token`, ...).
+    `content_format` is how it takes content; None: as its loops tell.
 
     Raises ChatTemplateError when `source` is not valid Jinja.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str] | None = None,
+        content_format: ContentFormat | None = None,
+    ) -> None:
         self.source = source
+        self._given_format = content_format
         self._special_tokens = dict(special_tokens or {})
         self._keep_none_content = _TESTS_FOR_NONE.search(source) is not None
         self._template: Template
         self.content_format: ContentFormat
+        self.variables: frozenset[str]
+        """The names that it reads without setting them first."""
         # Constant expressions are evaluated while compiling, so that is done within bounds too.
         _run(self._compile, COMPILE_TIME_LIMIT, DEFAULT_OUTPUT_LIMIT)
 
     def _compile(self) -> None:
-        self._template = ChatEnvironment().from_string(self.source)
-        self.content_format = content_format(self.source)
+        environment = ChatEnvironment()
+        self._template = environment.from_string(self.source)
+        self.content_format = self._given_format or content_format(self.source)
+        self.variables = frozenset(meta.find_undeclared_variables(environment.parse(self.source)))
 
     def normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """`normalize_messages` in the way this template wants them."""

@@ -60,6 +60,14 @@ class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     chat_template: Annotated[
         str | None, Meta(description="file with a chat template to use instead of the model's own")
     ] = None
+    chat_template_content_format: Annotated[
+        Literal["auto", "string", "openai"],
+        Meta(description="how the chat template takes content parts: joined, or as a list; auto: as its loops tell"),
+    ] = "auto"
+    special_tokens_in_content: Annotated[
+        bool,
+        Meta(description="the text of a special token in a chat message is that token; default: it is ordinary text"),
+    ] = False
     tool_parser: Annotated[
         str, Meta(description="finds tool calls in answers: a parser's name, none, or auto: by the chat template")
     ] = "auto"

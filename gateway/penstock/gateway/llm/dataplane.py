@@ -28,6 +28,7 @@ from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.front.record import Stage
 from penstock.gateway.front.work_pool import WorkPool, WorkPools
 from penstock.gateway.llm.adapters import Adapter
+from penstock.gateway.llm.chat_texts import ChatValues, chat_text
 from penstock.gateway.llm.choice_output import ChoiceDelta
 from penstock.gateway.llm.generate_request import GenerateRequest
 from penstock.gateway.llm.generation import Generation, Usage
@@ -49,8 +50,6 @@ __all__ = [
     "Usage",
 ]
 
-_TEMPLATE_SECONDS = 10.0
-_PROMPT_END = 100
 _WITHOUT_END: AbstractAsyncContextManager[object] = nullcontext()
 _T = TypeVar("_T")
 
@@ -169,6 +168,7 @@ class DataPlane:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: dict[str, Any] | None = None,
     ) -> ChatPrompt:
         """Renders the chat template and encodes it. Raises InvalidRequestError for messages that it refuses,
@@ -181,24 +181,17 @@ class DataPlane:
                 "--chat-template."
             )
 
-        def render() -> str:
-            return template.render(
-                template.normalize(messages),
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tools=tools,
-                extra=template_kwargs,
-                time_limit=_TEMPLATE_SECONDS,
-            )
-
+        values = ChatValues(messages, tools, documents, template_kwargs, add_generation_prompt, continue_final_message)
         size = context.record.bytes_in  # of the body, which has little but the messages
         try:
             context.record.enter(Stage.TEMPLATE)
             async with self._until_deadline(context):
-                text = await self._text_pool.run(size, render)
+                chat = await self._text_pool.run(size, chat_text, loaded, template, values)
                 context.record.enter(Stage.TOKENIZE)
-                [token_ids] = await encode_prompts(loaded, [text], self._text_pool, add_special_tokens=False)
-                return ChatPrompt(token_ids, text[-_PROMPT_END:])
+                [token_ids] = await encode_prompts(
+                    loaded, [chat.text], self._text_pool, add_special_tokens=False, tokenizer=chat.tokenizer
+                )
+                return ChatPrompt(token_ids, chat.end)
         except ChatTemplateError as error:
             raise InvalidRequestError(str(error), param="messages") from None
 

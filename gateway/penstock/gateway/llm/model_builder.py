@@ -77,14 +77,20 @@ def build_model(
             liveness=lambda: engine.liveness,
         )
     )
-    template = load_chat_template(tokenizer, config.model.chat_template)
+    template_format = config.model.chat_template_content_format
+    template = load_chat_template(
+        tokenizer, config.model.chat_template, None if template_format == "auto" else template_format
+    )
+    parsers = choose_parsers(config.model.tool_parser, config.model.reasoning_parser, template, tokenizer)
+    as_tokens = config.model.special_tokens_in_content
     return LoadedModel(
         names=names,
         root=source.name,
         engine=engine,
         tokenizer=tokenizer,
         chat_template=template,
-        parsers=choose_parsers(config.model.tool_parser, config.model.reasoning_parser, template, tokenizer),
+        parsers=parsers,
+        guard=tokenizer.special_text_guard(template.source, parsers.own_tags) if template and not as_tokens else None,
         metrics=observed[0],
         default_params=default_params(source.folder),
         adapters=adapters,

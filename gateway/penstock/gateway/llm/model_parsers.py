@@ -17,8 +17,10 @@ from penstock.tokenizers import (
     find_reasoning_parser,
     find_tool_parser,
 )
+from penstock.tokenizers.parsing import harmony
 
 AUTO, NONE = "auto", "none"
+_THOUGHT_TAGS = ("<think>", "</think>")
 _P = TypeVar("_P")
 
 
@@ -31,6 +33,8 @@ class ModelParsers:
     """Special tokens that the parsers look for."""
     special_texts: Mapping[str, int] = field(default_factory=dict)
     """All special tokens, by their text: grammars write them by number."""
+    own_tags: frozenset[str] = frozenset(_THOUGHT_TAGS)
+    """What clients may send back in an assistant's content as the model wrote it."""
 
 
 NO_PARSERS = ModelParsers()
@@ -42,8 +46,14 @@ def choose_parsers(tools: str, reasoning: str, template: ChatTemplate | None, to
     tool_parser = _chosen("tool-parser", tools, detect_tool_parser(source), find_tool_parser)
     reasoning_parser = _chosen("reasoning-parser", reasoning, detect_reasoning_parser(source), find_reasoning_parser)
     markers = [marker for parser in (tool_parser, reasoning_parser) if parser for marker in parser.markers]
-    shown = tokenizer.special_ids_of(markers)
-    return ModelParsers(tool_parser, reasoning_parser, shown, tokenizer.special_texts)
+    return ModelParsers(
+        tool_parser,
+        reasoning_parser,
+        shown_tokens=tokenizer.special_ids_of(markers),
+        special_texts=tokenizer.special_texts,
+        # Those of gpt-oss also begin and end turns, and no client ever sees them.
+        own_tags=frozenset([*_THOUGHT_TAGS, *markers]) - set(harmony.MARKERS),
+    )
 
 
 def _chosen(flag: str, given: str, detected: str | None, find: Callable[[str], _P]) -> _P | None:

@@ -16,7 +16,7 @@ from penstock.gateway.llm.adapters import Adapter, AdapterSet
 from penstock.gateway.llm.call_counter import CallCounter
 from penstock.gateway.llm.model_metrics import ModelMetrics
 from penstock.gateway.llm.model_parsers import NO_PARSERS, ModelParsers
-from penstock.tokenizers import ChatTemplate, Tokenizer
+from penstock.tokenizers import ChatTemplate, ContentFormat, SpecialTextGuard, Tokenizer
 
 DEMO_NAME = "penstock-demo"
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -36,6 +36,8 @@ class ServedModel:
     """From the model's generation_config.json: temperature, top_p, top_k, min_p, repetition_penalty, where set. Fronts
     use these where the caller is silent."""
     has_chat_template: bool = True
+    template_variables: frozenset[str] | None = None
+    """What the chat template reads; None: not known."""
     parsers: ModelParsers = NO_PARSERS
     parent: str | None = None
     """Of an adapter: its model's first name."""
@@ -53,6 +55,8 @@ class LoadedModel:
     metrics: ModelMetrics
     default_params: dict[str, Any]
     parsers: ModelParsers = NO_PARSERS
+    guard: SpecialTextGuard | None = None
+    """None: the text of a special token in a chat is that token."""
     created: int = field(default_factory=lambda: int(time.time()))
     loaded: bool = False
     adapters: AdapterSet = field(default_factory=AdapterSet)
@@ -66,6 +70,7 @@ class LoadedModel:
             info=self.engine.info,
             default_params=self.default_params,
             has_chat_template=self.chat_template is not None,
+            template_variables=None if self.chat_template is None else self.chat_template.variables,
             parsers=self.parsers,
             parent=None if adapter is None else self.names[0],
         )
@@ -110,10 +115,12 @@ def default_params(folder: Path) -> dict[str, Any]:
     return found
 
 
-def load_chat_template(tokenizer: Tokenizer, override: str | None) -> ChatTemplate | None:
+def load_chat_template(
+    tokenizer: Tokenizer, override: str | None, content_format: ContentFormat | None = None
+) -> ChatTemplate | None:
     """The operator's template, else the model's own. Raises ConfigError for one that does not compile."""
     try:
         source = Path(override).read_text() if override is not None else tokenizer.chat_template
-        return ChatTemplate(source, tokenizer.special_tokens) if source else None
+        return ChatTemplate(source, tokenizer.special_tokens, content_format) if source else None
     except (OSError, ValueError) as error:
         raise ConfigError(f"chat-template: {error}") from None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from penstock.engines.errors import ContextLengthError, InvalidRequestError
 from penstock.gateway.front.work_pool import WorkPool
 from penstock.gateway.llm.models import LoadedModel
-from penstock.tokenizers import PromptTooLong, TokenizerError
+from penstock.tokenizers import PromptTooLong, SealedTokenizer, Tokenizer, TokenizerError
 
 _INLINE_CHARS = 4096
 """Up to this many characters of a call are encoded on the event loop (well under a millisecond); more in a pool."""
@@ -16,25 +16,33 @@ TOKENS_OF_A_CALL = 1_048_576
 
 
 async def encode_prompts(
-    model: LoadedModel, texts: Sequence[str], pool: WorkPool, *, add_special_tokens: bool
+    model: LoadedModel,
+    texts: Sequence[str],
+    pool: WorkPool,
+    *,
+    add_special_tokens: bool,
+    tokenizer: Tokenizer | SealedTokenizer | None = None,
 ) -> list[list[int]]:
-    """Raises InvalidRequestError for text that cannot be encoded, ContextLengthError for a long text that is known not
-    to fit before all of it has been encoded, and OverloadedError. Other texts that do not fit are left to the
-    caller."""
+    """With `tokenizer`, which is the model's if none is given. Raises InvalidRequestError for text that cannot be
+    encoded, ContextLengthError for a long text that is known not to fit before all of it has been encoded, and
+    OverloadedError. Other texts that do not fit are left to the caller."""
+    tokenizer = tokenizer or model.tokenizer
     size = sum(map(len, texts))
     if size <= _INLINE_CHARS:
-        return _encode_all(model, texts, add_special_tokens)
-    return await pool.run(size, _encode_all, model, texts, add_special_tokens)
+        return _encode_all(model, tokenizer, texts, add_special_tokens)
+    return await pool.run(size, _encode_all, model, tokenizer, texts, add_special_tokens)
 
 
-def _encode_all(model: LoadedModel, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+def _encode_all(
+    model: LoadedModel, tokenizer: Tokenizer | SealedTokenizer, texts: Sequence[str], add_special_tokens: bool
+) -> list[list[int]]:
     context_length = model.engine.info.context_length
     limit = context_length - 1  # with room for one token of the completion
     room = total = max(limit, TOKENS_OF_A_CALL)
     prompts = []
     for text in texts:
         try:
-            ids = model.tokenizer.encode(text, add_special_tokens, limit=min(limit, room))
+            ids = tokenizer.encode(text, add_special_tokens, limit=min(limit, room))
         except PromptTooLong as error:
             raise _too_long(error, context_length) if error.limit == limit else _too_many(total) from None
         except TokenizerError as error:

@@ -9,7 +9,7 @@ from penstock.gateway.generating.answer_shape import answer_shape
 from penstock.gateway.generating.answer_stages import check_reasoning_parser
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane, GenerateRequest
-from penstock.gateway.openai.messages import generation_prompt, template_kwargs
+from penstock.gateway.openai.messages import generation_prompt, template_documents, template_kwargs
 from penstock.gateway.openai.schemas import ChatRequest
 from penstock.gateway.openai.tools import tool_use
 from penstock.gateway.openai.validation import chat_generate_request
@@ -28,6 +28,8 @@ async def chat_generation(
     use = tool_use(request)
     if request.reasoning_effort is not None:
         check_reasoning_parser(model.parsers, "reasoning_effort")
+    kwargs = template_kwargs(request, model.template_variables)
+    documents = template_documents(request, model.template_variables)
     wanted = chat_generate_request(request, model, settings, context)
     show_reasoning = request.include_reasoning is not False
     shape = answer_shape(model, use, wanted.params.grammar, show_reasoning=show_reasoning)
@@ -38,6 +40,7 @@ async def chat_generation(
         add_generation_prompt=opens,
         continue_final_message=continues,
         tools=request.tools if use.tools else None,
-        template_kwargs=template_kwargs(request),
+        documents=documents,
+        template_kwargs=kwargs,
     )
     return shape.applied(wanted, prompt)

@@ -7,19 +7,12 @@ from typing import Any
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.front.bounded_json import check_json, decode_json
 from penstock.gateway.openai.schemas import ChatMessage, ChatRequest, ContentPart, ToolCall
+from penstock.tokenizers import ChatTemplateError, check_kwargs
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _KNOWN_PARTS = frozenset(
     {"image_url", "input_image", "input_audio", "audio_url", "video_url", "file", "refusal", "image_embeds"}
 )
-_RESERVED_KWARGS = frozenset(
-    {
-        "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents", "max_length",
-        "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize", "tokenizer",
-        "tokenizer_kwargs", "tools", "truncation",
-    }
-)  # fmt: skip
-"""Arguments of the render call itself: a template of the caller's own is code, and the rest would change its result."""
 
 
 def template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
@@ -32,16 +25,30 @@ def template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
     return found
 
 
-def template_kwargs(request: ChatRequest) -> dict[str, Any]:
+def template_kwargs(request: ChatRequest, variables: frozenset[str] | None) -> dict[str, Any]:
+    """`variables`: what the template reads, where that is known. Raises InvalidRequestError for a key that it does not
+    read, or that is not the client's to set."""
     kwargs = request.chat_template_kwargs or {}
-    if not _RESERVED_KWARGS.isdisjoint(kwargs):
-        message = "chat_template_kwargs holds a reserved name."
-        raise InvalidRequestError(message, param="chat_template_kwargs")
+    try:
+        check_kwargs(kwargs)
+    except ChatTemplateError as error:
+        raise InvalidRequestError(f"{error}.", param="chat_template_kwargs") from None
+    for key in kwargs:
+        if variables is not None and key not in variables:
+            message = f"chat_template_kwargs: this model's chat template does not use {key[:64]!r}."
+            raise InvalidRequestError(message, param="chat_template_kwargs")
     effort = request.reasoning_effort
     if effort is None:
         return kwargs
     thinking = {"enable_thinking": False} if effort == "none" else {}
     return {"reasoning_effort": effort, **thinking, **kwargs}
+
+
+def template_documents(request: ChatRequest, variables: frozenset[str] | None) -> list[dict[str, Any]] | None:
+    """Raises InvalidRequestError where the template would leave them out."""
+    if request.documents and variables is not None and "documents" not in variables:
+        raise InvalidRequestError("documents: this model's chat template does not use documents.", param="documents")
+    return request.documents or None
 
 
 def _check_tool_answers(messages: list[ChatMessage]) -> None:
@@ -75,7 +82,7 @@ def _message(message: ChatMessage, where: str) -> dict[str, Any]:
         raise InvalidRequestError(text, param=f"{where}.role")
     if message.content is None and not (role == "assistant" and message.tool_calls):
         raise InvalidRequestError(f"{where}.content is missing.", param=f"{where}.content")
-    result: dict[str, Any] = {"role": role, "content": _text(message.content, where)}
+    result: dict[str, Any] = {"role": role, "content": _content(message.content, where)}
     if message.name is not None:
         result["name"] = message.name
     if message.tool_call_id is not None:
@@ -90,23 +97,26 @@ def _message(message: ChatMessage, where: str) -> dict[str, Any]:
     return result
 
 
-def _text(content: str | list[ContentPart] | None, where: str) -> str:
-    """Parts are joined by line ends, as vLLM does for templates that know only strings."""
+def _content(content: str | list[ContentPart] | None, where: str) -> str | list[dict[str, str]]:
     if content is None:
         return ""
     if isinstance(content, str):
         return content
-    return "\n".join(_part_text(part, f"{where}.content[{number}]") for number, part in enumerate(content))
+    return [_part(part, f"{where}.content[{number}]") for number, part in enumerate(content)]
 
 
-def _part_text(part: ContentPart, where: str) -> str:
+def _part(part: ContentPart, where: str) -> dict[str, str]:
     if part.type == "text":
         if part.text is None:
             raise InvalidRequestError(f"{where}.text is missing.", param=f"{where}.text")
-        return part.text
+        return {"type": "text", "text": part.text}
     if part.type in _KNOWN_PARTS:
-        raise UnsupportedError(f"Content parts of type '{part.type}' are not supported.", param=f"{where}.type")
-    raise InvalidRequestError("Unknown type of content part.", param=f"{where}.type")
+        message = (
+            f"{where}: content parts of type '{part.type}' are not supported. The models of this server read text only, "
+            "and it fetches and decodes nothing else."
+        )
+        raise UnsupportedError(message, param=f"{where}.type")
+    raise InvalidRequestError(f"{where}: unknown type of content part: {part.type[:64]!r}.", param=f"{where}.type")
 
 
 def _tool_call(call: ToolCall, where: str) -> dict[str, Any]:

@@ -66,6 +66,8 @@ class ChatRequest(CommonRequest, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    """What chat templates for retrieval show to the model."""
     tools: list[dict[str, Any]] | None = None
     """As they were sent: chat templates show them to the model."""
     tool_choice: str | dict[str, Any] | None = None

@@ -50,7 +50,6 @@ CHAT: Mapping[str, tuple[str, ...]] = _BOTH | {
     "add_special_tokens": _OFF,
     "audio": _NOTHING,
     "chat_template": _NOTHING,
-    "documents": _EMPTY,
     "echo": _OFF,
     "function_call": ("null", '"none"'),
     "functions": _NOTHING,

@@ -67,9 +67,14 @@ class SpecialTextGuard:
         sealed = self._sealed
         while sealed is None or sealed.secret in text:
             self._sealed = sealed = SealedTokenizer(self._backend, self._guarded)
-        return unmarked(sealed.seal(text), mark), sealed
+        return self.unmarked(sealed.seal(text), mark), sealed
 
-    def _parts(self, messages: Sequence[Mapping[str, Any]], others: Iterable[Any]) -> Iterator[tuple[Finder | None, Any]]:
+    def unmarked(self, text: str, mark: str) -> str:
+        return re.sub(f"{mark}|{re.escape(_escape(mark))}", "", text)
+
+    def _parts(
+        self, messages: Sequence[Mapping[str, Any]], others: Iterable[Any]
+    ) -> Iterator[tuple[Finder | None, Any]]:
         for message in messages:
             for key, value in message.items():
                 yield self._finder(message, key), value
@@ -79,10 +84,6 @@ class SpecialTextGuard:
     def _finder(self, message: Mapping[str, Any], key: str) -> Finder | None:
         """Thoughts and calls of the assistant have fields of their own, so tags inside of these are text."""
         return self._foreign if key == "content" and message.get("role") == "assistant" else self._all
-
-
-def unmarked(text: str, mark: str) -> str:
-    return re.sub(f"{mark}|{re.escape(_escape(mark))}", "", text)
 
 
 def _escape(mark: str) -> str:
@@ -130,4 +131,4 @@ def _normalize(backend: tokenizers.Tokenizer, guarded: Collection[str]) -> Any:
 
 
 def _only_spaces(step: Mapping[str, Any]) -> bool:
-    return step["type"] == "Prepend" or (step["type"] == "Replace" and step["pattern"] == {"String": " "})
+    return bool(step["type"] == "Prepend" or (step["type"] == "Replace" and step["pattern"] == {"String": " "}))

@@ -11,7 +11,10 @@ from penstock.tokenizers import ChatTemplateError, check_kwargs
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _KNOWN_PARTS = frozenset(
-    {"image_url", "input_image", "input_audio", "audio_url", "video_url", "file", "refusal", "image_embeds"}
+    {
+        *("image", "image_url", "input_image", "image_embeds", "audio", "audio_url", "input_audio"),
+        *("video", "video_url", "input_video", "file", "input_file", "refusal"),
+    }
 )
 
 
@@ -112,11 +115,11 @@ def _part(part: ContentPart, where: str) -> dict[str, str]:
         return {"type": "text", "text": part.text}
     if part.type in _KNOWN_PARTS:
         message = (
-            f"{where}: content parts of type '{part.type}' are not supported. The models of this server read text only, "
-            "and it fetches and decodes nothing else."
+            f"{where}: content parts of type '{part.type}' are not supported. Models on this server read text only; "
+            "nothing else is fetched or decoded."
         )
         raise UnsupportedError(message, param=f"{where}.type")
-    raise InvalidRequestError(f"{where}: unknown type of content part: {part.type[:64]!r}.", param=f"{where}.type")
+    raise InvalidRequestError("Unknown type of content part.", param=f"{where}.type")
 
 
 def _tool_call(call: ToolCall, where: str) -> dict[str, Any]:

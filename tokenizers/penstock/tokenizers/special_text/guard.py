@@ -27,13 +27,14 @@ class SpecialTextGuard:
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, template_source: str, own_tags: Collection[str] = ()) -> None:
-        """`own_tags`: guarded tokens that the assistant's earlier turns may hold, because the model writes them."""
+        """`own_tags`: what the model writes itself, so that the assistant's earlier turns may hold it."""
         self._backend = backend
-        self._guarded = guarded_tokens(backend, template_source)
+        self.tokens: dict[str, int] = guarded_tokens(backend, template_source, own_tags)
+        """Text and id of those that only templates write."""
         self._source = template_source
-        normalize = _normalize(backend, self._guarded)
-        foreign = self._guarded.keys() - own_tags
-        self._all = Finder(self._guarded, normalize) if self._guarded else None
+        normalize = _normalize(backend, self.tokens)
+        foreign = self.tokens.keys() - own_tags
+        self._all = Finder(self.tokens, normalize) if self.tokens else None
         self._foreign = Finder(foreign, normalize) if foreign else None
         self._sealed: SealedTokenizer | None = None
 
@@ -66,7 +67,7 @@ class SpecialTextGuard:
         """A rendered text as the tokenizer that comes with it reads it."""
         sealed = self._sealed
         while sealed is None or sealed.secret in text:
-            self._sealed = sealed = SealedTokenizer(self._backend, self._guarded)
+            self._sealed = sealed = SealedTokenizer(self._backend, self.tokens)
         return self.unmarked(sealed.seal(text), mark), sealed
 
     def unmarked(self, text: str, mark: str) -> str:

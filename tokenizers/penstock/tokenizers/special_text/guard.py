@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tokenizers
@@ -40,14 +40,20 @@ class SpecialTextGuard:
 
     def finds(self, messages: Sequence[Mapping[str, Any]], *others: Any) -> bool:
         """Whether any of the strings may be taken for a special token: if not, nothing else is to be done."""
-        return any(
-            finder is not None and any(map(finder.finds, _strings(value)))
-            for finder, value in self._parts(messages, others)
-        )
+        if self._all is None:
+            return False
+        all_texts: list[str] = []
+        foreign_texts: list[str] = []
+        for message in messages:
+            for key, value in message.items():
+                _collect(value, foreign_texts if _is_answer(message, key) else all_texts)
+        _collect(others, all_texts)
+        return self._all.finds(all_texts) or (self._foreign is not None and self._foreign.finds(foreign_texts))
 
     def choose_mark(self, *values: Any) -> str:
         """A character that no string has, nor writes as an escape of JSON."""
-        texts = [self._source, *(text for value in values for text in _strings(value))]
+        texts = [self._source]
+        _collect(values, texts)
         for mark in _MARKS:
             if not any(mark in text or _escape(mark) in text for text in texts):
                 return mark
@@ -55,7 +61,10 @@ class SpecialTextGuard:
 
     def marked_messages(self, messages: Sequence[Mapping[str, Any]], mark: str) -> list[dict[str, Any]]:
         return [
-            {key: _marked(self._finder(message, key), value, mark) for key, value in message.items()}
+            {
+                key: _marked(self._foreign if _is_answer(message, key) else self._all, value, mark)
+                for key, value in message.items()
+            }
             for message in messages
         ]
 
@@ -73,36 +82,29 @@ class SpecialTextGuard:
     def unmarked(self, text: str, mark: str) -> str:
         return re.sub(f"{mark}|{re.escape(_escape(mark))}", "", text)
 
-    def _parts(
-        self, messages: Sequence[Mapping[str, Any]], others: Iterable[Any]
-    ) -> Iterator[tuple[Finder | None, Any]]:
-        for message in messages:
-            for key, value in message.items():
-                yield self._finder(message, key), value
-        for other in others:
-            yield self._all, other
-
-    def _finder(self, message: Mapping[str, Any], key: str) -> Finder | None:
-        """Thoughts and calls of the assistant have fields of their own, so tags inside of these are text."""
-        return self._foreign if key == "content" and message.get("role") == "assistant" else self._all
-
 
 def _escape(mark: str) -> str:
     """As JSON writes it in ASCII."""
     return f"\\u{ord(mark):04x}"
 
 
-def _strings(value: Any) -> Iterator[str]:
-    """Keys, too."""
+def _is_answer(message: Mapping[str, Any], key: str) -> bool:
+    """What the model wrote, with its own tags. Thoughts and calls have fields of their own, so tags inside of these are
+    text."""
+    return key == "content" and message.get("role") == "assistant"
+
+
+def _collect(value: Any, texts: list[str]) -> None:
+    """All strings of a JSON value, the names of fields included."""
     if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
+        texts.append(value)
+    elif isinstance(value, dict):
         for key, each in value.items():
-            yield key
-            yield from _strings(each)
+            texts.append(key)
+            _collect(each, texts)
     elif isinstance(value, list | tuple):
         for each in value:
-            yield from _strings(each)
+            _collect(each, texts)
 
 
 def _marked(finder: Finder | None, value: Any, mark: str) -> Any:
@@ -110,7 +112,7 @@ def _marked(finder: Finder | None, value: Any, mark: str) -> Any:
         return value
     if isinstance(value, str):
         return finder.marked(value, mark)
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {finder.marked(key, mark): _marked(finder, each, mark) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_marked(finder, each, mark) for each in value]

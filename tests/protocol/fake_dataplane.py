@@ -151,7 +151,7 @@ class FakeDataPlane(DataPlane):
         self.prompts.append((messages, options))
         if messages[-1]["content"] == "refuse me":
             raise InvalidRequestError("The template refuses this.", param="messages")
-        return ChatPrompt([ord(char) % 100 for message in messages for char in message["content"]], "")
+        return ChatPrompt([ord(char) % 100 for message in messages for char in str(message["content"])], "")
 
     async def generate(self, request: GenerateRequest) -> Generation:
         self.requests.append(request)

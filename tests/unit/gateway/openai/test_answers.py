@@ -193,7 +193,7 @@ async def test_messages_reach_the_template() -> None:
     rendered, options = dataplane.prompts[0]
     assert rendered == [
         {"role": "system", "content": "be brief"},
-        {"role": "user", "content": "a\nb", "name": "ann"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "ann"},
         {
             "role": "assistant",
             "content": "",

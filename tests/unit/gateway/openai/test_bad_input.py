@@ -172,7 +172,7 @@ UNSUPPORTED_BOTH = [
 UNSUPPORTED_CHAT = [
     ("tools", [{"type": "function", "function": {"name": "f"}}]), ("functions", [{"name": "f"}]),
     ("function_call", "auto"), ("modalities", ["text", "audio"]), ("audio", {"voice": "x"}), ("prediction", {}),
-    ("web_search_options", {}), ("reasoning_effort", "low"), ("store", True), ("echo", True), ("documents", [{}]),
+    ("web_search_options", {}), ("reasoning_effort", "low"), ("store", True), ("echo", True),
     ("chat_template", "{{ x }}"), ("add_special_tokens", True), ("service_tier", "flex"), ("verbosity", "high"),
 ]  # fmt: skip
 
@@ -262,8 +262,13 @@ async def test_bad_combination_or_shape(path: str, body: dict[str, Any], param: 
 
 async def test_content_part_types_are_named() -> None:
     error = await refused(CHAT, message(content=[{"type": "image_url"}]))
-    assert "image_url" in error["message"]
+    assert "'image_url' are not supported" in error["message"]
     assert error["code"] == "unsupported_parameter"
+
+
+async def test_the_names_of_template_arguments_that_are_not_the_clients() -> None:
+    error = await refused(CHAT, chat(chat_template_kwargs={"enable_thinking": True, "messages": []}))
+    assert error["message"] == "chat_template_kwargs must not set 'messages'."
 
 
 async def test_unknown_model_is_404() -> None:

@@ -89,7 +89,7 @@ def test_the_contract_is_a_leaf() -> None:
 
 
 LAYERS = (
-    {"errors"},
+    {"errors", "terminal_chat"},
     {"configuration"},
     {"front"},
     {"http", "metrics", "spans"},

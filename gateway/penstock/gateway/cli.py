@@ -18,6 +18,7 @@ from penstock.gateway.configuration.config import LISTS, OTHER_NAMES, SECTIONS, 
 from penstock.gateway.configuration.flags import add_sections, switches
 from penstock.gateway.configuration.triton_flags import TRITON_REFUSED
 from penstock.gateway.front.key_command import add_key_command
+from penstock.gateway.terminal_chat import add_chat_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.set_defaults(run_command=partial(_configured, serve))
     _add_settings(serve)
     add_key_command(commands)
+    add_chat_command(commands, _FORMATTER)
     for command in entry_points(group="penstock.commands"):
         command.load()(commands, add_sections, _FORMATTER)
     return parser

@@ -1,0 +1,2 @@
+class ChatError(Exception):
+    """Why there is no answer, in one line for the user."""

@@ -74,6 +74,11 @@ class CommandLineModel:
             f", shared by {num_groups} groups of layers" if num_groups > 1 else "",
         )
 
+    @property
+    def chat_name(self) -> str | None:
+        """To name the loaded model in a chat; None where it has no chat template."""
+        return None if self._model is None or self._model.chat_template is None else self._model.names[0]
+
     async def stop(self) -> None:
         if self._model is not None:
             await self._model.engine.stop()

@@ -36,6 +36,7 @@ from penstock.gateway.composition import (
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.front.descriptors import connections_within_limit
 from penstock.gateway.front.exposure import check_exposure
+from penstock.gateway.front.first_steps import first_steps, reachable_host
 from penstock.gateway.front.journal import Hook, RequestJournal, name_request
 from penstock.gateway.front.loading_board import LoadingBoard, LoadingLog, LoadingView
 from penstock.gateway.front.server_health import ServerHealth, is_live
@@ -223,6 +224,16 @@ class _Server:
         if self._config.repository.model_repository:
             served = [f"{model.name} {model.version}" for model in self._models.models() if model.ready]
             logger.info("ready: %d models: %s", len(served), ", ".join(served))
+        if sys.stderr.isatty():
+            self._show_first_steps()
+
+    def _show_first_steps(self) -> None:
+        """For a person who has just started a server and looks at its log."""
+        server = self._config.server
+        model = None if self._model is None else self._model.chat_name
+        if model is not None and server.allow_http:
+            url = self._ports.http_url(reachable_host(server.address("http")))
+            logger.info("%s", first_steps(url, model, needs_key=self._keys.needed))
 
     def _read_keys_again(self) -> None:
         try:

@@ -51,13 +51,16 @@ class OpenPorts:
         if server.allow_grpc:
             self._grpc = await self._open_grpc()
             self._reload_certificates_of(self._grpc, tls_settings(self._config, "grpc"))
-        scheme = "https" if http_tls.enabled else "http"
         logger.info(
             "listening on %s (gRPC %s, metrics %s)",
-            f"{scheme}://{url_host(server.address('http'))}:{self._http.port}" if server.allow_http else "-",
+            self.http_url(server.address("http")) if server.allow_http else "-",
             self._grpc.port if self._grpc is not None else "-",
             self._metrics.port if server.allow_metrics else "-",
         )
+
+    def http_url(self, host: str) -> str:
+        scheme = "https" if tls_settings(self._config, "http").enabled else "http"
+        return f"{scheme}://{url_host(host)}:{self._http.port}"
 
     async def _open_http(self, port: HttpServer, kind: Literal["http", "metrics"]) -> None:
         try:

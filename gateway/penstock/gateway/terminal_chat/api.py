@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -50,7 +50,7 @@ class ChatApi:
             raise ChatError(f"the server at {self._url} has no model yet")
         return str(models[0]["id"])
 
-    def answer(self, body: dict[str, Any]) -> Iterator[Piece]:
+    def answer(self, body: dict[str, Any]) -> Generator[Piece]:
         """Streams it. To close the iterator stops the answer. Raises ChatError, also when it ends early."""
         with closing(self._connect()) as connection:
             response = self._call(connection, "POST", "/chat/completions", json.dumps(body | {"stream": True}))

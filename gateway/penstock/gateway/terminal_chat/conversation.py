@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing
 from typing import Any
 
@@ -20,7 +20,7 @@ class Conversation:
     def clear(self) -> None:
         self._turns = []
 
-    def ask(self, text: str) -> Iterator[Piece]:
+    def ask(self, text: str) -> Generator[Piece]:
         """Raises ChatError. What has arrived is kept when the iterator is closed early; without any of it the question
         is forgotten, too."""
         question = {"role": "user", "content": text}

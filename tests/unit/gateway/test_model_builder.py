@@ -14,6 +14,7 @@ from penstock.gateway.configuration.config import ConfigError, load_config
 from penstock.gateway.configuration.sections import OF_OUR_SCHEDULER
 from penstock.gateway.llm.adapters import new_adapter
 from penstock.gateway.llm.model_builder import build_model, engine_spec
+from penstock.gateway.llm.model_parsers import choose_parsers
 from penstock.gateway.llm.models import find_model
 from penstock.tokenizers import Tokenizer
 
@@ -183,3 +184,25 @@ def test_steps_are_larger_where_a_gpu_computes_them(monkeypatch: pytest.MonkeyPa
     assert spec(engine="torch", device="cpu").scheduler.max_num_batched_tokens == 512
     assert spec(engine="openvino").scheduler.max_num_batched_tokens == 512
     assert spec(engine="vllm", max_num_batched_tokens=300).scheduler.max_num_batched_tokens == 300
+
+
+def test_how_chats_are_written(tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for m in messages %}<think>{{ m.content }}{% endfor %}")
+    given = {"engine": "simulated", "chat_template": str(template)}
+    model = build_model(load_config(given, environ={}), DEMO)
+    assert model.guard is not None
+    assert model.guard.tokens.keys() >= set(TOKENIZER.special_tokens.values())
+    assert model.chat_template is not None
+    assert model.chat_template.content_format == "string"
+    settings = given | {"chat_template_content_format": "openai", "special_tokens_in_content": True}
+    other = build_model(load_config(settings, environ={}), DEMO)
+    assert other.guard is None
+    assert other.chat_template is not None
+    assert other.chat_template.content_format == "openai"
+
+
+def test_the_tags_of_gpt_oss_are_not_the_assistant_s_to_send_back() -> None:
+    parsers = choose_parsers("gpt_oss", "gpt_oss", None, TOKENIZER)
+    assert parsers.own_tags == {"<think>", "</think>"}
+    assert "<tool_call>" in choose_parsers("hermes", "none", None, TOKENIZER).own_tags

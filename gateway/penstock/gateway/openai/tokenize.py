@@ -14,7 +14,7 @@ from penstock.gateway.generating.bodies import parse
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane
-from penstock.gateway.openai.messages import generation_prompt, template_kwargs, template_messages
+from penstock.gateway.openai.messages import generation_prompt, template_documents, template_kwargs, template_messages
 from penstock.gateway.openai.schemas import ChatMessage, ChatRequest
 from penstock.gateway.openai.tools import tool_use
 from penstock.gateway.openai.unsupported import CHAT
@@ -91,8 +91,9 @@ class Tokenize(_Endpoint):
             message = "add_special_tokens is not supported for messages: the chat template adds them."
             raise UnsupportedError(message, param="add_special_tokens")
         opens, continues = generation_prompt(request)
+        model = self._dataplane.model(name)
         use = tool_use(request)
-        check_tool_parser(self._dataplane.model(name).parsers, use)
+        check_tool_parser(model.parsers, use)
         prompt = await self._dataplane.chat_prompt(
             name,
             template_messages(request.messages),
@@ -100,7 +101,8 @@ class Tokenize(_Endpoint):
             add_generation_prompt=opens,
             continue_final_message=continues,
             tools=request.tools if use.tools else None,
-            template_kwargs=template_kwargs(request),
+            documents=template_documents(request, model.template_variables),
+            template_kwargs=template_kwargs(request, model.template_variables),
         )
         return prompt.token_ids
 

@@ -23,7 +23,7 @@ SCHEMA: dict[str, Any] = {
     "required": ["kind", "count", "tags"],
     "additionalProperties": False,
     # A model that knows nothing would write white space until its tokens are used up.
-    "x-guidance": {"whitespace_flexible": False},
+    "x-guidance": {"whitespace_flexible": False, "whitespace_pattern": None},
 }
 JSON = Grammar("json_schema", json.dumps(SCHEMA))
 WORDS = Grammar("regex", "([a-f]{2} ){3}")

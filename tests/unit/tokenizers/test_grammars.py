@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from helpers_grammars import BlindWriter
-from penstock.tokenizers import StageChain, TextPart, find_reasoning_parser, reasoning_parser_names
+from penstock.tokenizers import StageChain, TextPart, find_reasoning_parser, lark, reasoning_parser_names
 from penstock.tokenizers.grammars import GrammarError
 
 CHOICES = '["yes", "no"]'
@@ -31,6 +31,18 @@ def test_a_schema(writer: BlindWriter, seed: int) -> None:
     assert list(found) == ["kind", "count"]
     assert found["kind"] in ("rose", "iris")
     assert found["count"] in range(10)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_white_space_in_json(writer: BlindWriter, inside: bool) -> None:
+    compact: dict[str, Any] = {"x-guidance": {"whitespace_flexible": False, "whitespace_pattern": None}}
+    for more, loose in (({}, True), (compact, False)):
+        schema = SCHEMA | more
+        kind, grammar = (
+            ("grammar", f"start: {lark.json_value(schema)}") if inside else ("json_schema", json.dumps(schema))
+        )
+        assert writer.takes(kind, grammar, '{"kind":"rose","count":1}')
+        assert writer.takes(kind, grammar, '{\n  "kind": "rose",\n  "count": 1\n}') == loose
 
 
 @pytest.mark.parametrize(

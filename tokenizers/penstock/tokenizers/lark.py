@@ -35,8 +35,10 @@ def regex(pattern: str) -> str:
 
 
 def json_value(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
-    """JSON that this schema allows. `lenient`: keywords that the compiler does not know mean nothing."""
-    guidance = {"whitespace_pattern": JSON_SPACE, "lenient": lenient}
+    """JSON that this schema allows. `lenient`: keywords that the compiler does not know mean nothing. What the schema
+    itself says about white space (`x-guidance`) holds."""
+    own = schema.get("x-guidance")
+    guidance = {"whitespace_pattern": JSON_SPACE} | (own if isinstance(own, dict) else {}) | {"lenient": lenient}
     return f"%json {json.dumps({**schema, 'x-guidance': guidance})}"
 
 

@@ -22,7 +22,7 @@ _MAX_PROBLEM_CHARS = 300
 
 _SOURCES: dict[str, Callable[[str], str]] = {
     "json_schema": lambda text: llguidance.LLMatcher.grammar_from_json_schema(
-        text, overrides={"whitespace_pattern": lark.JSON_SPACE, "lenient": False}
+        text, defaults={"whitespace_pattern": lark.JSON_SPACE}, overrides={"lenient": False}
     ),
     "regex": llguidance.LLMatcher.grammar_from_regex,
     "choice": lambda text: llguidance.LLMatcher.grammar_from_lark(

@@ -29,7 +29,7 @@ TENSORS = ("kserve-http", "kserve-http-binary", "kserve-grpc")
 TOKENS = 12
 GREEDY = {
     protocol: '{"sampling_parameters": {"temperature": 0}}' if "kserve" in protocol else '{"temperature": 0}'
-    for protocol in LANGUAGE
+    for protocol in (*LANGUAGE, "openai-responses")
 }
 """What makes answers to the same prompt the same."""
 
@@ -99,7 +99,7 @@ async def test_tokens_of_streams_are_those_that_the_server_counts(server: Server
     assert output - before[1] == sum(answer.output_tokens or 0 for answer in found)
 
 
-@pytest.mark.parametrize("protocol", ["openai-chat", "openai-completions", "kserve-generate"])
+@pytest.mark.parametrize("protocol", ["openai-chat", "openai-responses", "openai-completions", "kserve-generate"])
 async def test_whole_answers(server: Server, protocol: str) -> None:
     [answer] = await answers(client_of(server, protocol, stream=False, keep_text=True, extra=GREEDY[protocol]))
     assert (answer.error, answer.output_tokens) == ("", TOKENS)
@@ -154,9 +154,8 @@ async def test_what_the_server_refuses(server: Server, protocol: str, error: str
     assert answer.detail
 
 
-@pytest.mark.parametrize("protocol", ["openai-responses", "openai-embeddings"])
-async def test_protocols_that_the_server_does_not_have(server: Server, protocol: str) -> None:
-    [answer] = await answers(client_of(server, protocol))
+async def test_a_protocol_that_the_server_does_not_have(server: Server) -> None:
+    [answer] = await answers(client_of(server, "openai-embeddings"))
     assert answer.error == "http_404"
 
 

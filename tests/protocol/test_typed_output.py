@@ -12,9 +12,9 @@ import pytest
 from helpers_dataplane import Setup
 from helpers_stages import STAGES
 from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.gateway.generating import answer_shape
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.openai import chat
 from protocol.conftest import ServerThread
 
 ANSWER = '<think>Let me look.</think>One moment.<tool>look:{"at": 1}</tool><tool>see:{}</tool>'
@@ -38,7 +38,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
 @pytest.fixture
 def staged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chats name stages of the tests' own."""
-    monkeypatch.setattr(chat, "answer_stages", lambda *given: STAGES)
+    monkeypatch.setattr(answer_shape, "answer_stages", lambda *given, **options: STAGES)
 
 
 def pieces(client: openai.OpenAI, **fields: Any) -> list[Any]:

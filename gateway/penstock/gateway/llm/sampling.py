@@ -95,7 +95,7 @@ def _grammar(request: SamplingFields, info: ModelInfo) -> Grammar | None:
         return None
     grammar, field = wanted
     if not info.supports_grammars:
-        raise UnsupportedError("This model's engine has no structured output.", param=field)
+        raise UnsupportedError(f"{field}: this model's engine has no structured output.", param=field)
     return grammar
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,18 +11,21 @@ import numpy as np
 from helpers_models import make_tokenizer
 from penstock.tokenizers.grammars import GrammarCompiler, MaskFiller
 
-VOCAB_SIZE = 259
 
 
 class BlindWriter:
-    """Writes by drawing among the allowed tokens, one for each byte."""
+    """Writes by drawing among the allowed tokens, one for each byte, and one for each of some tags."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tags: Sequence[str] = (), *, special: bool = False) -> None:
+        """`special`: the tags are special tokens, as a tokenizer's files mark them."""
         self._tokenizer = make_tokenizer()
+        self._tokenizer.add_tokens(list(tags), special_tokens=special)
         self._tokenizer.save_pretrained(folder)
         self._eos: int = self._tokenizer.convert_tokens_to_ids("<|im_end|>")
-        self._compiler = GrammarCompiler(folder, VOCAB_SIZE, [self._eos])
-        self._filler = MaskFiller(VOCAB_SIZE, 1)
+        self.added_texts: dict[str, int] = self._tokenizer.get_added_vocab()
+        self._vocab_size = len(self._tokenizer)
+        self._compiler = GrammarCompiler(folder, self._vocab_size, [self._eos])
+        self._filler = MaskFiller(self._vocab_size, 1)
 
     def write(
         self,
@@ -39,7 +43,7 @@ class BlindWriter:
         while not matcher.is_complete:
             assert len(token_ids) < longest, self._tokenizer.decode(token_ids)
             bits = self._filler.fill([matcher]).view(np.uint8)
-            allowed = np.flatnonzero(np.unpackbits(bits, count=VOCAB_SIZE, bitorder="little")).tolist()
+            allowed = np.flatnonzero(np.unpackbits(bits, count=self._vocab_size, bitorder="little")).tolist()
             assert allowed
             others = [token_id for token_id in allowed if token_id != self._eos]
             ends = not others or (len(others) < len(allowed) and draw.random() < 0.3)

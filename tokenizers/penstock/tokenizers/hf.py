@@ -31,9 +31,10 @@ class Tokenizer:
         self.chat_templates: dict[str, str] = dict(files.chat_templates)
         """By name, for folders with several (`default`, `tool_use`, `rag`)."""
         added = self._backend.get_added_tokens_decoder()
-        self.special_texts: dict[str, int] = {token.content: i for i, token in added.items() if token.special}
-        """Special tokens' ids, by their text."""
-        self.special_ids: frozenset[int] = frozenset(self.special_texts.values())
+        self.added_texts: dict[str, int] = {token.content: i for i, token in added.items()}
+        """Ids of the tokens that are found before a text is split, by their text: special tokens, and tags like those
+        of Qwen's tool calls."""
+        self.special_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)
         vocab = self._backend.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocab.values(), default=-1) + 1
         """One more than the highest token id."""

@@ -30,13 +30,13 @@ def answer_grammar(asked: Grammar | None, use: ToolUse, parsers: ModelParsers, i
         )
         raise UnsupportedError(message, param="tools")
     if use.is_forced:
-        return Grammar("grammar", form.calls(use.tools, parsers.special_texts, parallel=use.in_parallel))
+        return Grammar("grammar", form.calls(use.tools, parsers.added_texts, parallel=use.in_parallel))
     if asked is None:
-        return Grammar("grammar", form.calls_or_text(use.tools, parsers.special_texts, parallel=use.in_parallel))
+        return Grammar("grammar", form.calls_or_text(use.tools, parsers.added_texts, parallel=use.in_parallel))
     if asked.kind != "json_schema":
         raise UnsupportedError("Beside tools, the answer can be JSON or any text.", param="tools")
     answer = lark.json_value(msgspec.json.decode(asked.text))
-    return Grammar("grammar", form.calls_or(answer, use.tools, parsers.special_texts, parallel=use.in_parallel))
+    return Grammar("grammar", form.calls_or(answer, use.tools, parsers.added_texts, parallel=use.in_parallel))
 
 
 def behind_thought(grammar: Grammar, parsers: ModelParsers, prompt_end: str) -> Grammar:

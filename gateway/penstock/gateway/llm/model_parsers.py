@@ -31,8 +31,8 @@ class ModelParsers:
     reasoning: ReasoningParser | None = None
     shown_tokens: frozenset[int] = frozenset()
     """Special tokens that the parsers look for."""
-    special_texts: Mapping[str, int] = field(default_factory=dict)
-    """All special tokens, by their text: grammars write them by number."""
+    added_texts: Mapping[str, int] = field(default_factory=dict)
+    """`Tokenizer.added_texts`: grammars write these tokens by number."""
     own_tags: frozenset[str] = frozenset(_THOUGHT_TAGS)
     """What clients may send back in an assistant's content as the model wrote it."""
 
@@ -50,7 +50,7 @@ def choose_parsers(tools: str, reasoning: str, template: ChatTemplate | None, to
         tool_parser,
         reasoning_parser,
         shown_tokens=tokenizer.special_ids_of(markers),
-        special_texts=tokenizer.special_texts,
+        added_texts=tokenizer.added_texts,
         # Those of gpt-oss also begin and end turns, and no client ever sees them.
         own_tags=frozenset([*_THOUGHT_TAGS, *markers]) - set(harmony.MARKERS),
     )

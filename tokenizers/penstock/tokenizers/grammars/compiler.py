@@ -52,7 +52,8 @@ class CompiledGrammar:
 class _Vocabulary(NamedTuple):
     tokenizer: llguidance.LLTokenizer
     special_ids: dict[str, int]
-    """By their text."""
+    """By their text. llguidance takes all added tokens as special, also those that are not marked so, such as Qwen's
+    <tool_call>: text never matches them."""
 
 
 class GrammarCompiler:
@@ -99,7 +100,7 @@ class GrammarCompiler:
                 added = backend.get_added_tokens_decoder()
                 self._vocabulary = _Vocabulary(
                     llguidance.LLTokenizer(backend.to_str(), n_vocab=self._vocab_size, eos_token=self._eos_token_ids),
-                    {token.content: token_id for token_id, token in added.items() if token.special},
+                    {token.content: token_id for token_id, token in added.items()},
                 )
             return self._vocabulary
 

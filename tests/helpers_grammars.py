@@ -12,7 +12,6 @@ from helpers_models import make_tokenizer
 from penstock.tokenizers.grammars import GrammarCompiler, MaskFiller
 
 
-
 class BlindWriter:
     """Writes by drawing among the allowed tokens, one for each byte, and one for each of some tags."""
 

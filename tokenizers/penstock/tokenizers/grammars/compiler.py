@@ -81,8 +81,11 @@ class GrammarCompiler:
         vocabulary = self._loaded_vocabulary()
         try:
             grammar = _SOURCES[kind](text)
-            if thought or preface:
+            spells_tags = any(tag in text for tag in vocabulary.special_ids)
+            if thought or preface or spells_tags:
                 grammar = _framed(grammar, thought, preface, vocabulary.special_ids)
+            if spells_tags:
+                grammar = _unforced(grammar)
         except (ValueError, RecursionError) as error:
             raise GrammarError(_told(str(error))) from None
         limits = llguidance.LLParserLimits(**_LIMITS)
@@ -108,7 +111,8 @@ class GrammarCompiler:
 def _framed(grammar: str, thought: tuple[str, str] | None, preface: str, special_ids: Mapping[str, int]) -> str:
     # llguidance has Lark as it is, and all else as JSON.
     answer = json.loads(grammar)["grammars"][0] if grammar.startswith("{") else {"lark_grammar": grammar}
-    frame = f"{lark.literal(preface, special_ids)} {lark.regex(lark.SPACE)} @answer"
+    space = lark.regex(lark.SPACE) if thought or preface else ""
+    frame = f"{lark.literal(preface, special_ids)} {space} @answer"
     if thought is None:
         rules = f"start: {frame}"
     else:
@@ -122,6 +126,14 @@ def _framed(grammar: str, thought: tuple[str, str] | None, preface: str, special
         optional = f"({lark.literal(begin, special_ids)} {inside})?" if begin else inside
         rules = f"start: {optional} {frame}\n{terminal}"
     return json.dumps({"grammars": [{"lark_grammar": rules}, answer | {"name": "answer"}]})
+
+
+def _unforced(framed: str) -> str:
+    """Where only one text can follow, llguidance forces its tokens, as the model's tokenizer splits it. A special
+    token's text that is meant as text would become that token, which the grammar does not allow."""
+    first, *others = json.loads(framed)["grammars"]
+    rules = '%llguidance {"no_forcing": true}\n' + first["lark_grammar"]
+    return json.dumps({"grammars": [first | {"lark_grammar": rules}, *others]})
 
 
 def _told(problem: str) -> str:

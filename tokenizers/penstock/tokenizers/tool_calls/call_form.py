@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,12 +12,19 @@ from .tool import Tool
 
 _MOST_CALLS = 32
 """In one answer: a model that repeats itself ends at some point."""
+_ANY = r"(.|\n)*"
+_NO_JSON = r"[ \t\r\n]*([^{\[ \t\r\n](.|\n)*)?"
+"""Text that is not, by its beginning, an object or a list."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
     """Calls whose arguments are JSON: `begin`, then for each call `before`, its name, `behind_name`, its arguments and
-    `behind`; `between` two of them, and `end`. Special tokens may be part of all these."""
+    `behind`; `between` two of them, and `end`. Special tokens may be part of all these.
+
+    `tags`: in a text, each of these begins calls, as the parser sees it. `begin` and `before` start with one of them if
+    calls need a tag. A tag is either a special token or free of them.
+    """
 
     before: str
     behind_name: str
@@ -24,6 +32,7 @@ class CallForm:
     between: str
     begin: str = ""
     end: str = ""
+    tags: tuple[str, ...] = ()
 
     def calls(self, tools: Sequence[Tool], special_ids: Mapping[str, int], *, parallel: bool) -> str:
         """A grammar for nothing but calls of these tools."""
@@ -36,25 +45,21 @@ class CallForm:
     def calls_or_text(self, tools: Sequence[Tool], special_ids: Mapping[str, int], *, parallel: bool) -> str:
         """A grammar for any text, in which what begins like a call is one of these tools.
 
-        Where calls have no tag of their own, they are all of an answer or none of it.
+        Where calls need no tag, they are all of an answer, or all that stands behind a tag.
         """
         opening = self.begin + self.before
-        first, *rest = lark.split(opening, special_ids)
-        if first in special_ids:
-            tagged = f"TEXT {lark.literal(opening, special_ids)}"
-            text = r"TEXT: /(.|\n)*/"
-        elif not first.startswith(("{", "[")):
-            tag = first.split("\n", 1)[0]
-            behind = first[len(tag) :] + "".join(rest)
-            tagged = f"tag {lark.literal(behind, special_ids)}"
-            text = f"tag[lazy]: {lark.regex(lark.up_to(tag))}\n" + r"TEXT: /(.|\n)*/"
-        else:
-            rules = self._rules(tools, special_ids, parallel=parallel)
-            return f"start: calls | TEXT\nTEXT: /[^{{\\[](.|\\n)*/\n{rules}"
-        # The first call has its opening from the text before it.
+        own = next((tag for tag in self.tags if opening.startswith(tag)), "")
+        text = _ANY if own else _NO_JSON
+        tagged = [f"TEXT {lark.literal(tag, special_ids)}" for tag in self.tags if tag in special_ids]
+        terminals = [f"TEXT: {lark.regex(text)}"]
+        if self.tags:  # spelled, a special token is a tag as well
+            tagged.append("tag")
+            terminals.append(f"tag[lazy]: {lark.regex(text + '(' + '|'.join(map(re.escape, self.tags)) + ')')}")
+        calls = f"({' | '.join(tagged)}){'' if own else '?'} {lark.literal(opening[len(own) :], special_ids)} calls"
+        start = f"({calls})* TEXT" if own and parallel else f"{calls} | TEXT"
+        # The calls' opening stands before them already.
         rules = self._rules(tools, special_ids, parallel=parallel, opened=True)
-        start = f"({tagged} calls)* TEXT" if parallel else f"{tagged} calls | TEXT"
-        return f"start: {start}\n{text}\n{rules}"
+        return "\n".join((f"start: {start}", *terminals, rules))
 
     def _rules(
         self, tools: Sequence[Tool], special_ids: Mapping[str, int], *, parallel: bool, opened: bool = False
@@ -73,7 +78,16 @@ class CallForm:
         return "\n".join(rules)
 
 
-def object_form(arguments: str, *, before: str, behind: str, between: str, begin: str = "", end: str = "") -> CallForm:
+def object_form(
+    arguments: str,
+    *,
+    tags: tuple[str, ...],
+    before: str,
+    behind: str,
+    between: str,
+    begin: str = "",
+    end: str = "",
+) -> CallForm:
     """Calls as JSON objects; `arguments` is the key of theirs."""
     return CallForm(
         before=before + '{"name": ',
@@ -82,4 +96,5 @@ def object_form(arguments: str, *, before: str, behind: str, between: str, begin
         between=between,
         begin=begin,
         end=end,
+        tags=tags,
     )

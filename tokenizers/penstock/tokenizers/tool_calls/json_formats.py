@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..parsing import Reading
 from .call_form import object_form
 from .json_calls import JsonCallStage, KnownObjectCall, ObjectCall
 from .stage import ToolCallStage
 
-_HERMES = object_form("arguments", before="<tool_call>\n", behind="\n</tool_call>", between="\n")
+_HERMES = object_form("arguments", tags=("<tool_call>",), before="<tool_call>\n", behind="\n</tool_call>", between="\n")
 
 
 class HermesStage(JsonCallStage):
@@ -30,7 +32,7 @@ class GraniteStage(JsonCallStage):
 
     openings = ("<|tool_call|>", "<tool_call>", "<function_call>")
     closings = ("</tool_call>",)
-    form = _HERMES
+    form = replace(_HERMES, tags=openings)
 
 
 class Phi4MiniStage(JsonCallStage):
@@ -42,7 +44,7 @@ class Phi4MiniStage(JsonCallStage):
 
     openings = ("functools", "<|tool_call|>")
     closings = ("<|/tool_call|>",)
-    form = object_form("arguments", before="", behind="", between=", ", begin="functools[", end="]")
+    form = object_form("arguments", tags=openings, before="", behind="", between=", ", begin="functools[", end="]")
 
 
 class JsonListStage(JsonCallStage):
@@ -52,7 +54,7 @@ class JsonListStage(JsonCallStage):
     The format is that of vLLM's answers where a call is required.
     """
 
-    form = object_form("parameters", before="", behind="", between=", ", begin="[", end="]")
+    form = object_form("parameters", tags=(), before="", behind="", between=", ", begin="[", end="]")
 
     def parse(self) -> Reading[None]:
         yield from self.pass_space()
@@ -74,7 +76,7 @@ class LlamaJsonStage(ToolCallStage):
     openings = ("<|python_tag|>", "<|python_start|>")
     closings = ("<|python_end|>",)
     separators = (";",)
-    form = object_form("parameters", before="", behind="", between="; ")
+    form = object_form("parameters", tags=openings, before="", behind="", between="; ")
 
     def read_untagged_call(self) -> Reading[bool]:
         yield from self.pass_space()

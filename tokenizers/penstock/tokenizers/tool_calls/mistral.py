@@ -19,7 +19,7 @@ class MistralStage(JsonCallStage):
 
     openings = ("[TOOL_CALLS]",)
     inner = ("[CALL_ID]", "[ARGS]")
-    form = object_form("arguments", before="", behind="", between=", ", begin="[TOOL_CALLS][", end="]")
+    form = object_form("arguments", tags=openings, before="", behind="", between=", ", begin="[TOOL_CALLS][", end="]")
 
     def read_call(self, opening: str) -> Reading[bool]:
         yield from self.reader.skip_space()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ class BlindWriter:
         self._vocab_size = len(self._tokenizer)
         self._compiler = GrammarCompiler(folder, self._vocab_size, [self._eos])
         self._filler = MaskFiller(self._vocab_size, 1)
+        self._compile = cache(self._compiler.compile)
 
     def write(
         self,
@@ -34,11 +36,13 @@ class BlindWriter:
         thought: tuple[str, str] | None = None,
         preface: str = "",
         longest: int = 3000,
+        begun: Sequence[int] = (),
     ) -> str:
-        """Fails if there are more than `longest` tokens. Raises GrammarError."""
-        matcher = self._compiler.compile(kind, grammar, thought, preface).start([])
+        """Fails if there are more than `longest` tokens. `begun`: those that are written already. Raises
+        GrammarError."""
+        matcher = self._compile(kind, grammar, thought, preface).start(begun)
         draw = random.Random(seed)
-        token_ids: list[int] = []
+        token_ids = list(begun)
         while not matcher.is_complete:
             assert len(token_ids) < longest, self._tokenizer.decode(token_ids)
             bits = self._filler.fill([matcher]).view(np.uint8)
@@ -55,11 +59,21 @@ class BlindWriter:
         text: str = self._tokenizer.decode(token_ids)
         return text
 
+    def token_ids(self, text: str, *, spelled: bool = False) -> list[int]:
+        """`spelled`: with the tags in single letters."""
+        tokenizer = make_tokenizer() if spelled else self._tokenizer
+        found: list[int] = tokenizer.encode(text, add_special_tokens=False)
+        return found
+
     def takes(
         self, kind: str, grammar: str, text: str, thought: tuple[str, str] | None = None, preface: str = ""
     ) -> bool:
         """Whether this is a whole output."""
-        matcher = self._compiler.compile(kind, grammar, thought, preface).start([])
-        token_ids = self._tokenizer.encode(text, add_special_tokens=False)
-        matcher.consume([*token_ids, self._eos])
+        matcher = self._compile(kind, grammar, thought, preface).start([])
+        for token_id in self.token_ids(text):
+            if matcher.is_complete:
+                return False
+            matcher.consume([token_id])
+        if not matcher.is_complete:
+            matcher.consume([self._eos])
         return matcher.is_complete

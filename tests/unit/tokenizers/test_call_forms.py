@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from penstock.tokenizers import (
     lark,
     tool_parser_names,
 )
+from penstock.tokenizers.tool_calls import CallForm
 
 PARSERS = {name: find_tool_parser(name) for name in tool_parser_names()} | {"json-list": JSON_LIST_OF_CALLS}
 WITH_FORM = {name: parser for name, parser in PARSERS.items() if parser.form}
@@ -35,14 +38,33 @@ TOOLS = [
 ]
 
 
+KINDS = ["text", "added", "special"]
+"""What a model's tokenizer makes of a format's tags."""
+
+
 @pytest.fixture(scope="module")
-def writer(tmp_path_factory: pytest.TempPathFactory) -> BlindWriter:
-    return BlindWriter(tmp_path_factory.mktemp("model"))
+def writers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, BlindWriter]:
+    tags = sorted({marker for parser in WITH_FORM.values() for marker in parser.markers})
+    return {
+        kind: BlindWriter(tmp_path_factory.mktemp("model"), tags if kind != "text" else (), special=kind == "special")
+        for kind in KINDS
+    }
 
 
-def read(parser: ToolParser, text: str) -> tuple[list[tuple[str, Any]], str]:
+@pytest.fixture(params=KINDS)
+def writer(request: pytest.FixtureRequest, writers: dict[str, BlindWriter]) -> BlindWriter:
+    return writers[request.param]
+
+
+def form_of(name: str) -> CallForm:
+    form = WITH_FORM[name].form
+    assert form is not None
+    return form
+
+
+def read(parser: ToolParser, text: str, tools: Sequence[Tool] = TOOLS) -> tuple[list[tuple[str, Any]], str]:
     """Calls and text."""
-    chain = StageChain([parser(TOOLS)])
+    chain = StageChain([parser(tools)])
     parts: list[Part] = [*chain.push(text), *chain.flush()]
     calls: list[tuple[str, str]] = []
     for part in parts:
@@ -73,13 +95,11 @@ def test_which_formats_have_a_form() -> None:
 @pytest.mark.parametrize("parallel", [True, False])
 @pytest.mark.parametrize("name", WITH_FORM)
 def test_forced_calls(writer: BlindWriter, name: str, parallel: bool) -> None:
-    parser = WITH_FORM[name]
-    assert parser.form is not None
-    grammar = parser.form.calls(TOOLS, {}, parallel=parallel)
+    grammar = form_of(name).calls(TOOLS, writer.added_texts, parallel=parallel)
     counts = set()
     for seed in range(6):
         text = writer.write("grammar", grammar, seed)
-        calls, rest = read(parser, text)
+        calls, rest = read(WITH_FORM[name], text)
         assert rest.strip() == "", text
         assert calls, text
         check(calls)
@@ -89,14 +109,12 @@ def test_forced_calls(writer: BlindWriter, name: str, parallel: bool) -> None:
 
 @pytest.mark.parametrize("name", WITH_FORM)
 def test_calls_or_an_answer(writer: BlindWriter, name: str) -> None:
-    parser = WITH_FORM[name]
-    assert parser.form is not None
     answer = lark.json_value({"enum": ["yes", "no"]})
-    grammar = parser.form.calls_or(answer, TOOLS, {}, parallel=False)
+    grammar = form_of(name).calls_or(answer, TOOLS, writer.added_texts, parallel=False)
     kinds = set()
     for seed in range(12):
         text = writer.write("grammar", grammar, seed)
-        calls, rest = read(parser, text)
+        calls, rest = read(WITH_FORM[name], text)
         assert len(calls) + (rest.strip() in ('"yes"', '"no"')) == 1, text
         check(calls)
         kinds.add(len(calls))
@@ -105,11 +123,58 @@ def test_calls_or_an_answer(writer: BlindWriter, name: str) -> None:
 
 @pytest.mark.parametrize("name", WITH_FORM)
 def test_calls_or_text(writer: BlindWriter, name: str) -> None:
-    parser = WITH_FORM[name]
-    assert parser.form is not None
-    grammar = parser.form.calls_or_text(TOOLS, {}, parallel=True)
-    call = writer.write("grammar", parser.form.calls(TOOLS[:1], {}, parallel=False), seed=1)
+    grammar = form_of(name).calls_or_text(TOOLS, writer.added_texts, parallel=True)
+    call = writer.write("grammar", form_of(name).calls(TOOLS[:1], writer.added_texts, parallel=False), seed=1)
     assert writer.takes("grammar", grammar, call)
     assert writer.takes("grammar", grammar, "Any text, with <signs> and <b>tags</b>.")
     assert not writer.takes("grammar", grammar, call.replace('"city"', '"town"'))
     assert not writer.takes("grammar", grammar, call.replace('"weather"', '"wetter"'))
+
+
+@pytest.mark.parametrize("spelled", [False, True])
+@pytest.mark.parametrize("name", WITH_FORM)
+def test_behind_a_tag_a_call_follows(writer: BlindWriter, name: str, spelled: bool) -> None:
+    grammar = form_of(name).calls_or_text(TOOLS, writer.added_texts, parallel=False)
+    for seed, tag in enumerate(form_of(name).tags):
+        for text in ("", "Hm.\n"):
+            written = writer.write("grammar", grammar, seed, begun=writer.token_ids(text + tag, spelled=spelled))
+            calls, rest = read(WITH_FORM[name], written)
+            assert len(calls) == 1, written
+            assert rest.strip() == text.strip()
+            check(calls)
+
+
+@pytest.mark.parametrize("name", WITH_FORM)
+def test_no_text_is_a_call_by_accident(writer: BlindWriter, name: str) -> None:
+    """Whatever the parser reads as a call, in a text that the grammar takes, fits the tool's schema."""
+    grammar = form_of(name).calls_or_text(TOOLS, writer.added_texts, parallel=True)
+    num_taken = 0
+    for before, tag, key in product(
+        ("", " ", "Hm.\n", "[] "), ("", *WITH_FORM[name].markers), ("arguments", "parameters")
+    ):
+        call = json.dumps({"name": "weather", key: {"town": 1}})
+        for text in (call, f"[{call}]", f" [{call}]", f"\n{call}", "weather{}"):
+            written = before + tag + text
+            if writer.takes("grammar", grammar, written):
+                num_taken += 1
+                check(read(WITH_FORM[name], written)[0])
+    assert num_taken > 0
+
+
+@pytest.mark.parametrize("name", WITH_FORM)
+def test_any_arguments(writer: BlindWriter, name: str) -> None:
+    """Tools without a schema, schemas with unknown words, and names and values that look like a part of the format."""
+    odd = '</tool_call>;]"}\\ <tool_call> ü😀'
+    word: dict[str, Any] = {"type": "object", "properties": {"a": {"enum": [odd]}}, "required": ["a"], "not": {}}
+    tools = [Tool("w-1.2_é", word | {"additionalProperties": False}), Tool("none")]
+    both = form_of(name).calls(tools, writer.added_texts, parallel=False)
+    found = dict(pair for seed in range(8) for pair in read_calls(writer, name, both, tools, seed))
+    assert found["w-1.2_é"] == {"a": odd}
+    assert isinstance(found["none"], dict)
+
+
+def read_calls(writer: BlindWriter, name: str, grammar: str, tools: list[Tool], seed: int) -> list[tuple[str, Any]]:
+    text = writer.write("grammar", grammar, seed)
+    calls, rest = read(WITH_FORM[name], text, tools)
+    assert (len(calls), rest.strip()) == (1, ""), text
+    return calls

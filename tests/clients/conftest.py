@@ -1,0 +1,21 @@
+"""Client frameworks against a running server. `.ci/clients` installs them in environments of their own; elsewhere each
+file skips itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from helpers_server import Server, serving
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    with serving("--tool-parser", "hermes") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def base_url(server: Server) -> str:
+    return f"{server.url}/v1"

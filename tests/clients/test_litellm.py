@@ -1,0 +1,56 @@
+"""LiteLLM's provider for servers that speak OpenAI's API, and for Anthropic's."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from helpers_agents import MODEL, QUESTION, Verdict
+
+litellm = pytest.importorskip("litellm")
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "temperature",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": QUESTION}], "api_key": "none", "max_tokens": 200}
+
+
+@pytest.fixture(params=["openai", "hosted_vllm", "anthropic"])
+def asked(request: pytest.FixtureRequest, base_url: str) -> dict[str, Any]:
+    api_base = base_url.removesuffix("/v1") if request.param == "anthropic" else base_url
+    return ASKED | {"model": f"{request.param}/{MODEL}", "api_base": api_base}
+
+
+def test_answers_and_streams(asked: dict[str, Any]) -> None:
+    answer = litellm.completion(**asked)
+    assert answer.choices[0].message.content
+    assert answer.usage.completion_tokens > 0
+    chunks = list(litellm.completion(**asked, stream=True))
+    assert litellm.stream_chunk_builder(chunks).choices[0].message.content
+
+
+def test_a_forced_call(asked: dict[str, Any]) -> None:
+    answer = litellm.completion(**asked, tools=[TOOL], tool_choice="required", parallel_tool_calls=False)
+    [call] = answer.choices[0].message.tool_calls
+    assert json.loads(call.function.arguments)["city"] in ("Oslo", "Rome")
+
+
+def test_an_answer_in_json(asked: dict[str, Any]) -> None:
+    answer = litellm.completion(**asked, response_format=Verdict)
+    assert Verdict.model_validate_json(answer.choices[0].message.content)
+
+
+def test_responses(base_url: str) -> None:
+    answer = litellm.responses(model=f"openai/{MODEL}", input=QUESTION, api_base=base_url, api_key="none")
+    assert answer.output[0].content[0].text

@@ -1,0 +1,54 @@
+"""OpenAI's Agents SDK, over both of its APIs: an agent that must call tools first, then answers in JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from helpers_agents import MODEL, QUESTION, Calls, Verdict
+
+agents = pytest.importorskip("agents")
+
+
+@pytest.fixture(params=["chat", "responses"])
+def model(request: pytest.FixtureRequest, base_url: str) -> Iterator[Any]:
+    agents.set_tracing_disabled(True)
+    client = agents.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0)
+    kinds = {"chat": agents.OpenAIChatCompletionsModel, "responses": agents.OpenAIResponsesModel}
+    return kinds[request.param](model=MODEL, openai_client=client)
+
+
+def agent(model: Any, calls: Calls, **options: Any) -> Any:
+    """Offers its tools until one was called; a model that knows nothing of tools might call them for ever."""
+    named = (calls.temperature, calls.season, calls.compare)
+    tools = [agents.function_tool(tool, is_enabled=lambda *_: not calls.seen) for tool in named]
+    settings = agents.ModelSettings(tool_choice="required", parallel_tool_calls=False, max_tokens=200)
+    return agents.Agent(name="weather", model=model, tools=tools, model_settings=settings, **options)
+
+
+async def test_tools_then_an_answer_in_json(model: Any) -> None:
+    calls = Calls()
+    result = agents.Runner.run_streamed(agent(model, calls, output_type=Verdict), QUESTION)
+    kinds = [event.type async for event in result.stream_events()]
+    assert calls.seen
+    assert isinstance(result.final_output, Verdict)
+    assert {"raw_response_event", "run_item_stream_event"} <= set(kinds)
+
+
+async def test_the_first_tool_ends_the_run(model: Any) -> None:
+    calls = Calls()
+    result = await agents.Runner.run(agent(model, calls, tool_use_behavior="stop_on_first_tool"), QUESTION)
+    assert result.final_output in ("4", "18", "autumn")
+    assert result.context_wrapper.usage.output_tokens > 0
+
+
+async def test_a_handoff(model: Any) -> None:
+    calls = Calls()
+    expert = agent(model, calls, tool_use_behavior="stop_on_first_tool")
+    settings = agents.ModelSettings(tool_choice="required", parallel_tool_calls=False)
+    first = agents.Agent(name="desk", model=model, handoffs=[expert], model_settings=settings)
+    result = await agents.Runner.run(first, QUESTION)
+    assert result.last_agent is expert
+    assert len(calls.seen) == 1

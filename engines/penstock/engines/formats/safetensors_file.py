@@ -60,14 +60,17 @@ class StoredTensor:
         return self.rows_f32(0, self.shape[0])
 
 
-def read_safetensors(path: Path) -> tuple[dict[str, StoredTensor], mmap.mmap]:
-    """Tensors by name, and the mapping that they look into, which lives as long as they do.
+def read_safetensors(
+    path: Path, wanted: Callable[[str], bool] = lambda name: True
+) -> tuple[dict[str, StoredTensor], mmap.mmap]:
+    """Tensors by name, and the mapping that they look into, which lives as long as they do. Only those that are
+    `wanted`: the others may be of any type.
 
     Raises EngineError for what is no such file, UnsupportedError for a tensor of another type than those of
     `StoredTensor.dtype`. Neither says where the file lies.
     """
     mapping = _map(path)
-    return _read(path.name, mapping, _tensor), mapping
+    return _read(path.name, mapping, _tensor, wanted), mapping
 
 
 def read_header(path: Path) -> dict[str, Described]:
@@ -86,7 +89,10 @@ def _map(path: Path) -> mmap.mmap:
 
 
 def _read(
-    name: str, mapping: mmap.mmap, made_of: Callable[[str, dict[str, Any], npt.NDArray[np.uint8]], _Made]
+    name: str,
+    mapping: mmap.mmap,
+    made_of: Callable[[str, dict[str, Any], npt.NDArray[np.uint8]], _Made],
+    wanted: Callable[[str], bool] = lambda name: True,
 ) -> dict[str, _Made]:
     """`made_of`: (tensor's name, its entry in the header, the file's data)."""
     try:
@@ -97,7 +103,7 @@ def _read(
         header: dict[str, Any] = json.loads(buffer[8 : 8 + length].tobytes())
         header.pop("__metadata__", None)
         data = buffer[8 + length :]
-        return {key: made_of(key, entry, data) for key, entry in header.items()}
+        return {key: made_of(key, entry, data) for key, entry in header.items() if wanted(key)}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise EngineError(f"{name} cannot be read as safetensors: {e!r}") from e
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from penstock.engines.errors import EngineError
@@ -14,13 +14,14 @@ from penstock.engines.formats.safetensors_file import StoredTensor, read_safeten
 class Checkpoint:
     """Tensors by name. The mapping lives as long as the arrays that look into it."""
 
-    def __init__(self, model_dir: Path) -> None:
+    def __init__(self, model_dir: Path, rename: Callable[[str], str | None] = lambda name: name) -> None:
+        """`rename`: what a tensor of the files is called here; None: it is left out."""
         self._tensors: dict[str, StoredTensor] = {}
         self._maps: list[mmap.mmap] = []
         for path in weight_files(model_dir):
-            tensors, mapping = read_safetensors(path)
+            tensors, mapping = read_safetensors(path, lambda name: rename(name) is not None)
             self._maps.append(mapping)
-            self._tensors.update(tensors)
+            self._tensors.update((rename(name) or name, tensor) for name, tensor in tensors.items())
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors

@@ -109,16 +109,27 @@ def compile_decoder(
     core: ov.Core, model: ov.Model, config: OpenVINOConfig, precision: str, kv_type: str, threads: int
 ) -> Any:
     """The compiled model. Its cache inputs show the layout that the device wants."""
+    return _compile(core, model, config, precision, threads, {"KV_CACHE_PRECISION": kv_type})
+
+
+def compile_encoder(core: ov.Core, model: ov.Model, config: OpenVINOConfig, precision: str, threads: int) -> Any:
+    """The compiled model."""
+    return _compile(core, model, config, precision, threads, {})
+
+
+def _compile(
+    core: ov.Core, model: ov.Model, config: OpenVINOConfig, precision: str, threads: int, more: dict[str, Any]
+) -> Any:
     properties: dict[str, Any] = {
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_PRECISION_HINT": precision,
-        "KV_CACHE_PRECISION": kv_type,
         "INFERENCE_NUM_THREADS": threads,
         # Pinned threads cannot step aside for the server's other processes: a step took up to 1.8 times as long.
         "ENABLE_CPU_PINNING": False,
         # One batch computes at a time: the infer requests share one stream and its working memory.
         "NUM_STREAMS": 1,
         _RUNTIME_CACHE: _cached_kernels(),
+        **more,
     }
     if config.weights == "int8":
         properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = _ACTIVATION_GROUP

@@ -41,6 +41,10 @@ class Weights:
         """A norm's or a bias's values and `plus`, f32 [size]."""
         return ops.constant(self._take(name, (size,)).f32() + np.float32(plus))
 
+    def table(self, name: str, shape: tuple[int, int]) -> Node:
+        """A small matrix as it is, f32."""
+        return ops.constant(self._take(name, shape).f32())
+
     def project(self, x: Node, name: str, shape: tuple[int, int]) -> Node:
         """x [T, in] times the transposed matrix of `shape` (out, in): [T, out]."""
         values, scales = self._matrix(name, shape)

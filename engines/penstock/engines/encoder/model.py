@@ -1,0 +1,80 @@
+"""`EncoderModel`: a folder's encoder, compiled, as a function from texts to rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import openvino as ov
+
+from penstock.engines.contract.loading import Loading, Report, silent
+from penstock.engines.encoder.families import parse_encoder
+from penstock.engines.encoder.graph import build_encoder
+from penstock.engines.encoder.layout import TokenizedText, batch_inputs
+from penstock.engines.encoder.sentence_files import SentenceRecipe
+from penstock.engines.errors import InvalidRequestError
+from penstock.engines.formats.model_files import read_json
+from penstock.engines.host.cores import usable_cores
+from penstock.engines.openvino.checkpoint import Checkpoint
+from penstock.engines.openvino.config import OpenVINOConfig
+from penstock.engines.openvino.device import all_threads, compile_encoder, compute_precision
+from penstock.engines.openvino.weights import Weights
+
+Vectors = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderInfo:
+    max_tokens: int
+    """Of a text, with its special tokens."""
+    vocab_size: int
+    output_size: int
+    """Of a vector, or the number of labels."""
+    runner: str
+    """What it runs on, in words."""
+
+
+class EncoderModel:
+    """Loading raises UnsupportedError for a model that it cannot run, EngineError for a broken one. Used by one thread
+    at a time."""
+
+    def __init__(self, config: OpenVINOConfig, recipe: SentenceRecipe, report: Report = silent) -> None:
+        spec = parse_encoder(read_json(config.model_dir / "config.json"))
+        max_tokens = longest_text(config.max_model_len, recipe.max_tokens, spec.max_tokens)
+        self._checkpoint = Checkpoint(config.model_dir, spec.rename)
+        graph = build_encoder(spec, recipe, Weights(self._checkpoint, config.weights, report))
+        core = ov.Core()
+        precision = compute_precision(core, config)
+        threads = config.threads or all_threads(usable_cores())
+        report(Loading("compile"))
+        compiled = compile_encoder(core, graph, config, precision, threads)
+        self._inputs = {port.any_name for port in compiled.inputs}
+        self._request = compiled.create_infer_request()
+        report(Loading("warm-up"))
+        [row] = self.compute([TokenizedText([0])])
+        self._checkpoint.release_pages()
+        self.info = EncoderInfo(
+            max_tokens=max_tokens,
+            vocab_size=spec.vocab_size,
+            output_size=len(row),
+            runner=f"openvino {precision}, {threads} threads",
+        )
+
+    def compute(self, texts: Sequence[TokenizedText]) -> Vectors:
+        """[texts, output size]. Releases the GIL while it computes."""
+        given = {name: array for name, array in batch_inputs(texts).items() if name in self._inputs}
+        self._request.infer(given, share_inputs=True)
+        return np.array(self._request.get_output_tensor(0).data, np.float32)
+
+
+def longest_text(asked: int | None, said: int | None, possible: int) -> int:
+    """What the operator asks for, else what sentence-transformers' files say, and never more than the model can.
+
+    Raises InvalidRequestError when the operator asks for more than that.
+    """
+    if asked is not None and asked > possible:
+        raise InvalidRequestError(f"max_model_len={asked} is more than the model's {possible} tokens")
+    return asked or min(said or possible, possible)
+

@@ -1,0 +1,131 @@
+"""What sentence-transformers' files say about a folder: pooling, dense layers, normalisation, prompts, the longest text.
+
+Where there are none, vectors are the mean over the tokens and are not normalised, as sentence-transformers does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.engines.encoder.families import is_encoder
+from penstock.engines.errors import EngineError, PenstockError, UnsupportedError
+from penstock.engines.formats.model_files import read_json
+
+_MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""In the order in which sentence-transformers concatenates several. Newer files name them as on the right."""
+_ACTIVATIONS = {"Tanh": "tanh", "Identity": "", "GELU": "gelu", "ReLU": "relu", "SiLU": "silu"}
+"""Of Dense modules, by the last part of torch's name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseLayer:
+    folder: Path
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceRecipe:
+    pooling: tuple[str, ...] = ("mean",)
+    """Of several, the results are concatenated."""
+    dense: tuple[DenseLayer, ...] = ()
+    normalize: bool = False
+    max_tokens: int | None = None
+    lower_case: bool = False
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str = ""
+    """What goes before a text for which the caller names no prompt."""
+
+
+def makes_vectors(folder: Path) -> bool:
+    """Whether a model's folder is one of an embedding or ranking model. False where it cannot be read."""
+    if (folder / "modules.json").is_file():
+        return True
+    try:
+        return is_encoder(read_json(folder / "config.json"))
+    except PenstockError:
+        return False
+
+
+def read_recipe(folder: Path) -> SentenceRecipe:
+    """Raises UnsupportedError for a module that is not offered, EngineError for a file that cannot be read."""
+    try:
+        return _recipe(folder)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise EngineError(f"the files of sentence-transformers in {folder.name} are damaged: {error!r}") from None
+
+
+def _recipe(folder: Path) -> SentenceRecipe:
+    limits = _read(folder / "sentence_bert_config.json")
+    said = _read(folder / "config_sentence_transformers.json")
+    prompts = {str(name): str(text) for name, text in (said.get("prompts") or {}).items()}
+    found: dict[str, Any] = {
+        "max_tokens": limits.get("max_seq_length"),
+        "lower_case": bool(limits.get("do_lower_case")),
+        "prompts": prompts,
+        "default_prompt": prompts.get(said.get("default_prompt_name") or "", ""),
+    }
+    dense: list[DenseLayer] = []
+    for module in _modules(folder):
+        kind, path = str(module["type"]).rpartition(".")[2], folder / str(module["path"])
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise UnsupportedError(f"modules.json names {module['path']}, which is not in the model's folder")
+        if found.get("normalize"):
+            raise UnsupportedError(f"modules.json has {kind} after Normalize, which is not supported")
+        if kind == "Pooling":
+            found["pooling"] = _pooling(read_json(path / "config.json"), any(prompts.values()))
+        elif kind == "Dense":
+            dense.append(_dense(path))
+        elif kind == "Normalize":
+            found["normalize"] = True
+        elif kind != "Transformer":
+            raise UnsupportedError(f"modules.json has {kind}; supported are Transformer, Pooling, Dense and Normalize")
+    return SentenceRecipe(dense=tuple(dense), **found)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
+def _modules(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "modules.json"
+    return msgspec.json.decode(path.read_bytes(), type=list[dict[str, Any]]) if path.is_file() else []
+
+
+def _pooling(settings: Mapping[str, Any], has_prompts: bool) -> tuple[str, ...]:
+    if settings.get("include_prompt") is False and has_prompts:
+        raise UnsupportedError("1_Pooling/config.json leaves the prompt out of the pooling, which is not supported")
+    given = settings.get("pooling_mode")
+    modes = [given] if isinstance(given, str) else list(given or ())
+    modes = modes or [mode for key, mode in _MODES.items() if settings.get(key)]
+    if not modes or not set(modes) <= set(_MODES.values()):
+        raise UnsupportedError(f"the pooling {modes} is not supported; supported are {', '.join(_MODES.values())}")
+    return tuple(modes)
+
+
+def _dense(folder: Path) -> DenseLayer:
+    settings = read_json(folder / "config.json")
+    name = str(settings.get("activation_function", "Tanh")).rpartition(".")[2]
+    if name not in _ACTIVATIONS:
+        raise UnsupportedError(f"{folder.name} has the activation {name}; supported are {', '.join(_ACTIVATIONS)}")
+    return DenseLayer(
+        folder=folder,
+        in_features=settings["in_features"],
+        out_features=settings["out_features"],
+        bias=bool(settings.get("bias", True)),
+        activation=_ACTIVATIONS[name],
+    )

@@ -77,4 +77,3 @@ def longest_text(asked: int | None, said: int | None, possible: int) -> int:
     if asked is not None and asked > possible:
         raise InvalidRequestError(f"max_model_len={asked} is more than the model's {possible} tokens")
     return asked or min(said or possible, possible)
-

@@ -1,0 +1,170 @@
+"""`EncoderEngine`: a thread that encodes what calls on the event loop ask for.
+
+The compiled model releases the GIL, so it needs no process of its own. The thread takes its next batch from the queue
+when it has finished one: what came in meanwhile is in it, and the loop is woken once for a batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from penstock.engines.encoder.layout import TokenizedText
+from penstock.engines.encoder.model import EncoderInfo, Vectors
+from penstock.engines.encoder.text_queue import BatchedText, EncodeRequest, TextQueue
+from penstock.engines.errors import NotReadyError, NumericalError, PenstockError, StepFailedError
+
+logger = logging.getLogger(__name__)
+
+
+class Encoder(Protocol):
+    """What computes: `EncoderModel`, for one."""
+
+    info: EncoderInfo
+
+    def compute(self, texts: Sequence[TokenizedText]) -> Vectors: ...
+
+
+@dataclass(slots=True)
+class EncoderStats:
+    """Counters since the start."""
+
+    batches: int = 0
+    texts: int = 0
+    tokens: int = 0
+    failures: int = 0
+    """Batches that raised."""
+    busy_seconds: float = 0.0
+
+
+class EncoderEngine:
+    """Lives on the event loop. Each call of `encode` ends exactly once: with its rows, or with an error."""
+
+    def __init__(self, load: Callable[[], Encoder], queue: TextQueue) -> None:
+        """`load` is called once, in a thread."""
+        self.stats = EncoderStats()
+        self._load = load
+        self._encoder: Encoder | None = None
+        self._queue = queue
+        self._changed = threading.Condition()
+        """Holds the queue: whoever looks into it has this."""
+        self._waiters: dict[EncodeRequest, asyncio.Future[None]] = {}
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def info(self) -> EncoderInfo:
+        """Raises NotReadyError before it has been loaded."""
+        if self._encoder is None:
+            raise NotReadyError("The model is still loading.", retry_after=2)
+        return self._encoder.info
+
+    @property
+    def ready(self) -> bool:
+        return self._thread is not None and not self._stopping
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """Requests with texts in the queue, and the tokens of these texts."""
+        with self._changed:
+            return len(self._queue), self._queue.num_tokens
+
+    async def start(self) -> None:
+        """Returns when it can encode. Raises PenstockError."""
+        self._encoder = await asyncio.to_thread(self._load)
+        loop = asyncio.get_running_loop()
+        # A daemon: a model that never returns must not keep the process from ending.
+        self._thread = threading.Thread(target=self._main, args=(self._encoder, loop), name="encoder", daemon=True)
+        self._thread.start()
+
+    async def encode(self, texts: Sequence[TokenizedText]) -> Vectors:
+        """A row for each text, none of which is empty. Cancelling takes those that are in no batch yet out of the
+        queue. Raises QueueFullError, NotReadyError, EngineError."""
+        if not self.ready:
+            raise NotReadyError("The model is not ready.", retry_after=2)
+        request = EncodeRequest(texts)
+        done = self._waiters[request] = asyncio.get_running_loop().create_future()
+        try:
+            with self._changed:
+                self._queue.add(request)
+                self._changed.notify()
+            await done
+        finally:
+            del self._waiters[request]
+            if request.missing:
+                with self._changed:
+                    self._queue.remove(request)
+        return np.array(request.rows)
+
+    async def stop(self) -> None:
+        """Ends what still waits with NotReadyError; returns when the batch under way is over."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        for done in self._waiters.values():
+            if not done.done():
+                done.set_exception(NotReadyError("The model is being unloaded."))
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+            self._thread = None
+        self._encoder = None
+
+    def _main(self, encoder: Encoder, loop: asyncio.AbstractEventLoop) -> None:
+        while batch := self._next_batch():
+            started = time.monotonic()
+            errors = self._compute(encoder, batch)
+            self._count(batch, time.monotonic() - started)
+            ended = {each.request: errors.get(each.request) for each in batch}
+            # After the loop has been closed there is nobody left to tell.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._end, ended)
+
+    def _next_batch(self) -> list[BatchedText]:
+        """Empty when the engine stops."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping or len(self._queue))
+            return [] if self._stopping else self._queue.take()
+
+    def _count(self, batch: Sequence[BatchedText], seconds: float) -> None:
+        self.stats.batches += 1
+        self.stats.texts += len(batch)
+        self.stats.tokens += sum(len(each.text) for each in batch)
+        self.stats.busy_seconds += seconds
+
+    def _compute(self, encoder: Encoder, batch: Sequence[BatchedText]) -> dict[EncodeRequest, PenstockError]:
+        """Puts the rows into the requests. When a batch raises, its texts are computed one by one, so that only the
+        requests of the guilty ones fail."""
+        try:
+            rows = encoder.compute([each.text for each in batch])
+        except Exception as error:
+            self.stats.failures += 1
+            if len(batch) == 1:
+                logger.exception("A text could not be encoded")
+                return {batch[0].request: StepFailedError(f"The text could not be encoded: {type(error).__name__}.")}
+            logger.warning("a batch of %d texts failed and is computed text by text: %r", len(batch), error)
+            return {key: each for text in batch for key, each in self._compute(encoder, [text]).items()}
+        found: dict[EncodeRequest, PenstockError] = {}
+        for each, row, finite in zip(batch, rows, np.isfinite(rows).all(axis=1), strict=True):
+            each.request.put(each.number, row)
+            if not finite:
+                found[each.request] = NumericalError("The model gave numbers that are not finite.")
+        return found
+
+    def _end(self, ended: dict[EncodeRequest, PenstockError | None]) -> None:
+        """On the loop: whatever is complete, or has failed."""
+        for request, error in ended.items():
+            done = self._waiters.get(request)
+            if done is None or done.done():
+                continue
+            if error is not None:
+                done.set_exception(error)
+            elif not request.missing:
+                done.set_result(None)

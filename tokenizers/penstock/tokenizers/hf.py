@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,11 @@ from .errors import TokenizerError
 from .files import TokenizerFiles, read_tokenizer_files
 from .one_call import encode_once
 from .special_text import SpecialTextGuard
+from .templates import TextTemplate, read_template
 from .token_table import DecoderFamily, TokenTable, build_token_table
+
+_ANY_TEXT = "a"
+"""To see what the tokenizer puts around texts."""
 
 
 class Tokenizer:
@@ -78,6 +83,26 @@ class Tokenizer:
     def special_text_guard(self, template_source: str, own_tags: Collection[str] = ()) -> SpecialTextGuard:
         """Keeps clients' texts from becoming special tokens in the prompts of a chat template."""
         return SpecialTextGuard(self._backend, template_source, own_tags)
+
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text, without special tokens: `template` puts these around them."""
+        try:
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        except TypeError:
+            raise TokenizerError("text is not valid Unicode") from None
+        except Exception as error:  # the library has no exception of its own
+            raise TokenizerError(f"the texts cannot be tokenized: {error}") from None
+        return [list(encoding.ids) for encoding in encodings]
+
+    @cached_property
+    def template(self) -> TextTemplate:
+        """Of one text. Raises TokenizerError."""
+        return read_template(self._backend, _ANY_TEXT)
+
+    @cached_property
+    def pair_template(self) -> TextTemplate:
+        """Of two texts. Raises TokenizerError."""
+        return read_template(self._backend, _ANY_TEXT, _ANY_TEXT)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids` taken as one text from its start; ids the vocabulary lacks contribute nothing."""

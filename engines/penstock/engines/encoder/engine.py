@@ -13,24 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
-from penstock.engines.encoder.layout import TokenizedText
-from penstock.engines.encoder.model import EncoderInfo, Vectors
+from penstock.engines.encoder.text import Encoder, EncoderInfo, TokenizedText, Vectors
 from penstock.engines.encoder.text_queue import BatchedText, EncodeRequest, TextQueue
 from penstock.engines.errors import NotReadyError, NumericalError, PenstockError, StepFailedError
 
 logger = logging.getLogger(__name__)
-
-
-class Encoder(Protocol):
-    """What computes: `EncoderModel`, for one."""
-
-    info: EncoderInfo
-
-    def compute(self, texts: Sequence[TokenizedText]) -> Vectors: ...
 
 
 @dataclass(slots=True)

@@ -8,12 +8,12 @@ of a batch that is padded throughout; equal ones take the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import openvino as ov
 import openvino.opset15 as ops
 
+from penstock.engines.encoder.text import TokenizedText
 from penstock.engines.openvino.weights import Node
 
 ROUNDED_TO = 16
@@ -29,18 +29,6 @@ INPUTS: dict[str, tuple[type[np.generic], list[int]]] = {
 }
 """slots [B, S]: which of the T tokens lies there, 0 behind a text's end; places [T]: where each token lies in the B * S
 slots; lengths [B]: tokens of each text."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizedText:
-    """A text as its model reads it."""
-
-    ids: Sequence[int]
-    types: Sequence[int] | None = None
-    """Of each token, where the text is a pair; None: all 0."""
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
 
 def batch_inputs(texts: Sequence[TokenizedText]) -> dict[str, np.ndarray]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import openvino as ov
 
 from penstock.engines.contract.loading import Loading, Report, silent
 from penstock.engines.encoder.families import parse_encoder
 from penstock.engines.encoder.graph import build_encoder
-from penstock.engines.encoder.layout import TokenizedText, batch_inputs
+from penstock.engines.encoder.layout import batch_inputs
 from penstock.engines.encoder.sentence_files import SentenceRecipe
+from penstock.engines.encoder.text import EncoderInfo, TokenizedText, Vectors
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.formats.model_files import read_json
 from penstock.engines.host.cores import usable_cores
@@ -21,19 +20,6 @@ from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.device import all_threads, compile_encoder, compute_precision
 from penstock.engines.openvino.weights import Weights
-
-Vectors = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncoderInfo:
-    max_tokens: int
-    """Of a text, with its special tokens."""
-    vocab_size: int
-    output_size: int
-    """Of a vector, or the number of labels."""
-    runner: str
-    """What it runs on, in words."""
 
 
 class EncoderModel:

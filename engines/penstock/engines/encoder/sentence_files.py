@@ -1,4 +1,4 @@
-"""What sentence-transformers' files say about a folder: pooling, dense layers, normalisation, prompts, the longest text.
+"""What sentence-transformers' files say about a folder: pooling, dense layers, normalisation, prompts, longest text.
 
 Where there are none, vectors are the mean over the tokens and are not normalised, as sentence-transformers does it.
 """

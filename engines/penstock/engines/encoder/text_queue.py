@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engines.encoder.layout import TokenizedText
+from penstock.engines.encoder.text import TokenizedText
 from penstock.engines.errors import QueueFullError
 
 _SLOTS_PER_TOKEN = 2

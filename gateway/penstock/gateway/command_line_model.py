@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from penstock.engines.encoder.sentence_files import makes_vectors
 from penstock.gateway.configuration.config import Config
+from penstock.gateway.embedding_models import EmbeddingModels
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.llm.hub import fetch_model
@@ -13,6 +15,8 @@ from penstock.gateway.llm.kserve.language_model import LanguageModel
 from penstock.gateway.llm.model_builder import build_model, public_names
 from penstock.gateway.llm.models import LoadedModel, ModelSource, find_model, is_hub_id
 from penstock.gateway.memory.budget import MemoryBudget
+from penstock.gateway.pooling.builder import build_pooling_model
+from penstock.gateway.pooling.models import PoolingModel
 from penstock.gateway.repository.manager import ModelRepository
 
 logger = logging.getLogger("penstock")
@@ -28,6 +32,7 @@ class CommandLineModel:
         models: ModelRepository,
         budget: MemoryBudget,
         board: LoadingBoard,
+        embeddings: EmbeddingModels,
     ) -> None:
         """Raises ConfigError."""
         self._config = config
@@ -35,31 +40,39 @@ class CommandLineModel:
         self._models = models
         self._budget = budget
         self._board = board
+        self._embeddings = embeddings
         self._names = public_names(config, config.model.model or "")
         self._model: LoadedModel | None = None
         if is_hub_id(config.model.model):
             board.announce(self._names)
         else:
-            self._model = self._add(self._build(find_model(config.model.model)))
+            self._add(self._build(find_model(config.model.model)))
 
-    def _build(self, source: ModelSource) -> LoadedModel:
+    def _build(self, source: ModelSource) -> LoadedModel | PoolingModel:
+        if makes_vectors(source.folder):
+            return build_pooling_model(self._config, source, self._names, self._board)
         return build_model(self._config, source, budget=self._budget, board=self._board)
 
-    def _add(self, model: LoadedModel) -> LoadedModel:
+    def _add(self, model: LoadedModel | PoolingModel) -> None:
+        if isinstance(model, PoolingModel):
+            self._embeddings.add(model)
+            return
         self._dataplane.add(model)
         for name in model.names:
             self._models.add(LanguageModel(self._dataplane, model, name, policy=self._config.scheduling.policy))
-        return model
+        self._model = model
 
     async def start(self) -> None:
-        """Raises ConfigError, PenstockError."""
-        if self._model is None:
+        """An embedding model is started with the others of its kind. Raises ConfigError, PenstockError."""
+        if self._names[0] in self._board:
             report = self._board.reporter(self._names)
             try:
                 source = await fetch_model(self._config.model.model, report)
-                self._model = self._add(await asyncio.to_thread(self._build, source))
+                self._add(await asyncio.to_thread(self._build, source))
             finally:
                 report(None)
+        if self._model is None:
+            return
         await self._model.engine.start()
         self._model.loaded = True
         info = self._model.engine.info

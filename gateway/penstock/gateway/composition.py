@@ -47,6 +47,7 @@ from penstock.gateway.memory.budget import MemoryBudget
 from penstock.gateway.metrics.custom import CustomMetrics
 from penstock.gateway.metrics.gpu import GpuMetrics
 from penstock.gateway.metrics.registry import Metrics
+from penstock.gateway.pooling.plane import PoolingPlane
 from penstock.gateway.repository.classic_loader import classic_loaders
 from penstock.gateway.repository.loading import Loader
 from penstock.gateway.repository.manager import ModelRepository
@@ -64,6 +65,10 @@ def build_dataplane(config: Config, pools: WorkPools, board: LoadingBoard) -> Da
         text_pool=pools.text,
         board=board,
     )
+
+
+def build_pooling(config: Config, dataplane: DataPlane, pools: WorkPools) -> PoolingPlane:
+    return PoolingPlane(dataplane, request_timeout=config.scheduling.request_timeout or None, text_pool=pools.text)
 
 
 def build_budget(config: Config, gpus: GpuMetrics) -> MemoryBudget:

@@ -25,6 +25,7 @@ from penstock.gateway.composition import (
     build_dataplane,
     build_keys,
     build_kserve,
+    build_pooling,
     build_repository,
     build_restrictions,
     build_spans,
@@ -34,6 +35,7 @@ from penstock.gateway.composition import (
     tls_settings,
 )
 from penstock.gateway.configuration.config import Config, ConfigError
+from penstock.gateway.embedding_models import EmbeddingModels
 from penstock.gateway.front.descriptors import connections_within_limit
 from penstock.gateway.front.exposure import check_exposure
 from penstock.gateway.front.first_steps import first_steps, reachable_host
@@ -74,7 +76,8 @@ def serve(config: Config) -> int:
         logging.getLogger(library).setLevel(logging.WARNING)  # at level debug they drown out everything else
     try:
         check_exposure(config)
-        wanted = config.model.model is not None or not config.repository.model_repository
+        others = config.repository.model_repository or config.embeddings.embedding_model
+        wanted = config.model.model is not None or not others
         if not wanted and (config.adapters.lora or config.adapters.lora_directory):
             raise ConfigError("lora: there is no MODEL; a model in a repository has its adapters in its model.json")
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -119,15 +122,22 @@ class _Server:
         gpus = GpuMetrics()
         budget = build_budget(config, gpus)
         self._models = build_repository(config, self._dataplane, custom, budget, board)
+        self._pooling = build_pooling(config, self._dataplane, pools)
+        self._embeddings = EmbeddingModels(config, self._pooling, board)
         self._model: CommandLineModel | None = None
         if with_model:
-            self._model = CommandLineModel(config, self._dataplane, self._models, budget, board)
+            self._model = CommandLineModel(config, self._dataplane, self._models, budget, board, self._embeddings)
         health = ServerHealth(self._is_live, self._would_serve, board.texts)
         self._kserve = build_kserve(config, self._models, self._dataplane, pools, health)
         triton = TritonMetrics(self._models.models, self._models.load_seconds)
         requests = RequestMetrics()
         metrics = Metrics(
-            lambda: (*self._dataplane.metrics(), requests, IntakeMetrics(self._intake, pools)),
+            lambda: (
+                *self._dataplane.metrics(),
+                *self._pooling.metrics(),
+                requests,
+                IntakeMetrics(self._intake, pools),
+            ),
             lambda: chain(triton.families(), gpus.families(), custom.families()),
         )
         self._access_log = build_access_log(config)
@@ -145,7 +155,7 @@ class _Server:
             max_connections=connections_within_limit(ConnectionLimits().max_connections),
         )
         http = HttpServer(
-            build_app(self._dataplane, settings, self._kserve),
+            build_app(self._dataplane, settings, self._kserve, self._pooling),
             ServerSettings(
                 host=server.address("http"),
                 port=server.http_port,
@@ -184,10 +194,11 @@ class _Server:
         return RequestJournal([*on_end, self._spans.end], [self._spans.begin])
 
     def _would_serve(self) -> bool:
-        return self._loaded and self._models.ready and not self._drain.draining
+        return self._loaded and self._models.ready and self._pooling.ready and not self._drain.draining
 
     def _is_live(self) -> bool:
         failed = [model.engine.failed for model in self._dataplane.known_models()]
+        failed += [model.source.failed for model in self._pooling.known_models()]
         others_ready = any(model.ready for model in self._models.models())
         return is_live(failed, others_ready, strict=self._config.server.strict_liveness)
 
@@ -216,6 +227,7 @@ class _Server:
     async def _load(self) -> None:
         if self._model is not None:
             await self._model.start()
+        await self._embeddings.start()
         await self._models.start()
         self._loaded = True
         # The gateway's long-lived objects are all made now: keep them out of every later collection.
@@ -255,6 +267,7 @@ class _Server:
         await self._ports.stop()
         if self._model is not None:
             await self._model.stop()
+        await self._embeddings.stop()
         await self._stop_models(ends)
         self._intake.lag.stop()
         self._kserve.tracing.close()

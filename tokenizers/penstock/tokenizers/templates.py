@@ -45,7 +45,8 @@ class TextTemplate:
 
 def read_template(backend: tokenizers.Tokenizer, *texts: str) -> TextTemplate:
     """As the backend joins these texts, one or two. Raises TokenizerError where it loses one of them."""
-    encoded = backend.encode(*texts)
+    first, second = texts if len(texts) == 2 else (texts[0], None)
+    encoded = backend.encode(first, second)
     tokens = zip(encoded.sequence_ids, encoded.ids, encoded.type_ids, strict=True)
     specials = [JoinedText([], [])]
     types: list[int] = []

@@ -101,4 +101,5 @@ def _distance_buckets(distances: np.ndarray, count: int) -> np.ndarray:
     # as torch computes it: in float32, cut and not rounded
     far = np.log(np.maximum(size, 1).astype(np.float32) / exact) / math.log(_MAX_DISTANCE / exact) * (half - exact)
     wide = np.minimum(exact + far.astype(np.int64), half - 1)
-    return np.where(distances > 0, half, 0) + np.where(size < exact, size, wide)
+    buckets: np.ndarray = np.where(distances > 0, half, 0) + np.where(size < exact, size, wide)
+    return buckets

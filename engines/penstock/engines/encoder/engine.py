@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from penstock.engines.contract.loading import Loading, Report, silent
 from penstock.engines.encoder.text import Encoder, EncoderInfo, TokenizedText, Vectors
 from penstock.engines.encoder.text_queue import BatchedText, EncodeRequest, TextQueue
 from penstock.engines.errors import NotReadyError, NumericalError, PenstockError, StepFailedError
@@ -38,10 +39,11 @@ class EncoderStats:
 class EncoderEngine:
     """Lives on the event loop. Each call of `encode` ends exactly once: with its rows, or with an error."""
 
-    def __init__(self, load: Callable[[], Encoder], queue: TextQueue) -> None:
-        """`load` is called once, in a thread."""
+    def __init__(self, load: Callable[[Report], Encoder], queue: TextQueue, report: Report = silent) -> None:
+        """`load` is called once, in a thread; `report` is told on the event loop how far it is."""
         self.stats = EncoderStats()
         self._load = load
+        self._report = report
         self._encoder: Encoder | None = None
         self._queue = queue
         self._changed = threading.Condition()
@@ -69,8 +71,12 @@ class EncoderEngine:
 
     async def start(self) -> None:
         """Returns when it can encode. Raises PenstockError."""
-        self._encoder = await asyncio.to_thread(self._load)
         loop = asyncio.get_running_loop()
+
+        def report(loading: Loading) -> None:
+            loop.call_soon_threadsafe(self._report, loading)
+
+        self._encoder = await asyncio.to_thread(self._load, report)
         # A daemon: a model that never returns must not keep the process from ending.
         self._thread = threading.Thread(target=self._main, args=(self._encoder, loop), name="encoder", daemon=True)
         self._thread.start()
@@ -142,7 +148,7 @@ class EncoderEngine:
             logger.warning("a batch of %d texts failed and is computed text by text: %r", len(batch), error)
             return {key: each for text in batch for key, each in self._compute(encoder, [text]).items()}
         found: dict[EncodeRequest, PenstockError] = {}
-        for each, row, finite in zip(batch, rows, np.isfinite(rows).all(axis=1), strict=True):
+        for each, row, finite in zip(batch, rows, np.isfinite(rows.sum(axis=1)), strict=True):
             each.request.put(each.number, row)
             if not finite:
                 found[each.request] = NumericalError("The model gave numbers that are not finite.")

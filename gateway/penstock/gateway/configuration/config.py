@@ -19,6 +19,7 @@ from penstock.gateway.configuration.sections import (
     AccessLogConfig,
     AdapterConfig,
     CacheConfig,
+    EmbeddingsConfig,
     EngineConfig,
     GrpcConfig,
     HttpConfig,
@@ -40,6 +41,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: LanguageModelConfig = LanguageModelConfig()
     engine: EngineConfig = EngineConfig()
     adapters: AdapterConfig = AdapterConfig()
+    embeddings: EmbeddingsConfig = EmbeddingsConfig()
     cache: CacheConfig = CacheConfig()
     scheduling: SchedulingConfig = SchedulingConfig()
     repository: RepositoryConfig = RepositoryConfig()
@@ -55,6 +57,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "model": LanguageModelConfig,
     "engine": EngineConfig,
     "adapters": AdapterConfig,
+    "embeddings": EmbeddingsConfig,
     "cache": CacheConfig,
     "scheduling": SchedulingConfig,
     "repository": RepositoryConfig,
@@ -154,7 +157,10 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 LISTS = frozenset(
-    {"served_model_name", "api_key", "admin_key", "allowed_hosts", "allowed_origins", "model_repository", "load_model"}
+    (
+        *("served_model_name", "api_key", "admin_key", "allowed_hosts", "allowed_origins"),
+        *("model_repository", "load_model", "embedding_model"),
+    )
 )
 """Settings that take several values: repeated flags, comma-separated variables, arrays in files."""
 PAIRS = frozenset({"backend_config", "trace_config", "lora", "http_restricted_api", "grpc_restricted_protocol"})

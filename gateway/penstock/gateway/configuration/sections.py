@@ -115,6 +115,20 @@ class AdapterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_lora_rank: Annotated[Positive, Meta(description="highest rank of an adapter")] = 16
 
 
+class EmbeddingsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Models that give embeddings, scores and classes."""
+
+    embedding_model: Annotated[
+        tuple[Name, ...],
+        Meta(
+            description="an embedding or ranking model beside MODEL, as FOLDER, hub id, or NAME=FOLDER; may be repeated"
+        ),
+    ] = ()
+    embedding_batch_tokens: Annotated[
+        Positive, Meta(description="most tokens of the texts that an encoder computes together")
+    ] = 4096
+
+
 class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Memory for keys and values."""
 

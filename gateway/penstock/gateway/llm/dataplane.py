@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -24,6 +23,7 @@ from penstock.engines.errors import (
     UnsupportedError,
 )
 from penstock.gateway.front.context import RequestContext, deadline_exceeded
+from penstock.gateway.front.deadline import until
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.front.record import Stage
 from penstock.gateway.front.work_pool import WorkPool, WorkPools
@@ -50,7 +50,6 @@ __all__ = [
     "Usage",
 ]
 
-_WITHOUT_END: AbstractAsyncContextManager[object] = nullcontext()
 _T = TypeVar("_T")
 
 
@@ -75,6 +74,8 @@ class DataPlane:
         self._text_pool = text_pool or WorkPools().text
         self._board = board or LoadingBoard()
         self._models: dict[str, LoadedModel] = {}
+        self._others: dict[str, str] = {}
+        """Names of models that do not generate, and what to tell who wants that of them."""
         self._request_timeout = request_timeout
         self._clamp_max_tokens = clamp_max_tokens
         self._salt_key = secrets.token_bytes(32)
@@ -88,8 +89,16 @@ class DataPlane:
         for name in model.names:
             self._models[name] = model
 
+    def reserve(self, name: str, refusal: str) -> None:
+        """A model that does not generate has this name. Raises AlreadyExistsError."""
+        if name in self._others or self.holder(name) is not None:
+            raise AlreadyExistsError(f"The name `{name}` is taken by another model.")
+        self._others[name] = refusal
+
     def _check_free(self, name: str, model: LoadedModel, held: tuple[LoadedModel, Adapter | None] | None) -> None:
         """A model may take over the names of one that it replaces, and of that one's adapters."""
+        if name in self._others:
+            raise AlreadyExistsError(f"The name `{name}` is taken by another model.")
         if held is not None and not set(held[0].names) & set(model.names):
             raise AlreadyExistsError(f"The name `{name}` is taken by the model `{held[0].names[0]}` or its adapter.")
 
@@ -125,15 +134,18 @@ class DataPlane:
     def find(self, name: str, param: str = "model") -> tuple[LoadedModel, Adapter | None]:
         """The model, and its adapter where the name is that one's. Raises as `model`; `param` is the caller's field."""
         held = self.holder(name)
+        if name in self._others:
+            raise InvalidRequestError(self._others[name], param=param)
         if held is None and name in self._board:
-            raise self._still_loading(name)
+            raise self.still_loading(name)
         if held is None:
             raise ModelNotFoundError(f"The model `{name[:64]}` does not exist.", param=param)
         if not held[0].loaded:
-            raise self._still_loading(held[0].names[0])
+            raise self.still_loading(held[0].names[0])
         return held
 
-    def _still_loading(self, name: str) -> NotReadyError:
+    def still_loading(self, name: str) -> NotReadyError:
+        """With how far it is."""
         progress = self._board.text(name)
         return NotReadyError(f"The model is still loading{f' ({progress})' if progress else ''}.", retry_after=2)
 
@@ -325,7 +337,7 @@ class DataPlane:
     def _until_deadline(self, context: RequestContext) -> AbstractAsyncContextManager[object]:
         """For what is done before the engine has the request, and ends it. Raises DeadlineExceededError."""
         deadline = self._deadline(context)
-        return _WITHOUT_END if deadline is None else _until(deadline)
+        return until(deadline, deadline_exceeded())
 
     def _salt(self, tenant: str, caller_salt: str) -> str:
         """Tenants never share cached prefixes nor guess one another's salt; a caller may divide its own further."""
@@ -333,15 +345,6 @@ class DataPlane:
             return ""
         parts = f"{len(tenant)}:{tenant}{caller_salt}".encode("utf-8", "surrogatepass")
         return hmac.new(self._salt_key, parts, hashlib.sha256).hexdigest()
-
-
-@asynccontextmanager
-async def _until(deadline: float) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout_at(deadline):
-            yield
-    except TimeoutError:
-        raise deadline_exceeded() from None
 
 
 def _check_supported(params: SamplingParams, info: ModelInfo) -> None:

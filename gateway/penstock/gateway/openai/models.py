@@ -7,6 +7,8 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 from penstock.gateway.llm.dataplane import DataPlane, ServedModel
+from penstock.gateway.pooling.models import PoolingModel
+from penstock.gateway.pooling.plane import PoolingPlane
 
 
 class ModelObject(msgspec.Struct):
@@ -21,28 +23,38 @@ class ModelObject(msgspec.Struct):
 
 
 class ModelList:
-    def __init__(self, dataplane: DataPlane) -> None:
+    def __init__(self, dataplane: DataPlane, pooling: PoolingPlane) -> None:
         self._dataplane = dataplane
+        self._pooling = pooling
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
         may_use = exchange.context.principal.may_use
-        data = [_model_object(model) for model in self._dataplane.models() if may_use(model.name)]
+        found = [_model_object(model) for model in self._dataplane.models()]
+        found += [_pooling_object(name, model) for name, model in self._pooling.loaded_names()]
+        data = [each for each in found if may_use(each.id)]
         await exchange.respond(200, msgspec.json.encode({"object": "list", "data": data}))
 
 
 class ModelDetail:
     """The id is all of the path after /v1/models/: names may hold slashes."""
 
-    def __init__(self, dataplane: DataPlane) -> None:
+    def __init__(self, dataplane: DataPlane, pooling: PoolingPlane) -> None:
         self._dataplane = dataplane
+        self._pooling = pooling
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
-        model = self._dataplane.model(scope["path_params"]["name"])
-        exchange.context.principal.require_model(model.name)
-        await exchange.respond(200, msgspec.json.encode(_model_object(model)))
+        name = scope["path_params"]["name"]
+        pooling = dict(self._pooling.loaded_names()).get(name)
+        found = _model_object(self._dataplane.model(name)) if pooling is None else _pooling_object(name, pooling)
+        exchange.context.principal.require_model(name)
+        await exchange.respond(200, msgspec.json.encode(found))
 
 
 def _model_object(model: ServedModel) -> ModelObject:
     return ModelObject(model.name, model.created, model.root, model.info.context_length, model.parent)
+
+
+def _pooling_object(name: str, model: PoolingModel) -> ModelObject:
+    return ModelObject(name, model.created, model.root, model.source.info.max_tokens, None)

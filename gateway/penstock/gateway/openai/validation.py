@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.fair_tenant import fair_tenant
+from penstock.gateway.generating.token_inputs import texts_or_ids
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import GenerateRequest, ServedModel
 from penstock.gateway.llm.sampling import bounded, priority_level, sampling_params, stop_strings
@@ -50,7 +51,7 @@ def completion_generate_request(
     if max_tokens is None:
         max_tokens = _COMPLETION_MAX_TOKENS
     bounded(max_tokens, "max_tokens", 0 if request.echo else 1, _MAX_TOKENS)
-    prompts = _prompts(request.prompt, model.info.vocab_size)
+    prompts = texts_or_ids(request.prompt, model.info.vocab_size, MAX_PROMPTS, "prompt")
     return _generate_request(
         request,
         prompts,
@@ -120,28 +121,6 @@ def _chat_logprobs(request: ChatRequest) -> int | None:
         if top and not request.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
     return (top or 0) if request.logprobs else None
-
-
-def _prompts(prompt: str | list[str | int | list[int]], vocab_size: int) -> list[str | list[int]]:
-    """One prompt (a text or a list of token ids) or a list of them, all of one kind."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise InvalidRequestError("prompt must not be empty.", param="prompt")
-    texts = [item for item in prompt if isinstance(item, str)]
-    token_ids = [item for item in prompt if isinstance(item, int)]
-    lists = [item for item in prompt if isinstance(item, list)]
-    if len(prompt) not in (len(texts), len(token_ids), len(lists)):
-        raise InvalidRequestError("prompt must not mix texts and token ids.", param="prompt")
-    if token_ids:
-        lists = [token_ids]
-    elif len(prompt) > MAX_PROMPTS:
-        raise InvalidRequestError(f"prompt: at most {MAX_PROMPTS} prompts are allowed.", param="prompt")
-    if not all(lists):
-        raise InvalidRequestError("prompt must not be empty.", param="prompt")
-    if any(not 0 <= min(ids) <= max(ids) < vocab_size for ids in lists):
-        raise InvalidRequestError("prompt: a token id is not in the vocabulary.", param="prompt")
-    return [*texts, *lists]
 
 
 def _cache_salt(salt: str | None) -> str:

@@ -12,6 +12,7 @@ from penstock.gateway.front.server_health import ServerHealth
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane
+from penstock.gateway.pooling.plane import PoolingPlane
 
 
 class Live:
@@ -43,12 +44,14 @@ class Ready:
 class Version:
     """The server's version, and how each model is run."""
 
-    def __init__(self, dataplane: DataPlane, settings: AppSettings) -> None:
+    def __init__(self, dataplane: DataPlane, pooling: PoolingPlane, settings: AppSettings) -> None:
         self._dataplane = dataplane
+        self._pooling = pooling
         self._version = settings.version
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         runners = {model.name: model.info.runner for model in self._dataplane.models() if model.parent is None}
+        runners |= {name: model.source.info.runner for name, model in self._pooling.loaded_names()}
         exchange: Exchange = scope[SCOPE_KEY]
         await exchange.respond(200, msgspec.json.encode({"version": self._version, "runners": runners}))
 

@@ -28,6 +28,8 @@ from penstock.gateway.openai.chat import ChatCompletions
 from penstock.gateway.openai.completions import Completions
 from penstock.gateway.openai.models import ModelDetail, ModelList
 from penstock.gateway.openai.tokenize import Detokenize, Tokenize
+from penstock.gateway.pooling.embeddings import Embeddings
+from penstock.gateway.pooling.plane import PoolingPlane
 from penstock.gateway.ports.about import About
 from penstock.gateway.ports.health import Live, Metrics, Ready, Version
 from penstock.gateway.ports.request_paths import drop_trailing_slash
@@ -39,24 +41,28 @@ from penstock.gateway.responses.stored import CancelResponse, DeleteResponse, Ge
 logger = logging.getLogger(__name__)
 
 
-def build_app(dataplane: DataPlane, settings: AppSettings, kserve: KServe | None = None) -> ASGIApp:
+def build_app(
+    dataplane: DataPlane, settings: AppSettings, kserve: KServe | None = None, pooling: PoolingPlane | None = None
+) -> ASGIApp:
     """The public port: the OpenAI API, the Anthropic API, and KServe v2 below /v2, behind the same keys."""
     adapters = AdapterControl(dataplane)
+    pooling = pooling or PoolingPlane(dataplane)
     routes = [
         GuardedRoute("/v1/chat/completions", ChatCompletions(dataplane, settings), INFER, methods=["POST"]),
         GuardedRoute("/v1/completions", Completions(dataplane, settings), INFER, methods=["POST"]),
         *_response_routes(dataplane, settings),
         GuardedRoute("/v1/messages", Messages(dataplane, settings), INFER, methods=["POST"]),
         GuardedRoute("/v1/messages/count_tokens", CountTokens(dataplane, settings), INFER, methods=["POST"]),
-        GuardedRoute("/v1/models", ModelList(dataplane), SEE_METADATA, methods=["GET"]),
-        GuardedRoute("/v1/models/{name:path}", ModelDetail(dataplane), SEE_METADATA, methods=["GET"]),
+        GuardedRoute("/v1/embeddings", Embeddings(pooling, settings), INFER, methods=["POST"]),
+        GuardedRoute("/v1/models", ModelList(dataplane, pooling), SEE_METADATA, methods=["GET"]),
+        GuardedRoute("/v1/models/{name:path}", ModelDetail(dataplane, pooling), SEE_METADATA, methods=["GET"]),
         GuardedRoute("/v1/load_lora_adapter", LoadAdapter(adapters, settings), CHANGE_MODELS, methods=["POST"]),
         GuardedRoute("/v1/unload_lora_adapter", UnloadAdapter(adapters, settings), CHANGE_MODELS, methods=["POST"]),
         GuardedRoute("/tokenize", Tokenize(dataplane, settings), INFER, methods=["POST"]),
         GuardedRoute("/detokenize", Detokenize(dataplane, settings), INFER, methods=["POST"]),
         *_health_routes(dataplane, settings),
         GuardedRoute("/ping", Ready(_health(dataplane, settings), settings.drain), PROBE, methods=["GET", "POST"]),
-        GuardedRoute("/version", Version(dataplane, settings), SEE_METADATA, methods=["GET"]),
+        GuardedRoute("/version", Version(dataplane, pooling, settings), SEE_METADATA, methods=["GET"]),
     ]
     routes.append(GuardedRoute("/", About(settings, routes, kserve=kserve is not None), SEE_METADATA, methods=["GET"]))
     return App(routes, settings, KServeApp(kserve) if kserve is not None else None)

@@ -1,0 +1,102 @@
+"""From a model's folder to a PoolingModel that is ready to be started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from penstock.engines.contract.loading import Report
+from penstock.engines.encoder.engine import EncoderEngine
+from penstock.engines.encoder.families import parse_encoder
+from penstock.engines.encoder.sentence_files import SentenceRecipe, read_recipe
+from penstock.engines.encoder.text import Encoder
+from penstock.engines.encoder.text_queue import TextQueue
+from penstock.engines.errors import PenstockError
+from penstock.engines.formats.model_files import read_json
+from penstock.gateway.configuration.config import Config, ConfigError
+from penstock.gateway.front.loading_board import LoadingBoard
+from penstock.gateway.llm.models import ModelSource
+from penstock.gateway.pooling.heads import Head, read_head
+from penstock.gateway.pooling.metrics import EncoderMetrics
+from penstock.gateway.pooling.models import PoolingModel
+from penstock.gateway.pooling.sources import EncoderSource
+from penstock.tokenizers import Tokenizer, TokenizerError
+
+
+def build_pooling_model(
+    config: Config, source: ModelSource, names: tuple[str, ...], board: LoadingBoard
+) -> PoolingModel:
+    """Raises ConfigError."""
+    try:
+        settings = read_json(source.folder / "config.json")
+        recipe = read_recipe(source.folder)
+        tokenizer = Tokenizer(source.folder)
+        return _encoder(config, source, names, settings, recipe, tokenizer, board.reporter(names))
+    except (PenstockError, TokenizerError) as error:
+        raise ConfigError(f"model: {error}") from None
+
+
+def _encoder(
+    config: Config,
+    source: ModelSource,
+    names: tuple[str, ...],
+    settings: Mapping[str, Any],
+    recipe: SentenceRecipe,
+    tokenizer: Tokenizer,
+    report: Report,
+) -> PoolingModel:
+    _check_encoder_settings(config)
+    spec = parse_encoder(settings)
+    model = config.model
+
+    def load(report: Report) -> Encoder:
+        from penstock.engines.encoder.model import EncoderModel  # loads OpenVINO
+        from penstock.engines.openvino.config import OpenVINOConfig
+
+        options = OpenVINOConfig(
+            model_dir=source.folder,
+            dtype=model.dtype,
+            weights=model.weights,
+            threads=model.threads,
+            max_model_len=model.max_model_len,
+        )
+        return EncoderModel(options, recipe, report)
+
+    scheduling = config.scheduling
+    queue = TextQueue(
+        config.embeddings.embedding_batch_tokens, scheduling.max_queued_requests, scheduling.max_queued_tokens
+    )
+    engine = EncoderEngine(load, queue, report)
+    head: Head | None = None
+    if spec.classifier is not None:
+        head = read_head(settings, spec.classifier.num_labels)
+        recipe = replace(recipe, normalize=False)
+    return PoolingModel(
+        names=names,
+        root=source.name,
+        source=EncoderSource(engine),
+        tokenizer=tokenizer,
+        recipe=recipe,
+        head=head,
+        dimensions=_matryoshka(settings),
+        metrics=EncoderMetrics(names[0], engine),
+    )
+
+
+def _check_encoder_settings(config: Config) -> None:
+    """Raises ConfigError for a setting that would change nothing."""
+    model = config.model
+    if model.engine not in ("auto", "openvino"):
+        raise ConfigError(f"engine: encoders run on openvino, not on {model.engine}")
+    if model.device not in ("auto", "cpu"):
+        raise ConfigError(f"device: encoders run on cpu, not on {model.device}")
+    if config.adapters.lora or config.adapters.lora_directory:
+        raise ConfigError("lora: encoders have no adapters")
+    if model.chat_template is not None:
+        raise ConfigError("chat-template: this model gives embeddings or scores and has no chats")
+
+
+def _matryoshka(settings: Mapping[str, Any]) -> tuple[int, ...]:
+    given = settings.get("matryoshka_dimensions")
+    return tuple(each for each in given if isinstance(each, int)) if isinstance(given, list) else ()

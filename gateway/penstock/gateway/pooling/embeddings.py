@@ -1,0 +1,77 @@
+"""POST /v1/embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from penstock.engines.encoder.text import TokenizedText, Vectors
+from penstock.engines.errors import InvalidRequestError
+from penstock.gateway.front.context import RequestContext
+from penstock.gateway.generating.token_inputs import texts_or_ids
+from penstock.gateway.pooling.answers import check_dimensions, finished, list_object, written
+from penstock.gateway.pooling.endpoint import MAX_INPUTS, PoolingEndpoint
+from penstock.gateway.pooling.models import PoolingModel
+from penstock.gateway.pooling.plane import PoolingPlane
+from penstock.gateway.pooling.schemas import EmbeddingRequest, InputRequest
+from penstock.gateway.pooling.tokenizing import tokenize_inputs, truncation
+
+
+class Embeddings(PoolingEndpoint[EmbeddingRequest]):
+    schema = EmbeddingRequest
+
+    async def answer(self, request: EmbeddingRequest, context: RequestContext) -> bytes:
+        model = self.plane.model(request.model, context)
+        vectors, texts = await embed(self.plane, model, request, context)
+        return await self.plane.in_pool(vectors.size, partial(_answer, request, vectors, texts))
+
+
+async def embed(
+    plane: PoolingPlane, model: PoolingModel, request: EmbeddingRequest, context: RequestContext
+) -> tuple[Vectors, Sequence[TokenizedText]]:
+    """As long and as scaled as the request wants them. Raises PenstockError."""
+    if model.head is not None:
+        raise InvalidRequestError(
+            f"The model `{request.model}` gives scores or classes and no embeddings; see /v1/rerank, /v1/score, "
+            "/v1/classify.",
+            param="model",
+        )
+    check_dimensions(request.dimensions, model)
+    prompt = _prompt(model, request.prompt_name)
+    vectors, texts = await rows_of_inputs(plane, model, request, prompt, context)
+    normalize = model.recipe.normalize if request.normalize is None else request.normalize
+    return finished(vectors, request.dimensions, normalize=normalize), texts
+
+
+async def rows_of_inputs(
+    plane: PoolingPlane, model: PoolingModel, request: InputRequest, prompt: str, context: RequestContext
+) -> tuple[Vectors, Sequence[TokenizedText]]:
+    inputs = texts_or_ids(request.input, model.source.info.vocab_size, MAX_INPUTS, "input")
+    tokenize = partial(
+        tokenize_inputs,
+        model,
+        inputs,
+        truncation(request.truncate_prompt_tokens, model),
+        prompt=prompt,
+        add_special_tokens=request.add_special_tokens is not False,
+        param="input",
+    )
+    return await plane.rows(model, tokenize, sum(map(len, inputs)), context)
+
+
+def _prompt(model: PoolingModel, name: str | None) -> str:
+    if name is None:
+        return model.recipe.default_prompt
+    prompts = model.recipe.prompts
+    if name not in prompts:
+        known = f"its prompts are {', '.join(prompts)}" if prompts else "it has none"
+        raise InvalidRequestError(f"prompt_name: this model has no such prompt; {known}.", param="prompt_name")
+    return prompts[name]
+
+
+def _answer(request: EmbeddingRequest, vectors: Vectors, texts: Sequence[TokenizedText]) -> bytes:
+    data = [
+        {"index": index, "object": "embedding", "embedding": each}
+        for index, each in enumerate(written(vectors, request.encoding_format))
+    ]
+    return list_object("embd", request.model, data, texts)

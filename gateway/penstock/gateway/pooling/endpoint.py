@@ -1,0 +1,41 @@
+"""The way of a call: body, request, answer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Generic, TypeVar
+
+from starlette.types import Receive, Scope, Send
+
+from penstock.gateway.front.context import RequestContext
+from penstock.gateway.generating.bodies import parse
+from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.pooling.plane import PoolingPlane
+from penstock.gateway.pooling.schemas import UNSUPPORTED, PoolingRequest
+
+MAX_INPUTS = 2048
+"""Of a call, as at OpenAI."""
+_R = TypeVar("_R", bound=PoolingRequest)
+
+
+class PoolingEndpoint(ABC, Generic[_R]):
+    """An ASGI application."""
+
+    schema: ClassVar[type[PoolingRequest]]
+
+    def __init__(self, plane: PoolingPlane, settings: AppSettings) -> None:
+        self.plane = plane
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope[SCOPE_KEY]
+        with exchange.call() as call:
+            request = parse(await exchange.body(self._settings.max_body_bytes), self.schema, UNSUPPORTED)
+            call.watch()
+            exchange.read_deadline()
+            await exchange.respond(200, await self.answer(request, exchange.context))  # type: ignore[arg-type]
+
+    @abstractmethod
+    async def answer(self, request: _R, context: RequestContext) -> bytes:
+        """Raises PenstockError."""

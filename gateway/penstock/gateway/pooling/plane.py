@@ -1,0 +1,96 @@
+"""The protocol-neutral verbs of embedding and ranking models, beside the data plane of those that generate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from penstock.engines.encoder.text import TokenizedText, Vectors
+from penstock.engines.errors import DeadlineExceededError, InvalidRequestError
+from penstock.gateway.front.context import RequestContext
+from penstock.gateway.front.deadline import until
+from penstock.gateway.front.record import Stage
+from penstock.gateway.front.work_pool import WorkPool, WorkPools
+from penstock.gateway.llm.dataplane import DataPlane, Usage
+from penstock.gateway.metrics.registry import Source
+from penstock.gateway.pooling.models import PoolingModel
+
+_T = TypeVar("_T")
+_INLINE_COST = 4096
+"""Characters that are encoded, and numbers that are written, on the event loop; more in a pool."""
+
+
+class PoolingPlane:
+    def __init__(
+        self, dataplane: DataPlane, *, request_timeout: float | None = None, text_pool: WorkPool | None = None
+    ) -> None:
+        self._dataplane = dataplane
+        self._request_timeout = request_timeout
+        self._text_pool = text_pool or WorkPools().text
+        self._models: dict[str, PoolingModel] = {}
+
+    def add(self, model: PoolingModel) -> None:
+        """Known from now on, to be asked when it is loaded. Raises AlreadyExistsError."""
+        for name in model.names:
+            self._dataplane.reserve(
+                name,
+                f"The model `{name}` gives embeddings or scores and generates no text; see /v1/embeddings, /v1/rerank, "
+                "/v1/score, /v1/classify.",
+            )
+            self._models[name] = model
+
+    def known_models(self) -> list[PoolingModel]:
+        """Of every model one, those that are still loading included."""
+        return list(dict.fromkeys(self._models.values()))
+
+    def loaded_names(self) -> list[tuple[str, PoolingModel]]:
+        return [(name, model) for name, model in self._models.items() if model.loaded]
+
+    def metrics(self) -> list[Source]:
+        return [model.metrics for model in self.known_models()]
+
+    @property
+    def ready(self) -> bool:
+        """True while all of them would serve a request now."""
+        return all(model.source.ready for model in self.known_models())
+
+    def model(self, name: str, context: RequestContext) -> PoolingModel:
+        """Raises PermissionDeniedError, ModelNotFoundError, NotReadyError, and InvalidRequestError for a model that
+        generates."""
+        context.principal.require_model(name)
+        model = self._models.get(name)
+        if model is None:
+            self._dataplane.model(name)
+            raise InvalidRequestError(
+                f"The model `{name[:64]}` generates text and gives no embeddings or scores.", param="model"
+            )
+        if not model.loaded:
+            raise self._dataplane.still_loading(model.names[0])
+        return model
+
+    async def rows(
+        self,
+        model: PoolingModel,
+        tokenize: Callable[[], Sequence[TokenizedText]],
+        num_chars: int,
+        context: RequestContext,
+    ) -> tuple[Vectors, Sequence[TokenizedText]]:
+        """What the model gives for the texts that `tokenize` makes of `num_chars` characters. Raises PenstockError."""
+        record = context.record
+        record.model = model.names[0]
+        if self._request_timeout is not None:
+            context.limit(self._request_timeout)
+        too_late = DeadlineExceededError("The request's time was over before all of its texts were computed.")
+        async with until(context.deadline, too_late):
+            record.enter(Stage.TOKENIZE)
+            texts = await self.in_pool(num_chars, tokenize)
+            total = sum(map(len, texts))
+            context.pay_tokens(total)
+            record.enter(Stage.ENGINE)
+            rows = await model.source.rows(texts, context)
+        record.usage = Usage(prompt_tokens=total)
+        return rows, texts
+
+    async def in_pool(self, cost: int, work: Callable[[], _T]) -> _T:
+        """On the event loop where it is little. Raises OverloadedError."""
+        return work() if cost <= _INLINE_COST else await self._text_pool.run(cost, work)

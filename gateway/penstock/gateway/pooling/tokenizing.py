@@ -1,0 +1,123 @@
+"""From the texts of a call to tokens as the model reads them, within the model's bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.engines.encoder.text import TokenizedText
+from penstock.engines.errors import ContextLengthError, InvalidRequestError
+from penstock.gateway.llm.prompts import TOKENS_OF_A_CALL
+from penstock.gateway.pooling.models import PoolingModel
+from penstock.tokenizers import PromptTooLong, Tokenizer, TokenizerError
+
+_LONG_CHARS = 16_384
+"""A longer text is refused before all of it has been encoded, where it cannot fit."""
+
+Input = str | list[int]
+"""A text, or its tokens as they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """How long the texts of a call may be."""
+
+    most: int
+    """Tokens of a text or pair, special tokens included."""
+    allowed: bool
+    """Longer ones lose their last tokens; else they are refused."""
+    of_second: int | None = None
+    """Tokens that the second text of a pair keeps."""
+
+
+def truncation(asked: int | None, model: PoolingModel, of_second: int | None = None) -> Cut:
+    """`asked` is truncate_prompt_tokens: -1 for the model's own limit. Raises InvalidRequestError."""
+    limit = model.source.info.max_tokens
+    if asked is not None and not (asked == -1 or 1 <= asked <= limit):
+        raise InvalidRequestError(
+            f"truncate_prompt_tokens must be -1 or between 1 and {limit}.", param="truncate_prompt_tokens"
+        )
+    return Cut(most=limit if asked in (None, -1) else asked or limit, allowed=asked is not None, of_second=of_second)
+
+
+def tokenize_inputs(
+    model: PoolingModel, inputs: Sequence[Input], cut: Cut, *, prompt: str, add_special_tokens: bool, param: str
+) -> list[TokenizedText]:
+    """`prompt` goes before each text. Raises InvalidRequestError, ContextLengthError."""
+    texts = [prompt + each for each in inputs if isinstance(each, str)]
+    encoded = iter(_encode(model, texts, cut, param))
+    template = model.tokenizer.template
+    found: list[TokenizedText] = []
+    for number, given in enumerate(inputs):
+        if isinstance(given, str) and add_special_tokens:
+            joined = template.join([next(encoded)], cut.most if cut.allowed else None)
+            text = TokenizedText(joined.ids, joined.types)
+        else:
+            ids = next(encoded) if isinstance(given, str) else given
+            text = TokenizedText(ids[: cut.most] if cut.allowed else ids)
+        found.append(_checked(text, number, cut, param))
+    _check_total(found, param)
+    return found
+
+
+def tokenize_pairs(
+    model: PoolingModel, firsts: Sequence[str], seconds: Sequence[str], cut: Cut, param: str
+) -> list[TokenizedText]:
+    """`firsts` has one text for all of `seconds`, or as many. Raises InvalidRequestError, ContextLengthError."""
+    encoded = _encode(model, [*firsts, *seconds], cut, param)
+    template = model.tokenizer.pair_template
+    behind = encoded[len(firsts) :]
+    before = encoded[: len(firsts)] if len(firsts) == len(seconds) else encoded[:1] * len(seconds)
+    found: list[TokenizedText] = []
+    for number, (first, second) in enumerate(zip(before, behind, strict=True)):
+        joined = template.join([first, second[: cut.of_second]], cut.most if cut.allowed else None)
+        found.append(_checked(TokenizedText(joined.ids, joined.types), number, cut, param))
+    _check_total(found, param)
+    return found
+
+
+def _encode(model: PoolingModel, texts: Sequence[str], cut: Cut, param: str) -> list[list[int]]:
+    """Without special tokens."""
+    if model.recipe.lower_case:
+        texts = [text.lower() for text in texts]
+    try:
+        if not cut.allowed and cut.of_second is None:
+            _refuse_long(model.tokenizer, texts, cut, param)
+        return model.tokenizer.encode_many(texts)
+    except TokenizerError as error:
+        raise InvalidRequestError(str(error), param=param) from None
+
+
+def _refuse_long(tokenizer: Tokenizer, texts: Sequence[str], cut: Cut, param: str) -> None:
+    for number, text in enumerate(texts):
+        if len(text) > _LONG_CHARS:
+            try:
+                tokenizer.encode(text, add_special_tokens=False, limit=cut.most)
+            except PromptTooLong:
+                raise _too_long(number, f"more than {cut.most}", cut, param) from None
+
+
+def _checked(text: TokenizedText, number: int, cut: Cut, param: str) -> TokenizedText:
+    if not len(text):
+        raise InvalidRequestError(f"{param}: text {number} has no tokens.", param=param)
+    if len(text) > cut.most:
+        raise _too_long(number, str(len(text)), cut, param)
+    return text
+
+
+def _check_total(texts: Sequence[TokenizedText], param: str) -> None:
+    total = sum(map(len, texts))
+    if total > TOKENS_OF_A_CALL:
+        raise InvalidRequestError(
+            f"The texts of this call have {total} tokens together, and {TOKENS_OF_A_CALL} are allowed. Please send "
+            "them in several calls.",
+            param=param,
+        )
+
+
+def _too_long(number: int, length: str, cut: Cut, param: str) -> ContextLengthError:
+    return ContextLengthError(
+        f"{param}: text {number} has {length} tokens, and this model's maximum is {cut.most}. Please shorten it or let "
+        "it be cut with truncate_prompt_tokens.",
+        param=param,
+    )

@@ -7,6 +7,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
+from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.bodies import parse
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
@@ -17,6 +18,12 @@ from penstock.gateway.pooling.schemas import UNSUPPORTED, PoolingRequest
 MAX_INPUTS = 2048
 """Of a call, as at OpenAI."""
 _R = TypeVar("_R", bound=PoolingRequest)
+
+
+def check_count(count: int, param: str) -> None:
+    """Raises InvalidRequestError."""
+    if not 1 <= count <= MAX_INPUTS:
+        raise InvalidRequestError(f"{param}: 1 to {MAX_INPUTS} texts are allowed, not {count}.", param=param)
 
 
 class PoolingEndpoint(ABC, Generic[_R]):

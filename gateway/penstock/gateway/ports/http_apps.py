@@ -28,8 +28,12 @@ from penstock.gateway.openai.chat import ChatCompletions
 from penstock.gateway.openai.completions import Completions
 from penstock.gateway.openai.models import ModelDetail, ModelList
 from penstock.gateway.openai.tokenize import Detokenize, Tokenize
+from penstock.gateway.pooling.classify import Classify
 from penstock.gateway.pooling.embeddings import Embeddings
 from penstock.gateway.pooling.plane import PoolingPlane
+from penstock.gateway.pooling.pooling import Pooling
+from penstock.gateway.pooling.rerank import Rerank
+from penstock.gateway.pooling.score import Score
 from penstock.gateway.ports.about import About
 from penstock.gateway.ports.health import Live, Metrics, Ready, Version
 from penstock.gateway.ports.request_paths import drop_trailing_slash
@@ -53,7 +57,7 @@ def build_app(
         *_response_routes(dataplane, settings),
         GuardedRoute("/v1/messages", Messages(dataplane, settings), INFER, methods=["POST"]),
         GuardedRoute("/v1/messages/count_tokens", CountTokens(dataplane, settings), INFER, methods=["POST"]),
-        GuardedRoute("/v1/embeddings", Embeddings(pooling, settings), INFER, methods=["POST"]),
+        *_pooling_routes(pooling, settings),
         GuardedRoute("/v1/models", ModelList(dataplane, pooling), SEE_METADATA, methods=["GET"]),
         GuardedRoute("/v1/models/{name:path}", ModelDetail(dataplane, pooling), SEE_METADATA, methods=["GET"]),
         GuardedRoute("/v1/load_lora_adapter", LoadAdapter(adapters, settings), CHANGE_MODELS, methods=["POST"]),
@@ -66,6 +70,19 @@ def build_app(
     ]
     routes.append(GuardedRoute("/", About(settings, routes, kserve=kserve is not None), SEE_METADATA, methods=["GET"]))
     return App(routes, settings, KServeApp(kserve) if kserve is not None else None)
+
+
+def _pooling_routes(pooling: PoolingPlane, settings: AppSettings) -> list[GuardedRoute]:
+    """Several have the paths of more than one other server."""
+    rerank, score, classify = Rerank(pooling, settings), Score(pooling, settings), Classify(pooling, settings)
+    found: dict[str, ASGIApp] = {
+        "/v1/embeddings": Embeddings(pooling, settings),
+        **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), rerank),
+        **dict.fromkeys(("/score", "/v1/score"), score),
+        **dict.fromkeys(("/classify", "/v1/classify"), classify),
+        "/pooling": Pooling(pooling, settings),
+    }
+    return [GuardedRoute(path, endpoint, INFER, methods=["POST"]) for path, endpoint in found.items()]
 
 
 def build_metrics_app(
@@ -119,7 +136,7 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"This server has no use for ASGI scopes of type {scope['type']}.")
-        kserve = self.kserve if self.kserve is not None and self.kserve.handles(scope["path"]) else None
+        kserve = self.kserve if self.kserve is not None and self._is_kserve(self.kserve, scope["path"]) else None
         if kserve is None:  # Triton knows no paths with a slash at the end
             drop_trailing_slash(scope)
         exchange = Exchange(scope, receive, send, self._drain, self._bodies)
@@ -135,6 +152,10 @@ class App:
         finally:
             exchange.close_record()
             self._journal.end(exchange.context)
+
+    def _is_kserve(self, kserve: KServeApp, path: str) -> bool:
+        """/v2/rerank is Cohere's, and everything else below /v2 KServe's."""
+        return kserve.handles(path) and not self.routes.has(path)
 
     async def _answer(self, exchange: Exchange, kserve: KServeApp | None) -> None:
         scope, receive = exchange.scope, exchange.receive

@@ -26,6 +26,10 @@ class Routes:
         self.all = tuple(routes)
         self._plain = {route.path: route for route in routes if "{" not in route.path}
 
+    def has(self, path: str) -> bool:
+        """Whether there is a route without names for this path, whatever its methods."""
+        return path in self._plain
+
     def find(self, scope: Scope) -> GuardedRoute | HttpError:
         """The route for a path and method, with the names in the path put into the scope; or what to answer."""
         route = self._plain.get(scope["path"])

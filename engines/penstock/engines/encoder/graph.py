@@ -125,7 +125,8 @@ class _Builder:
                 raise UnsupportedError(f"{dense.folder.name} takes {dense.in_features} numbers, not {size}")
             stored = Weights(Checkpoint(dense.folder), "f32")
             shape = (dense.out_features, dense.in_features)
-            pooled = stored.project(pooled, "linear.weight", shape)
+            # copied: nothing would keep the mapped file alive
+            pooled = ops.matmul(pooled, stored.table("linear.weight", shape), False, True)
             if dense.bias:
                 pooled = ops.add(pooled, stored.vector("linear.bias", dense.out_features))
             pooled, size = _ACTIVATE[dense.activation](pooled), dense.out_features

@@ -1,0 +1,154 @@
+"""Small encoders for tests: transformers classes with random weights beside a WordPiece tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerFast
+
+from penstock.engines.encoder.text import TokenizedText, Vectors
+
+torch.set_num_threads(1)
+
+SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+WORDS = (
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "over",
+    "a",
+    "dog",
+    "in",
+    "bern",
+    "rain",
+    "sun",
+    "is",
+    "falls",
+    "what",
+    "weather",
+)
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,?!"
+_SHAPE: dict[str, Any] = {
+    "vocab_size": 160,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 80,
+    "type_vocab_size": 2,
+    "pad_token_id": 0,
+}
+_DISTIL = {"dim": 32, "hidden_dim": 48, "n_layers": 3, "n_heads": 4}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Bert": {},
+    "Roberta": {"type_vocab_size": 1, "pad_token_id": 1},
+    "XLMRoberta": {"type_vocab_size": 1, "pad_token_id": 1},
+    "Camembert": {"type_vocab_size": 1, "pad_token_id": 1},
+    "Electra": {"embedding_size": 16},
+    "DistilBert": _DISTIL,
+    "MPNet": {"pad_token_id": 1},
+    "ModernBert": {
+        "local_attention": 8,
+        "global_attn_every_n_layers": 2,
+        "cls_token_id": 2,
+        "sep_token_id": 3,
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+    },
+}
+"""By the beginning of the classes' names: what the config says beyond the common shape."""
+
+
+def make_encoder(
+    folder: Path, family: str = "Bert", *, labels: int = 0, files: dict[str, Any] | None = None, **overrides: Any
+) -> Path:
+    """Saves a model and a tokenizer in `folder`, which is returned. `labels` above 0: a classifier of so many. `files`
+    are JSON files of sentence-transformers by their path."""
+    torch.manual_seed(3)
+    config_class = getattr(transformers, f"{family}Config")
+    model_class = getattr(transformers, f"{family}{'ForSequenceClassification' if labels else 'Model'}")
+    differences = FAMILIES[family] | ({"num_labels": labels} if labels else {})
+    model = model_class(config_class(**{**_SHAPE, **differences, **overrides}))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(6)  # a fresh model's vectors are all alike
+            elif name.endswith("bias"):
+                parameter.normal_(0, 0.2)
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    for path, content in (files or {}).items():
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(json.dumps(content))
+    return folder
+
+
+def sentence_files(mode: str = "mean", *, normalize: bool = True, max_tokens: int = 64) -> dict[str, Any]:
+    """As sentence-transformers writes them."""
+    kinds = {"": "Transformer", "1_Pooling": "Pooling"} | ({"2_Normalize": "Normalize"} if normalize else {})
+    modules = [
+        {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for n, (path, kind) in enumerate(kinds.items())
+    ]
+    return {
+        "modules.json": modules,
+        "1_Pooling/config.json": {"word_embedding_dimension": 32, f"pooling_mode_{mode}": True},
+        "sentence_bert_config.json": {"max_seq_length": max_tokens, "do_lower_case": False},
+    }
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Of words and letters, with BERT's special tokens around texts and pairs."""
+    pieces = [*SPECIALS, *WORDS, *LETTERS, *(f"##{letter}" for letter in LETTERS)]
+    vocab = {piece: n for n, piece in enumerate(dict.fromkeys(pieces))}
+    backend = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer()
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", vocab["[CLS]"]), ("[SEP]", vocab["[SEP]"])],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+    )
+
+
+def reference(folder: Path) -> PreTrainedModel:
+    architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
+    kind = AutoModelForSequenceClassification if "Classification" in architecture else AutoModel
+    return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def reference_rows(model: PreTrainedModel, texts: list[TokenizedText], mode: str = "mean") -> Vectors:
+    """What transformers gives, each text by itself: logits, or hidden states pooled by `mode`."""
+    return np.stack([_row(model, text, mode) for text in texts])
+
+
+def _row(model: PreTrainedModel, text: TokenizedText, mode: str) -> Any:
+    given = {"input_ids": torch.tensor([list(text.ids)])}
+    if text.types is not None and getattr(model.config, "type_vocab_size", 0) > 1:
+        given["token_type_ids"] = torch.tensor([list(text.types)])
+    with torch.no_grad():
+        found = model(**given)
+    if "logits" in found:
+        return found.logits[0].numpy()
+    hidden = found.last_hidden_state[0]
+    weights = torch.arange(1, len(hidden) + 1)[:, None]
+    pooled = {
+        "cls_token": lambda: hidden[0],
+        "lasttoken": lambda: hidden[-1],
+        "max_tokens": lambda: hidden.max(0).values,
+        "mean": lambda: hidden.mean(0),
+        "mean_tokens": lambda: hidden.mean(0),
+        "mean_sqrt_len_tokens": lambda: hidden.sum(0) / len(hidden) ** 0.5,
+        "weightedmean_tokens": lambda: (hidden * weights).sum(0) / weights.sum(),
+    }[mode]()
+    return pooled.numpy()

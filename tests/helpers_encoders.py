@@ -90,7 +90,7 @@ def make_encoder(
     return folder
 
 
-def sentence_files(mode: str = "mean", *, normalize: bool = True, max_tokens: int = 64) -> dict[str, Any]:
+def sentence_files(mode: str = "mean_tokens", *, normalize: bool = True, max_tokens: int = 64) -> dict[str, Any]:
     """As sentence-transformers writes them."""
     kinds = {"": "Transformer", "1_Pooling": "Pooling"} | ({"2_Normalize": "Normalize"} if normalize else {})
     modules = [

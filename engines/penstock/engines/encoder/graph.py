@@ -73,7 +73,9 @@ class _Builder:
         x = ops.add(x, look_up(positions, "embeddings.position_embeddings.weight", (spec.position_rows, size)))
         if spec.type_rows:
             name = "embeddings.token_type_embeddings.weight"
-            x = ops.add(x, look_up(inputs["token_types"], name, (spec.type_rows, size)))
+            # a tokenizer may tell two texts apart where the model does not
+            types = ops.minimum(inputs["token_types"], i64(spec.type_rows - 1))
+            x = ops.add(x, look_up(types, name, (spec.type_rows, size)))
         x = self._norm(x, "embeddings.LayerNorm", size)
         return x if size == spec.hidden_size else self._linear(x, "embeddings_project", spec.hidden_size, size)
 

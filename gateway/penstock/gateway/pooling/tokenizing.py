@@ -55,7 +55,7 @@ def tokenize_inputs(
         else:
             ids = next(encoded) if isinstance(given, str) else given
             text = TokenizedText(ids[: cut.most] if cut.allowed else ids)
-        found.append(_checked(text, number, cut, param))
+        found.append(_checked(model, text, number, cut, param))
     _check_total(found, param)
     return found
 
@@ -71,7 +71,7 @@ def tokenize_pairs(
     found: list[TokenizedText] = []
     for number, (first, second) in enumerate(zip(before, behind, strict=True)):
         joined = template.join([first, second[: cut.of_second]], cut.most if cut.allowed else None)
-        found.append(_checked(TokenizedText(joined.ids, joined.types), number, cut, param))
+        found.append(_checked(model, TokenizedText(joined.ids, joined.types), number, cut, param))
     _check_total(found, param)
     return found
 
@@ -97,11 +97,14 @@ def _refuse_long(tokenizer: Tokenizer, texts: Sequence[str], cut: Cut, param: st
                 raise _too_long(number, f"more than {cut.most}", cut, param) from None
 
 
-def _checked(text: TokenizedText, number: int, cut: Cut, param: str) -> TokenizedText:
+def _checked(model: PoolingModel, text: TokenizedText, number: int, cut: Cut, param: str) -> TokenizedText:
     if not len(text):
         raise InvalidRequestError(f"{param}: text {number} has no tokens.", param=param)
     if len(text) > cut.most:
         raise _too_long(number, str(len(text)), cut, param)
+    vocab_size = model.source.info.vocab_size
+    if model.tokenizer.vocab_size > vocab_size and max(text.ids) >= vocab_size:
+        raise InvalidRequestError(f"{param}: text {number} has a token that the model lacks.", param=param)
     return text
 
 

@@ -50,7 +50,7 @@ class CommandLineModel:
 
     def _build(self, source: ModelSource) -> LoadedModel | PoolingModel:
         if makes_vectors(source.folder):
-            return build_pooling_model(self._config, source, self._names, self._board)
+            return build_pooling_model(self._config, source, self._names, self._budget, self._board)
         return build_model(self._config, source, budget=self._budget, board=self._board)
 
     def _add(self, model: LoadedModel | PoolingModel) -> None:

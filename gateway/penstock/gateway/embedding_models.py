@@ -10,6 +10,7 @@ from penstock.gateway.configuration.config import Config, ConfigError, overlay
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.llm.hub import fetch_model
 from penstock.gateway.llm.models import ModelSource, find_model, is_hub_id
+from penstock.gateway.memory.budget import MemoryBudget
 from penstock.gateway.pooling.builder import build_pooling_model
 from penstock.gateway.pooling.models import PoolingModel
 from penstock.gateway.pooling.plane import PoolingPlane
@@ -23,9 +24,10 @@ _OF_MODEL = ("engine", "device", "max_model_len", "dtype", "weights", "threads",
 class EmbeddingModels:
     """What is in a folder is checked at once; what comes from the hub when it is here, after the ports are open."""
 
-    def __init__(self, config: Config, plane: PoolingPlane, board: LoadingBoard) -> None:
+    def __init__(self, config: Config, plane: PoolingPlane, budget: MemoryBudget, board: LoadingBoard) -> None:
         """Raises ConfigError."""
         self._plane = plane
+        self._budget = budget
         self._board = board
         self._to_fetch: dict[str, str] = {}
         """Hub ids by name."""
@@ -42,7 +44,7 @@ class EmbeddingModels:
                 self.add(self._build(source, name if equals else source.name))
 
     def _build(self, source: ModelSource, name: str) -> PoolingModel:
-        return build_pooling_model(self._beside, source, (name,), self._board)
+        return build_pooling_model(self._beside, source, (name,), self._budget, self._board)
 
     def add(self, model: PoolingModel) -> None:
         """It is loaded with the others. Raises ConfigError."""

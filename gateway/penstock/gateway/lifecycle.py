@@ -123,7 +123,7 @@ class _Server:
         budget = build_budget(config, gpus)
         self._models = build_repository(config, self._dataplane, custom, budget, board)
         self._pooling = build_pooling(config, self._dataplane, pools)
-        self._embeddings = EmbeddingModels(config, self._pooling, board)
+        self._embeddings = EmbeddingModels(config, self._pooling, budget, board)
         self._model: CommandLineModel | None = None
         if with_model:
             self._model = CommandLineModel(config, self._dataplane, self._models, budget, board, self._embeddings)

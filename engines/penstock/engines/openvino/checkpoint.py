@@ -11,6 +11,11 @@ from penstock.engines.formats.model_files import weight_files
 from penstock.engines.formats.safetensors_file import StoredTensor, read_safetensors
 
 
+def full_name(name: str) -> str:
+    """Of a decoder's tensor. Embedding models, saved without a head, leave out the beginning."""
+    return "model." + name if name.startswith(("embed_tokens.", "layers.", "norm.")) else name
+
+
 class Checkpoint:
     """Tensors by name. The mapping lives as long as the arrays that look into it."""
 

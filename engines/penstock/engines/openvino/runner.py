@@ -17,7 +17,7 @@ from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, Batch, GroupTables
 from penstock.engines.kit.cache_size import check_model_sizes, max_model_len, num_blocks
 from penstock.engines.kit.layer_groups import group_layers
 from penstock.engines.kit.step_runner import StepRunner
-from penstock.engines.openvino.checkpoint import Checkpoint
+from penstock.engines.openvino.checkpoint import Checkpoint, full_name
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.decoder import build_decoder
 from penstock.engines.openvino.device import ThreadPlan, compile_decoder, compute_precision, kv_cache_type, plan_threads
@@ -45,7 +45,7 @@ class OpenVINORunner(StepRunner):
         spec = parse_config(settings)
         model_len = max_model_len(config.max_model_len, spec.max_position_embeddings)
         eos = eos_token_ids(config.model_dir, settings, spec.vocab_size)
-        self._checkpoint = Checkpoint(config.model_dir)
+        self._checkpoint = Checkpoint(config.model_dir, full_name)
         most_tokens = min(model_len, config.max_num_batched_tokens)
         plans = plan_threads(self._checkpoint.num_bytes, usable_cores(), config.threads, most_tokens)
         compiled, description = _compile(config, spec, self._checkpoint, plans, report)

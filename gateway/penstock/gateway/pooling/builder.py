@@ -8,29 +8,34 @@ from typing import Any
 
 from penstock.engines.contract.loading import Report
 from penstock.engines.encoder.engine import EncoderEngine
-from penstock.engines.encoder.families import parse_encoder
+from penstock.engines.encoder.families import is_encoder, parse_encoder
 from penstock.engines.encoder.sentence_files import SentenceRecipe, read_recipe
 from penstock.engines.encoder.text import Encoder
 from penstock.engines.encoder.text_queue import TextQueue
-from penstock.engines.errors import PenstockError
+from penstock.engines.errors import PenstockError, UnsupportedError
 from penstock.engines.formats.model_files import read_json
-from penstock.gateway.configuration.config import Config, ConfigError
+from penstock.gateway.configuration.config import Config, ConfigError, overlay
 from penstock.gateway.front.loading_board import LoadingBoard
+from penstock.gateway.llm.engine_choice import choose_engine
+from penstock.gateway.llm.model_builder import build_model
 from penstock.gateway.llm.models import ModelSource
+from penstock.gateway.memory.budget import MemoryBudget
 from penstock.gateway.pooling.heads import Head, read_head
 from penstock.gateway.pooling.metrics import EncoderMetrics
 from penstock.gateway.pooling.models import PoolingModel
-from penstock.gateway.pooling.sources import EncoderSource
+from penstock.gateway.pooling.sources import DecoderSource, EncoderSource
 from penstock.tokenizers import Tokenizer, TokenizerError
 
 
 def build_pooling_model(
-    config: Config, source: ModelSource, names: tuple[str, ...], board: LoadingBoard
+    config: Config, source: ModelSource, names: tuple[str, ...], budget: MemoryBudget, board: LoadingBoard
 ) -> PoolingModel:
     """Raises ConfigError."""
     try:
         settings = read_json(source.folder / "config.json")
         recipe = read_recipe(source.folder)
+        if not is_encoder(settings):
+            return _decoder(config, source, names, settings, recipe, budget, board)
         tokenizer = Tokenizer(source.folder)
         return _encoder(config, source, names, settings, recipe, tokenizer, board.reporter(names))
     except (PenstockError, TokenizerError) as error:
@@ -81,6 +86,35 @@ def _encoder(
         head=head,
         dimensions=_matryoshka(settings),
         metrics=EncoderMetrics(names[0], engine),
+    )
+
+
+def _decoder(
+    config: Config,
+    source: ModelSource,
+    names: tuple[str, ...],
+    settings: Mapping[str, Any],
+    recipe: SentenceRecipe,
+    budget: MemoryBudget,
+    board: LoadingBoard,
+) -> PoolingModel:
+    if recipe.pooling != ("lasttoken",) or recipe.dense:
+        raise UnsupportedError(
+            f"of {settings.get('architectures')} embeddings are the last token's; this model has the pooling "
+            f"{', '.join(recipe.pooling)}{' and dense layers' if recipe.dense else ''}"
+        )
+    if config.model.engine == "auto" and choose_engine(source.folder) == "vllm":
+        config = overlay(config, {"engine": "torch"})  # which gives vectors, and comes with vLLM
+    model = build_model(config, source, names, budget, board)
+    return PoolingModel(
+        names=names,
+        root=source.name,
+        source=DecoderSource(model.engine, int(settings["hidden_size"]), recipe.max_tokens),
+        tokenizer=model.tokenizer,
+        recipe=recipe,
+        head=None,
+        dimensions=_matryoshka(settings),
+        metrics=model.metrics,
     )
 
 

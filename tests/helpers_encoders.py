@@ -9,32 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerFast
 
+from helpers_tokenizers import bert
 from penstock.engines.encoder.text import TokenizedText, Vectors
 
 torch.set_num_threads(1)
 
-SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-WORDS = (
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "over",
-    "a",
-    "dog",
-    "in",
-    "bern",
-    "rain",
-    "sun",
-    "is",
-    "falls",
-    "what",
-    "weather",
-)
-LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,?!"
 _SHAPE: dict[str, Any] = {
     "vocab_size": 160,
     "hidden_size": 32,
@@ -105,19 +86,8 @@ def sentence_files(mode: str = "mean_tokens", *, normalize: bool = True, max_tok
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Of words and letters, with BERT's special tokens around texts and pairs."""
-    pieces = [*SPECIALS, *WORDS, *LETTERS, *(f"##{letter}" for letter in LETTERS)]
-    vocab = {piece: n for n, piece in enumerate(dict.fromkeys(pieces))}
-    backend = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
-    backend.normalizer = normalizers.BertNormalizer()
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.post_processor = processors.TemplateProcessing(
-        single="[CLS]:0 $A:0 [SEP]:0",
-        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", vocab["[CLS]"]), ("[SEP]", vocab["[SEP]"])],
-    )
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+        tokenizer_object=bert(), pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
     )
 
 

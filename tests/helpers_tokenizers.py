@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog. It's 3.14 o'clock, isn't it?",
@@ -84,6 +84,26 @@ def wordpiece() -> tokenizers.Tokenizer:
     tokenizer.decoder = decoders.WordPiece()
     tokenizer.train_from_iterator(
         TEXTS, trainers.WordPieceTrainer(vocab_size=300, special_tokens=SPECIALS, show_progress=False)
+    )
+    return tokenizer
+
+
+def bert() -> tokenizers.Tokenizer:
+    """WordPiece of words and letters, with BERT's special tokens around texts and pairs."""
+    specials = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    words = ("the", "quick", "brown", "fox", "over", "a", "dog", "in", "bern", "rain", "sun", "is", "what", "weather")
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789.,?!"
+    pieces = dict.fromkeys([*specials, *words, *letters, *(f"##{letter}" for letter in letters)])
+    vocab = {piece: n for n, piece in enumerate(pieces)}
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    tokenizer.add_special_tokens(list(specials))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", vocab["[CLS]"]), ("[SEP]", vocab["[SEP]"])],
     )
     return tokenizer
 

@@ -64,16 +64,11 @@ def read_template(backend: tokenizers.Tokenizer, *texts: str) -> TextTemplate:
 
 def _cut(texts: Sequence[Sequence[int]], room: int) -> list[Sequence[int]]:
     """As `longest_first` of the `tokenizers` library does it."""
-    lengths = [len(text) for text in texts]
-    if sum(lengths) <= room:
+    if sum(map(len, texts)) <= room:
         return list(texts)
     if len(texts) == 1:
         return [texts[0][:room]]
-    short = min(lengths)
-    if 2 * short <= room:
-        kept = [length if length == short else room - short for length in lengths]
-    else:
-        kept = [room // 2] * 2
-    if sum(kept) < room:
-        kept[lengths.index(max(lengths))] += room - sum(kept)
-    return [text[:count] for text, count in zip(texts, kept, strict=True)]
+    first, second = texts
+    short = min(len(first), len(second), room // 2)
+    long = room - short
+    return [first[:long], second[:short]] if len(first) > len(second) else [first[:short], second[:long]]

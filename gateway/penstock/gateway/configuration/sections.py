@@ -46,7 +46,7 @@ class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     ] = None
     dtype: Annotated[
         Literal["auto", "bf16", "f16", "f32"],
-        Meta(description="precision of the computation; auto: bf16 where the CPU has it"),
+        Meta(description="precision of the computation; auto: bf16 where the CPU has it, f32 for encoders"),
     ] = "auto"
     weights: Annotated[
         Literal["auto", "bf16", "f16", "f32", "int8"],

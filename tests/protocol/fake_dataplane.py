@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.errors import InvalidRequestError, ModelNotFoundError
+from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, NotReadyError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.llm.dataplane import (
     ChatPrompt,
@@ -126,6 +126,11 @@ class FakeDataPlane(DataPlane):
         if name not in self.served:
             raise ModelNotFoundError("The model does not exist.", param="model")
         return self.served[name]
+
+    def reserve(self, name: str, refusal: str) -> None: ...
+
+    def still_loading(self, name: str) -> NotReadyError:
+        return NotReadyError("The model is still loading.", retry_after=2)
 
     @property
     def live(self) -> bool:

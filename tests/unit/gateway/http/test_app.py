@@ -24,6 +24,9 @@ ROUTES = {
     "/v1/completions": "POST",
     "/v1/messages": "POST",
     "/v1/messages/count_tokens": "POST",
+    "/v1/embeddings": "POST",
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score"), "POST"),
+    **dict.fromkeys(("/classify", "/v1/classify", "/pooling"), "POST"),
     "/v1/models": "GET",
     "/v1/models/tiny": "GET",
     "/v1/load_lora_adapter": "POST",
@@ -174,7 +177,7 @@ async def test_a_trailing_slash_changes_nothing(path: str) -> None:
 async def test_the_root_says_what_this_is_and_where_to_go() -> None:
     about = (await get("/", headers={"accept": "application/json"}, version="1.2")).json()
     assert (about["name"], about["version"]) == ("penstock", "1.2")
-    for each in (*about["openai"], *about["server"]):
+    for each in (*about["openai"], *about["ranking"], *about["server"]):
         method, path = each.split()
         assert method in (ROUTES[path.replace("{name}", "tiny")], "DELETE")
     text = await get("/", headers={"accept": "*/*"}, version="1.2")

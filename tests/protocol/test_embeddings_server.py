@@ -1,0 +1,170 @@
+"""Whole servers with embedding and ranking models: the official client of OpenAI, and transformers' numbers."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import helpers_models
+from helpers_encoders import make_encoder, reference, reference_rows, sentence_files, tokenizer
+from helpers_server import Server, serving
+from penstock.engines.encoder.text import TokenizedText
+
+TEXTS = ["what is the weather in bern?", "a quick brown fox", "rain " * 40]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    base = tmp_path_factory.mktemp("encoders")
+    return {
+        "embedder": make_encoder(base / "embedder", "Bert", files=sentence_files()),
+        "scorer": make_encoder(base / "scorer", "XLMRoberta", labels=1),
+        "classifier": make_encoder(base / "classifier", "DistilBert", labels=3),
+        "decoder": make_decoder(base / "decoder"),
+    }
+
+
+def make_decoder(folder: Path) -> Path:
+    """As Qwen3-Embedding is saved: without a head, and names without their beginning."""
+    helpers_models.make_model(folder, "qwen3", tie_word_embeddings=True)
+    tensors = load_file(folder / "model.safetensors")
+    bare = {name.removeprefix("model."): each for name, each in tensors.items() if name != "lm_head.weight"}
+    save_file(bare, folder / "model.safetensors", {"format": "pt"})
+    for path, content in sentence_files("lasttoken").items():
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(json.dumps(content))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folders: dict[str, Path]) -> Iterator[Server]:
+    beside = [f"--embedding-model={name}={folder}" for name, folder in folders.items()]
+    with serving("penstock-demo", "--dtype", "f32", *beside) as process:
+        yield process
+
+
+def tokenized(texts: list[str]) -> list[TokenizedText]:
+    return [TokenizedText(ids) for ids in tokenizer()(texts)["input_ids"]]
+
+
+def unit(rows: Any) -> Any:
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def far(found: Any, wanted: Any) -> float:
+    return float(np.abs(np.array(found) - wanted).max())
+
+
+def test_embeddings_are_those_of_transformers(server: Server, folders: dict[str, Path]) -> None:
+    wanted = unit(reference_rows(reference(folders["embedder"]), tokenized(TEXTS)))
+    client = server.client()
+    for encoding in ("float", "base64", openai.omit):
+        found = client.embeddings.create(model="embedder", input=TEXTS, encoding_format=encoding)  # type: ignore[arg-type]
+        rows = [each.embedding for each in found.data]
+        if encoding == "base64":
+            rows = [np.frombuffer(base64.b64decode(row), "<f4") for row in rows]  # type: ignore[arg-type]
+        assert far(rows, wanted) < 1e-5
+    assert found.usage.prompt_tokens == found.usage.total_tokens == sum(map(len, tokenized(TEXTS)))
+    ids = [list(text.ids) for text in tokenized(TEXTS)]
+    assert far([each.embedding for each in client.embeddings.create(model="embedder", input=ids).data], wanted) < 1e-5
+
+
+def test_dimensions(server: Server) -> None:
+    [whole] = server.client().embeddings.create(model="embedder", input="a fox").data
+    [short] = server.client().embeddings.create(model="embedder", input="a fox", dimensions=8).data
+    assert far([short.embedding], unit(np.array([whole.embedding])[:, :8])) < 1e-6
+
+
+def test_a_decoder_s_embeddings(server: Server, folders: dict[str, Path]) -> None:
+    model = helpers_models.load_reference(folders["decoder"])
+    texts = ["Hello", "What is it?"] * 70  # more than are with the engine at one time
+    found = server.client().embeddings.create(model="decoder", input=texts)
+    ids = [helpers_models.make_tokenizer()(text)["input_ids"] for text in texts[:2]]
+    with torch.no_grad():
+        rows = [model.model(torch.tensor([each])).last_hidden_state[0, -1].numpy() for each in ids]
+    assert far([each.embedding for each in found.data], unit(np.stack(rows * 70))) < 1e-4
+
+
+def pairs(first: str, seconds: list[str]) -> list[TokenizedText]:
+    encoded = tokenizer()([first] * len(seconds), seconds)
+    return [TokenizedText(ids) for ids in encoded["input_ids"]]
+
+
+def test_rerank_and_score(server: Server, folders: dict[str, Path]) -> None:
+    logits = reference_rows(reference(folders["scorer"]), pairs(TEXTS[0], TEXTS))[:, 0]
+    wanted = 1 / (1 + np.exp(-logits))
+    scored = server.post("/v1/score", {"model": "scorer", "text_1": TEXTS[0], "text_2": TEXTS}).json()
+    assert far([each["score"] for each in scored["data"]], wanted) < 1e-5
+    body = {"model": "scorer", "query": TEXTS[0], "documents": TEXTS}
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        results = server.post(path, body).json()["results"]
+        assert [each["index"] for each in results] == np.argsort(-wanted).tolist()
+        assert far([each["relevance_score"] for each in results], np.sort(wanted)[::-1]) < 1e-5
+
+
+def test_classes(server: Server, folders: dict[str, Path]) -> None:
+    logits = reference_rows(reference(folders["classifier"]), tokenized(TEXTS))
+    wanted = torch.tensor(logits).softmax(-1).numpy()
+    found = server.post("/classify", {"model": "classifier", "input": TEXTS}).json()["data"]
+    assert far([each["probs"] for each in found], wanted) < 1e-5
+    assert [each["label"] for each in found] == [f"LABEL_{row.argmax()}" for row in wanted]
+
+
+def test_they_stand_beside_the_language_model(server: Server) -> None:
+    client = server.client()
+    names = [model.id for model in client.models.list()]
+    assert names == ["penstock-demo", "embedder", "scorer", "classifier", "decoder"]
+    hi: Any = [{"role": "user", "content": "hi"}]
+    assert client.chat.completions.create(model="penstock-demo", messages=hi, max_tokens=2).choices
+    with pytest.raises(openai.BadRequestError, match="generates no text; see /v1/embeddings"):
+        client.chat.completions.create(model="decoder", messages=hi)
+    with pytest.raises(openai.BadRequestError, match="generates text and gives no embeddings"):
+        client.embeddings.create(model="penstock-demo", input="hi")
+    with pytest.raises(openai.NotFoundError):
+        client.embeddings.create(model="nowhere", input="hi")
+
+
+def test_what_is_measured_and_logged(server: Server) -> None:
+    server.client().embeddings.create(model="embedder", input="a fox", extra_headers={"x-request-id": "measured"})
+    server.wait_for_log(r"ACCESS +POST /v1/embeddings 200 ok model=embedder tokens=4\+0 .* id=measured")
+    shown = httpx.get(server.operator + "/metrics").text
+    assert 'penstock_encoder_texts_total{model="embedder"}' in shown
+    assert 'penstock_engine_ready{model="scorer"} 1.0' in shown
+    assert 'route="/v1/embeddings"' in shown
+
+
+def test_a_folder_is_known_by_its_files(folders: dict[str, Path]) -> None:
+    with serving(str(folders["embedder"]), "--max-model-len", "8", "--served-model-name", "one,two") as server:
+        assert [model.id for model in server.client().models.list()] == ["one", "two"]
+        assert server.client().embeddings.create(model="two", input="a fox").data
+        with pytest.raises(openai.BadRequestError, match="maximum is 8"):
+            server.client().embeddings.create(model="one", input=TEXTS[2])
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["{embedder}", "--engine", "torch"], "engine: encoders run on openvino"),
+        (["{embedder}", "--device", "cuda"], "device: encoders run on cpu"),
+        (["{embedder}", "--chat-template", "x"], "chat-template: this model gives embeddings"),
+        (["{embedder}", "--max-model-len", "999"], "max_model_len=999 is more than the model's 80 tokens"),
+        (["--embedding-model", "x={embedder},x={scorer}"], "`x` is taken"),
+        (["penstock-demo", "--embedding-model", "penstock-demo={embedder}"], "`penstock-demo` is taken"),
+        (["--embedding-model", "/nowhere"], "/nowhere is not a folder"),
+    ],
+)
+def test_flags_that_do_not_fit(flags: list[str], message: str, folders: dict[str, Path]) -> None:
+    server = Server(*(flag.format(**folders) for flag in flags))
+    server.wait_for_log(message)
+    assert server.process.wait(30) == 1

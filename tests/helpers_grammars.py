@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from helpers_models import make_tokenizer
-from penstock.tokenizers.grammars import GrammarCompiler, MaskFiller
+from penstock.tokenizers.grammars import GrammarCompiler, GrammarError, MaskFiller
 
 
 class BlindWriter:
@@ -52,7 +52,8 @@ class BlindWriter:
             ends = not others or (len(others) < len(allowed) and draw.random() < 0.3)
             token_id = self._eos if ends else draw.choice(others)
             matcher.consume([token_id])
-            assert not matcher.problem
+            if matcher.problem:
+                raise GrammarError(matcher.problem)
             if token_id == self._eos:
                 break
             token_ids.append(token_id)

@@ -2,13 +2,20 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from helpers_grammars import BlindWriter
+from helpers_models import make_tokenizer
 from penstock.tokenizers import StageChain, TextPart, find_reasoning_parser, lark, reasoning_parser_names
-from penstock.tokenizers.grammars import GrammarError
+from penstock.tokenizers.errors import TokenizerError
+from penstock.tokenizers.grammars import GrammarCompiler, GrammarError, MaskFiller
+from penstock.tokenizers.reasoning import ReasoningParser
+
+THINK = ("<think>", "</think>")
 
 CHOICES = '["yes", "no"]'
 
@@ -79,6 +86,97 @@ def test_what_makes_no_grammar(writer: BlindWriter, kind: str, grammar: str) -> 
         writer.write(kind, grammar, 0)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("text", ["<|im_end|>", "a<think>b", "</think>"])
+@pytest.mark.parametrize("special", [False, True])
+def test_text_of_special_tokens_is_text(tmp_path: Path, text: str, special: bool) -> None:
+    writer = BlindWriter(tmp_path, THINK, special=special)
+    for kind, grammar, written in (
+        ("choice", json.dumps([text]), text),
+        ("json_schema", json.dumps({"const": text}), json.dumps(text)),
+        ("regex", re.escape(text), text),
+        ("regex", "".join(f"[{character}]" for character in text), text),
+        ("grammar", "start: " + " ".join(json.dumps(character) for character in text), text),
+        ("json_schema", json.dumps({"const": text}).replace("<", "\\u003c"), json.dumps(text)),
+        ("grammar", f"start: {lark.literal(text, {})}", text),
+    ):
+        assert writer.write(kind, grammar, 0) == written
+        assert writer.write(kind, grammar, 0, ("<think>", "</think>"), "", begun=writer.token_ids("<think>a</think>"))
+
+
+@pytest.mark.parametrize("length", [2, 7])
+def test_an_output_goes_on_where_it_was(writer: BlindWriter, length: int) -> None:
+    begun = writer.token_ids("abcdefgh"[:length])
+    assert writer.write("regex", "[a-z]{8}", 0, begun=begun).startswith("abcdefgh"[:length])
+    assert not writer.takes("regex", "[a-z]{8}", "abcdefghi")
+
+
+def test_a_matcher_that_is_given_what_it_forbids(tmp_path: Path) -> None:
+    make_tokenizer().save_pretrained(tmp_path)
+    compiled = GrammarCompiler(tmp_path, 300, [2]).compile("regex", "ab")
+    a, b = make_tokenizer().encode("ab")
+    right, wrong, ended = compiled.start([a]), compiled.start([b]), compiled.start([a, b, b])
+    assert (right.problem, right.is_complete) == ("", False)
+    assert wrong.problem
+    assert not wrong.is_complete
+    assert (ended.problem, ended.is_complete) == ("", True)
+    masks = MaskFiller(300, 2).fill([right, compiled.start()])
+    bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
+    assert [np.flatnonzero(row).tolist() for row in bits] == [[b], [a]]
+
+
+def test_a_model_without_an_end() -> None:
+    with pytest.raises(GrammarError, match="end-of-sequence"):
+        GrammarCompiler(Path("nowhere"), 300, []).compile("regex", "a")
+    with pytest.raises(TokenizerError):
+        GrammarCompiler(Path("nowhere"), 300, [2]).compile("regex", "a")
+
+
+@pytest.mark.parametrize("pattern", ["(a{1,999}){1,999}b{99999}", "([ab]*a[ab]{900}){900}"])
+def test_what_would_take_for_ever_ends(writer: BlindWriter, pattern: str) -> None:
+    with pytest.raises(GrammarError):
+        writer.write("regex", pattern, 0)
+
+
+@pytest.fixture(scope="module", params=["text", "added", "special"])
+def thinker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> BlindWriter:
+    """A tokenizer that has tokens for the tags of all formats, or spells them."""
+    markers = {marker for name in reasoning_parser_names() for marker in find_reasoning_parser(name).markers}
+    tags = () if request.param == "text" else sorted(markers)
+    return BlindWriter(tmp_path_factory.mktemp("model"), tags, special=request.param == "special")
+
+
+def answer_in(parser: ReasoningParser, output: str, prompt_end: str) -> str:
+    chain = StageChain([parser(prompt_end)])
+    parts = [*chain.push(output), *chain.flush()]
+    return "".join(part.text for part in parts if isinstance(part, TextPart)).strip()
+
+
+@pytest.mark.parametrize("prompt_end", ["", "<think>\n", "</think>\n\n"])
+@pytest.mark.parametrize("name", reasoning_parser_names())
+def test_the_answer_behind_a_thought_is_right(thinker: BlindWriter, name: str, prompt_end: str) -> None:
+    parser = find_reasoning_parser(name)
+    assert parser.frame is not None
+    thought, preface = parser.frame(prompt_end)
+    begun = ["" if thought is None else f"{thought[0]}Hm {{.{thought[1]}"]
+    if thought is None or thought[0]:
+        begun.append(preface)
+    for seed, written in enumerate(begun):
+        output = thinker.write("choice", CHOICES, seed, thought, preface, begun=thinker.token_ids(written))
+        assert answer_in(parser, output, prompt_end) in ("yes", "no"), output
+        assert not thinker.takes("choice", CHOICES, output.replace("yes", "no").replace("no", "na"), thought, preface)
+
+
+@pytest.mark.parametrize("name", reasoning_parser_names())
+def test_a_thought_ends_where_its_end_is_spelled(thinker: BlindWriter, name: str) -> None:
+    parser = find_reasoning_parser(name)
+    assert parser.frame is not None
+    thought, preface = parser.frame("")
+    assert thought is not None
+    begun = thinker.token_ids(thought[0] + "Hm.") + thinker.token_ids(thought[1], spelled=True)
+    output = thinker.write("choice", CHOICES, 0, thought, preface, begun=begun)
+    assert answer_in(parser, output, "") in ("yes", "no")
 
 
 @pytest.mark.parametrize("name", reasoning_parser_names())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,9 @@ _LIMITS: dict[str, Any] = {
     "verbose_errors": False,
 }
 _MAX_PROBLEM_CHARS = 300
+
+_CODE = re.compile(r"\\(?:x|u00|U000000|x\{|u\{)([0-7][0-9a-fA-F])\}?")
+_MARKUP = re.compile(r"""\?:|[\\\[\](){}"\s]""")
 
 _SOURCES: dict[str, Callable[[str], str]] = {
     "json_schema": lambda text: llguidance.LLMatcher.grammar_from_json_schema(
@@ -81,7 +85,7 @@ class GrammarCompiler:
         vocabulary = self._loaded_vocabulary()
         try:
             grammar = _SOURCES[kind](text)
-            spells_tags = any(tag in text for tag in vocabulary.special_ids)
+            spells_tags = _may_spell(text, vocabulary.special_ids)
             if thought or preface or spells_tags:
                 grammar = _framed(grammar, thought, preface, vocabulary.special_ids)
             if spells_tags:
@@ -117,15 +121,29 @@ def _framed(grammar: str, thought: tuple[str, str] | None, preface: str, special
         rules = f"start: {frame}"
     else:
         begin, end = thought
+        terminals = [f"thought[lazy]: {lark.regex(lark.up_to(end))}"]
+        inside = "thought"
         first, *rest = lark.split(end, special_ids)
-        if first in special_ids:
-            inside, terminal = f"THOUGHT {lark.literal(end, special_ids)}", r"THOUGHT: /(.|\n)*/"
-        else:
+        if first in special_ids:  # spelled, it ends the thought as well, as the parsers see it
+            inside = f"(THOUGHT {lark.literal(end, special_ids)} | thought)"
+            terminals.append(r"THOUGHT: /(.|\n)*/")
+        elif rest:
             inside = f"thought {lark.literal(''.join(rest), special_ids)}"
-            terminal = f"thought[lazy]: {lark.regex(lark.up_to(first))}"
+            terminals = [f"thought[lazy]: {lark.regex(lark.up_to(first))}"]
         optional = f"({lark.literal(begin, special_ids)} {inside})?" if begin else inside
-        rules = f"start: {optional} {frame}\n{terminal}"
+        rules = "\n".join((f"start: {optional} {frame}", *terminals))
     return json.dumps({"grammars": [{"lark_grammar": rules}, answer | {"name": "answer"}]})
+
+
+def _may_spell(text: str, special_ids: Mapping[str, int]) -> bool:
+    """Whether the grammar may have one of these in a text that it demands, escaped or in pieces perhaps."""
+    bare = _bare(text)
+    return any(tag in text or (_bare(tag) or tag) in bare for tag in special_ids)
+
+
+def _bare(text: str) -> str:
+    """Without what regular expressions, JSON and Lark put around and between letters."""
+    return _MARKUP.sub("", _CODE.sub(lambda found: chr(int(found[1], 16)), text))
 
 
 def _unforced(framed: str) -> str:

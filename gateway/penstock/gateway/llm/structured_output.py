@@ -165,7 +165,8 @@ def _tagged(parts: list[TaggedPart], triggers: list[str], where: str) -> Grammar
             raise InvalidRequestError(message, param=f"{where}.structures[{number}].begin")
         schema = {} if part.schema is True else part.schema
         if schema is False:
-            raise InvalidRequestError(f"{where}.structures[{number}].schema allows no value.", param=where)
+            at = f"{where}.structures[{number}].schema"
+            raise InvalidRequestError(f"{at} allows no value.", param=at)
         begin, end = lark.literal(part.begin[len(trigger) :], {}), lark.literal(part.end, {})
         rules.append(f"part_{number}: trigger_{triggers.index(trigger)} {begin} {lark.json_value(schema)} {end}")
     rules += [f"trigger_{i}[lazy]: {lark.regex(lark.up_to(trigger))}" for i, trigger in enumerate(triggers)]

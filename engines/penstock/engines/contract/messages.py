@@ -111,6 +111,9 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     """time.monotonic() at which the request ends with DeadlineExceededError, queued or running."""
     priority: int = 0
     """Lower runs earlier (policy `priority`)."""
+    background: bool = False
+    """It computes only while no other request does, whatever the policy. An engine that schedules by itself only keeps
+    it waiting behind the others."""
     tenant: str = ""
     """Whose share of the engine it uses (policy `fair`)."""
     cache_salt: str = ""

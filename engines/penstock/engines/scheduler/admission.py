@@ -31,16 +31,20 @@ class Admission:
         """(id, free blocks) when the head of the queue last found too few blocks."""
         self._watermark = max(1, kv.pool.num_blocks // 100)
         """Blocks that an admission leaves free, so that running requests can grow."""
+        self.short_of_blocks = False
+        """Whether the last call of `schedule` ended because the next request needs more blocks than are free."""
 
     def schedule(self, new: StepUnderWay, left: int, now: float) -> int:
         """Admits waiting requests in order; stops at the first that finds no seat or too few blocks. Returns how many
-        of the `left` tokens remain."""
+        of the `left` tokens remain. Nothing in the background is admitted beside others."""
+        self.short_of_blocks = False
         while left > 0 and self._running.num_free_seats > 0:
             request = self._intake.waiting.peek()
-            if request is None:
+            if request is None or (request.background and self._running.has_others):
                 break
             blocked, num_free = self._no_room
             if request.id == blocked and self._kv.pool.num_free <= num_free and self._running.runs:
+                self.short_of_blocks = True
                 break
             if self._intake.waits_for_adapter(request) or self._intake.waits_for_grammar(request):
                 continue
@@ -53,6 +57,7 @@ class Admission:
             count = self._admit(request, new, left)
             if not count:
                 self._no_room = (request.id, self._kv.pool.num_free)
+                self.short_of_blocks = True
                 break
             if request.first_scheduled is None:
                 request.first_scheduled = now

@@ -12,6 +12,8 @@ from penstock.engines.scheduler.request import Request
 INPUT_WEIGHT = 1.0
 OUTPUT_WEIGHT = 2.0
 _PRUNE_ABOVE = 1024
+_BEHIND_ALL = 1e12
+"""Seconds, more than any age and priority: a request in the background has as good as arrived so much later."""
 
 
 class Policy(StrEnum):
@@ -26,9 +28,10 @@ def order_key(policy: Policy, request: Request, ageing_seconds: float) -> tuple[
     With linear ageing, "priority p, waiting since t" is at every moment as urgent as "priority 0, waiting since
     t + p * ageing_seconds". So priorities with ageing need no clock and no re-sorting.
     """
+    since = request.arrival_time + (_BEHIND_ALL if request.background else 0.0)
     if policy is Policy.PRIORITY:
-        return (request.arrival_time + request.priority * ageing_seconds, request.id)
-    return (request.arrival_time, request.id)
+        since += request.priority * ageing_seconds
+    return (since, request.id)
 
 
 class RequestQueue(Protocol):
@@ -46,7 +49,7 @@ class RequestQueue(Protocol):
 
 
 def make_queue(policy: Policy) -> RequestQueue:
-    return FairQueue() if policy is Policy.FAIR else KeyedQueue()
+    return BackgroundLast(FairQueue(), FairQueue()) if policy is Policy.FAIR else KeyedQueue()
 
 
 class KeyedQueue:
@@ -94,6 +97,40 @@ class KeyedQueue:
 
     def charge(self, request: Request, num_computed: int) -> None:
         """Order does not depend on service."""
+
+
+class BackgroundLast:
+    """Two queues, for an order that is not by key: nothing in the background is next while anything else waits, and what
+    tenants compute there counts there alone."""
+
+    def __init__(self, others: RequestQueue, background: RequestQueue) -> None:
+        self.others = others
+        self.background = background
+
+    def __len__(self) -> int:
+        return len(self.others) + len(self.background)
+
+    def __iter__(self) -> Iterator[Request]:
+        yield from self.others
+        yield from self.background
+
+    def push(self, request: Request) -> None:
+        self._of(request).push(request)
+
+    def peek(self) -> Request | None:
+        return self.others.peek() or self.background.peek()
+
+    def pop(self) -> Request:
+        return (self.others if len(self.others) else self.background).pop()
+
+    def remove(self, request: Request) -> None:
+        self._of(request).remove(request)
+
+    def charge(self, request: Request, num_computed: int) -> None:
+        self._of(request).charge(request, num_computed)
+
+    def _of(self, request: Request) -> RequestQueue:
+        return self.background if request.background else self.others
 
 
 class FairQueue:

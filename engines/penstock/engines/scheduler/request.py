@@ -38,6 +38,7 @@ class Request:
     __slots__ = (
         "adapter",
         "arrival_time",
+        "background",
         "cache_salt",
         "chains",
         "charged_tokens",
@@ -96,6 +97,7 @@ class Request:
         self.arrival_time = message.arrival_time
         self.deadline = message.deadline
         self.priority = message.priority
+        self.background = message.background
         self.tenant = message.tenant
         self.cache_salt = message.cache_salt
         self.adapter = message.adapter

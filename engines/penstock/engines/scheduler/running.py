@@ -29,12 +29,24 @@ class RunningRequests:
     def num_free_seats(self) -> int:
         return self._num_seats - len(self.runs)
 
-    def ready(self) -> tuple[list[Run], list[tuple[Run, int]]]:
+    @property
+    def has_background(self) -> bool:
+        """They are behind the others."""
+        return bool(self.runs) and self.runs[-1].request.background
+
+    @property
+    def has_others(self) -> bool:
+        """Some request has a seat that is not in the background."""
+        return bool(self.runs) and not self.runs[0].request.background
+
+    def ready(self, *, background: bool = True) -> tuple[list[Run], list[tuple[Run, int]]]:
         """Which requests could compute something next, in order, leaving out those that must wait for a result. And
-        those of them that could compute more than one token, with how many."""
+        those of them that could compute more than one token, with how many. `background`: with those in it."""
         ready, prompts = [], []
         for run in self.runs:
             request = run.request
+            if request.background and not background:
+                break
             count = request.num_tokens - run.num_computed_tokens
             if count < 1:  # steps under way compute all that is known of it, and sample its next token
                 if run.num_computed_tokens + 1 >= request.max_num_tokens or run.verifies:

@@ -137,11 +137,17 @@ class Scheduler:
 
     def _schedule_all(self, new: StepUnderWay, now: float) -> None:
         self.intake.requeue_unblocked()
+        if self.running.num_free_seats < 1:
+            self._displace_background()
         num_preemptions = self.intake.stats.preemptions
-        ready, prompts = self.running.ready()
+        ready, prompts = self.running.ready(background=self._background_may_compute())
+        if ready and ready[0].request.background and self.under_way:
+            return  # a request that comes now has one step to wait for, not two
         if self._speculates and self.under_way and self._waits_for_guesses(ready):
             return
         head = self.intake.waiting.peek() if self.running.num_free_seats > 0 else None
+        if head is not None and head.background and self.running.has_others:
+            head = None
         plan = self.budget.plan(ready, prompts, self.running.runs, head)
         self._schedule_running(new, ready, plan)
         if not plan.prompt_tokens or self._must_drain or self.intake.stats.preemptions != num_preemptions:
@@ -149,8 +155,29 @@ class Scheduler:
         room = self.config.max_num_batched_tokens - sum(new.step.num_scheduled_tokens)
         left = min(plan.prompt_tokens - sum(plan.shares.values()), room)
         left = self._admission.schedule(new, left, now)
+        while self._admission.short_of_blocks and self._displace_background():
+            left = self._admission.schedule(new, left, now)
         if left > 0:
             new.top_up(left, self.budget.chunk)
+
+    def _background_may_compute(self) -> bool:
+        """No other request runs, or could."""
+        if not self.running.has_background:
+            return True
+        head = self.intake.waiting.peek()
+        return not self.running.has_others and (head is None or head.background)
+
+    def _displace_background(self) -> bool:
+        """Preempts the last request if it is in the background and the next one that waits is not. False when there is
+        none, or when that must wait until no step is under way."""
+        head = self.intake.waiting.peek()
+        if head is None or head.background or not self.running.has_background:
+            return False
+        if self.under_way:
+            self._must_drain = True
+            return False
+        self._preempt()
+        return True
 
     def _waits_for_guesses(self, ready: list[Run]) -> bool:
         """Some request has guesses, which need its newest token.

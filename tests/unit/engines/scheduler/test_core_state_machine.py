@@ -141,6 +141,7 @@ class EngineMachine(RuleBasedStateMachine):
         ignore_eos=st.booleans(),
         temperature=st.sampled_from([0.0, 0.0, 1.0]),
         priority=st.integers(-2, 2),
+        background=st.sampled_from([False, False, True]),
         tenant=st.sampled_from(["a", "b", "c"]),
         salt=st.sampled_from([""] * 5 + ["s"]),
         adapter=st.sampled_from([""] * 9 + ["s"]),
@@ -158,6 +159,7 @@ class EngineMachine(RuleBasedStateMachine):
         ignore_eos: bool,
         temperature: float,
         priority: int,
+        background: bool,
         tenant: str,
         salt: str,
         adapter: str,
@@ -183,6 +185,7 @@ class EngineMachine(RuleBasedStateMachine):
                 n,
                 params=params,
                 priority=priority,
+                background=background,
                 tenant=tenant,
                 salt=salt,
                 adapter=adapter,
@@ -292,6 +295,9 @@ class EngineMachine(RuleBasedStateMachine):
             self._check_hit(step, new.id)
         admitted = [requests[new.id] for new in step.new_requests if new.id not in self.had_seat]
         waiting = list(scheduler.intake.waiting)
+        computed = {requests[request_id].background for request_id in step.request_ids if request_id in requests}
+        if True in computed and (False in computed or not scheduler.trials) and scheduler.running.has_others:
+            rig.runner.problems.append("P19: something in the background is computed beside others")
         in_order = scheduler.config.policy is not Policy.FAIR
         if in_order and admitted and waiting and max(r.key for r in admitted) > min(r.key for r in waiting):
             rig.runner.problems.append("P11: a request that is behind in the order was admitted earlier")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.engines.contract.messages import SamplingParams
-from penstock.engines.scheduler.queues import INPUT_WEIGHT, OUTPUT_WEIGHT, FairQueue, Policy
+from penstock.engines.scheduler.queues import INPUT_WEIGHT, OUTPUT_WEIGHT, BackgroundLast, FairQueue, Policy
 from penstock.engines.scheduler.request import Request
 from unit.engines.scheduler.harness import Rig, make_rig
 
@@ -19,9 +19,10 @@ def first_steps(rig: Rig) -> list[int]:
 
 
 def fair_queue(rig: Rig) -> FairQueue:
-    queue = rig.scheduler.intake.waiting
-    assert isinstance(queue, FairQueue)
-    return queue
+    queues = rig.scheduler.intake.waiting
+    assert isinstance(queues, BackgroundLast)
+    assert isinstance(queues.others, FairQueue)
+    return queues.others
 
 
 def test_first_come_first_served_goes_by_arrival_not_by_message() -> None:

@@ -100,8 +100,8 @@ class KeyedQueue:
 
 
 class BackgroundLast:
-    """Two queues, for an order that is not by key: nothing in the background is next while anything else waits, and what
-    tenants compute there counts there alone."""
+    """Two queues, for an order that is not by key. Nothing in the background is next while others wait, and what
+    tenants compute there counts only there."""
 
     def __init__(self, others: RequestQueue, background: RequestQueue) -> None:
         self.others = others

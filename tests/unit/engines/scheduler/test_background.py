@@ -58,7 +58,7 @@ def test_blocks_are_given_up_as_far_as_they_are_needed(policy: Policy) -> None:
     rig = make_rig(7, 4, policy=policy)
     rig.step(*[rig.request([n] * 8, max_tokens=4, background=True) for n in range(2)])
     rig.run(rig.request([5] * 12, max_tokens=4))
-    assert list(rig.ended)[0] == 3
+    assert next(iter(rig.ended)) == 3
     assert rig.scheduler.stats().preemptions == 1, "the second of them was enough"
     assert not computed_together(rig, {1, 2})
 

@@ -6,15 +6,19 @@ import asyncio
 import hashlib
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from starlette.types import ASGIApp
+
 from penstock.classic.registry import backend_names
 from penstock.engines.errors import InvalidRequestError, PenstockError
 from penstock.engines.host.gpus import visible_gpus
+from penstock.gateway.batches.service import BatchService
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.configuration.sections import RepositoryConfig
 from penstock.gateway.front.access import Restrictions, read_restrictions
@@ -298,6 +302,14 @@ def app_settings(
         stored_responses=config.server.stored_responses,
         stored_responses_memory=config.server.stored_responses_memory,
     )
+
+
+def build_batches(config: Config, endpoints: Mapping[str, ASGIApp], settings: AppSettings) -> BatchService | None:
+    """None where the server has no folder for them. Raises ConfigError."""
+    given = config.data
+    if given.data_dir is None:
+        return None
+    return BatchService(Path(given.data_dir), given.data_size, given.batch_lines_in_flight, endpoints, settings)
 
 
 def metrics_settings(config: Config, settings: AppSettings) -> AppSettings:

@@ -21,6 +21,7 @@ from penstock.gateway.command_line_model import CommandLineModel
 from penstock.gateway.composition import (
     app_settings,
     build_access_log,
+    build_batches,
     build_budget,
     build_dataplane,
     build_keys,
@@ -54,7 +55,7 @@ from penstock.gateway.metrics.registry import Metrics
 from penstock.gateway.metrics.requests import RequestMetrics
 from penstock.gateway.metrics.triton import TritonMetrics
 from penstock.gateway.open_ports import OpenPorts
-from penstock.gateway.ports.http_apps import build_app, build_metrics_app
+from penstock.gateway.ports.http_apps import batch_endpoints, build_app, build_metrics_app
 from penstock.gateway.ports.scheduler_state import operator_routes
 from penstock.gateway.signals import ServerSignals
 
@@ -137,6 +138,7 @@ class _Server:
                 *self._pooling.metrics(),
                 requests,
                 IntakeMetrics(self._intake, pools),
+                *(() if self._batches is None else (self._batches,)),
             ),
             lambda: chain(triton.families(), gpus.families(), custom.families()),
         )
@@ -154,8 +156,10 @@ class _Server:
             body_timeout=server.body_timeout,
             max_connections=connections_within_limit(ConnectionLimits().max_connections),
         )
+        endpoints = batch_endpoints(self._dataplane, settings, self._pooling)
+        self._batches = build_batches(config, endpoints, settings)
         http = HttpServer(
-            build_app(self._dataplane, settings, self._kserve, self._pooling),
+            build_app(self._dataplane, settings, self._kserve, self._pooling, self._batches),
             ServerSettings(
                 host=server.address("http"),
                 port=server.http_port,
@@ -230,6 +234,8 @@ class _Server:
         await self._embeddings.start()
         await self._models.start()
         self._loaded = True
+        if self._batches is not None:
+            await self._batches.start()
         # The gateway's long-lived objects are all made now: keep them out of every later collection.
         gc.collect()
         gc.freeze()
@@ -259,12 +265,16 @@ class _Server:
     async def _shut_down(self) -> None:
         ends = asyncio.get_running_loop().time() + self._config.server.drain_timeout
         self._drain.begin()
+        if self._batches is not None:
+            await self._batches.stop()
         await self._ports.drain()
         if self._drain.in_flight:
             logger.info("draining %d requests", self._drain.in_flight)
         await self._wait_until_idle()
         self._drain.expire()
         await self._ports.stop()
+        if self._batches is not None:
+            self._batches.close()
         if self._model is not None:
             await self._model.stop()
         await self._embeddings.stop()

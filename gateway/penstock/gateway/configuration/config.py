@@ -19,6 +19,7 @@ from penstock.gateway.configuration.sections import (
     AccessLogConfig,
     AdapterConfig,
     CacheConfig,
+    DataConfig,
     EmbeddingsConfig,
     EngineConfig,
     GrpcConfig,
@@ -42,6 +43,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine: EngineConfig = EngineConfig()
     adapters: AdapterConfig = AdapterConfig()
     embeddings: EmbeddingsConfig = EmbeddingsConfig()
+    data: DataConfig = DataConfig()
     cache: CacheConfig = CacheConfig()
     scheduling: SchedulingConfig = SchedulingConfig()
     repository: RepositoryConfig = RepositoryConfig()
@@ -58,6 +60,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "engine": EngineConfig,
     "adapters": AdapterConfig,
     "embeddings": EmbeddingsConfig,
+    "data": DataConfig,
     "cache": CacheConfig,
     "scheduling": SchedulingConfig,
     "repository": RepositoryConfig,

@@ -129,6 +129,21 @@ class EmbeddingsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 4096
 
 
+class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Files and batches."""
+
+    data_dir: Annotated[
+        str | None,
+        Meta(
+            description="folder for uploaded files and batches, of this server alone; default: none, they are refused"
+        ),
+    ] = None
+    data_size: Annotated[Positive, Meta(description="bytes of all uploaded files together")] = 10 << 30
+    batch_lines_in_flight: Annotated[
+        Positive, Meta(description="lines of batches that are with the models at one time")
+    ] = 32
+
+
 class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Memory for keys and values."""
 

@@ -36,6 +36,7 @@ class Access:
 
 PROBE = Access(None, ApiGroup.HEALTH)
 INFER = Access(Role.INFERENCE, ApiGroup.INFERENCE)
+OWN_FILES = Access(Role.INFERENCE, None)
 OWN_MEMORY = Access(Role.INFERENCE, ApiGroup.SHARED_MEMORY)
 SEE_MEMORY = Access(Role.METADATA, ApiGroup.SHARED_MEMORY)
 SEE_READINESS = Access(Role.METADATA, ApiGroup.HEALTH)

@@ -85,6 +85,8 @@ class RequestContext:
     arrival: float = field(default_factory=time.monotonic)
     """When the request's first byte came."""
     principal: Principal = ANYONE
+    background: bool = False
+    """Nobody waits for the answer: it is computed while no other request is, and has no time limit of the server's."""
     deadline: float | None = None
     """After this nobody waits for the answer."""
     traceparent: str = ""

@@ -321,6 +321,7 @@ class DataPlane:
             arrival_time=time.monotonic(),
             deadline=self._deadline(request.context),
             priority=max(request.priority, request.context.principal.priority),
+            background=request.context.background,
             tenant=request.tenant,
             cache_salt=self._salt(request.tenant, request.cache_salt),
             adapter="" if adapter is None else adapter.key,
@@ -329,7 +330,7 @@ class DataPlane:
 
     def _deadline(self, context: RequestContext) -> float | None:
         """Of time.monotonic(): the caller's, or the server's own where that is earlier."""
-        if self._request_timeout is None:
+        if self._request_timeout is None or context.background:
             return context.deadline
         own = context.arrival + self._request_timeout
         return own if context.deadline is None else min(own, context.deadline)

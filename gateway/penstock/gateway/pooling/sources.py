@@ -96,6 +96,7 @@ class DecoderSource:
             arrival_time=time.monotonic(),
             deadline=context.deadline,
             priority=context.principal.priority,
+            background=context.background,
             tenant=context.tenant,
             cache_salt=context.tenant,  # tenants share no cached prefixes, and no caller gives salts here
         )

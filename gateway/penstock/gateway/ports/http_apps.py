@@ -12,8 +12,11 @@ from penstock.engines.errors import PenstockError
 from penstock.gateway.anthropic.count_tokens import CountTokens
 from penstock.gateway.anthropic.errors import ANTHROPIC_ERRORS, has_path
 from penstock.gateway.anthropic.messages import Messages
+from penstock.gateway.batches.batch_routes import CancelBatch, CreateBatch, GetBatch, ListBatches
+from penstock.gateway.batches.file_routes import CreateFile, DeleteFile, FileContent, GetFile, ListFiles
+from penstock.gateway.batches.service import BatchService
 from penstock.gateway.errors import HttpError
-from penstock.gateway.front.access import CHANGE_MODELS, INFER, PROBE, SEE_METADATA, SEE_METRICS
+from penstock.gateway.front.access import CHANGE_MODELS, INFER, OWN_FILES, PROBE, SEE_METADATA, SEE_METRICS
 from penstock.gateway.front.server_health import ServerHealth
 from penstock.gateway.http.cross_origin import CrossOrigin
 from penstock.gateway.http.door import Door
@@ -46,7 +49,11 @@ logger = logging.getLogger(__name__)
 
 
 def build_app(
-    dataplane: DataPlane, settings: AppSettings, kserve: KServe | None = None, pooling: PoolingPlane | None = None
+    dataplane: DataPlane,
+    settings: AppSettings,
+    kserve: KServe | None = None,
+    pooling: PoolingPlane | None = None,
+    batches: BatchService | None = None,
 ) -> ASGIApp:
     """The public port: the OpenAI API, the Anthropic API, and KServe v2 below /v2, behind the same keys."""
     adapters = AdapterControl(dataplane)
@@ -58,6 +65,7 @@ def build_app(
         GuardedRoute("/v1/messages", Messages(dataplane, settings), INFER, methods=["POST"]),
         GuardedRoute("/v1/messages/count_tokens", CountTokens(dataplane, settings), INFER, methods=["POST"]),
         *_pooling_routes(pooling, settings),
+        *_batch_routes(batches),
         GuardedRoute("/v1/models", ModelList(dataplane, pooling), SEE_METADATA, methods=["GET"]),
         GuardedRoute("/v1/models/{name:path}", ModelDetail(dataplane, pooling), SEE_METADATA, methods=["GET"]),
         GuardedRoute("/v1/load_lora_adapter", LoadAdapter(adapters, settings), CHANGE_MODELS, methods=["POST"]),
@@ -70,6 +78,31 @@ def build_app(
     ]
     routes.append(GuardedRoute("/", About(settings, routes, kserve=kserve is not None), SEE_METADATA, methods=["GET"]))
     return App(routes, settings, KServeApp(kserve) if kserve is not None else None)
+
+
+def batch_endpoints(dataplane: DataPlane, settings: AppSettings, pooling: PoolingPlane) -> dict[str, ASGIApp]:
+    """What lines of batches may ask, by path. Their responses are in a file: they are not kept beside it."""
+    return {
+        "/v1/chat/completions": ChatCompletions(dataplane, settings),
+        "/v1/completions": Completions(dataplane, settings),
+        "/v1/embeddings": Embeddings(pooling, settings),
+        "/v1/responses": CreateResponse(dataplane, settings, ResponseStore(0, 0, 0)),
+    }
+
+
+def _batch_routes(batches: BatchService | None) -> list[GuardedRoute]:
+    file, batch = "/v1/files/{file_id}", "/v1/batches/{batch_id}"
+    return [
+        GuardedRoute("/v1/files", CreateFile(batches), OWN_FILES, methods=["POST"]),
+        GuardedRoute("/v1/files", ListFiles(batches), OWN_FILES, methods=["GET"]),
+        GuardedRoute(file, GetFile(batches), OWN_FILES, methods=["GET"]),
+        GuardedRoute(file, DeleteFile(batches), OWN_FILES, methods=["DELETE"]),
+        GuardedRoute(f"{file}/content", FileContent(batches), OWN_FILES, methods=["GET"]),
+        GuardedRoute("/v1/batches", CreateBatch(batches), INFER, methods=["POST"]),
+        GuardedRoute("/v1/batches", ListBatches(batches), OWN_FILES, methods=["GET"]),
+        GuardedRoute(batch, GetBatch(batches), OWN_FILES, methods=["GET"]),
+        GuardedRoute(f"{batch}/cancel", CancelBatch(batches), OWN_FILES, methods=["POST"]),
+    ]
 
 
 def _pooling_routes(pooling: PoolingPlane, settings: AppSettings) -> list[GuardedRoute]:

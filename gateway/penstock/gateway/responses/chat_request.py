@@ -26,7 +26,7 @@ _SAMPLING = tuple(field for field in SamplingFields.__struct_fields__ if field n
 
 def chat_request(request: ResponsesRequest) -> ChatRequest:
     """Still without messages. Raises InvalidRequestError, UnsupportedError."""
-    _check_metadata(request.metadata)
+    check_metadata(request.metadata)
     check_include(request.include)
     if request.top_logprobs and not wants_logprobs(request):
         raise InvalidRequestError(f"top_logprobs needs {LOGPROBS} in include.", param="top_logprobs")
@@ -126,7 +126,7 @@ def _response_format(text: TextOptions | None) -> ResponseFormat | None:
     return ResponseFormat(type="json_schema", json_schema=schema)
 
 
-def _check_metadata(metadata: dict[str, str] | None) -> None:
+def check_metadata(metadata: dict[str, str] | None) -> None:
     given = metadata or {}
     if len(given) > _MAX_METADATA:
         raise InvalidRequestError(f"metadata: at most {_MAX_METADATA} pairs are allowed.", param="metadata")

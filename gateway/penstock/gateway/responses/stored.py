@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.pages import page
 from penstock.gateway.responses.chat_request import check_include
 from penstock.gateway.responses.store import ResponseStore, StoredResponse
 
@@ -57,26 +58,4 @@ class InputItems(_Endpoint):
     """A page of them, the newest first unless `order` is asc."""
 
     def _answer(self, response_id: str, stored: StoredResponse, query: Mapping[str, str]) -> bytes:
-        limit, order = _limit(query.get("limit")), query.get("order", "desc")
-        if order not in ("asc", "desc"):
-            raise InvalidRequestError("order must be asc or desc.", param="order")
-        items = stored.input_items()
-        if order == "desc":
-            items.reverse()
-        after = query.get("after")
-        if after is not None:
-            ids = [item["id"] for item in items]
-            if after not in ids:
-                raise InvalidRequestError("after names no input item of this response.", param="after")
-            items = items[ids.index(after) + 1 :]
-        page = items[:limit]
-        ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": "", "last_id": ""}
-        return msgspec.json.encode({"object": "list", "data": page, **ends, "has_more": len(items) > limit})
-
-
-def _limit(given: str | None) -> int:
-    if given is None:
-        return _DEFAULT_LIMIT
-    if not (given.isdecimal() and given.isascii() and len(given) <= 3 and 1 <= int(given) <= _MAX_LIMIT):
-        raise InvalidRequestError(f"limit must be between 1 and {_MAX_LIMIT}.", param="limit")
-    return int(given)
+        return msgspec.json.encode(page(stored.input_items(), query, default=_DEFAULT_LIMIT, most=_MAX_LIMIT))

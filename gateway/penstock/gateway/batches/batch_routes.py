@@ -1,0 +1,106 @@
+"""/v1/batches: https://platform.openai.com/docs/api-reference/batch."""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+import msgspec
+from starlette.requests import Request
+
+from penstock.engines.errors import InvalidRequestError
+from penstock.gateway.batches.batch import Batch
+from penstock.gateway.batches.endpoint import BatchEndpoint
+from penstock.gateway.batches.service import BatchService
+from penstock.gateway.batches.upload import checked_lifetime
+from penstock.gateway.generating.bodies import parse
+from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.http.pages import page
+from penstock.gateway.responses.chat_request import check_metadata
+
+_PAGE, _MOST = 20, 100
+_WINDOW = re.compile(r"([1-9][0-9]{0,2})([hd])")
+_MAX_WINDOW_S = 30 * 86400.0
+_MAX_BODY = 64 << 10
+
+
+class _ExpiresAfter(msgspec.Struct):
+    anchor: str
+    seconds: int
+
+
+class _CreateRequest(msgspec.Struct):
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: dict[str, str] | None = None
+    output_expires_after: _ExpiresAfter | None = None
+
+
+class CreateBatch(BatchEndpoint):
+    async def answer(self, exchange: Exchange, service: BatchService) -> None:
+        request = parse(await exchange.body(_MAX_BODY), _CreateRequest, {})
+        principal = exchange.context.principal
+        check_metadata(request.metadata)
+        if request.endpoint not in service.endpoints:
+            raise InvalidRequestError(f"endpoint must be one of {', '.join(service.endpoints)}.", param="endpoint")
+        window_s, lifetime = _window(request.completion_window), None
+        if request.output_expires_after is not None:
+            if request.output_expires_after.anchor != "created_at":
+                param = "output_expires_after.anchor"
+                raise InvalidRequestError(f"{param} must be created_at.", param=param)
+            lifetime = checked_lifetime(request.output_expires_after.seconds, "output_expires_after")
+        file = await service.files.find(principal.tenant, request.input_file_id, "input_file_id")
+        if file.purpose != "batch":
+            raise InvalidRequestError("input_file_id: the file's purpose must be batch.", param="input_file_id")
+        batch = Batch(
+            id=f"batch_{uuid.uuid4().hex}",
+            tenant=principal.tenant,
+            models=principal.models,
+            endpoint=request.endpoint,
+            input_file_id=file.id,
+            window_s=window_s,
+            metadata=request.metadata,
+            output_lifetime=lifetime,
+        )
+        await service.batches.add(batch)
+        service.runner.begin(batch)
+        await exchange.respond(200, msgspec.json.encode(batch.shown()))
+
+
+class ListBatches(BatchEndpoint):
+    async def answer(self, exchange: Exchange, service: BatchService) -> None:
+        kept = await service.batches.of_tenant(exchange.context.tenant)
+        shown = [(service.runner.find(batch.id) or batch).shown() for batch in kept]
+        query = Request(exchange.scope).query_params
+        await exchange.respond(200, msgspec.json.encode(page(shown, query, default=_PAGE, most=_MOST)))
+
+
+class GetBatch(BatchEndpoint):
+    async def answer(self, exchange: Exchange, service: BatchService) -> None:
+        await exchange.respond(200, msgspec.json.encode((await _find(exchange, service)).shown()))
+
+
+class CancelBatch(BatchEndpoint):
+    async def answer(self, exchange: Exchange, service: BatchService) -> None:
+        batch = await _find(exchange, service)
+        if batch.status not in ("validating", "in_progress", "cancelling"):
+            raise InvalidRequestError(f"A batch that is {batch.status} cannot be cancelled.", param="batch_id")
+        if batch.status != "cancelling":
+            await service.runner.cancel(batch)
+        await exchange.respond(200, msgspec.json.encode(batch.shown()))
+
+
+async def _find(exchange: Exchange, service: BatchService) -> Batch:
+    batch = await service.batches.find(exchange.context.tenant, exchange.scope["path_params"]["batch_id"])
+    return service.runner.find(batch.id) or batch
+
+
+def _window(given: str) -> float:
+    """Seconds of "24h" or "7d". Raises InvalidRequestError."""
+    found = _WINDOW.fullmatch(given)
+    seconds = int(found[1]) * (3600.0 if found[2] == "h" else 86400.0) if found else 0.0
+    if not 0 < seconds <= _MAX_WINDOW_S:
+        message = "completion_window must be a number of hours or days, as 24h or 7d, up to 30d."
+        raise InvalidRequestError(message, param="completion_window")
+    return seconds

@@ -1,0 +1,102 @@
+"""Batches in the database, with the results of their lines."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.engines.errors import NotFoundError, OverloadedError
+from penstock.gateway.batches.batch import Batch
+from penstock.gateway.batches.database import Database
+
+_decode = msgspec.json.Decoder(Batch).decode
+
+
+class BatchStore:
+    """A batch belongs to its tenant; for others it does not exist."""
+
+    def __init__(self, database: Database, most_open: int) -> None:
+        """`most_open` batches that have not ended, of all tenants."""
+        self._database = database
+        self._most_open = most_open
+
+    async def add(self, batch: Batch) -> None:
+        """Raises OverloadedError."""
+
+        def insert(connection: sqlite3.Connection) -> None:
+            [count] = connection.execute("SELECT count(*) FROM batches WHERE open").fetchone()
+            if count >= self._most_open:
+                raise OverloadedError(f"{count} batches have not ended: wait for some of them.", retry_after=60)
+            row = (batch.id, batch.tenant, batch.created, True, msgspec.json.encode(batch))
+            connection.execute("INSERT INTO batches VALUES (?, ?, ?, ?, ?)", row)
+
+        await self._database.run(insert)
+
+    async def save(self, batch: Batch) -> None:
+        """How far it is now. The results of one that has ended are in its files, and are forgotten here."""
+        encoded, is_open = msgspec.json.encode(batch), batch.is_open
+
+        def update(connection: sqlite3.Connection) -> None:
+            row = (is_open, encoded, batch.id)
+            connection.execute("UPDATE batches SET open = ?, batch = ? WHERE id = ?", row)
+            if not is_open:
+                connection.execute("DELETE FROM results WHERE batch = ?", (batch.id,))
+
+        await self._database.run(update)
+
+    async def find(self, tenant: str, batch_id: str) -> Batch:
+        """Raises NotFoundError."""
+
+        def select(connection: sqlite3.Connection) -> tuple[bytes] | None:
+            found = connection.execute("SELECT batch FROM batches WHERE id = ? AND tenant = ?", (batch_id, tenant))
+            row: tuple[bytes] | None = found.fetchone()
+            return row
+
+        row = await self._database.run(select)
+        if row is None:
+            raise NotFoundError("There is no batch with this id.", param="batch_id")
+        return _decode(row[0])
+
+    async def of_tenant(self, tenant: str) -> list[Batch]:
+        """The oldest first."""
+
+        def select(connection: sqlite3.Connection) -> list[tuple[bytes]]:
+            query = "SELECT batch FROM batches WHERE tenant = ? ORDER BY created, id"
+            return connection.execute(query, (tenant,)).fetchall()
+
+        return [_decode(row[0]) for row in await self._database.run(select)]
+
+    async def open(self) -> list[Batch]:
+        """Those of all tenants that have not ended, the oldest first."""
+
+        def select(connection: sqlite3.Connection) -> list[tuple[bytes]]:
+            return connection.execute("SELECT batch FROM batches WHERE open ORDER BY created, id").fetchall()
+
+        return [_decode(row[0]) for row in await self._database.run(select)]
+
+    async def keep_results(self, batch_id: str, results: Sequence[tuple[int, bytes]], *, failed: bool) -> None:
+        """By line. One that a line has already stays."""
+        rows = [(batch_id, line, failed, result) for line, result in results]
+        await self._database.run(
+            lambda connection: connection.executemany("INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?)", rows)
+        )
+
+    async def answered(self, batch_id: str) -> dict[int, bool]:
+        """The lines with results, each with whether it failed."""
+
+        def select(connection: sqlite3.Connection) -> dict[int, bool]:
+            found = connection.execute("SELECT line, failed FROM results WHERE batch = ?", (batch_id,))
+            return {line: bool(failed) for line, failed in found}
+
+        return await self._database.run(select)
+
+    async def results(self, batch_id: str, after: int, count: int, *, failed: bool) -> list[tuple[int, bytes]]:
+        """At most `count` lines behind the line `after`, in order, with their results."""
+
+        def select(connection: sqlite3.Connection) -> list[tuple[int, bytes]]:
+            query = "SELECT line, result FROM results WHERE batch = ? AND line > ? AND failed = ? ORDER BY line LIMIT ?"
+            return connection.execute(query, (batch_id, after, failed, count)).fetchall()
+
+        return await self._database.run(select)

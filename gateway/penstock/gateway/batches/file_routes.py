@@ -1,0 +1,68 @@
+"""/v1/files: https://platform.openai.com/docs/api-reference/files."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from starlette.requests import Request
+
+from penstock.gateway.batches.endpoint import BatchEndpoint
+from penstock.gateway.batches.service import BatchService
+from penstock.gateway.batches.upload import read_upload
+from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.http.pages import page
+
+_PAGE, _MOST = 10_000, 10_000
+_PIECE = 1 << 20
+
+
+class CreateFile(BatchEndpoint):
+    async def answer(self, exchange: Exchange, service: BatchService) -> None:
+        with exchange.call():
+            upload, form = await read_upload(exchange)
+            try:
+                stored = await service.files.add(
+                    exchange.context.tenant, upload.filename, upload.purpose, upload.content, lifetime=upload.lifetime
+                )
+            finally:
+                await form.close()
+            await exchange.respond(200, msgspec.json.encode(stored.shown()))
+
+
+class ListFiles(BatchEndpoint):
+    async def answer(self, exchange: Exchange, service: BatchService) -> None:
+        query = Request(exchange.scope).query_params
+        files = await service.files.of_tenant(exchange.context.tenant, query.get("purpose"))
+        shown = page([file.shown() for file in files], query, default=_PAGE, most=_MOST)
+        await exchange.respond(200, msgspec.json.encode(shown))
+
+
+class GetFile(BatchEndpoint):
+    async def answer(self, exchange: Exchange, service: BatchService) -> None:
+        file = await service.files.find(exchange.context.tenant, exchange.scope["path_params"]["file_id"])
+        await exchange.respond(200, msgspec.json.encode(file.shown()))
+
+
+class DeleteFile(BatchEndpoint):
+    async def answer(self, exchange: Exchange, service: BatchService) -> None:
+        file_id = exchange.scope["path_params"]["file_id"]
+        await service.files.delete(exchange.context.tenant, file_id)
+        await exchange.respond(200, msgspec.json.encode({"id": file_id, "object": "file", "deleted": True}))
+
+
+class FileContent(BatchEndpoint):
+    async def answer(self, exchange: Exchange, service: BatchService) -> None:
+        stored = await service.files.find(exchange.context.tenant, exchange.scope["path_params"]["file_id"])
+        with exchange.call() as call:
+            call.watch()
+            with await asyncio.to_thread(service.files.path(stored.id).open, "rb") as file:
+                headers = [(b"content-type", b"application/octet-stream"), (b"content-length", b"%d" % stored.bytes)]
+                await exchange.send({"type": "http.response.start", "status": 200, "headers": headers})
+                left = stored.bytes
+                while left > 0:
+                    piece = await asyncio.to_thread(file.read, min(left, _PIECE))
+                    left = left - len(piece) if piece else 0
+                    await exchange.raw_send({"type": "http.response.body", "body": piece, "more_body": left > 0})
+                if not stored.bytes:
+                    await exchange.raw_send({"type": "http.response.body", "body": b"", "more_body": False})

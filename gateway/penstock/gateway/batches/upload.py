@@ -1,0 +1,93 @@
+"""POST /v1/files: a form with the file, which goes to the disk as it comes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import IO
+
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message
+
+from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedError
+from penstock.gateway.front.call import ClientGone
+from penstock.gateway.http.exchange import Exchange
+
+MAX_FILE_BYTES = 200 << 20
+"""As OpenAI's for batches."""
+_ROOM_FOR_FIELDS = 64 << 10
+_MAX_FIELDS = 8
+_MAX_FILENAME = 255
+_LIFETIMES = range(3600, 30 * 86400 + 1)
+_PURPOSES = frozenset({"assistants", "evals", "fine-tune", "user_data", "vision"})
+"""OpenAI has uses for these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    filename: str
+    purpose: str
+    content: IO[bytes]
+    lifetime: float | None
+    """Seconds."""
+
+
+async def read_upload(exchange: Exchange) -> tuple[Upload, FormData]:
+    """The form's files are open until it is closed. Raises InvalidRequestError, UnsupportedError, PayloadTooLargeError,
+    ClientGone."""
+    size = 0
+
+    async def receive() -> Message:
+        nonlocal size
+        message = await exchange.receive()
+        size += len(message.get("body", b""))
+        exchange.context.record.bytes_in = size
+        if size > MAX_FILE_BYTES + _ROOM_FOR_FIELDS:
+            raise PayloadTooLargeError(f"A file may have {MAX_FILE_BYTES} bytes.", param="file")
+        return message
+
+    request = Request(exchange.scope, receive)
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise InvalidRequestError("The body must be multipart/form-data, with the fields file and purpose.")
+    try:
+        form = await request.form(max_files=1, max_fields=_MAX_FIELDS, max_part_size=_ROOM_FOR_FIELDS)
+    except (HTTPException, MultiPartException, UnicodeDecodeError):
+        raise InvalidRequestError("The form cannot be read.") from None
+    except ClientDisconnect:
+        raise ClientGone from None
+    try:
+        return _upload(form), form
+    except BaseException:
+        await form.close()
+        raise
+
+
+def _upload(form: FormData) -> Upload:
+    file, purpose = form.get("file"), form.get("purpose")
+    if not isinstance(file, UploadFile):
+        raise InvalidRequestError("file is missing.", param="file")
+    if purpose in _PURPOSES:
+        raise UnsupportedError(f"purpose: this server has no use for files for '{purpose}'.", param="purpose")
+    if purpose != "batch":
+        raise InvalidRequestError("purpose must be batch.", param="purpose")
+    return Upload((file.filename or "upload.jsonl")[:_MAX_FILENAME], purpose, file.file, _lifetime(form))
+
+
+def _lifetime(form: FormData) -> float | None:
+    anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
+    if anchor is None and seconds is None:
+        return None
+    if anchor != "created_at":
+        raise InvalidRequestError("expires_after.anchor must be created_at.", param="expires_after.anchor")
+    return checked_lifetime(int(seconds) if isinstance(seconds, str) and seconds.isdecimal() else None, "expires_after")
+
+
+def checked_lifetime(seconds: int | None, where: str) -> int:
+    """Raises InvalidRequestError."""
+    if seconds not in _LIFETIMES:
+        message = f"{where}.seconds must be between {_LIFETIMES[0]} and {_LIFETIMES[-1]}."
+        raise InvalidRequestError(message, param=f"{where}.seconds")
+    assert seconds is not None
+    return seconds

@@ -1,0 +1,72 @@
+"""A request that the server itself makes of one of its endpoints: the same way as a client's, behind the door."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp, Message
+
+from penstock.engines.errors import PenstockError
+from penstock.gateway.front.context import Principal
+from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.settings import AppSettings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class InnerAnswer:
+    request_id: str
+    status: int = 0
+    body: bytes = b""
+
+
+async def ask_in_background(
+    endpoint: ASGIApp, route: str, body: bytes, principal: Principal, settings: AppSettings
+) -> InnerAnswer:
+    """POSTs JSON to the endpoint of a route, and awaits the whole answer, an error's too. It has the access log, the
+    metrics and the drain of all requests, and computes in idle steps alone."""
+    sent = False
+
+    async def receive() -> Message:
+        nonlocal sent
+        if sent:
+            await asyncio.Event().wait()  # this client never leaves
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            answer.status = message["status"]
+        else:
+            answer.body += message.get("body", b"")
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": route,
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+    }
+    exchange = Exchange(scope, receive, send, settings.drain)
+    scope[SCOPE_KEY] = exchange
+    context = exchange.context
+    answer = InnerAnswer(context.id)
+    context.principal, context.background, context.record.route = principal, True, route
+    settings.journal.begin(context)
+    try:
+        await endpoint(scope, receive, exchange.send)
+    except asyncio.CancelledError:
+        context.record.cancelled()
+        raise
+    except PenstockError as error:
+        await exchange.fail(error)
+    except Exception as error:
+        logger.exception("Unexpected error")
+        await exchange.fail(error)
+    finally:
+        exchange.close_record()
+        settings.journal.end(context)
+    return answer

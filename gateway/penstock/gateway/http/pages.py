@@ -1,0 +1,35 @@
+"""Lists in pages, as OpenAI has them: `limit`, and `after` the id of the last one that was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.engines.errors import InvalidRequestError
+
+
+def page(
+    items: Sequence[Mapping[str, Any]], query: Mapping[str, str], *, default: int, most: int, order: str = "desc"
+) -> dict[str, Any]:
+    """The list object. `items` have ids, the oldest first; `order` is the default one. Raises InvalidRequestError."""
+    limit, order = _limit(query.get("limit"), default, most), query.get("order", order)
+    if order not in ("asc", "desc"):
+        raise InvalidRequestError("order must be asc or desc.", param="order")
+    left = list(items) if order == "asc" else list(reversed(items))
+    after = query.get("after")
+    if after is not None:
+        ids = [item["id"] for item in left]
+        if after not in ids:
+            raise InvalidRequestError("after names nothing in this list.", param="after")
+        left = left[ids.index(after) + 1 :]
+    shown = left[:limit]
+    ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {"first_id": "", "last_id": ""}
+    return {"object": "list", "data": shown, **ends, "has_more": len(left) > limit}
+
+
+def _limit(given: str | None, default: int, most: int) -> int:
+    if given is None:
+        return default
+    if not (given.isdecimal() and given.isascii() and len(given) <= len(str(most)) and 1 <= int(given) <= most):
+        raise InvalidRequestError(f"limit must be between 1 and {most}.", param="limit")
+    return int(given)

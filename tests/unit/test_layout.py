@@ -100,6 +100,7 @@ LAYERS = (
     {"pooling"},
     {"anthropic", "openai"},
     {"responses"},
+    {"batches"},
     {"ports"},
     {"composition"},
     {"signals"},

@@ -27,6 +27,8 @@ INFERENCE = [
     *("POST /v1/responses", "GET /v1/responses/x", "DELETE /v1/responses/x"),
     *("POST /v1/responses/x/cancel", "GET /v1/responses/x/input_items"),
     *("POST /v1/embeddings", "POST /rerank", "POST /v1/rerank", "POST /v2/rerank", "POST /score", "POST /v1/score"),
+    *("POST /v1/files", "GET /v1/files", "GET /v1/files/x", "DELETE /v1/files/x", "GET /v1/files/x/content"),
+    *("POST /v1/batches", "GET /v1/batches", "GET /v1/batches/x", "POST /v1/batches/x/cancel"),
     *("POST /classify", "POST /v1/classify", "POST /pooling"),
     *("POST /v2/models/add_sub/infer", "POST /v2/models/add_sub/generate", "POST /v2/models/add_sub/generate_stream"),
     *(f"POST /v2/{kind}sharedmemory/unregister" for kind in ("system", "cuda")),

@@ -162,21 +162,20 @@ class BatchRunner:
     async def _finish(self, batch: Batch) -> None:
         """Gives the lines that were not answered their errors, and writes the files."""
         end: Status = "completed"
+        code, what = "batch_expired", "The batch's time was over"
         if batch.status == "cancelling":
-            end, code, message = (
-                "cancelled",
-                "batch_cancelled",
-                "The batch was cancelled before this line was answered.",
-            )
+            end, code, what = "cancelled", "batch_cancelled", "The batch was cancelled"
         else:
-            code, message = "batch_expired", "The batch's time was over before this line was answered."
             batch.enter("finalizing")
             await self._batches.save(batch)
         left = [line async for line in self._unanswered(batch)]
         if left and end == "completed":
             end = "expired"
         for begin in range(0, len(left), _TOGETHER):
-            some = [(line.number, unanswered(line, code, message)) for line in left[begin : begin + _TOGETHER]]
+            some = [
+                (line.number, unanswered(line, code, f"{what} before this line was answered."))
+                for line in left[begin : begin + _TOGETHER]
+            ]
             await self._batches.keep_results(batch.id, some, failed=True)
         await self._count(batch)
         for failed, name in ((False, "output"), (True, "error")):

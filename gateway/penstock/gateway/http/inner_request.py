@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.types import ASGIApp, Message
 
@@ -43,7 +44,7 @@ async def ask_in_background(
         else:
             answer.body += message.get("body", b"")
 
-    scope = {
+    scope: dict[str, Any] = {
         "type": "http",
         "method": "POST",
         "path": route,

@@ -35,6 +35,9 @@ ROUTES = {
     "/v1/responses/{response_id}": "GET",
     "/v1/responses/{response_id}/cancel": "POST",
     "/v1/responses/{response_id}/input_items": "GET",
+    **dict.fromkeys(("/v1/files", "/v1/files/{file_id}", "/v1/files/{file_id}/content"), "GET"),
+    **dict.fromkeys(("/v1/batches", "/v1/batches/{batch_id}"), "GET"),
+    "/v1/batches/{batch_id}/cancel": "POST",
     "/tokenize": "POST",
     "/detokenize": "POST",
     "/ping": "GET",
@@ -179,7 +182,7 @@ async def test_the_root_says_what_this_is_and_where_to_go() -> None:
     assert (about["name"], about["version"]) == ("penstock", "1.2")
     for each in (*about["openai"], *about["ranking"], *about["server"]):
         method, path = each.split()
-        assert method in (ROUTES[path.replace("{name}", "tiny")], "DELETE")
+        assert method in (ROUTES[path.replace("{name}", "tiny")], "DELETE", "POST")
     text = await get("/", headers={"accept": "*/*"}, version="1.2")
     assert text.headers["content-type"].startswith("text/plain")
     shown = text.bodies[0].decode()

@@ -197,8 +197,8 @@ def test_without_a_folder_there_are_no_files() -> None:
 def test_a_batch_goes_on_after_its_server_has_ended(tmp_path: Path, how: signal.Signals) -> None:
     """Every line has one result, whatever was under way."""
     count = 200
-    flags = (*SIMULATED, "--data-dir", str(tmp_path), "--batch-lines-in-flight", "8", "--sim-step-ms", "5")
-    with serving(*flags) as first:
+    flags = (*SIMULATED, "--data-dir", str(tmp_path), "--batch-lines-in-flight", "8")
+    with serving(*flags, "--sim-step-ms", "30") as first:
         client = first.client()
         batch_id = started(client, *[line(f"r{n}", max_tokens=10) for n in range(count)])
         wait_until(lambda: (client.batches.retrieve(batch_id).request_counts or 0).completed > 20)  # type: ignore[union-attr]

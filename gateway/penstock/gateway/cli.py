@@ -31,22 +31,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run(args)
 
 
-def _configured(parser: argparse.ArgumentParser, settings: dict[str, Any]) -> int:
+def _configured(
+    parser: argparse.ArgumentParser, settings: dict[str, Any], answer: tuple[Path, Path] | None = None
+) -> int:
     file = settings.pop("config", None)
     try:
         config = load_config(settings, file=file)
     except ConfigError as error:
         parser.error(str(error))
-    return _serve(config)
+    return _serve(config, answer)
 
 
-def _serve(config: Config) -> int:
+def _serve(config: Config, answer: tuple[Path, Path] | None) -> int:
     # Engine processes are started by fork and exec; gRPC's fork handlers only cost there, and complain. It reads this
     # when it is first imported.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    from penstock.gateway.lifecycle import serve  # only now: --help stays quick
+    from penstock.gateway.lifecycle import answer_file, serve  # only now: --help stays quick
 
-    return serve(config)
+    return serve(config) if answer is None else answer_file(config, *answer)
 
 
 def _without_triton_forms(parser: argparse.ArgumentParser, argv: Sequence[str]) -> list[str]:
@@ -79,11 +81,40 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="serve a model", **_SERVE)
     serve.set_defaults(run_command=partial(_configured, serve))
     _add_settings(serve)
+    _add_run_batch(commands)
     add_key_command(commands)
     add_chat_command(commands, _FORMATTER)
     for command in entry_points(group="penstock.commands"):
         command.load()(commands, add_sections, _FORMATTER)
     return parser
+
+
+def _add_run_batch(commands: Any) -> None:
+    parser = commands.add_parser(
+        "run-batch",
+        help="answer a file of requests",
+        description="Answers the requests in a file, in the form of OpenAI's batches, without opening ports. Started "
+        "again after an interruption, it goes on where it was.",
+        argument_default=argparse.SUPPRESS,
+        formatter_class=_FORMATTER,
+    )
+    parser.add_argument("-i", "--input-file", type=Path, required=True, metavar="FILE", help="requests, one in a line")
+    parser.add_argument("-o", "--output-file", type=Path, required=True, metavar="FILE", help="where results go")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="read settings from this TOML or YAML file")
+    sections = {name: SECTIONS[name] for name in _OF_MODELS}
+    settings = [field for section in sections.values() for field in section.__struct_fields__]
+    settings += ["batch_lines_in_flight", "memory_limit", "log_level"]
+    add_sections(parser, SECTIONS, positional="model", lists=LISTS, other_names=OTHER_NAMES, only=settings)
+    parser.set_defaults(run_command=partial(_run_batch, parser))
+
+
+_OF_MODELS = ("model", "engine", "adapters", "embeddings", "cache", "scheduling", "simulated")
+"""Sections that say nothing of ports."""
+
+
+def _run_batch(parser: argparse.ArgumentParser, settings: dict[str, Any]) -> int:
+    source, target = settings.pop("input_file"), settings.pop("output_file")
+    return _configured(parser, settings, answer=(source, target))
 
 
 _FORMATTER = partial(argparse.HelpFormatter, max_help_position=34, width=110)

@@ -14,9 +14,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from penstock.engines.errors import PenstockError
+from penstock.gateway.batches.run_batch import BatchFile
 from penstock.gateway.command_line_model import CommandLineModel
 from penstock.gateway.composition import (
     app_settings,
@@ -35,7 +37,7 @@ from penstock.gateway.composition import (
     metrics_settings,
     tls_settings,
 )
-from penstock.gateway.configuration.config import Config, ConfigError
+from penstock.gateway.configuration.config import Config, ConfigError, overlay
 from penstock.gateway.embedding_models import EmbeddingModels
 from penstock.gateway.front.descriptors import connections_within_limit
 from penstock.gateway.front.exposure import check_exposure
@@ -61,12 +63,25 @@ from penstock.gateway.signals import ServerSignals
 
 logger = logging.getLogger("penstock")
 
+_INTERRUPTED = 130
 _UNLOAD_SECONDS = 5.0
 """That models get to unload at least, when requests have used up the drain timeout."""
 
 
-def serve(config: Config) -> int:
-    """Runs a server until it is told to stop; returns the exit status."""
+def answer_file(config: Config, source: Path, target: Path) -> int:
+    """Answers the requests in a file into another one, and ends; returns the exit status."""
+    try:
+        config = overlay(
+            config, {f"allow_{port}": False for port in ("http", "grpc", "metrics")} | {"access_log": "off"}
+        )
+    except ConfigError as error:
+        logger.error("%s", error)
+        return 1
+    return serve(config, BatchFile(source, target, config.data.batch_lines_in_flight))
+
+
+def serve(config: Config, file: BatchFile | None = None) -> int:
+    """Runs a server until it is told to stop, or has answered the file; returns the exit status."""
     handler, view = _log_handler()
     logging.basicConfig(
         level=config.server.logging_level,
@@ -82,7 +97,7 @@ def serve(config: Config) -> int:
         if not wanted and (config.adapters.lora or config.adapters.lora_directory):
             raise ConfigError("lora: there is no MODEL; a model in a repository has its adapters in its model.json")
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_Server(config, LoadingBoard(view), with_model=wanted).run())
+            return runner.run(_Server(config, LoadingBoard(view), with_model=wanted).run(file))
     except (ConfigError, PenstockError) as error:
         logger.error("%s", error)
         return 1
@@ -156,8 +171,9 @@ class _Server:
             body_timeout=server.body_timeout,
             max_connections=connections_within_limit(ConnectionLimits().max_connections),
         )
-        endpoints = batch_endpoints(self._dataplane, settings, self._pooling)
-        self._batches = build_batches(config, endpoints, settings)
+        self._endpoints = batch_endpoints(self._dataplane, settings, self._pooling)
+        self._batches = build_batches(config, self._endpoints, settings)
+        self._settings = settings
         http = HttpServer(
             build_app(self._dataplane, settings, self._kserve, self._pooling, self._batches),
             ServerSettings(
@@ -206,29 +222,34 @@ class _Server:
         others_ready = any(model.ready for model in self._models.models())
         return is_live(failed, others_ready, strict=self._config.server.strict_liveness)
 
-    async def run(self) -> int:
+    async def run(self, file: BatchFile | None = None) -> int:
+        """Until a signal comes, or the file is answered. Returns the exit status."""
         self._signals.handle()
         if self._config.server.api_key_file:
             self._signals.on_hangup(self._read_keys_again)
         self._intake.lag.start()
         await self._ports.open()
-        loading = asyncio.create_task(self._load())
+        loading = asyncio.create_task(self._load(file))
         stopping = asyncio.create_task(self._signals.end.wait())
         status = 0
         try:
             await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
             if loading.done():
                 loading.result()
-                await stopping
+                if file is None:
+                    await stopping
             else:
                 loading.cancel()
+                await asyncio.gather(loading, return_exceptions=True)
+                status = 0 if file is None else _INTERRUPTED
         except (PenstockError, ConfigError) as error:
-            logger.error("the models could not be loaded: %s", error)
+            logger.error("%s%s", "" if self._loaded else "the models could not be loaded: ", error)
             status = 1
         await self._shut_down()
         return status
 
-    async def _load(self) -> None:
+    async def _load(self, file: BatchFile | None) -> None:
+        """Answers the file, too, where there is one."""
         if self._model is not None:
             await self._model.start()
         await self._embeddings.start()
@@ -236,6 +257,9 @@ class _Server:
         self._loaded = True
         if self._batches is not None:
             await self._batches.start()
+        if file is not None:
+            await file.answer(self._endpoints, self._settings)
+            return
         # The gateway's long-lived objects are all made now: keep them out of every later collection.
         gc.collect()
         gc.freeze()

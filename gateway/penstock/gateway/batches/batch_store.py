@@ -79,9 +79,11 @@ class BatchStore:
     async def keep_results(self, batch_id: str, results: Sequence[tuple[int, bytes]], *, failed: bool) -> None:
         """By line. One that a line has already stays."""
         rows = [(batch_id, line, failed, result) for line, result in results]
-        await self._database.run(
-            lambda connection: connection.executemany("INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?)", rows)
-        )
+
+        def insert(connection: sqlite3.Connection) -> None:
+            connection.executemany("INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?)", rows)
+
+        await self._database.run(insert)
 
     async def answered(self, batch_id: str) -> dict[int, bool]:
         """The lines with results, each with whether it failed."""

@@ -38,7 +38,8 @@ class Database:
         self._connection = self._thread.submit(_connect, path).result()
 
     async def run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        """What `work` returns; all that it changes is there at once, or nothing of it when it raises."""
+        """What `work` returns; all that it changes is there at once, or nothing of it when it raises. It must return no
+        cursor: a thread that drops one disturbs what this one does."""
         return await asyncio.wrap_future(self._thread.submit(self._in_transaction, work))
 
     def _in_transaction(self, work: Callable[[sqlite3.Connection], _T]) -> _T:

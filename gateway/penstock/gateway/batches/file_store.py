@@ -153,9 +153,11 @@ class FileStore:
     async def _forget(self, ids: list[str]) -> None:
         if not ids:
             return
-        await self._database.run(
-            lambda connection: connection.executemany("DELETE FROM files WHERE id = ?", [(each,) for each in ids])
-        )
+
+        def delete(connection: sqlite3.Connection) -> None:
+            connection.executemany("DELETE FROM files WHERE id = ?", [(each,) for each in ids])
+
+        await self._database.run(delete)
         for each in ids:
             with suppress(OSError):
                 await asyncio.to_thread(self.path(each).unlink, missing_ok=True)

@@ -4,7 +4,7 @@ output."""
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ class Line:
     number: int
     """From 1; empty lines count."""
     custom_id: str
+    url: str
+    """The endpoint's path."""
     body: bytes
     """Of the request, JSON."""
 
@@ -47,7 +49,7 @@ class LineError(Exception):
         self.param = param
 
 
-def parse_line(number: int, text: bytes, endpoint: str) -> Line:
+def parse_line(number: int, text: bytes, endpoints: Collection[str]) -> Line:
     """Raises LineError."""
     try:
         check_json(text)
@@ -60,29 +62,29 @@ def parse_line(number: int, text: bytes, endpoint: str) -> Line:
         raise LineError("invalid_custom_id", f"custom_id must have 1 to {MAX_CUSTOM_ID} characters.", "custom_id")
     if line.method != "POST":
         raise LineError("invalid_method", "method must be POST.", "method")
-    if line.url != endpoint:
-        raise LineError("mismatched_endpoint", f"url must be the batch's endpoint, {endpoint}.", "url")
+    if line.url not in endpoints:
+        raise LineError("mismatched_endpoint", f"url must be {' or '.join(endpoints)}.", "url")
     try:
         streams = msgspec.json.decode(line.body, type=_Streams).stream
     except msgspec.ValidationError:
         raise LineError("invalid_request", "body must be an object.", "body") from None
     if streams:
         raise LineError("invalid_request", "Lines of a batch cannot be streamed.", "body.stream")
-    return Line(number, line.custom_id, bytes(line.body))
+    return Line(number, line.custom_id, line.url, bytes(line.body))
 
 
-def read_lines(path: Path, endpoint: str) -> Iterator[Line]:
+def read_lines(path: Path, endpoints: Collection[str]) -> Iterator[Line]:
     """Those that are right, in order."""
     with path.open("rb") as file:
         for number, text in enumerate(file, 1):
             if text.strip():
                 try:
-                    yield parse_line(number, text, endpoint)
+                    yield parse_line(number, text, endpoints)
                 except LineError:
                     continue
 
 
-def check_lines(path: Path, endpoint: str, max_line: int) -> tuple[int, list[dict[str, Any]]]:
+def check_lines(path: Path, endpoints: Collection[str], max_line: int) -> tuple[int, list[dict[str, Any]]]:
     """How many lines there are, and what is wrong with the file: at most a hundred errors, as batches show them.
     `max_line`: bytes that a line may have."""
     errors: list[dict[str, Any]] = []
@@ -96,7 +98,7 @@ def check_lines(path: Path, endpoint: str, max_line: int) -> tuple[int, list[dic
             try:
                 if len(text) > max_line:
                     raise LineError("line_too_long", f"A line may have {max_line} bytes.")
-                line = parse_line(number, text, endpoint)
+                line = parse_line(number, text, endpoints)
                 if line.custom_id in seen:
                     raise LineError("duplicate_custom_id", "Another line has the same custom_id.", "custom_id")
                 seen.add(line.custom_id)

@@ -12,20 +12,16 @@ from itertools import islice
 
 from starlette.types import ASGIApp
 
+from penstock.gateway.batches.answer_line import answer_line
 from penstock.gateway.batches.batch import Batch, Status
 from penstock.gateway.batches.batch_store import BatchStore
 from penstock.gateway.batches.file_store import FileStore, StoredFile
-from penstock.gateway.batches.lines import Line, answered, check_lines, read_lines, unanswered
+from penstock.gateway.batches.lines import Line, check_lines, read_lines, unanswered
 from penstock.gateway.front.context import Principal
-from penstock.gateway.http.inner_request import ask_in_background
 from penstock.gateway.http.settings import AppSettings
 
 logger = logging.getLogger("penstock")
 
-_BUSY = frozenset({429, 503})
-"""With these a line is asked again: the server, or the model, has no room for it now."""
-_AGAIN_AFTER_S = 1.0
-_ERRORS_FROM = 400
 _TOGETHER = 256
 """Lines that are read, or results that are written, at a time."""
 
@@ -101,7 +97,7 @@ class BatchRunner:
 
     async def _validate(self, batch: Batch) -> None:
         path, max_line = self._files.path(batch.input_file_id), self._settings.max_body_bytes
-        batch.total, batch.errors = await asyncio.to_thread(check_lines, path, batch.endpoint, max_line)
+        batch.total, batch.errors = await asyncio.to_thread(check_lines, path, (batch.endpoint,), max_line)
         if batch.status == "validating":  # and not cancelled meanwhile
             batch.enter("failed" if batch.errors else "in_progress")
         await self._batches.save(batch)
@@ -126,7 +122,7 @@ class BatchRunner:
 
     async def _unanswered(self, batch: Batch) -> AsyncIterator[Line]:
         done = await self._count(batch)
-        lines = read_lines(self._files.path(batch.input_file_id), batch.endpoint)
+        lines = read_lines(self._files.path(batch.input_file_id), (batch.endpoint,))
         while some := await asyncio.to_thread(lambda: list(islice(lines, _TOGETHER))):
             for line in some:
                 if line.number not in done:
@@ -143,15 +139,7 @@ class BatchRunner:
         """Takes a seat that was acquired, and releases it."""
         principal = Principal(tenant=batch.tenant, models=batch.models)
         try:
-            while True:
-                answer = await ask_in_background(
-                    self._endpoints[batch.endpoint], batch.endpoint, line.body, principal, self._settings
-                )
-                if answer.status not in _BUSY:
-                    break
-                await asyncio.sleep(_AGAIN_AFTER_S)
-            failed = answer.status >= _ERRORS_FROM
-            result = answered(line, answer.status, answer.request_id, answer.body)
+            result, failed = await answer_line(line, self._endpoints, principal, self._settings)
             await self._batches.keep_results(batch.id, [(line.number, result)], failed=failed)
             batch.failed += failed
             batch.completed += not failed

@@ -1,0 +1,51 @@
+"""`penstock run-batch`, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+COMMAND = (sys.executable, "-m", "penstock.gateway.cli", "run-batch", "--engine", "simulated")
+NAMED = ("--served-model-name", "m")
+
+
+def lines(*names: str) -> str:
+    body = {"model": "m", "prompt": "Hi", "max_tokens": 3}
+    made = [{"custom_id": name, "method": "POST", "url": "/v1/completions", "body": body} for name in names]
+    return "".join(json.dumps(each) + "\n" for each in made)
+
+
+def run(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, *NAMED, "-i", str(source), "-o", str(target)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_run_that_was_interrupted_goes_on(tmp_path: Path) -> None:
+    source, target = tmp_path / "in", tmp_path / "out"
+    source.write_text(lines("a", "b"))
+    done = run(source, target)
+    assert done.returncode == 0, done.stderr
+    written = target.read_text()
+    source.write_text(lines("a", "b", "c", "d"))
+    target.write_text(written + '{"id": "batch_req_1", "custom_id": "c", "resp')
+    done = run(source, target)
+    assert "2 answered, 0 failed, 2 before" in done.stderr
+    assert target.read_text().startswith(written)
+    results = [json.loads(text) for text in target.read_text().splitlines()]
+    assert sorted(each["custom_id"] for each in results) == ["a", "b", "c", "d"]
+    assert {each["response"]["status_code"] for each in results} == {200}
+
+
+def test_files_that_are_wrong_end_it_with_the_line(tmp_path: Path) -> None:
+    source, target = tmp_path / "in", tmp_path / "out"
+    source.write_text(lines("a", "a"))
+    wrong = run(source, target)
+    assert wrong.returncode == 1
+    assert "line 2: Another line has the same custom_id." in wrong.stderr
+    assert not target.exists()
+    source.write_text(lines("a"))
+    target.write_text("a poem\n")
+    assert run(source, target).returncode == 1
+    assert target.read_text() == "a poem\n"

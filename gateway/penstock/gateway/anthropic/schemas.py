@@ -72,3 +72,5 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    """Either is what every request gets here."""

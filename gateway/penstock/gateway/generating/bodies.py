@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -11,6 +12,7 @@ from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.front.bounded_json import check_json, decode_json
 
 _LONGEST_NEUTRAL = 64
+_WHOLE = re.compile(r"(-?[0-9]+)\.0+")
 _R = TypeVar("_R")
 
 
@@ -18,15 +20,33 @@ def parse(body: bytes, kind: type[_R], unsupported: Mapping[str, tuple[str, ...]
     """Decodes a body. `unsupported` names fields that are refused, each with the values that ask for nothing. Raises
     InvalidRequestError, UnsupportedError."""
     check_json(body)
-    _refuse_unsupported(decode_json(body, dict[str, msgspec.Raw]), unsupported)
-    return decode_json(body, kind)
+    fields = decode_json(body, dict[str, msgspec.Raw])
+    _refuse_unsupported(fields, unsupported)
+    try:
+        return decode_json(body, kind)
+    except InvalidRequestError:
+        whole = _whole_numbers(fields)
+        if not whole:
+            raise
+        return decode_json(msgspec.json.encode(fields | whole), kind)
+
+
+def _whole_numbers(fields: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
+    """Those that are written as floats, such as 1.0, in their shorter form: clients without integers send such."""
+    short = {name: _compact(raw) for name, raw in fields.items()}
+    return {name: msgspec.Raw(_as_whole(number).encode()) for name, number in short.items() if _WHOLE.fullmatch(number)}
+
+
+def _as_whole(number: str) -> str:
+    whole = _WHOLE.fullmatch(number)
+    return whole[1] if whole else number
 
 
 def _refuse_unsupported(fields: Mapping[str, msgspec.Raw], table: Mapping[str, tuple[str, ...]]) -> None:
     """Raises UnsupportedError for the first field of a body that asks for something this server does not do."""
     for name in fields:
         neutral = table.get(name)
-        if neutral is not None and _compact(fields[name]) not in neutral:
+        if neutral is not None and _as_whole(_compact(fields[name])) not in neutral:
             if name == "functions" and _compact(fields[name]) == "[]":
                 raise InvalidRequestError(f"'{name}' must not be an empty list.", param=name)
             raise UnsupportedError(f"'{name}' is not supported by this server with that value.", param=name)
@@ -34,7 +54,6 @@ def _refuse_unsupported(fields: Mapping[str, msgspec.Raw], table: Mapping[str, t
 
 def _compact(raw: msgspec.Raw) -> str:
     """The value without white space; anything long is not neutral anyway."""
-    text = bytes(raw)
-    if len(text) > _LONGEST_NEUTRAL:
+    if memoryview(raw).nbytes > _LONGEST_NEUTRAL:
         return ""
-    return "".join(text.decode().split())
+    return "".join(bytes(raw).decode().split())

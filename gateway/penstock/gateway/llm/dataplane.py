@@ -320,7 +320,7 @@ class DataPlane:
             params=params,
             arrival_time=time.monotonic(),
             deadline=self._deadline(request.context),
-            priority=max(request.priority, request.context.principal.priority),
+            priority=request.level,
             background=request.context.background,
             tenant=request.tenant,
             cache_salt=self._salt(request.tenant, request.cache_salt),

@@ -33,6 +33,7 @@ class GenerateRequest:
     add_special_tokens: bool = True
     """For text prompts: let the tokenizer add BOS and the like. False for rendered chat templates."""
     priority: int = 0
+    """As the caller has it; see `level`."""
     context: RequestContext = field(default_factory=RequestContext)
     tenant: str = ""
     """Whom a fair scheduler charges, and whose cached prefixes these are: the context's, where that has one."""
@@ -40,3 +41,8 @@ class GenerateRequest:
     pulse: float | None = None
     """Seconds with nothing to show after which the generation yields an empty list, so that a front can let its client
     know that the request lives; and again after as many. Not before the engine has taken the request in."""
+
+    @property
+    def level(self) -> int:
+        """Its priority in the queue; lower runs earlier. A key can keep its requests from running early."""
+        return max(self.priority, self.context.principal.priority)

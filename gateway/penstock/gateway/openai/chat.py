@@ -19,9 +19,10 @@ from penstock.gateway.openai.frames import Frames
 from penstock.gateway.openai.logprobs import chat_logprobs
 from penstock.gateway.openai.message_parts import finish_reason, has_call, message
 from penstock.gateway.openai.messages import template_messages
-from penstock.gateway.openai.objects import ChatChoice, new_head, running_usage, spliced, usage_object
+from penstock.gateway.openai.objects import ChatChoice, Head, new_head, running_usage, spliced, usage_object
 from penstock.gateway.openai.part_frames import NamedCallFrames, PartFrames
 from penstock.gateway.openai.schemas import ChatRequest, StreamOptions
+from penstock.gateway.openai.service_tier import real_tier
 from penstock.gateway.openai.unsupported import CHAT
 
 _text_frames = partial(Frames, opening=b'"delta":{"content":', closing=b"}")
@@ -43,16 +44,21 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
     ) -> Awaitable[None]:
         if request.stream:
             frames = _named_call_frames if _names_tool(request) else _part_frames
-            return self._stream(exchange, request, generation, frames if wanted.stages else _text_frames)
-        return self._answer(exchange, request, generation)
+            return self._stream(exchange, request, wanted, generation, frames if wanted.stages else _text_frames)
+        return self._answer(exchange, request, wanted, generation)
 
     def _stream(
-        self, exchange: Exchange, request: ChatRequest, generation: Generation, make_frames: Callable[..., Frames]
+        self,
+        exchange: Exchange,
+        request: ChatRequest,
+        wanted: GenerateRequest,
+        generation: Generation,
+        make_frames: Callable[..., Frames],
     ) -> Awaitable[None]:
         options = request.stream_options or StreamOptions()
         count = request.n or 1
         frames = make_frames(
-            new_head("chatcmpl", "chat.completion.chunk", request.model, self._settings.system_fingerprint),
+            self._head("chat.completion.chunk", request, wanted),
             count,
             logprobs=(lambda _, entries: chat_logprobs(entries)) if request.logprobs else None,
             extra=(lambda delta: {"token_ids": delta.token_ids}) if request.return_token_ids else None,
@@ -69,13 +75,25 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
 
         return stream(exchange, generation, frames, opening=roles, ending=ending)
 
-    async def _answer(self, exchange: Exchange, request: ChatRequest, generation: Generation) -> None:
+    async def _answer(
+        self, exchange: Exchange, request: ChatRequest, wanted: GenerateRequest, generation: Generation
+    ) -> None:
         collected = await collect(generation, request.n or 1)
-        extra = {"prompt_token_ids": generation.prompt_token_ids[0]} if request.return_token_ids else {}
-        head = new_head("chatcmpl", "chat.completion", request.model, self._settings.system_fingerprint)
+        extra: dict[str, object] = {}
+        if request.return_token_ids:
+            extra["prompt_token_ids"] = generation.prompt_token_ids[0]
+        if request.metadata:
+            extra["metadata"] = request.metadata
+        head = self._head("chat.completion", request, wanted)
         choices = [_choice(request, index, each) for index, each in enumerate(collected)]
         body = spliced(head, choices=choices, usage=usage_object(generation.usage), **extra)
         await exchange.respond(200, body)
+
+    def _head(self, kind: str, request: ChatRequest, wanted: GenerateRequest) -> Head:
+        tier: str | msgspec.UnsetType = msgspec.UNSET
+        if request.service_tier is not None:
+            tier = real_tier(request.service_tier, wanted)
+        return new_head("chatcmpl", kind, request.model, self._settings.system_fingerprint, tier)
 
 
 def _choice(request: ChatRequest, index: int, collected: Collected) -> ChatChoice:

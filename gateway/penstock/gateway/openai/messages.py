@@ -30,7 +30,7 @@ def template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
 
 def template_kwargs(request: ChatRequest, variables: frozenset[str] | None) -> dict[str, Any]:
     """`variables`: what the template reads, where that is known. Raises InvalidRequestError for a key that it does not
-    read, or that is not the client's to set."""
+    read, or that is not the client's to set; UnsupportedError for a verbosity that it does not read."""
     kwargs = request.chat_template_kwargs or {}
     try:
         check_kwargs(kwargs)
@@ -41,10 +41,21 @@ def template_kwargs(request: ChatRequest, variables: frozenset[str] | None) -> d
             message = f"chat_template_kwargs: this model's chat template does not use {key[:64]!r}."
             raise InvalidRequestError(message, param="chat_template_kwargs")
     effort = request.reasoning_effort
+    verbosity = _verbosity(request, variables)
     if effort is None:
-        return kwargs
+        return verbosity | kwargs
     thinking = {"enable_thinking": False} if effort == "none" else {}
-    return {"reasoning_effort": effort, **thinking, **kwargs}
+    return {"reasoning_effort": effort, **thinking, **verbosity, **kwargs}
+
+
+def _verbosity(request: ChatRequest, variables: frozenset[str] | None) -> dict[str, str]:
+    """`medium` is what every model does by itself."""
+    given = request.verbosity
+    if given is not None and variables is not None and "verbosity" in variables:
+        return {"verbosity": given}
+    if given not in (None, "medium"):
+        raise UnsupportedError("verbosity: this model's chat template does not use it.", param="verbosity")
+    return {}
 
 
 def template_documents(request: ChatRequest, variables: frozenset[str] | None) -> list[dict[str, Any]] | None:

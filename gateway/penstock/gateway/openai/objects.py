@@ -105,10 +105,14 @@ class Head(msgspec.Struct):
     created: int
     model: str
     system_fingerprint: str
+    service_tier: str | msgspec.UnsetType = msgspec.UNSET
+    """The real one, where the request names one."""
 
 
-def new_head(prefix: str, kind: str, model: str, fingerprint: str) -> Head:
-    return Head(f"{prefix}-{uuid.uuid4().hex}", kind, int(time.time()), model, fingerprint)
+def new_head(
+    prefix: str, kind: str, model: str, fingerprint: str, service_tier: str | msgspec.UnsetType = msgspec.UNSET
+) -> Head:
+    return Head(f"{prefix}-{uuid.uuid4().hex}", kind, int(time.time()), model, fingerprint, service_tier)
 
 
 def spliced(head: Head, **fields: object) -> bytes:

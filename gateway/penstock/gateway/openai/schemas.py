@@ -6,11 +6,16 @@ OpenAI nor vLLM knows are ignored.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from penstock.gateway.llm.sampling import SamplingFields
+
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
+Verbosity = Literal["low", "medium", "high"]
+ShortId = Annotated[str, msgspec.Meta(max_length=64)]
+"""OpenAI's bound for what a client makes up to name a user or a cache."""
 
 
 class StreamOptions(msgspec.Struct):
@@ -26,6 +31,7 @@ class CommonRequest(SamplingFields, kw_only=True):
     stream_options: StreamOptions | None = None
     user: str | None = None
     priority: int | None = None
+    best_of: int | None = None
     add_special_tokens: bool | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
@@ -74,6 +80,14 @@ class ChatRequest(CommonRequest, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     include_reasoning: bool | None = None
+    verbosity: Verbosity | None = None
+    service_tier: ServiceTier | None = None
+    metadata: dict[str, str] | None = None
+    """Shown again in the answer."""
+    safety_identifier: ShortId | None = None
+    """The newer name of `user`."""
+    prompt_cache_key: ShortId | None = None
+    """Needs nothing here: the prefix cache finds equal beginnings by itself."""
 
 
 class CompletionRequest(CommonRequest, kw_only=True):

@@ -15,7 +15,6 @@ _EMPTY = ("null", "[]", "{}")
 _BOTH: dict[str, tuple[str, ...]] = {
     "allowed_token_ids": _NOTHING,
     "bad_words": _EMPTY,
-    "best_of": ("null", "1"),
     "ebnf": _NOTHING,
     "ec_transfer_params": _NOTHING,
     "grammar": _NOTHING,
@@ -24,7 +23,7 @@ _BOTH: dict[str, tuple[str, ...]] = {
     "guided_whitespace_pattern": _NOTHING,
     "json_schema": _NOTHING,
     "kv_transfer_params": _NOTHING,
-    "length_penalty": ("null", "1", "1.0"),
+    "length_penalty": ("null", "1"),
     "logits_processors": _EMPTY,
     "logprob_token_ids": _EMPTY,
     "logprobs_mode": _NOTHING,
@@ -58,13 +57,22 @@ CHAT: Mapping[str, tuple[str, ...]] = _BOTH | {
     "modalities": ("null", '["text"]'),
     "moderation": _NOTHING,
     "prediction": _NOTHING,
-    "service_tier": ("null", '"auto"', '"default"'),
     "store": _OFF,
     "suffix": _NOTHING,
-    "verbosity": ("null", '"medium"'),
     "web_search_options": _NOTHING,
 }
 
 COMPLETION: Mapping[str, tuple[str, ...]] = _BOTH | {
+    "audio": _NOTHING,
+    "function_call": ("null", '"none"'),
+    "functions": _EMPTY,
+    "modalities": ("null", '["text"]'),
+    "prediction": _NOTHING,
+    "reasoning_effort": _NOTHING,
     "suffix": ("null", '""'),
+    "tool_choice": ("null", '"none"', '"auto"'),
+    "tools": _EMPTY,
+    "top_logprobs": ("null", "0"),
+    "web_search_options": _NOTHING,
 }
+"""With fields of chats that would change the answer."""

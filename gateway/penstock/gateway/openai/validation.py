@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from penstock.engines.errors import InvalidRequestError
+from dataclasses import replace
+
+from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.fair_tenant import fair_tenant
 from penstock.gateway.generating.token_inputs import texts_or_ids
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import GenerateRequest, ServedModel
 from penstock.gateway.llm.sampling import bounded, priority_level, sampling_params, stop_strings
+from penstock.gateway.openai.metadata import check_metadata
 from penstock.gateway.openai.schemas import ChatRequest, CommonRequest, CompletionRequest
+from penstock.gateway.openai.service_tier import tier_priority
 
 MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_PROMPTS = 1024
+WHAT_FITS = -1
+"""As `max_tokens`: llama.cpp's and LangChain's way to ask for all that the context leaves."""
 _MAX_TOKENS = 2**31 - 1
 _MAX_CACHE_SALT = 128
 _COMPLETION_MAX_TOKENS = 16
@@ -27,7 +33,8 @@ def chat_generate_request(
     rendered, which may cost much."""
     if not model.has_chat_template:
         raise InvalidRequestError("This model has no chat template; use /v1/completions.", param="model")
-    return _generate_request(
+    check_metadata(request.metadata)
+    wanted = _generate_request(
         request,
         [[]],
         model,
@@ -37,20 +44,26 @@ def chat_generate_request(
         logprobs=_chat_logprobs(request),
         add_special_tokens=False,
     )
+    return replace(
+        wanted,
+        tenant=fair_tenant(context, request.safety_identifier or request.user, settings.policy),
+        priority=tier_priority(request.service_tier, settings.policy) if request.priority is None else wanted.priority,
+    )
 
 
 def completion_generate_request(
     request: CompletionRequest, model: ServedModel, settings: AppSettings, context: RequestContext
 ) -> GenerateRequest:
     """What a text completion call asks for. `max_tokens` 0 with echo becomes 1, whose token the front drops: an engine
-    always makes one."""
+    always makes one. -1 is what the context leaves."""
     logprobs = request.logprobs
     if logprobs is not None:
         bounded(logprobs, "logprobs", 0, MAX_LOGPROBS)
     max_tokens = request.max_tokens
     if max_tokens is None:
         max_tokens = _COMPLETION_MAX_TOKENS
-    bounded(max_tokens, "max_tokens", 0 if request.echo else 1, _MAX_TOKENS)
+    if max_tokens != WHAT_FITS:
+        bounded(max_tokens, "max_tokens", 0 if request.echo else 1, _MAX_TOKENS)
     prompts = texts_or_ids(request.prompt, model.info.vocab_size, MAX_PROMPTS, "prompt")
     return _generate_request(
         request,
@@ -58,7 +71,7 @@ def completion_generate_request(
         model,
         settings,
         context,
-        max_tokens=max(max_tokens, 1),
+        max_tokens=0 if max_tokens == WHAT_FITS else max(max_tokens, 1),
         logprobs=logprobs,
         prompt_logprobs=logprobs if request.echo else None,
         add_special_tokens=request.add_special_tokens is not False,
@@ -78,6 +91,7 @@ def _generate_request(
     add_special_tokens: bool,
 ) -> GenerateRequest:
     n = 1 if request.n is None else bounded(request.n, "n", 1, MAX_N)
+    _check_best_of(request.best_of, n)
     if n * len(prompts) > settings.max_choices:
         message = f"The number of prompts times n must not be greater than {settings.max_choices}."
         raise InvalidRequestError(message, param="n")
@@ -107,11 +121,21 @@ def _generate_request(
 
 
 def _max_tokens(*given: int | None) -> int:
-    """The first that is set, at least 1; 0 when none is: what the context leaves."""
+    """The first that is set, at least 1; 0 when none is, or when `max_tokens` is -1: what the context leaves."""
     for name, value in zip(("max_completion_tokens", "max_tokens"), given, strict=True):
+        if value == WHAT_FITS and name == "max_tokens":
+            return 0
         if value is not None:
             return bounded(value, name, 1, _MAX_TOKENS)
     return 0
+
+
+def _check_best_of(best_of: int | None, n: int) -> None:
+    if best_of is None or best_of == n:
+        return
+    if best_of < n:
+        raise InvalidRequestError("best_of must not be less than n.", param="best_of")
+    raise UnsupportedError("best_of: this server makes no more choices than it returns.", param="best_of")
 
 
 def _chat_logprobs(request: ChatRequest) -> int | None:

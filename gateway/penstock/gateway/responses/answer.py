@@ -9,7 +9,7 @@ from typing import Any
 from penstock.gateway.errors import public_message, wire_shape
 from penstock.gateway.llm.dataplane import GenerateRequest, Usage
 from penstock.gateway.responses.items import new_id
-from penstock.gateway.responses.schemas import Reasoning, ResponsesRequest
+from penstock.gateway.responses.schemas import Reasoning, ResponsesRequest, TextOptions
 
 _RATE_LIMITED = 429
 
@@ -17,12 +17,14 @@ _RATE_LIMITED = 429
 class ResponseObject:
     """Of one request: what it says of itself from the beginning."""
 
-    def __init__(self, request: ResponsesRequest, wanted: GenerateRequest, usage: Usage, *, store: bool) -> None:
-        """`usage` goes on counting while the response is made."""
+    def __init__(
+        self, request: ResponsesRequest, wanted: GenerateRequest, usage: Usage, *, store: bool, tier: str
+    ) -> None:
+        """`usage` goes on counting while the response is made. `tier`: of `real_tier`."""
         self.id = new_id("resp")
         self._usage = usage
         reasoning = request.reasoning or Reasoning()
-        text_format = request.text.format if request.text is not None else None
+        text = request.text or TextOptions()
         self._fields = {
             "id": self.id,
             "object": "response",
@@ -38,10 +40,10 @@ class ResponseObject:
             "prompt_cache_key": request.prompt_cache_key,
             "reasoning": {"effort": reasoning.effort, "summary": None},
             "safety_identifier": request.safety_identifier,
-            "service_tier": "default",
+            "service_tier": tier,
             "store": store,
             "temperature": wanted.params.temperature,
-            "text": {"format": text_format or {"type": "text"}, "verbosity": "medium"},
+            "text": {"format": text.format or {"type": "text"}, "verbosity": text.verbosity or "medium"},
             "tool_choice": request.tool_choice or "auto",
             "tools": request.tools or [],
             "top_logprobs": request.top_logprobs or 0,

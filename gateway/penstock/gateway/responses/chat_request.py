@@ -19,14 +19,11 @@ _ELSEWHERE = frozenset(
         "web_search_call.results",
     }
 )  # fmt: skip
-_MAX_METADATA = 16
-_MAX_KEY, _MAX_VALUE = 64, 512
 _SAMPLING = tuple(field for field in SamplingFields.__struct_fields__ if field not in ("max_tokens", "response_format"))
 
 
 def chat_request(request: ResponsesRequest) -> ChatRequest:
     """Still without messages. Raises InvalidRequestError, UnsupportedError."""
-    check_metadata(request.metadata)
     check_include(request.include)
     if request.top_logprobs and not wants_logprobs(request):
         raise InvalidRequestError(f"top_logprobs needs {LOGPROBS} in include.", param="top_logprobs")
@@ -41,7 +38,11 @@ def chat_request(request: ResponsesRequest) -> ChatRequest:
         response_format=_response_format(request.text),
         logprobs=wants_logprobs(request),
         top_logprobs=request.top_logprobs,
-        user=request.safety_identifier or request.user,
+        user=request.user,
+        safety_identifier=request.safety_identifier,
+        service_tier=request.service_tier,
+        verbosity=request.text.verbosity if request.text is not None else None,
+        metadata=request.metadata,
         priority=request.priority,
         cache_salt=request.cache_salt,
         chat_template_kwargs=request.chat_template_kwargs,
@@ -109,8 +110,6 @@ def _effort(reasoning: Reasoning | None) -> Any:
 def _response_format(text: TextOptions | None) -> ResponseFormat | None:
     if text is None:
         return None
-    if text.verbosity not in (None, "medium"):
-        raise UnsupportedError("text.verbosity is not supported.", param="text.verbosity")
     given = text.format
     if given is None or given.type == "text":
         return None
@@ -124,12 +123,3 @@ def _response_format(text: TextOptions | None) -> ResponseFormat | None:
             raise InvalidRequestError(f"text.format.{name} is missing.", param=f"text.format.{name}")
     schema = JsonSchema(name=given.name, description=given.description, schema=given.schema, strict=given.strict)
     return ResponseFormat(type="json_schema", json_schema=schema)
-
-
-def check_metadata(metadata: dict[str, str] | None) -> None:
-    given = metadata or {}
-    if len(given) > _MAX_METADATA:
-        raise InvalidRequestError(f"metadata: at most {_MAX_METADATA} pairs are allowed.", param="metadata")
-    if any(len(key) > _MAX_KEY or len(value) > _MAX_VALUE for key, value in given.items()):
-        message = f"metadata: keys may have {_MAX_KEY} characters, values {_MAX_VALUE}."
-        raise InvalidRequestError(message, param="metadata")

@@ -17,6 +17,7 @@ from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane, GenerateRequest, Generation
 from penstock.gateway.openai.chat_generation import chat_generation
+from penstock.gateway.openai.service_tier import real_tier
 from penstock.gateway.responses.answer import ResponseObject
 from penstock.gateway.responses.chat_request import chat_request, wants_logprobs
 from penstock.gateway.responses.conversation import template_messages
@@ -70,7 +71,8 @@ class CreateResponse(GeneratingEndpoint[Asked]):
         self, exchange: Exchange, asked: Asked, wanted: GenerateRequest, generation: Generation
     ) -> Awaitable[None]:
         store = self._store.enabled and asked.request.store is not False
-        response = ResponseObject(asked.request, wanted, generation.usage, store=store)
+        tier = real_tier(asked.request.service_tier, wanted)
+        response = ResponseObject(asked.request, wanted, generation.usage, store=store, tier=tier)
 
         def keep(ended: Mapping[str, Any]) -> None:
             if store:

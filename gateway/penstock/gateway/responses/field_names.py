@@ -14,6 +14,7 @@ _NAMES = {
     "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
     "response_format.json_schema": "text.format",
+    "verbosity": "text.verbosity",
 }
 _CHAT_NAME = re.compile(rf"\b({'|'.join(sorted(_NAMES, reverse=True))})\b|(?<=\])\.function\b")
 """The fields, and what a tool's own fields are in there: `tools[0].function.name`."""

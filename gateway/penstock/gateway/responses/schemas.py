@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.gateway.llm.sampling import SamplingFields
+from penstock.gateway.openai.schemas import ServiceTier, ShortId, Verbosity
 
 
 class ContentPart(msgspec.Struct, omit_defaults=True):
@@ -45,7 +46,7 @@ class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 class TextOptions(msgspec.Struct):
     format: TextFormat | None = None
-    verbosity: str | None = None
+    verbosity: Verbosity | None = None
 
 
 class ResponsesRequest(SamplingFields, kw_only=True):
@@ -67,8 +68,9 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     top_logprobs: int | None = None
     metadata: dict[str, str] | None = None
     user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    safety_identifier: ShortId | None = None
+    prompt_cache_key: ShortId | None = None
+    service_tier: ServiceTier | None = None
     priority: int | None = None
     cache_salt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -16,6 +16,7 @@ UNSUPPORTED: Mapping[str, tuple[str, ...]] = _CHAT | {
     "access_programs": _NOTHING,
     "background": ("null", "false"),
     "background_options": _NOTHING,
+    "best_of": ("null", "1"),
     "context_management": ("null", "[]"),
     "conversation": _NOTHING,
     "image": _NOTHING,

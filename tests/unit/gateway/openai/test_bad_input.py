@@ -123,7 +123,7 @@ async def test_of_duplicate_keys_the_last_one_wins() -> None:
 
 WRONG_BIASES: list[Any] = [101, -101, "1", True, None, []]
 BOTH: dict[str, list[Any]] = {
-    "n": [0, -1, 129, 2**31, 10**9, 10**30, 1.5, 1.0, "2", True, [], {}],
+    "n": [0, -1, 129, 2**31, 10**9, 10**30, 1.5, "2", True, [], {}],
     "temperature": [-0.1, 2.1, 1e308, "1", True, []],
     "top_p": [-0.5, 1.01, "0.5", False],
     "top_k": [-2, 2**31, 1.5, "1", True],
@@ -131,9 +131,9 @@ BOTH: dict[str, list[Any]] = {
     "presence_penalty": [-2.1, 2.1, "0"],
     "frequency_penalty": [-2.1, 2.1, True],
     "repetition_penalty": [0, -1, 1e7, "1"],
-    "seed": [2**63, -(2**63) - 1, 1.0, "1", True],
-    "max_tokens": [0, -1, 2**31, 1.0, "5", True],
-    "min_tokens": [-1, 2**31, 1.0, "1"],
+    "seed": [2**63, -(2**63) - 1, 1.5, "1", True],
+    "max_tokens": [0, -2, 2**31, 1.5, "5", True],
+    "min_tokens": [-1, 2**31, 1.5, "1"],
     "stop": ["", ["a", ""], ["a"] * 5, "x" * 257, 5, [5], {}, [["a"]]],
     "stop_token_ids": [[-1], [100], [0] * 129, [1.0], ["1"], [True], 5, "5"],
     "logit_bias": [
@@ -142,7 +142,7 @@ BOTH: dict[str, list[Any]] = {
         {str(number): 1 for number in range(1025)},
         [1],
     ],
-    "priority": [1, -1, 1.0, "1", True],
+    "priority": [1, -1, 1.5, "1", True],
     "stream": [1, "true", []],
     "stream_options": [{"include_usage": True}, {}, True, []],
     "ignore_eos": [1, "true"],
@@ -173,7 +173,7 @@ UNSUPPORTED_CHAT = [
     ("tools", [{"type": "function", "function": {"name": "f"}}]), ("functions", [{"name": "f"}]),
     ("function_call", "auto"), ("modalities", ["text", "audio"]), ("audio", {"voice": "x"}), ("prediction", {}),
     ("web_search_options", {}), ("reasoning_effort", "low"), ("store", True), ("echo", True),
-    ("chat_template", "{{ x }}"), ("add_special_tokens", True), ("service_tier", "flex"), ("verbosity", "high"),
+    ("chat_template", "{{ x }}"), ("add_special_tokens", True),
 ]  # fmt: skip
 
 

@@ -116,4 +116,5 @@ def test_other_fields() -> None:
         include=[LOGPROBS], top_logprobs=3, safety_identifier="s",
     )  # fmt: skip
     assert (chat.max_completion_tokens, chat.temperature, chat.top_p, chat.seed) == (5, 0.5, 0.6, 7)
-    assert (chat.reasoning_effort, chat.user, chat.logprobs, chat.top_logprobs) == ("low", "s", True, 3)
+    assert (chat.reasoning_effort, chat.user, chat.safety_identifier) == ("low", "u", "s")
+    assert (chat.logprobs, chat.top_logprobs) == (True, 3)

@@ -29,7 +29,7 @@ TEXT = st.text('a"\\\n é🙂', min_size=1, max_size=5)
 class Stream:
     def __init__(self, *, logprobs: bool = False, usage: Usage | None = None) -> None:
         asked = msgspec.convert({"model": "m", "input": "hi"}, ResponsesRequest)
-        response = ResponseObject(asked, request(), usage or Usage(), store=True)
+        response = ResponseObject(asked, request(), usage or Usage(), store=True, tier="default")
         self.kept: list[Mapping[str, Any]] = []
         self.events = ResponseEvents(response, self.kept.append, logprobs=logprobs)
 

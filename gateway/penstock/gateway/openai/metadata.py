@@ -1,0 +1,20 @@
+"""What clients attach to a request for themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from penstock.engines.errors import InvalidRequestError
+
+_MAX_PAIRS = 16
+_MAX_KEY, _MAX_VALUE = 64, 512
+
+
+def check_metadata(metadata: Mapping[str, str] | None) -> None:
+    """OpenAI's bounds. Raises InvalidRequestError."""
+    given = metadata or {}
+    if len(given) > _MAX_PAIRS:
+        raise InvalidRequestError(f"metadata: at most {_MAX_PAIRS} pairs are allowed.", param="metadata")
+    if any(len(key) > _MAX_KEY or len(value) > _MAX_VALUE for key, value in given.items()):
+        message = f"metadata: keys may have {_MAX_KEY} characters, values {_MAX_VALUE}."
+        raise InvalidRequestError(message, param="metadata")

@@ -1,0 +1,230 @@
+"""Values that clients send without meaning much by them: which are taken, and which are refused, on every route."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.engines.contract.messages import SamplingParams
+from penstock.gateway.front.context import Principal, RequestContext
+from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.llm.dataplane import GenerateRequest, ServedModel
+from penstock.gateway.openai.service_tier import real_tier, tier_priority
+from penstock.gateway.ports.http_apps import build_app
+from protocol.asgi_client import AsgiCall, call
+from protocol.fake_dataplane import INFO, FakeDataPlane
+
+CHAT, TEXT, RESPONSES, ANTHROPIC = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
+HI = [{"role": "user", "content": "hi"}]
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"model": "tiny", "messages": HI},
+    TEXT: {"model": "tiny", "prompt": "hi"},
+    RESPONSES: {"model": "tiny", "input": "hi"},
+    ANTHROPIC: {"model": "tiny", "messages": HI, "max_tokens": 5},
+}
+VERBOSE = ServedModel("verbose", "root", 0, INFO, template_variables=frozenset({"verbosity"}))
+MODEL = ServedModel("tiny", "root", 0, INFO, template_variables=frozenset())
+
+
+async def asked(path: str, fields: dict[str, Any], **settings: Any) -> tuple[AsgiCall, FakeDataPlane]:
+    dataplane = FakeDataPlane(models=(MODEL, VERBOSE))
+    answer = await call(build_app(dataplane, AppSettings(**settings)), path, BODIES[path] | fields)
+    return answer, dataplane
+
+
+async def wanted(path: str, fields: dict[str, Any], **settings: Any) -> GenerateRequest:
+    answer, dataplane = await asked(path, fields, **settings)
+    assert answer.status == 200, answer.json()
+    return dataplane.requests[0]
+
+
+TAKEN: list[tuple[str, dict[str, Any]]] = [
+    *[
+        (path, fields)
+        for path in (CHAT, TEXT)
+        for fields in (
+            {"top_p": 0},
+            {"max_tokens": -1},
+            {"n": 1.0},
+            {"n": 2, "best_of": 2},
+            {"best_of": 1},
+            {"user": ""},
+            {"stream": True, "stream_options": {"include_usage": True}},
+            {"suffix": None, "tools": None, "tool_choice": "none", "top_logprobs": 0, "functions": None},
+        )
+    ],
+    *[
+        (path, {"service_tier": tier})
+        for path in (CHAT, RESPONSES)
+        for tier in (None, "auto", "default", "flex", "scale", "priority", "fast")
+    ],
+    *[
+        (path, fields)
+        for path in (CHAT, RESPONSES)
+        for fields in (
+            {"metadata": {}},
+            {"metadata": {"a" * 64: "x" * 512} | {str(number): "" for number in range(15)}},
+            {"safety_identifier": "x" * 64, "prompt_cache_key": "k" * 64, "user": "me"},
+            {"store": False},
+        )
+    ],
+    (CHAT, {"logprobs": False, "top_logprobs": 0}),
+    (CHAT, {"verbosity": "medium"}),
+    (CHAT, {"verbosity": "low", "model": "verbose"}),
+    (RESPONSES, {"text": {"verbosity": "high"}, "model": "verbose"}),
+    (RESPONSES, {"store": True, "logprobs": False, "n": 1.0}),
+    (ANTHROPIC, {"service_tier": "auto", "max_tokens": 5.0}),
+    (ANTHROPIC, {"service_tier": "standard_only", "top_k": -1}),
+]
+
+
+@pytest.mark.parametrize(("path", "fields"), TAKEN)
+async def test_taken(path: str, fields: dict[str, Any]) -> None:
+    await wanted(path, fields)
+
+
+INVALID, UNSUPPORTED = None, "unsupported_parameter"
+REFUSED: list[tuple[str, dict[str, Any], str, str | None]] = [
+    *[
+        (path, fields, param, code)
+        for path in (CHAT, TEXT)
+        for fields, param, code in (
+            ({"max_tokens": -2}, "max_tokens", INVALID),
+            ({"max_tokens": 0}, "max_tokens", INVALID),
+            ({"n": 1.5}, "n", INVALID),
+            ({"n": "1"}, "n", INVALID),
+            ({"n": 0.0}, "n", INVALID),
+            ({"n": 2, "best_of": 1}, "best_of", INVALID),
+            ({"n": 2, "best_of": 3}, "best_of", UNSUPPORTED),
+            ({"best_of": "1"}, "best_of", INVALID),
+            ({"modalities": ["text", "audio"]}, "modalities", UNSUPPORTED),
+            ({"audio": {"voice": "x"}}, "audio", UNSUPPORTED),
+            ({"functions": [{"name": "f"}]}, "functions", UNSUPPORTED),
+            ({"web_search_options": {}}, "web_search_options", UNSUPPORTED),
+            ({"use_beam_search": True}, "use_beam_search", UNSUPPORTED),
+        )
+    ],
+    *[
+        (path, fields, param, code)
+        for path in (CHAT, RESPONSES)
+        for fields, param, code in (
+            ({"service_tier": "cheap"}, "service_tier", INVALID),
+            ({"metadata": {"a" * 65: "x"}}, "metadata", INVALID),
+            ({"metadata": {"a": "x" * 513}}, "metadata", INVALID),
+            ({"metadata": {str(number): "" for number in range(17)}}, "metadata", INVALID),
+            ({"metadata": {"a": 5}}, "metadata[...]", INVALID),
+            ({"safety_identifier": "x" * 65}, "safety_identifier", INVALID),
+            ({"prompt_cache_key": "x" * 65}, "prompt_cache_key", INVALID),
+            ({"user": 5}, "user", INVALID),
+            ({"modalities": ["audio"]}, "modalities", UNSUPPORTED),
+            ({"use_beam_search": True}, "use_beam_search", UNSUPPORTED),
+            ({"moderation": {"model": "m"}}, "moderation", UNSUPPORTED),
+        )
+    ],
+    (CHAT, {"store": True}, "store", UNSUPPORTED),
+    (CHAT, {"verbosity": "low"}, "verbosity", UNSUPPORTED),
+    (CHAT, {"verbosity": "much"}, "verbosity", INVALID),
+    (CHAT, {"logprobs": False, "top_logprobs": 1}, "top_logprobs", INVALID),
+    (CHAT, {"max_completion_tokens": -1}, "max_completion_tokens", INVALID),
+    (RESPONSES, {"text": {"verbosity": "low"}}, "text.verbosity", UNSUPPORTED),
+    (RESPONSES, {"text": {"verbosity": "much"}}, "text.verbosity", INVALID),
+    (RESPONSES, {"max_output_tokens": -1}, "max_output_tokens", INVALID),
+    (RESPONSES, {"best_of": 2}, "best_of", UNSUPPORTED),
+    (TEXT, {"tools": [{"type": "function"}]}, "tools", UNSUPPORTED),
+    (TEXT, {"tool_choice": "required"}, "tool_choice", UNSUPPORTED),
+    (TEXT, {"reasoning_effort": "low"}, "reasoning_effort", UNSUPPORTED),
+    (TEXT, {"top_logprobs": 3}, "top_logprobs", UNSUPPORTED),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "param", "code"), REFUSED)
+async def test_refused(path: str, fields: dict[str, Any], param: str, code: str | None) -> None:
+    answer, dataplane = await asked(path, fields)
+    error = answer.json()["error"]
+    assert (answer.status, error["param"], error["code"]) == (400, param, code)
+    assert dataplane.requests == []
+    assert dataplane.prompts == []
+
+
+@pytest.mark.parametrize("fields", [{"max_tokens": -1}, {"service_tier": "gold"}, {"max_tokens": 1.5}])
+async def test_refused_messages(fields: dict[str, Any]) -> None:
+    answer, _ = await asked(ANTHROPIC, fields)
+    assert answer.status == 400
+    assert next(iter(fields)) in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_all_that_the_context_leaves(path: str) -> None:
+    assert (await wanted(path, {"max_tokens": -1})).params.max_tokens == 0
+
+
+async def test_whole_numbers_written_as_floats() -> None:
+    request = await wanted(CHAT, {"n": 2.0, "max_tokens": 7.0, "seed": -5.0, "top_k": 3.00, "temperature": 1.0})
+    params = request.params
+    assert (request.n, params.max_tokens, params.seed, params.top_k, params.temperature) == (2, 7, -5, 3, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "policy", "level", "shown"),
+    [
+        ({"service_tier": "flex"}, "priority", 1, "flex"),
+        ({"service_tier": "auto"}, "priority", 0, "default"),
+        ({"service_tier": "scale"}, "priority", 0, "default"),
+        ({"service_tier": "priority"}, "priority", -1, "default"),
+        ({"service_tier": "flex"}, "fcfs", 0, "default"),
+        ({"service_tier": "flex", "priority": -4}, "priority", -4, "default"),
+    ],
+)
+async def test_tiers(fields: dict[str, Any], policy: str, level: int, shown: str) -> None:
+    """Nobody runs early whose key does not say so: the data plane takes the later of the two."""
+    for path in (CHAT, RESPONSES):
+        answer, dataplane = await asked(path, fields, policy=policy)
+        assert (dataplane.requests[0].priority, answer.json()["service_tier"]) == (level, shown)
+    streamed, _ = await asked(CHAT, fields | {"stream": True}, policy=policy)
+    assert all(event["service_tier"] == shown for event in streamed.events() if isinstance(event, dict))
+
+
+def test_a_key_may_allow_the_early_tier() -> None:
+    def shown(tier: Any, of_key: int) -> str:
+        context = RequestContext(principal=Principal(tenant="t", priority=of_key))
+        params = SamplingParams(max_tokens=1)
+        priority = tier_priority(tier, "priority")
+        return real_tier(
+            tier, GenerateRequest(model="m", prompts=[], params=params, priority=priority, context=context)
+        )
+
+    assert [shown("priority", level) for level in (-3, 0, 5)] == ["priority", "default", "default"]
+    assert [shown("flex", level) for level in (-3, 0, 5)] == ["flex"] * 3
+    assert [shown(tier, 5) for tier in ("auto", None)] == ["default"] * 2
+
+
+async def test_who_names_no_tier_sees_none() -> None:
+    answer, _ = await asked(CHAT, {})
+    assert "service_tier" not in answer.json()
+    assert "metadata" not in answer.json()
+
+
+async def test_metadata_is_shown_again() -> None:
+    for path in (CHAT, RESPONSES):
+        answer, _ = await asked(path, {"metadata": {"a": "b"}})
+        assert answer.json()["metadata"] == {"a": "b"}
+
+
+async def test_the_safety_identifier_tells_users_apart() -> None:
+    for path in (CHAT, RESPONSES):
+        request = await wanted(path, {"user": "u", "safety_identifier": "s"}, policy="fair")
+        assert request.tenant == "s"
+
+
+async def test_a_template_with_verbosity_gets_it() -> None:
+    _, dataplane = await asked(CHAT, {"verbosity": "low", "model": "verbose"})
+    assert dataplane.prompts[0][1]["kwargs"] == {"verbosity": "low"}
+
+
+async def test_every_chunk_but_the_last_says_that_its_usage_is_null() -> None:
+    for path in (CHAT, TEXT):
+        answer, _ = await asked(path, {"stream": True, "stream_options": {"include_usage": True}})
+        *chunks, last = [event for event in answer.events() if isinstance(event, dict)]
+        assert all(chunk["usage"] is None for chunk in chunks)
+        assert last["usage"]["completion_tokens"] > 0

@@ -11,7 +11,7 @@ import pytest
 from helpers_conformance import driver_of, prompt
 from helpers_engine import Driver
 from helpers_models import make_tokenizer
-from penstock.engines.contract.messages import FinishReason, Grammar, Thought
+from penstock.engines.contract.messages import FinishReason, Grammar, Thought, ThoughtBudget
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -121,6 +121,27 @@ def test_an_answer_behind_a_thought(candidate):
     driver.run()
     assert text_of(driver, request).lstrip(".").strip() in json.loads(CHOICE.text)
     assert driver.ends[request].finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("behind", [Grammar("text", ""), CHOICE], ids=["text", "choice"])
+def test_a_thought_that_is_too_long_is_ended(candidate, behind):
+    budget = ThoughtBudget(12, ("<think>",), ("</think>",), "</think>", inside=True, again=False)
+    bound = Grammar(behind.kind, behind.text, Thought("", "</think>") if behind == CHOICE else None, "", budget)
+    driver = driver_of(candidate)
+    requests = driver.add(prompt(20), n=3, grammar=bound, seed=3, temperature=1.0, **ASKED | {"max_tokens": 60})
+    [free] = driver.add(prompt(10), 8)
+    driver.run()
+    closing = make_tokenizer().encode("</think>")
+    for request in requests:
+        tokens = driver.tokens[request]
+        at = next(at for at in range(12, 16) if tokens[at : at + len(closing)] == closing)
+        if behind == CHOICE:
+            answer = make_tokenizer().decode(tokens[at + len(closing) :], skip_special_tokens=True)
+            assert answer.strip() in json.loads(CHOICE.text)
+        else:
+            assert tokens.count(closing[0]) < len(tokens)
+            assert len(tokens) > at + len(closing)
+    assert driver.tokens[free] == candidate.expect(prompt(10), 8)
 
 
 def test_what_does_not_compile_ends_alone(candidate):

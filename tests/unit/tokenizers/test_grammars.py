@@ -183,7 +183,7 @@ def test_a_thought_ends_where_its_end_is_spelled(thinker: BlindWriter, name: str
 def test_thoughts_are_free_and_answers_are_not(writer: BlindWriter, name: str) -> None:
     parser = find_reasoning_parser(name)
     assert parser.frame is not None
-    thought, preface = parser.frame("")
+    thought, preface, _ = parser.frame("")
     assert thought is not None
     begin, end = thought
     for text, is_right in ((f"{begin}Hm {{.{end}{preface}yes", True), (f"{begin}Hm.{end}{preface}maybe", False)):

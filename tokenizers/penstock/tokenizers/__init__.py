@@ -9,7 +9,7 @@ from .hf import Tokenizer
 from .messages import normalize_messages
 from .output_parts import Part, ReasoningPart, TextPart, ToolCallPart
 from .output_stages import OutputStage, StageChain, StageFactory
-from .reasoning import AnswerFrame, ReasoningParser, find_reasoning_parser, reasoning_parser_names
+from .reasoning import AnswerFrame, ReasoningParser, ThoughtTags, find_reasoning_parser, reasoning_parser_names
 from .special_text import SealedTokenizer, SpecialTextGuard
 from .stop import StopStrings
 from .tool_calls import JSON_LIST_OF_CALLS, Tool, ToolParser, find_tool_parser, tool_parser_names
@@ -33,6 +33,7 @@ __all__ = [
     "StageFactory",
     "StopStrings",
     "TextPart",
+    "ThoughtTags",
     "Tokenizer",
     "TokenizerError",
     "Tool",

@@ -41,16 +41,32 @@ class Thought(msgspec.Struct, frozen=True, array_like=True):
     end: str
 
 
+class ThoughtBudget(msgspec.Struct, frozen=True, array_like=True):
+    """How many tokens the thoughts of an output may have together. Then `closing` is written for the model."""
+
+    tokens: int
+    openings: tuple[str, ...]
+    """Any of these begins a thought; they may be special tokens."""
+    endings: tuple[str, ...]
+    """Any of these ends it."""
+    closing: str
+    inside: bool
+    """The output begins inside of a thought."""
+    again: bool
+    """A thought may begin anywhere; else at the beginning of the output only."""
+
+
 class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
     """What an output has to be: perhaps a thought, then `preface`, then what `kind` and `text` say."""
 
-    kind: Literal["json_schema", "regex", "choice", "grammar"]
+    kind: Literal["json_schema", "regex", "choice", "grammar", "text"]
     text: str
     """The schema as JSON; a regular expression that the whole output matches; a JSON list of texts; a context-free
-    grammar, in llguidance's dialect of Lark or in GBNF."""
+    grammar, in llguidance's dialect of Lark or in GBNF; nothing for `text`, which is any text."""
     thought: Thought | None = None
     preface: str = ""
     """What stands right before the answer in the model's format."""
+    budget: ThoughtBudget | None = None
 
 
 class SamplingParams(msgspec.Struct, tag="sampling", frozen=True, omit_defaults=True, kw_only=True):

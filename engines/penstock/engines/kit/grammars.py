@@ -15,6 +15,7 @@ from penstock.engines.kit.sampling.grammar import GrammarState, MasksAhead
 
 if TYPE_CHECKING:
     from penstock.tokenizers.grammars import BitMasks, GrammarCompiler
+    from penstock.tokenizers.reasoning import ThoughtTags
 
 _MASK_THREADS = 4
 """At most: the model needs the cores meanwhile."""
@@ -40,7 +41,7 @@ class Grammars:
                 self._compiler = GrammarCompiler(self._model_dir, self._info.vocab_size, self._info.eos_token_ids)
         try:
             thought = None if grammar.thought is None else (grammar.thought.begin, grammar.thought.end)
-            return self._compiler.compile(grammar.kind, grammar.text, thought, grammar.preface)
+            return self._compiler.compile(grammar.kind, grammar.text, thought, grammar.preface, _budget(grammar))
         except GrammarError as error:
             raise InvalidRequestError(f"The {_NAMES[grammar.kind]} cannot be compiled: {error}") from None
         except TokenizerError as error:
@@ -67,9 +68,19 @@ class Grammars:
         return self._masks
 
 
+def _budget(grammar: Grammar) -> tuple[ThoughtTags, int] | None:
+    from penstock.tokenizers.reasoning import ThoughtTags
+
+    given = grammar.budget
+    if given is None:
+        return None
+    return ThoughtTags(given.openings, given.endings, given.closing, given.inside, given.again), given.tokens
+
+
 _NAMES = {
     "json_schema": "JSON schema",
     "regex": "regular expression",
     "choice": "list of choices",
     "grammar": "grammar",
+    "text": "text",
 }

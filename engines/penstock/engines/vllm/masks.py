@@ -26,7 +26,11 @@ class StepMasks:
         """For a step of these that is about to sample. Waits for the steps before it, if they sampled for grammars."""
         while self._sampled:
             self._take_in(*self._sampled.popleft())
-        masked = [(name, request.grammar) for request, name, samples in rows if samples and request.grammar is not None]
+        masked = [
+            (name, request.grammar)
+            for request, name, samples in rows
+            if samples and request.grammar is not None and not request.grammar.is_free
+        ]
         if not masked:
             return None
         masks = self._grammars.bit_masks([grammar for _, grammar in masked])

@@ -27,7 +27,7 @@ def to_vllm(
     `draws_by_position`: vLLM's workers make each random number from seed and position by themselves; where they do not,
     `worker.WorkerExtension` does, and finds the seed's key beside the parameters.
     """
-    if params.grammar is not None and params.min_tokens:
+    if params.grammar is not None and params.grammar.kind != "text" and params.min_tokens:
         raise ValueError("min_tokens: not beside structured output with vLLM, which might have no token left.")
     stop = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
     extra: dict[str, Any] = {}

@@ -9,11 +9,12 @@ from penstock.engines.contract.messages import Grammar
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.anthropic.conversation import continues, template_messages
 from penstock.gateway.anthropic.schemas import CountTokensRequest, MessagesRequest, OutputConfig
-from penstock.gateway.anthropic.thinking import check_budget, template_kwargs
+from penstock.gateway.anthropic.thinking import template_kwargs
 from penstock.gateway.anthropic.tools import offered_tools
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.answer_shape import AnswerShape, answer_shape
 from penstock.gateway.generating.fair_tenant import fair_tenant
+from penstock.gateway.generating.thought_budget import AskedBudget
 from penstock.gateway.llm.dataplane import ChatPrompt, DataPlane, GenerateRequest, ServedModel
 from penstock.gateway.llm.sampling import SamplingFields, bounded, sampling_params, stop_strings
 from penstock.gateway.llm.structured_output import json_schema
@@ -44,14 +45,17 @@ class Chat:
         )
 
 
-def read_chat(request: CountTokensRequest, model: ServedModel) -> tuple[Chat, AnswerShape]:
+def read_chat(
+    request: CountTokensRequest, model: ServedModel, budget: AskedBudget | None = None
+) -> tuple[Chat, AnswerShape]:
     """What the model is shown, and what it may answer. Raises InvalidRequestError, UnsupportedError."""
     if not model.has_chat_template:
         raise InvalidRequestError("This model has no chat template; use /v1/completions.", param="model")
     messages = template_messages(request.system, request.messages)
     tools = offered_tools(request.tools, request.tool_choice)
     show_reasoning = request.thinking is None or request.thinking.display != "omitted"
-    shape = answer_shape(model, tools.use, _answer_format(request.output_config), show_reasoning=show_reasoning)
+    asked = _answer_format(request.output_config)
+    shape = answer_shape(model, tools.use, asked, show_reasoning=show_reasoning, budget=budget)
     kwargs = template_kwargs(request.thinking, request.output_config, model.parsers)
     return Chat(request.model, messages, continues(messages), tools.shown, kwargs), shape
 
@@ -67,7 +71,6 @@ def generate_request(
 ) -> GenerateRequest:
     """What is asked for, still without its prompt. Raises InvalidRequestError, UnsupportedError."""
     max_tokens = bounded(request.max_tokens, "max_tokens", 1, _MAX_TOKENS)
-    check_budget(request.thinking, max_tokens)
     fields = SamplingFields(temperature=request.temperature, top_p=request.top_p, top_k=request.top_k)
     user = request.metadata.user_id if request.metadata is not None else None
     return GenerateRequest(

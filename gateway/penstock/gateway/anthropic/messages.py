@@ -10,6 +10,7 @@ from penstock.gateway.anthropic.answers import content_blocks, message_object, n
 from penstock.gateway.anthropic.chat import generate_request, read_chat
 from penstock.gateway.anthropic.events import MessageEvents
 from penstock.gateway.anthropic.schemas import MessagesRequest
+from penstock.gateway.anthropic.thinking import thinking_budget
 from penstock.gateway.anthropic.unsupported import UNSUPPORTED
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.bodies import parse
@@ -27,7 +28,7 @@ class Messages(GeneratingEndpoint[MessagesRequest]):
 
     async def _wanted(self, request: MessagesRequest, context: RequestContext) -> GenerateRequest:
         model = self._dataplane.model(request.model)
-        chat, shape = read_chat(request, model)
+        chat, shape = read_chat(request, model, thinking_budget(request.thinking, request.max_tokens))
         wanted = generate_request(request, model, self._settings.policy, context)
         prompt = await chat.prompt(self._dataplane, context)
         return shape.applied(wanted, prompt)

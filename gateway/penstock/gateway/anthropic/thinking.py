@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.anthropic.schemas import OutputConfig, Thinking
 from penstock.gateway.generating.answer_stages import check_reasoning_parser
+from penstock.gateway.generating.thought_budget import AskedBudget, asked_budget
 from penstock.gateway.llm.model_parsers import ModelParsers
 
 _ENABLED = {"enabled": True, "adaptive": True, "disabled": False}
@@ -27,13 +28,15 @@ def template_kwargs(thinking: Thinking | None, output: OutputConfig | None, pars
     return kwargs
 
 
-def check_budget(thinking: Thinking | None, max_tokens: int) -> None:
-    """Raises UnsupportedError for a budget that `max_tokens` would not keep by itself: nothing here ends a thought."""
+def thinking_budget(thinking: Thinking | None, max_tokens: int | None) -> AskedBudget | None:
+    """`max_tokens` None: not known, since nothing is to be generated. Raises InvalidRequestError."""
+    name = "thinking.budget_tokens"
     if thinking is None or thinking.budget_tokens is None:
-        return
-    if thinking.budget_tokens < max_tokens - 1:
-        message = (
-            "thinking.budget_tokens is not supported: this server cannot end a thought early. Leave it out, set it to "
-            "max_tokens - 1, or use the type 'adaptive'."
-        )
-        raise UnsupportedError(message, param="thinking.budget_tokens")
+        return None
+    if thinking.type != "enabled":
+        raise InvalidRequestError(f"{name} needs thinking.type to be enabled.", param=name)
+    if thinking.budget_tokens < 1:
+        raise InvalidRequestError(f"{name} must be at least 1.", param=name)
+    if max_tokens is not None and thinking.budget_tokens >= max_tokens:
+        raise InvalidRequestError(f"{name} must be less than max_tokens.", param=name)
+    return asked_budget((name, thinking.budget_tokens), max_tokens=max_tokens or 0)

@@ -47,5 +47,6 @@ def behind_thought(grammar: Grammar, parsers: ModelParsers, prompt_end: str) -> 
     if parsers.reasoning.frame is None:
         message = "This model's parser of reasoning does not say where an answer begins."
         raise UnsupportedError(message)
-    thought, preface = parsers.reasoning.frame(prompt_end)
-    return msgspec.structs.replace(grammar, thought=None if thought is None else Thought(*thought), preface=preface)
+    frame = parsers.reasoning.frame(prompt_end)
+    thought = None if frame.thought is None else Thought(*frame.thought)
+    return msgspec.structs.replace(grammar, thought=thought, preface=frame.preface)

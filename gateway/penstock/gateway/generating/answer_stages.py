@@ -8,17 +8,14 @@ from functools import partial
 from penstock.engines.errors import UnsupportedError
 from penstock.gateway.generating.tool_use import ToolUse
 from penstock.gateway.llm.model_parsers import ModelParsers
-from penstock.tokenizers import OutputStage, Part, ReasoningPart, StageFactory, ToolCallPart
+from penstock.tokenizers import OutputStage, Part, StageFactory, ToolCallPart
 
 
-def answer_stages(
-    parsers: ModelParsers, use: ToolUse, prompt_end: str, *, show_reasoning: bool
-) -> tuple[StageFactory, ...]:
+def answer_stages(parsers: ModelParsers, use: ToolUse, prompt_end: str) -> tuple[StageFactory, ...]:
     """`prompt_end` is that of the rendered prompt. Without calls in parallel, all but the first are left out."""
     stages: list[StageFactory] = []
     if parsers.reasoning is not None:
-        reasoning = parsers.reasoning(prompt_end)
-        stages.append(reasoning if show_reasoning else _without(reasoning, _is_reasoning))
+        stages.append(parsers.reasoning(prompt_end))
     parser = use.parser(parsers)
     if use.tools and parser is not None:
         calls = parser(use.tools)
@@ -38,10 +35,6 @@ def check_reasoning_parser(parsers: ModelParsers, param: str) -> None:
     if parsers.reasoning is None:
         message = "This model's chat template shows no reasoning (--reasoning-parser)."
         raise UnsupportedError(message, param=param)
-
-
-def _is_reasoning(part: Part) -> bool:
-    return isinstance(part, ReasoningPart)
 
 
 def _is_later_call(part: Part) -> bool:

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from penstock.engines.contract.messages import FinishReason, RequestOutput
 from penstock.gateway.llm.generate_request import GenerateRequest
 from penstock.gateway.llm.token_logprobs import TokenLogprob, with_text
-from penstock.tokenizers import IncrementalDetokenizer, Part, StageChain, StopStrings, TextPart, Tokenizer
+from penstock.tokenizers import (
+    IncrementalDetokenizer,
+    Part,
+    ReasoningPart,
+    StageChain,
+    StopStrings,
+    TextPart,
+    Tokenizer,
+    ToolCallPart,
+)
 
 
 @dataclass(slots=True)
@@ -28,6 +37,8 @@ class ChoiceDelta:
     """One for each of token_ids, when asked for."""
     parts: Sequence[Part] | None = None
     """What the stages have found, in order, the text included; None where the request names no stages."""
+    reasoning_tokens: int = 0
+    """How many of the choice's new tokens are reasoning."""
 
 
 class ChoiceOutput:
@@ -94,17 +105,32 @@ class ChoiceOutput:
 class StagedChoiceOutput(ChoiceOutput):
     """The same with stages behind the stop strings. A class of its own, so that plain text does not pay for them."""
 
-    __slots__ = ("_stages",)
+    __slots__ = ("_show_reasoning", "_stages", "_uncounted")
 
     def __init__(self, index: int, tokenizer: Tokenizer, request: GenerateRequest, prompt: list[int]) -> None:
         super().__init__(index, tokenizer, request, prompt)
         self._stages = StageChain(request.stages)
+        self._show_reasoning = request.show_reasoning
+        self._uncounted = 0
+        """Tokens of which nothing has been found yet."""
 
     def advance(self, output: RequestOutput, tokenizer: Tokenizer) -> ChoiceDelta:
         delta = super().advance(output, tokenizer)
         parts = [*self._stages.push(delta.text)] if delta.text else []
         if delta.finish_reason is not None:
             parts += self._stages.flush()
+        self._count(delta, parts)
         delta.text = "".join([part.text for part in parts if isinstance(part, TextPart)])
-        delta.parts = parts
+        delta.parts = parts if self._show_reasoning else [part for part in parts if not isinstance(part, ReasoningPart)]
         return delta
+
+    def _count(self, delta: ChoiceDelta, parts: Sequence[Part]) -> None:
+        """Where reasoning is not alone, its tokens are as many as its share of the text."""
+        self._uncounted += len(delta.token_ids)
+        if not parts:
+            return
+        thought = sum([len(part.text) for part in parts if isinstance(part, ReasoningPart)])
+        if thought:
+            total = sum([len(part.arguments if isinstance(part, ToolCallPart) else part.text) for part in parts])
+            delta.reasoning_tokens = round(self._uncounted * thought / total)
+        self._uncounted = 0

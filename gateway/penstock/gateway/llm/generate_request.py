@@ -30,6 +30,8 @@ class GenerateRequest:
     """What finds reasoning, tool calls and the like in each choice's text, in this order. A stage sees the text that
     stop strings have let pass, and of the special tokens `shown_tokens`. Named by fronts that have fields for such
     parts; the others show the text as the model wrote it."""
+    show_reasoning: bool = True
+    """Whether deltas have the reasoning that stages find. It is counted in any case."""
     add_special_tokens: bool = True
     """For text prompts: let the tokenizer add BOS and the like. False for rendered chat templates."""
     priority: int = 0

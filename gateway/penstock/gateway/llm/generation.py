@@ -24,6 +24,8 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Of `completion_tokens`. Stages find them, so without stages there are none."""
 
 
 class DeltaListener(Protocol):
@@ -189,6 +191,7 @@ class Generation:
         delta = choice.advance(output, self._tokenizer)
         count = len(delta.token_ids)
         self.usage.completion_tokens += count
+        self.usage.reasoning_tokens += delta.reasoning_tokens
         self.usage_by_choice[choice.index] += count
         if choice.held:
             delta.token_ids, choice.held = choice.held + delta.token_ids, []

@@ -19,7 +19,7 @@ from penstock.gateway.openai.frames import Frames
 from penstock.gateway.openai.logprobs import chat_logprobs
 from penstock.gateway.openai.message_parts import finish_reason, has_call, message
 from penstock.gateway.openai.messages import template_messages
-from penstock.gateway.openai.objects import ChatChoice, Head, new_head, running_usage, spliced, usage_object
+from penstock.gateway.openai.objects import ChatChoice, Head, chat_usage, new_head, running_usage, spliced
 from penstock.gateway.openai.part_frames import NamedCallFrames, PartFrames
 from penstock.gateway.openai.schemas import ChatRequest, StreamOptions
 from penstock.gateway.openai.service_tier import real_tier
@@ -71,7 +71,7 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
             return b"".join(frames.role(index, prompt) for index in range(count))
 
         def ending() -> bytes:
-            return frames.end(generation.usage if options.include_usage else None)
+            return frames.end(chat_usage(generation.usage) if options.include_usage else None)
 
         return stream(exchange, generation, frames, opening=roles, ending=ending)
 
@@ -86,7 +86,7 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
             extra["metadata"] = request.metadata
         head = self._head("chat.completion", request, wanted)
         choices = [_choice(request, index, each) for index, each in enumerate(collected)]
-        body = spliced(head, choices=choices, usage=usage_object(generation.usage), **extra)
+        body = spliced(head, choices=choices, usage=chat_usage(generation.usage), **extra)
         await exchange.respond(200, body)
 
     def _head(self, kind: str, request: ChatRequest, wanted: GenerateRequest) -> Head:

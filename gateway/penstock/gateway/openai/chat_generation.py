@@ -7,6 +7,7 @@ from typing import Any
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.answer_shape import answer_shape
 from penstock.gateway.generating.answer_stages import check_reasoning_parser
+from penstock.gateway.generating.thought_budget import asked_budget
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane, GenerateRequest
 from penstock.gateway.openai.messages import generation_prompt, template_documents, template_kwargs
@@ -31,8 +32,13 @@ async def chat_generation(
     kwargs = template_kwargs(request, model.template_variables)
     documents = template_documents(request, model.template_variables)
     wanted = chat_generate_request(request, model, settings, context)
+    budget = asked_budget(
+        ("thinking_token_budget", request.thinking_token_budget),
+        ("max_reasoning_tokens", request.max_reasoning_tokens),
+        max_tokens=wanted.params.max_tokens,
+    )
     show_reasoning = request.include_reasoning is not False
-    shape = answer_shape(model, use, wanted.params.grammar, show_reasoning=show_reasoning)
+    shape = answer_shape(model, use, wanted.params.grammar, show_reasoning=show_reasoning, budget=budget)
     prompt = await dataplane.chat_prompt(
         request.model,
         messages,

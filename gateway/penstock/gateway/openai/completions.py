@@ -48,7 +48,7 @@ class Completions(GeneratingEndpoint[CompletionRequest]):
         )
 
         def ending() -> bytes:
-            return frames.end(result.usage if options.include_usage else None)
+            return frames.end(usage_object(result.usage) if options.include_usage else None)
 
         return stream(exchange, result.deltas(), frames, ending=ending)
 

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from penstock.gateway.generating.stream_frames import COMMENT
-from penstock.gateway.llm.dataplane import ChoiceDelta, Usage
-from penstock.gateway.openai.objects import Head, usage_object
+from penstock.gateway.llm.dataplane import ChoiceDelta
+from penstock.gateway.openai.objects import Head, UsageObject
 
 _encode = msgspec.json.Encoder().encode
 _DONE = b"data: [DONE]\n\n"
@@ -96,8 +96,8 @@ class Frames:
             return self._no_usage + b"}\n\n"
         return b',"usage":' + _encode(self._usage(index)) + b"}\n\n"
 
-    def end(self, usage: Usage | None) -> bytes:
+    def end(self, usage: UsageObject | None) -> bytes:
         """The usage chunk, if asked for, and `[DONE]`."""
         if usage is None:
             return _DONE
-        return self._start + b',"choices":[],"usage":' + _encode(usage_object(usage)) + b"}\n\n" + _DONE
+        return self._start + b',"choices":[],"usage":' + _encode(usage) + b"}\n\n" + _DONE

@@ -14,15 +14,26 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
 class UsageObject(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
 
 def usage_object(usage: Usage) -> UsageObject:
     return _usage(usage, usage.completion_tokens)
+
+
+def chat_usage(usage: Usage) -> UsageObject:
+    found = usage_object(usage)
+    found.completion_tokens_details = CompletionTokensDetails(usage.reasoning_tokens)
+    return found
 
 
 def running_usage(generation: Generation, index: int | None) -> UsageObject:

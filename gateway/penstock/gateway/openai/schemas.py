@@ -80,6 +80,9 @@ class ChatRequest(CommonRequest, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: int | None = None
+    max_reasoning_tokens: int | None = None
+    """The same by another name."""
     verbosity: Verbosity | None = None
     service_tier: ServiceTier | None = None
     metadata: dict[str, str] | None = None

@@ -55,10 +55,8 @@ class ResponseObject:
     def begun(self) -> dict[str, Any]:
         return self._with("in_progress", [])
 
-    def ended(
-        self, output: Sequence[Mapping[str, Any]], finish_reason: str | None, reasoning_tokens: int
-    ) -> dict[str, Any]:
-        usage = usage_object(self._usage, reasoning_tokens)
+    def ended(self, output: Sequence[Mapping[str, Any]], finish_reason: str | None) -> dict[str, Any]:
+        usage = usage_object(self._usage)
         if finish_reason == "length":
             details = {"reason": "max_output_tokens"}
             return self._with("incomplete", output, incomplete_details=details, usage=usage)
@@ -73,11 +71,11 @@ class ResponseObject:
         return self._fields | nothing | {"status": status, "output": output} | changes
 
 
-def usage_object(usage: Usage, reasoning_tokens: int) -> dict[str, Any]:
+def usage_object(usage: Usage) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }

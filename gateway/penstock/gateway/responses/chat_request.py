@@ -46,6 +46,8 @@ def chat_request(request: ResponsesRequest) -> ChatRequest:
         priority=request.priority,
         cache_salt=request.cache_salt,
         chat_template_kwargs=request.chat_template_kwargs,
+        thinking_token_budget=request.thinking_token_budget,
+        max_reasoning_tokens=request.max_reasoning_tokens,
         **{name: getattr(request, name) for name in _SAMPLING},
     )
 

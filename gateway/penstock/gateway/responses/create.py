@@ -96,6 +96,6 @@ class CreateResponse(GeneratingEndpoint[Asked]):
         async for deltas in generation:
             for delta in deltas:
                 output.add(delta)
-        ended = response.ended(output.items, output.finish_reason, output.reasoning_tokens)
+        ended = response.ended(output.items, output.finish_reason)
         keep(ended)
         await exchange.respond(200, msgspec.json.encode(ended))

@@ -59,7 +59,7 @@ class ResponseEvents(Output):
         return self._taken()
 
     def ending(self) -> bytes:
-        response = self._response.ended(self.items, self.finish_reason, self.reasoning_tokens)
+        response = self._response.ended(self.items, self.finish_reason)
         self._end(response)
         return self._taken()
 

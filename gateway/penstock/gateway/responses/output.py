@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from penstock.gateway.llm.dataplane import ChoiceDelta
@@ -62,7 +61,6 @@ class Output:
         self.items: list[dict[str, Any]] = []
         """Those that are complete."""
         self.finish_reason: str | None = None
-        self.reasoning_tokens = 0
         self._open: OpenItem | None = None
         self._logprobs = logprobs
 
@@ -77,7 +75,6 @@ class Output:
             item.pieces.append(piece)
             item.logprobs += logprobs
             self._grew(item, piece, logprobs)
-        self.reasoning_tokens += _reasoning_tokens(parts, len(delta.token_ids))
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
             self.close("incomplete" if delta.finish_reason == "length" else "completed")
@@ -104,12 +101,3 @@ class Output:
 
     def _closed(self, item: OpenItem, shown: dict[str, Any]) -> None:
         """It is the last of `items`."""
-
-
-def _reasoning_tokens(parts: Sequence[Part], tokens: int) -> int:
-    """How many of a step's tokens are reasoning. Where they are not alone, they are as many as their share of text."""
-    thought = sum([len(part.text) for part in parts if isinstance(part, ReasoningPart)])
-    if not thought:
-        return 0
-    others = [part.arguments if isinstance(part, ToolCallPart) else part.text for part in parts]
-    return round(tokens * thought / sum(map(len, others)))

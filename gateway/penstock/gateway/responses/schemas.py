@@ -74,3 +74,5 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
+    max_reasoning_tokens: int | None = None

@@ -172,9 +172,19 @@ async def test_max_tokens_is_required() -> None:
     assert "max_tokens" in await refused(PATH, {"model": "parsed", "messages": [HI]})
 
 
-@pytest.mark.parametrize("budget", [1024, 98, 1, 0, -1])
-async def test_a_budget_that_nothing_here_would_keep(budget: int) -> None:
-    sent = body(max_tokens=budget + 2, thinking={"type": "enabled", "budget_tokens": budget})
+@pytest.mark.parametrize(
+    ("budget", "max_tokens", "kind"),
+    [
+        (98, 100, "enabled"),  # this model's engine has no grammars
+        (0, 100, "enabled"),
+        (-1, 100, "enabled"),
+        (100, 100, "enabled"),
+        (5, 100, "adaptive"),
+        (5, 100, "disabled"),
+    ],
+)
+async def test_a_budget_that_nothing_here_would_keep(budget: int, max_tokens: int, kind: str) -> None:
+    sent = body(max_tokens=max_tokens, thinking={"type": kind, "budget_tokens": budget})
     assert "budget_tokens" in await refused(PATH, sent)
 
 

@@ -54,6 +54,7 @@ async def test_chat_answer() -> None:
         "completion_tokens": 6,
         "total_tokens": 8,
         "prompt_tokens_details": {"cached_tokens": 1},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 

@@ -53,7 +53,7 @@ def plain(item: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def test_a_stream_with_everything_in_it() -> None:
-    usage = Usage(prompt_tokens=10, cached_tokens=4, completion_tokens=6)
+    usage = Usage(prompt_tokens=10, cached_tokens=4, completion_tokens=6, reasoning_tokens=1)
     first = [delta([ReasoningPart("Hm")]), delta([ReasoningPart("."), TextPart("I")])]
     second = [delta([TextPart("."), ToolCallPart(0, "", "weather", "x:0"), ToolCallPart(0, '{"a"')])]
     last = [delta([ToolCallPart(0, ":1}")], finish="stop")]

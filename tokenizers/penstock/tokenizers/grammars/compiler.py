@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 import llguidance
 
 from .. import lark
-from ..hf import load_backend
+from ..hf import Tokenizer, load_backend
+from ..reasoning import ThoughtTags
 from .matcher import TokenMatcher
+from .thought_budget import BudgetedMatcher, ThoughtBudget, ThoughtWatch
 
 _LIMITS: dict[str, Any] = {
     "max_lexer_states": 50_000,  # 1 to 2 kB each
@@ -43,12 +45,14 @@ class GrammarError(ValueError):
 class CompiledGrammar:
     """Valid for one vocabulary. Copies of a matcher share what they have learned of the grammar."""
 
-    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher | None, budget: ThoughtBudget | None = None) -> None:
         self._matcher = matcher
+        self._budget = budget
 
     def start(self, output: Sequence[int] = ()) -> TokenMatcher:
         """A matcher for one output, of which these tokens are there already."""
-        matcher = TokenMatcher(self._matcher.deep_copy())
+        own = None if self._matcher is None else self._matcher.deep_copy()
+        matcher = TokenMatcher(own) if self._budget is None else BudgetedMatcher(ThoughtWatch(self._budget), own)
         matcher.consume(output)
         return matcher
 
@@ -71,17 +75,27 @@ class GrammarCompiler:
         self._eos_token_ids = list(eos_token_ids)
         self._lock = threading.Lock()
         self._vocabulary: _Vocabulary | None = None
+        self._tokenizer: Tokenizer | None = None
 
     def compile(
-        self, kind: str, text: str, thought: tuple[str, str] | None = None, preface: str = ""
+        self,
+        kind: str,
+        text: str,
+        thought: tuple[str, str] | None = None,
+        preface: str = "",
+        budget: tuple[ThoughtTags, int] | None = None,
     ) -> CompiledGrammar:
         """`kind` says what `text` is: "json_schema"; "regex", which the whole output must match; "choice", a JSON list
-        of texts; "grammar", in llguidance's Lark dialect or in GBNF.
+        of texts; "grammar", in llguidance's Lark dialect or in GBNF; "text", which is any text.
 
         The grammar holds behind a thought, given as the texts that begin and end it, and behind `preface`. A thought
-        with a beginning may be left out; without one, the output begins inside of it. Raises GrammarError,
-        TokenizerError.
+        with a beginning may be left out; without one, the output begins inside of it. `budget`: the tags of thoughts,
+        and how many tokens these may have together. Raises GrammarError, TokenizerError.
         """
+        matcher = None if kind == "text" else self._matcher(kind, text, thought, preface)
+        return CompiledGrammar(matcher, None if budget is None else ThoughtBudget(self._loaded_tokenizer(), *budget))
+
+    def _matcher(self, kind: str, text: str, thought: tuple[str, str] | None, preface: str) -> llguidance.LLMatcher:
         vocabulary = self._loaded_vocabulary()
         try:
             grammar = _SOURCES[kind](text)
@@ -96,7 +110,13 @@ class GrammarCompiler:
         matcher = llguidance.LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise GrammarError(_told(matcher.get_error()))
-        return CompiledGrammar(matcher)
+        return matcher
+
+    def _loaded_tokenizer(self) -> Tokenizer:
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = Tokenizer(self._folder)
+            return self._tokenizer
 
     def _loaded_vocabulary(self) -> _Vocabulary:
         with self._lock:

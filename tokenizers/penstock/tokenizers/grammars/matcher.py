@@ -15,12 +15,15 @@ BitMasks = npt.NDArray[np.int32]
 class TokenMatcher:
     """Follows one output through its grammar."""
 
-    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher | None) -> None:
+        """Without a matcher, the output may be any text."""
         self.matcher = matcher
 
     def consume(self, token_ids: Sequence[int]) -> None:
         """Takes in the output's next tokens. What comes behind a complete output, as with `ignore_eos`, changes
         nothing."""
+        if self.matcher is None:
+            return
         for token_id in token_ids:
             if self.matcher.is_stopped():
                 return
@@ -29,13 +32,23 @@ class TokenMatcher:
     @property
     def is_complete(self) -> bool:
         """Nothing but the end may follow."""
-        return bool(self.matcher.is_stopped()) and not self.problem
+        return self.matcher is not None and bool(self.matcher.is_stopped()) and not self.problem
+
+    @property
+    def is_free(self) -> bool:
+        """Every token is allowed next, so that no mask is needed."""
+        return self.matcher is None
+
+    def narrow(self, mask: npt.NDArray[np.int32]) -> None:
+        """Takes away from a row of `MaskFiller.fill` what the grammar knows nothing of."""
 
     @property
     def problem(self) -> str:
         """Why this output can no longer be followed: it took a token that was not allowed, or the grammar became too
         complex. Empty: all is well."""
-        return str(self.matcher.get_error()).split("\n", 1)[0] if self.matcher.is_error() else ""
+        if self.matcher is None or not self.matcher.is_error():
+            return ""
+        return str(self.matcher.get_error()).split("\n", 1)[0]
 
 
 class MaskFiller:
@@ -48,6 +61,10 @@ class MaskFiller:
     def fill(self, matchers: Sequence[TokenMatcher]) -> BitMasks:
         """[n, ceil(vocab / 32)]: bit i of word w says whether token 32 * w + i is allowed. A matcher with a `problem`
         afterwards has a mask without meaning."""
-        masks = np.empty(get_bitmask_shape(len(matchers), self._vocab_size), np.int32)
-        fill_next_token_bitmask_par(self._executor, [(one.matcher, row) for row, one in enumerate(matchers)], masks)
+        masks: BitMasks = np.full(get_bitmask_shape(len(matchers), self._vocab_size), -1, np.int32)
+        bound = [(one.matcher, row) for row, one in enumerate(matchers) if one.matcher is not None]
+        if bound:
+            fill_next_token_bitmask_par(self._executor, bound, masks)
+        for matcher, mask in zip(matchers, masks, strict=True):
+            matcher.narrow(mask)
         return masks

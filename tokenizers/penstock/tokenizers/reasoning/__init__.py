@@ -7,7 +7,7 @@ from functools import partial
 
 from ..output_stages import OutputStage, StageFactory
 from ..parsing import ParserRegistry
-from .answer_frame import AnswerFrame
+from .answer_frame import AnswerFrame, ThoughtTags
 from .gpt_oss import GptOssReasoningStage
 from .thoughts import (
     DeepSeekR1Stage,
@@ -22,7 +22,15 @@ from .thoughts import (
     ThoughtStage,
 )
 
-__all__ = ["GROUP", "AnswerFrame", "ReasoningParser", "ThoughtStage", "find_reasoning_parser", "reasoning_parser_names"]
+__all__ = [
+    "GROUP",
+    "AnswerFrame",
+    "ReasoningParser",
+    "ThoughtStage",
+    "ThoughtTags",
+    "find_reasoning_parser",
+    "reasoning_parser_names",
+]
 
 GROUP = "penstock.reasoning_parsers"
 _SHIPPED: dict[str, type[OutputStage]] = {

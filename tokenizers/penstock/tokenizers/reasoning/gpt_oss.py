@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..parsing import ParserStage, Reading, Tags
 from ..parsing.harmony import CLOSINGS, CONTENT_END, MARKERS, OPENINGS, START, read_header
-from .answer_frame import AnswerFrame
+from .answer_frame import AnswerFrame, ThoughtTags
 
 _OPENINGS = Tags(*OPENINGS)
 _CLOSINGS = Tags(*CLOSINGS)
@@ -25,8 +25,9 @@ class GptOssReasoningStage(ParserStage):
 
     @classmethod
     def frame(cls, prompt_end: str) -> AnswerFrame:
-        thought = ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")
-        return AnswerFrame(thought, "<|channel|>final<|message|>")
+        opening, closing = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant"
+        tags = ThoughtTags((opening,), (*OPENINGS, *CLOSINGS), closing, again=True)
+        return AnswerFrame((opening, closing), "<|channel|>final<|message|>", tags)
 
     def parse(self) -> Reading[None]:
         opening = yield from self.reader.one_of(START)

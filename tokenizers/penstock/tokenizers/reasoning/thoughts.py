@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from ..parsing import ParserStage, Reading, Tags
 from ..parsing.reader import SPACE
-from .answer_frame import AnswerFrame
+from .answer_frame import AnswerFrame, ThoughtTags
 
 
 class ThoughtStage(ParserStage):
@@ -40,7 +40,9 @@ class ThoughtStage(ParserStage):
         stage = cls(prompt_end)
         if stage._over:
             return AnswerFrame()
-        return AnswerFrame(thought=("" if stage._inside else cls.openings[0], cls.closings[0]))
+        closing = cls.closings[0]
+        tags = ThoughtTags(cls.openings, (*cls.closings, *cls.calls), closing, inside=stage._inside, again=cls.anywhere)
+        return AnswerFrame(thought=("" if stage._inside else cls.openings[0], closing), tags=tags)
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

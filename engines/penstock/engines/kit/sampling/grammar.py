@@ -69,7 +69,12 @@ class GrammarState:
 
     @property
     def needs_mask(self) -> bool:
-        return self._mask is None and self._ahead is None and self.failure is None
+        return self._mask is None and self._ahead is None and self.failure is None and not self.is_free
+
+    @property
+    def is_free(self) -> bool:
+        """Every token is allowed next: there is no mask."""
+        return self.matcher.is_free
 
     def note_problem(self) -> None:
         """Looks whether the matcher has one now."""

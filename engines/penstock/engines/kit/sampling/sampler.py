@@ -97,7 +97,7 @@ class Sampler:
             offsets = np.zeros(len(states), np.int64)
         numbered = enumerate(zip(states, offsets.tolist(), strict=True))
         active = [_Request(row, state, offset) for row, (state, offset) in numbered if state is not None]
-        masked = [one for one in active if one.state.grammar is not None]
+        masked = [one for one in active if one.state.grammar is not None and not one.state.grammar.is_free]
         changed = [one for one in active if one.state.changes_logits(one.offset)]
         if (changed or masked) and not logits.flags.writeable:
             logits = logits.copy()

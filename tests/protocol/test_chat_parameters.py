@@ -1,0 +1,119 @@
+"""Parameters of chats and text completions as the official clients send them, against a whole server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from helpers_server import serving
+
+MODEL = "penstock-demo"
+HI: Any = [{"role": "user", "content": "Once upon a time"}]
+BUDGET = 12
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """Its model begins each answer inside of a thought, and never ends that by itself."""
+    with serving("--reasoning-parser", "deepseek_r1", "--tool-parser", "hermes", "--policy", "priority") as process:
+        yield process.url
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def ask(client: openai.OpenAI, extra: dict[str, Any] | None = None, **fields: Any) -> Any:
+    given: dict[str, Any] = {"model": MODEL, "messages": HI, "max_tokens": 40, "seed": 1} | fields
+    return client.chat.completions.create(**given, extra_body=extra or {})
+
+
+@pytest.mark.parametrize("name", ["thinking_token_budget", "max_reasoning_tokens"])
+def test_an_answer_follows_the_thought(client: openai.OpenAI, name: str) -> None:
+    without = ask(client)
+    assert not without.choices[0].message.content
+    assert without.usage.completion_tokens_details.reasoning_tokens == 40
+    answer = ask(client, {name: BUDGET}, n=3)
+    for choice in answer.choices:
+        assert choice.message.content.strip()
+        assert choice.message.reasoning
+    assert 3 * (BUDGET - 2) <= answer.usage.completion_tokens_details.reasoning_tokens <= 3 * (BUDGET + 8)
+    first = without.choices[0].message.reasoning
+    assert first.startswith(answer.choices[0].message.reasoning)
+
+
+def test_the_same_in_a_stream(client: openai.OpenAI) -> None:
+    whole = ask(client, {"thinking_token_budget": BUDGET})
+    chunks = list(ask(client, {"thinking_token_budget": BUDGET}, stream=True, stream_options={"include_usage": True}))
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    assert "".join(delta.content or "" for delta in deltas) == whole.choices[0].message.content
+    assert "".join(getattr(delta, "reasoning", "") for delta in deltas) == whole.choices[0].message.reasoning
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    thoughts = [usage.completion_tokens_details.reasoning_tokens for usage in (chunks[-1].usage, whole.usage)]
+    assert abs(thoughts[0] - thoughts[1]) <= 2  # where a step brings both, it is their share of the text
+
+
+def test_structured_output_behind_a_short_thought(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"open": {"type": "boolean"}}, "required": ["open"]}
+    wanted: Any = {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": schema | {"additionalProperties": False}},
+    }
+    for stream in (False, True):
+        given = {"thinking_token_budget": 5}
+        found = ask(client, given, response_format=wanted, stream=stream, max_tokens=60)
+        text = (
+            "".join(chunk.choices[0].delta.content or "" for chunk in found)
+            if stream
+            else found.choices[0].message.content
+        )
+        assert list(json.loads(text)) == ["open"]
+
+
+def test_hidden_reasoning_is_counted(client: openai.OpenAI) -> None:
+    answer = ask(client, {"thinking_token_budget": BUDGET, "include_reasoning": False})
+    assert not hasattr(answer.choices[0].message, "reasoning")
+    assert answer.usage.completion_tokens_details.reasoning_tokens >= BUDGET - 2
+
+
+def test_responses(client: openai.OpenAI) -> None:
+    response = client.responses.create(
+        model=MODEL, input="Once", max_output_tokens=40, extra_body={"max_reasoning_tokens": BUDGET}
+    )
+    assert [item.type for item in response.output] == ["reasoning", "message"]
+    assert response.output_text.strip()
+
+
+def test_anthropic(url: str) -> None:
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
+        for budget, kinds in ((BUDGET, ["thinking", "text"]), (39, ["thinking"])):
+            thinking: Any = {"type": "enabled", "budget_tokens": budget}
+            message = client.messages.create(model=MODEL, messages=HI, max_tokens=40, thinking=thinking)
+            assert [block.type for block in message.content] == kinds
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"thinking_token_budget": -1}, "thinking_token_budget"),
+        ({"thinking_token_budget": "5"}, "thinking_token_budget"),
+        ({"thinking_token_budget": 5, "max_reasoning_tokens": 6}, "max_reasoning_tokens"),
+    ],
+)
+def test_bad_budgets(client: openai.OpenAI, extra: dict[str, Any], param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(client, extra)
+    assert refused.value.param == param
+
+
+def test_tiers_and_metadata(client: openai.OpenAI) -> None:
+    for tier, shown in (("auto", "default"), ("flex", "flex"), ("priority", "default")):
+        answer = ask(client, service_tier=tier, metadata={"a": "b"}, store=False, user="u", max_tokens=2)
+        assert (answer.service_tier, answer.metadata) == (shown, {"a": "b"})

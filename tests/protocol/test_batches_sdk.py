@@ -205,11 +205,8 @@ def test_a_batch_goes_on_after_its_server_has_ended(tmp_path: Path, how: signal.
         first.stop(how)
     with serving(*flags) as second:
         client = second.client()
-        assert client.batches.retrieve(batch_id).status == "in_progress"
         batch = ended(client, batch_id)
-        assert (batch.status, batch.request_counts.completed) == ("completed", count), "\n".join(
-            each for each in second.log if "ACCESS" not in each
-        )[-3000:]
+        assert (batch.status, batch.request_counts.completed) == ("completed", count)
         assert names(results(client, batch.output_file_id)) == [f"r{n}" for n in range(count)]
 
 

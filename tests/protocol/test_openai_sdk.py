@@ -113,7 +113,7 @@ def test_unknown_model(client: openai.OpenAI) -> None:
 
 def test_unknown_route(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
-        client.embeddings.create(model="tiny", input="x")
+        client.moderations.create(input="x")
 
 
 def test_wrong_key(client: openai.OpenAI, endpoint: Endpoint) -> None:

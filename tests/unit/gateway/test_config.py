@@ -92,7 +92,7 @@ def test_service_links_of_kubernetes_are_no_settings():
 def test_a_key_is_never_empty(monkeypatch, capsys, text):
     with pytest.raises(ConfigError, match="api_key"):
         load(environ={"PENSTOCK_API_KEY": text})
-    monkeypatch.setattr(cli, "_serve", lambda config: 0)
+    monkeypatch.setattr(cli, "_serve", lambda config, _: 0)
     with pytest.raises(SystemExit):
         cli.main(["serve", "--api-key", text])
     assert "api_key" in capsys.readouterr().err
@@ -174,7 +174,7 @@ def test_every_setting_is_documented():
 
 def test_the_command_line_reaches_the_tree(monkeypatch):
     seen: list[Config] = []
-    monkeypatch.setattr(cli, "_serve", lambda config: seen.append(config) or 0)
+    monkeypatch.setattr(cli, "_serve", lambda config, _: seen.append(config) or 0)
     argv = ["serve", "folder", "--no-prefix-caching", "--api-key", "a,b", "--api-key", "c", "--request-timeout", "1.5"]
     assert cli.main(argv) == 0
     assert seen[0].model.model == "folder"
@@ -185,7 +185,7 @@ def test_the_command_line_reaches_the_tree(monkeypatch):
 
 def test_the_http_port_has_a_short_name(monkeypatch):
     seen: list[Config] = []
-    monkeypatch.setattr(cli, "_serve", lambda config: seen.append(config) or 0)
+    monkeypatch.setattr(cli, "_serve", lambda config, _: seen.append(config) or 0)
     assert cli.main(["serve", "--port", "80", "--host", "::"]) == 0
     assert (seen[0].server.http_port, seen[0].server.host) == (80, "::")
 

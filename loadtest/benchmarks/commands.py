@@ -23,6 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _micro(commands)
     _continuous(commands)
     _embeddings(commands)
+    _batches(commands)
     settings = vars(parser.parse_args(argv))
     run: Callable[[dict[str, Any]], int] = settings.pop("run_command")
     return run(settings)
@@ -85,6 +86,19 @@ def _embeddings(commands: Any) -> None:
     parser.add_argument("--peer-python", required=True, metavar="PYTHON", help="one that has sentence-transformers")
     parser.add_argument("--seconds", type=float, default=1.5, metavar="S", help="of each run (1.5)")
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs; figures are medians (3)")
+
+
+def _batches(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "batches",
+        help="a batch through kill -9, and chats beside it",
+        usage="%(prog)s [MODEL] [options]",
+        description="Runs a batch, kills the server in the middle and starts it again. Counts the results, and times "
+        "the first tokens of chats alone and beside the batch.",
+    )
+    parser.add_argument("model", nargs="*", metavar="MODEL", help="a model folder; default: the demo model")
+    parser.add_argument("--lines", type=int, default=5000, metavar="N", help="of the batch (5000)")
 
 
 def _command(commands: Any, name: str, **described: Any) -> argparse.ArgumentParser:

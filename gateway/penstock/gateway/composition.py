@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from penstock.classic.registry import backend_names
 from penstock.engines.errors import InvalidRequestError, PenstockError
 from penstock.engines.host.gpus import visible_gpus
+from penstock.gateway.batches.file_store import FileBounds
 from penstock.gateway.batches.service import BatchService
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.configuration.sections import RepositoryConfig
@@ -309,7 +310,17 @@ def build_batches(config: Config, endpoints: Mapping[str, ASGIApp], settings: Ap
     given = config.data
     if given.data_dir is None:
         return None
-    return BatchService(Path(given.data_dir), given.data_size, given.batch_lines_in_flight, endpoints, settings)
+    bounds = FileBounds(
+        bytes=given.data_size,
+        bytes_of_tenant=given.data_size_per_tenant or given.data_size,
+        files_of_tenant=_MOST_FILES_OF_TENANT,
+        retention=given.data_retention or None,
+    )
+    return BatchService(Path(given.data_dir), bounds, given.batch_lines_in_flight, endpoints, settings)
+
+
+_MOST_FILES_OF_TENANT = 10_000
+"""As many as one page of GET /v1/files shows."""
 
 
 def metrics_settings(config: Config, settings: AppSettings) -> AppSettings:

@@ -35,6 +35,8 @@ class Batch(msgspec.Struct, kw_only=True):
     """What is wrong with its input."""
     output_file_id: str | None = None
     error_file_id: str | None = None
+    ends_as: Literal["completed", "expired"] = "completed"
+    """Decided before its files are written, so that it is the same after a restart."""
 
     @property
     def is_open(self) -> bool:
@@ -43,6 +45,10 @@ class Batch(msgspec.Struct, kw_only=True):
     @property
     def expires(self) -> float:
         return self.created + self.window_s
+
+    @property
+    def last_change(self) -> float:
+        return max(self.moments.values(), default=self.created)
 
     def enter(self, status: Status) -> None:
         self.status = status

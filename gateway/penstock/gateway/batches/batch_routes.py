@@ -50,6 +50,7 @@ class CreateBatch(BatchEndpoint):
                 param = "output_expires_after.anchor"
                 raise InvalidRequestError(f"{param} must be created_at.", param=param)
             lifetime = checked_lifetime(request.output_expires_after.seconds, "output_expires_after")
+        await service.files.check_room(principal.tenant, 0, 0)
         file = await service.files.find(principal.tenant, request.input_file_id, "input_file_id")
         if file.purpose != "batch":
             raise InvalidRequestError("input_file_id: the file's purpose must be batch.", param="input_file_id")

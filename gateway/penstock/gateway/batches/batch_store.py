@@ -17,18 +17,21 @@ _decode = msgspec.json.Decoder(Batch).decode
 class BatchStore:
     """A batch belongs to its tenant; for others it does not exist."""
 
-    def __init__(self, database: Database, most_open: int) -> None:
+    def __init__(self, database: Database, most_open: int, most_open_of_tenant: int) -> None:
         """`most_open` batches that have not ended, of all tenants."""
         self._database = database
         self._most_open = most_open
+        self._most_open_of_tenant = most_open_of_tenant
 
     async def add(self, batch: Batch) -> None:
         """Raises OverloadedError."""
 
         def insert(connection: sqlite3.Connection) -> None:
-            [count] = connection.execute("SELECT count(*) FROM batches WHERE open").fetchone()
-            if count >= self._most_open:
-                raise OverloadedError(f"{count} batches have not ended: wait for some of them.", retry_after=60)
+            query = "SELECT count(*), coalesce(sum(tenant = ?), 0) FROM batches WHERE open"
+            everybodys, own = connection.execute(query, (batch.tenant,)).fetchone()
+            if everybodys >= self._most_open or own >= self._most_open_of_tenant:
+                message = "Too many batches have not ended: wait for some of them, or cancel one."
+                raise OverloadedError(message, retry_after=60)
             row = (batch.id, batch.tenant, batch.created, True, msgspec.json.encode(batch))
             connection.execute("INSERT INTO batches VALUES (?, ?, ?, ?, ?)", row)
 
@@ -75,6 +78,20 @@ class BatchStore:
             return connection.execute("SELECT batch FROM batches WHERE open ORDER BY created, id").fetchall()
 
         return [_decode(row[0]) for row in await self._database.run(select)]
+
+    async def inputs_in_use(self) -> frozenset[str]:
+        """The files that open batches read, also those that nobody has gone on with yet."""
+        return frozenset(batch.input_file_id for batch in await self.open())
+
+    async def delete_ended(self, before: float) -> None:
+        """Forgets the batches that ended before this time."""
+
+        def delete(connection: sqlite3.Connection) -> None:
+            found = connection.execute("SELECT id, batch FROM batches WHERE NOT open AND created < ?", (before,))
+            old = [(batch_id,) for batch_id, encoded in found if _decode(encoded).last_change < before]
+            connection.executemany("DELETE FROM batches WHERE id = ?", old)
+
+        await self._database.run(delete)
 
     async def keep_results(self, batch_id: str, results: Sequence[tuple[int, bytes]], *, failed: bool) -> None:
         """By line. One that a line has already stays."""

@@ -52,6 +52,13 @@ class Database:
         self._thread.shutdown()
 
 
+def is_disk_error(error: Exception) -> bool:
+    """Whether it may be gone when the same is tried again: a full disk, a folder that does not answer."""
+    if isinstance(error, ExceptionGroup):
+        return all(is_disk_error(each) for each in error.exceptions)
+    return isinstance(error, OSError | sqlite3.OperationalError) and not isinstance(error, FileNotFoundError)
+
+
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=1)
     connection.execute("PRAGMA locking_mode=EXCLUSIVE")  # a second server would answer the same lines

@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 from starlette.requests import Request
 
+from penstock.engines.errors import OverloadedError
 from penstock.gateway.batches.endpoint import BatchEndpoint
 from penstock.gateway.batches.service import BatchService
-from penstock.gateway.batches.upload import read_upload
+from penstock.gateway.batches.upload import content_length, read_upload
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.pages import page
 
 _PAGE, _MOST = 10_000, 10_000
 _PIECE = 1 << 20
+_MOST_UPLOADS = 16
 
 
 class CreateFile(BatchEndpoint):
+    _under_way = 0
+
+    @contextmanager
+    def _seat(self) -> Iterator[None]:
+        """Files that are coming take room on the disk before they count. Raises OverloadedError."""
+        if self._under_way >= _MOST_UPLOADS:
+            raise OverloadedError(f"{_MOST_UPLOADS} files are being uploaded: try again later.", retry_after=5)
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+
     async def answer(self, exchange: Exchange, service: BatchService) -> None:
-        with exchange.call():
+        with exchange.call(), self._seat():
+            size = content_length(exchange)
+            await service.files.check_room(exchange.context.tenant, 1, size)
             upload, form = await read_upload(exchange)
             try:
                 stored = await service.files.add(

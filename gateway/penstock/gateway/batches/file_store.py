@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,16 @@ from penstock.engines.errors import InvalidRequestError, NotFoundError, Overload
 from penstock.gateway.batches.database import Database
 
 _COLUMNS = "id, filename, purpose, bytes, created, expires"
+
+
+@dataclass(frozen=True, slots=True)
+class FileBounds:
+    bytes: int
+    """Of all files together, those that batches have written included."""
+    bytes_of_tenant: int
+    files_of_tenant: int
+    retention: float | None
+    """Seconds after which every file is deleted; None: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +58,16 @@ class StoredFile:
 class FileStore:
     """A file belongs to its tenant; for others it does not exist."""
 
-    def __init__(self, folder: Path, database: Database, most_bytes: int) -> None:
-        """`most_bytes` of all files together. Raises OSError."""
-        self.in_use: Callable[[], Collection[str]] = tuple
-        """Ids of files that must not go yet, although their time is over."""
+    def __init__(
+        self, folder: Path, database: Database, bounds: FileBounds, in_use: Callable[[], Awaitable[Collection[str]]]
+    ) -> None:
+        """`in_use` gives the ids of files that must not go yet, although their time is over. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True)
-        for torn in folder.glob("*.part"):
-            torn.unlink()
+        self._found_at_start = [path.name for path in folder.iterdir()]
         self._folder = folder
         self._database = database
-        self._most_bytes = most_bytes
+        self._bounds = bounds
+        self._in_use = in_use
 
     async def add(
         self,
@@ -67,24 +77,24 @@ class FileStore:
         content: IO[bytes],
         *,
         lifetime: float | None = None,
-        own: bool = False,
+        own_id: str | None = None,
     ) -> StoredFile:
-        """Copies the content. `lifetime`: seconds. Raises OverloadedError when there is no room; for the server's `own`
-        results there is."""
+        """Copies the content. `lifetime`: seconds. `own_id` is for the server's results: there is always room for them,
+        and what had this id is replaced. Raises OverloadedError when there is no room."""
         await self.delete_expired()
         content.seek(0, os.SEEK_END)
         size = content.tell()
         content.seek(0)
         now = time.time()
+        lifetime = min((each for each in (lifetime, self._bounds.retention) if each is not None), default=None)
         expires = None if lifetime is None else now + lifetime
-        stored = StoredFile(f"file-{uuid.uuid4().hex}", filename, purpose, size, now, expires)
+        stored = StoredFile(own_id or f"file-{uuid.uuid4().hex}", filename, purpose, size, now, expires)
 
         def insert(connection: sqlite3.Connection) -> None:
-            [held] = connection.execute("SELECT coalesce(sum(bytes), 0) FROM files").fetchone()
-            if held + size > self._most_bytes and not own:
-                raise OverloadedError("There is no room for this file: delete others first (--data-size).")
+            if own_id is None:
+                self._check_room(connection, tenant, 1, size)
             row = (stored.id, tenant, filename, purpose, size, now, expires)
-            connection.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            connection.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
         await asyncio.to_thread(self._write, stored.id, content)
         try:
@@ -93,6 +103,30 @@ class FileStore:
             self.path(stored.id).unlink(missing_ok=True)
             raise
         return stored
+
+    async def check_room(self, tenant: str, files: int, size: int) -> None:
+        """Whether the tenant could add so many files, of so many bytes. Raises OverloadedError."""
+        await self.delete_expired()
+        await self._database.run(lambda connection: self._check_room(connection, tenant, files, size))
+
+    def _check_room(self, connection: sqlite3.Connection, tenant: str, files: int, size: int) -> None:
+        query = "SELECT coalesce(sum(bytes), 0), coalesce(sum((tenant = ?) * bytes), 0), coalesce(sum(tenant = ?), 0)"
+        held, of_tenant, count = connection.execute(f"{query} FROM files", (tenant, tenant)).fetchone()
+        if count + files > self._bounds.files_of_tenant:
+            raise OverloadedError(f"You have {count} files: delete some first.")
+        if held + size > self._bounds.bytes or of_tenant + size > self._bounds.bytes_of_tenant:
+            raise OverloadedError("There is no room for this file: delete others first (--data-size).")
+
+    async def delete_strays(self) -> None:
+        """What a killed server has left in the folder without an entry in the database."""
+        found, self._found_at_start = self._found_at_start, []
+
+        def select(connection: sqlite3.Connection) -> set[str]:
+            return {file_id for (file_id,) in connection.execute("SELECT id FROM files")}
+
+        for name in set(found) - await self._database.run(select):
+            with suppress(OSError):
+                await asyncio.to_thread(self.path(name).unlink)
 
     def _write(self, file_id: str, content: IO[bytes]) -> None:
         """A file has its name only when all of it is there."""
@@ -137,12 +171,12 @@ class FileStore:
     async def delete(self, tenant: str, file_id: str) -> None:
         """Raises NotFoundError, InvalidRequestError."""
         await self.find(tenant, file_id)
-        if file_id in self.in_use():
+        if file_id in await self._in_use():
             raise InvalidRequestError("A batch that has not ended reads this file.", param="file_id")
         await self._forget([file_id])
 
     async def delete_expired(self) -> None:
-        used = frozenset(self.in_use())
+        used = await self._in_use()
 
         def select(connection: sqlite3.Connection) -> list[str]:
             found = connection.execute("SELECT id FROM files WHERE expires <= ?", (time.time(),))

@@ -24,6 +24,8 @@ _PROGRESS_S = 10.0
 
 
 class _Result(msgspec.Struct):
+    id: str
+    """Requests have none."""
     custom_id: str
 
 
@@ -45,7 +47,7 @@ class BatchFile:
                 where = "" if first["line"] is None else f", line {first['line']}"
                 raise ConfigError(f"{self._source}{where}: {first['message']}")
             done = _written(self._target)
-            with self._target.open("ab", buffering=0) as out:
+            with self._target.open("ab") as out:
                 progress = asyncio.create_task(self._tell_progress(total, len(done)))
                 try:
                     async with asyncio.TaskGroup() as group:
@@ -57,6 +59,10 @@ class BatchFile:
                     progress.cancel()
         except OSError as error:
             raise ConfigError(str(error)) from None
+        except ExceptionGroup as group:
+            if (failed := group.subgroup(OSError)) is None:
+                raise
+            raise ConfigError(str(failed.exceptions[0])) from None
         logger.info("%s: %d answered, %d failed, %d before", self._target, *self._counts(), len(done))
 
     async def _answer(
@@ -65,6 +71,7 @@ class BatchFile:
         try:
             result, failed = await answer_line(line, endpoints, ANYONE, settings)
             out.write(result + b"\n")
+            out.flush()
             self._lines[failed] += 1
         finally:
             self._seats.release()

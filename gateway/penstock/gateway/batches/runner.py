@@ -6,6 +6,7 @@ import asyncio
 import logging
 import tempfile
 import time
+import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping
 from itertools import islice
@@ -15,7 +16,8 @@ from starlette.types import ASGIApp
 from penstock.gateway.batches.answer_line import answer_line
 from penstock.gateway.batches.batch import Batch, Status
 from penstock.gateway.batches.batch_store import BatchStore
-from penstock.gateway.batches.file_store import FileStore, StoredFile
+from penstock.gateway.batches.database import is_disk_error
+from penstock.gateway.batches.file_store import FileStore
 from penstock.gateway.batches.lines import Line, check_lines, read_lines, unanswered
 from penstock.gateway.front.context import Principal
 from penstock.gateway.http.settings import AppSettings
@@ -24,6 +26,7 @@ logger = logging.getLogger("penstock")
 
 _TOGETHER = 256
 """Lines that are read, or results that are written, at a time."""
+_DISK_AGAIN_AFTER_S = 10.0
 
 
 class BatchRunner:
@@ -42,6 +45,7 @@ class BatchRunner:
         self._endpoints = endpoints
         self._settings = settings
         self._seats = asyncio.Semaphore(lines_in_flight)
+        self._started = False
         self._open: dict[str, Batch] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._answering: dict[str, asyncio.Task[None]] = {}
@@ -49,16 +53,21 @@ class BatchRunner:
         """That have a result: completed, failed."""
 
     async def start(self) -> None:
-        """Goes on with what was open when the server ended."""
-        for batch in await self._batches.open():
+        """Goes on with what was open when the server ended, and begins what was created since."""
+        waiting = await self._batches.open()
+        self._started = True
+        for batch in waiting:
             self.begin(batch)
 
     def begin(self, batch: Batch) -> None:
-        self._open[batch.id] = batch
-        self._tasks[batch.id] = asyncio.create_task(self._run(batch))
+        """A batch of the store. While models load, and once the server ends, it only waits there."""
+        if self._started and batch.id not in self._open:
+            self._open[batch.id] = batch
+            self._tasks[batch.id] = asyncio.create_task(self._run(batch))
 
     async def stop(self) -> None:
         """Gives up what is being answered: it is asked again when the server is back."""
+        self._started = False
         tasks = tuple(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -74,12 +83,25 @@ class BatchRunner:
 
     async def cancel(self, batch: Batch) -> None:
         """Ends an open batch soon; what is being answered is given up."""
-        batch.enter("cancelling")
-        await self._batches.save(batch)
+        await self._enter(batch, "cancelling")
         if batch.id in self._answering:
             self._answering[batch.id].cancel()
 
     async def _run(self, batch: Batch) -> None:
+        try:
+            while batch.is_open:
+                await self._go_on(batch)
+        except Exception:
+            logger.exception("batch %s failed", batch.id)
+            message = "The server could not go on with this batch."
+            batch.errors = [{"code": "server_error", "line": None, "message": message, "param": None}]
+            batch.enter("failed")
+            await self._batches.save(batch)
+        finally:
+            del self._open[batch.id], self._tasks[batch.id]
+
+    async def _go_on(self, batch: Batch) -> None:
+        """From its status on. Returns when it has ended, or after a wait when the disk has failed."""
         try:
             if batch.status == "validating":
                 await self._validate(batch)
@@ -88,19 +110,29 @@ class BatchRunner:
             if batch.is_open:
                 await self._finish(batch)
         except Exception as error:
-            logger.exception("batch %s failed", batch.id)
-            batch.errors = [{"code": "server_error", "line": None, "message": type(error).__name__, "param": None}]
-            batch.enter("failed")
+            if not is_disk_error(error):
+                raise
+            logger.exception("batch %s: trying again in %.0f s", batch.id, _DISK_AGAIN_AFTER_S)
+            await asyncio.sleep(_DISK_AGAIN_AFTER_S)
+
+    async def _enter(self, batch: Batch, status: Status) -> None:
+        """It has the status once the database knows."""
+        before = batch.status
+        batch.enter(status)
+        try:
             await self._batches.save(batch)
-        finally:
-            del self._open[batch.id], self._tasks[batch.id]
+        except Exception:
+            if batch.status == status:  # and not cancelled meanwhile
+                batch.status = before
+            raise
 
     async def _validate(self, batch: Batch) -> None:
         path, max_line = self._files.path(batch.input_file_id), self._settings.max_body_bytes
         batch.total, batch.errors = await asyncio.to_thread(check_lines, path, (batch.endpoint,), max_line)
         if batch.status == "validating":  # and not cancelled meanwhile
-            batch.enter("failed" if batch.errors else "in_progress")
-        await self._batches.save(batch)
+            await self._enter(batch, "failed" if batch.errors else "in_progress")
+        else:
+            await self._batches.save(batch)
 
     async def _answer_until_end(self, batch: Batch) -> None:
         """Returns when all lines are answered, its time is over, or it is being cancelled."""
@@ -116,17 +148,18 @@ class BatchRunner:
 
     async def _answer_all(self, batch: Batch) -> None:
         async with asyncio.TaskGroup() as group:
-            async for line in self._unanswered(batch):
-                await self._seats.acquire()
-                group.create_task(self._answer(batch, line))
+            async for some in self._unanswered(batch):
+                for line in some:
+                    await self._seats.acquire()
+                    task = group.create_task(self._answer(batch, line))
+                    task.add_done_callback(lambda _: self._seats.release())  # also of one that never ran
 
-    async def _unanswered(self, batch: Batch) -> AsyncIterator[Line]:
+    async def _unanswered(self, batch: Batch) -> AsyncIterator[list[Line]]:
+        """Some lines at a time: together they may be large."""
         done = await self._count(batch)
         lines = read_lines(self._files.path(batch.input_file_id), (batch.endpoint,))
         while some := await asyncio.to_thread(lambda: list(islice(lines, _TOGETHER))):
-            for line in some:
-                if line.number not in done:
-                    yield line
+            yield [line for line in some if line.number not in done]
 
     async def _count(self, batch: Batch) -> Collection[int]:
         """The lines that have results; counts them for the batch."""
@@ -136,45 +169,39 @@ class BatchRunner:
         return done
 
     async def _answer(self, batch: Batch, line: Line) -> None:
-        """Takes a seat that was acquired, and releases it."""
         principal = Principal(tenant=batch.tenant, models=batch.models)
-        try:
-            result, failed = await answer_line(line, self._endpoints, principal, self._settings)
-            await self._batches.keep_results(batch.id, [(line.number, result)], failed=failed)
-            batch.failed += failed
-            batch.completed += not failed
-            self.lines["failed" if failed else "completed"] += 1
-        finally:
-            self._seats.release()
+        result, failed = await answer_line(line, self._endpoints, principal, self._settings)
+        await self._batches.keep_results(batch.id, [(line.number, result)], failed=failed)
+        batch.failed += failed
+        batch.completed += not failed
+        self.lines["failed" if failed else "completed"] += 1
 
     async def _finish(self, batch: Batch) -> None:
-        """Gives the lines that were not answered their errors, and writes the files."""
-        end: Status = "completed"
-        code, what = "batch_expired", "The batch's time was over"
-        if batch.status == "cancelling":
-            end, code, what = "cancelled", "batch_cancelled", "The batch was cancelled"
-        else:
-            batch.enter("finalizing")
-            await self._batches.save(batch)
-        left = [line async for line in self._unanswered(batch)]
-        if left and end == "completed":
-            end = "expired"
-        for begin in range(0, len(left), _TOGETHER):
-            some = [
-                (line.number, unanswered(line, code, f"{what} before this line was answered."))
-                for line in left[begin : begin + _TOGETHER]
-            ]
-            await self._batches.keep_results(batch.id, some, failed=True)
+        """Gives the lines that were not answered their errors, and writes the files. A restart may repeat it."""
+        if batch.status == "in_progress":
+            batch.ends_as = "completed" if len(await self._count(batch)) == batch.total else "expired"
+        if batch.status == "in_progress":  # and not cancelled meanwhile
+            await self._enter(batch, "finalizing")
+        end: Status = "cancelled" if batch.status == "cancelling" else batch.ends_as
+        await self._give_up_unanswered(batch, end)
         await self._count(batch)
-        for failed, name in ((False, "output"), (True, "error")):
-            file = await self._write_results(batch, name, failed=failed)
-            setattr(batch, f"{name}_file_id", None if file is None else file.id)
-        batch.enter(end)
-        await self._batches.save(batch)
+        batch.output_file_id = await self._write_results(batch, "output", failed=False)
+        batch.error_file_id = await self._write_results(batch, "error", failed=True)
+        await self._enter(batch, end)
         logger.info("batch %s: %s, %d completed, %d failed", batch.id, end, batch.completed, batch.failed)
 
-    async def _write_results(self, batch: Batch, name: str, *, failed: bool) -> StoredFile | None:
-        """None when there are none."""
+    async def _give_up_unanswered(self, batch: Batch, end: Status) -> None:
+        code, what = "batch_expired", "The batch's time was over"
+        if end == "cancelled":
+            code, what = "batch_cancelled", "The batch was cancelled"
+        message = f"{what} before this line was answered."
+        async for some in self._unanswered(batch):
+            results = [(line.number, unanswered(line, code, message)) for line in some]
+            await self._batches.keep_results(batch.id, results, failed=True)
+
+    async def _write_results(self, batch: Batch, name: str, *, failed: bool) -> str | None:
+        """The file's id; None when there are none. Written again, it has the same id."""
+        file_id = f"file-{uuid.uuid5(uuid.UUID(batch.id.removeprefix('batch_')), name).hex}"
         after = 0
         with tempfile.TemporaryFile() as out:
             while some := await self._batches.results(batch.id, after, _TOGETHER, failed=failed):
@@ -183,6 +210,6 @@ class BatchRunner:
                 await asyncio.to_thread(out.write, text)
             if not after:
                 return None
-            return await self._files.add(
-                batch.tenant, f"{batch.id}_{name}.jsonl", "batch_output", out, lifetime=batch.output_lifetime, own=True
-            )
+            filename, lifetime = f"{batch.id}_{name}.jsonl", batch.output_lifetime
+            await self._files.add(batch.tenant, filename, "batch_output", out, lifetime=lifetime, own_id=file_id)
+        return file_id

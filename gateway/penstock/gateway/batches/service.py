@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import sqlite3
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -10,45 +13,64 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from starlette.types import ASGIApp
 
 from penstock.gateway.batches.batch_store import BatchStore
-from penstock.gateway.batches.database import Database
-from penstock.gateway.batches.file_store import FileStore
+from penstock.gateway.batches.database import Database, is_disk_error
+from penstock.gateway.batches.file_store import FileBounds, FileStore
 from penstock.gateway.batches.runner import BatchRunner
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.http.settings import AppSettings
 
-_MOST_OPEN = 1000
-"""Batches that have not ended, of all tenants."""
+logger = logging.getLogger("penstock")
+
+_MOST_OPEN, _MOST_OPEN_OF_TENANT = 1000, 200
+"""Batches that have not ended."""
+_TIDY_EVERY_S = 600.0
 
 
 class BatchService:
     def __init__(
         self,
         folder: Path,
-        most_bytes: int,
+        bounds: FileBounds,
         lines_in_flight: int,
         endpoints: Mapping[str, ASGIApp],
         settings: AppSettings,
     ) -> None:
-        """`most_bytes` of all files together. `endpoints` by their paths: batches may be for any of them. Raises
-        ConfigError."""
+        """`endpoints` by their paths: batches may be for any of them. Raises ConfigError."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._database = Database(folder / "penstock.sqlite")
-            self.files = FileStore(folder / "files", self._database, most_bytes)
+            self.batches = BatchStore(self._database, _MOST_OPEN, _MOST_OPEN_OF_TENANT)
+            self.files = FileStore(folder / "files", self._database, bounds, self.batches.inputs_in_use)
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(f"data-dir: {folder}: {error}. Another server may be using it.") from None
         self.endpoints = tuple(endpoints)
-        self.batches = BatchStore(self._database, _MOST_OPEN)
         self.runner = BatchRunner(self.batches, self.files, endpoints, settings, lines_in_flight)
-        self.files.in_use = lambda: {batch.input_file_id for batch in self.runner.open()}
+        self._retention = bounds.retention
+        self._tidying: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Once the models are loaded."""
+        await self.files.delete_strays()
         await self.runner.start()
+        self._tidying = asyncio.create_task(self._tidy())
 
     async def stop(self) -> None:
         """What is under way is asked again when the server is back."""
+        if self._tidying is not None:
+            self._tidying.cancel()
         await self.runner.stop()
+
+    async def _tidy(self) -> None:
+        while True:
+            try:
+                await self.files.delete_expired()
+                if self._retention is not None:
+                    await self.batches.delete_ended(time.time() - self._retention)
+            except Exception as error:
+                if not is_disk_error(error):
+                    raise
+                logger.exception("old files and batches could not be deleted")
+            await asyncio.sleep(_TIDY_EVERY_S)
 
     def close(self) -> None:
         """Once there are no requests any more."""

@@ -34,6 +34,19 @@ class Upload:
     """Seconds."""
 
 
+def content_length(exchange: Exchange) -> int:
+    """Bytes of the form; 0 when its client does not say. Raises PayloadTooLargeError, InvalidRequestError."""
+    given = exchange.only_header(b"content-length")
+    size = int(given) if given is not None and given.isdigit() else 0
+    _check_size(size)
+    return size
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_FILE_BYTES + _ROOM_FOR_FIELDS:
+        raise PayloadTooLargeError(f"A file may have {MAX_FILE_BYTES} bytes.", param="file")
+
+
 async def read_upload(exchange: Exchange) -> tuple[Upload, FormData]:
     """The form's files are open until it is closed. Raises InvalidRequestError, UnsupportedError, PayloadTooLargeError,
     ClientGone."""
@@ -44,8 +57,7 @@ async def read_upload(exchange: Exchange) -> tuple[Upload, FormData]:
         message = await exchange.receive()
         size += len(message.get("body", b""))
         exchange.context.record.bytes_in = size
-        if size > MAX_FILE_BYTES + _ROOM_FOR_FIELDS:
-            raise PayloadTooLargeError(f"A file may have {MAX_FILE_BYTES} bytes.", param="file")
+        _check_size(size)
         return message
 
     request = Request(exchange.scope, receive)

@@ -138,7 +138,13 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             description="folder for uploaded files and batches, of this server alone; default: none, they are refused"
         ),
     ] = None
-    data_size: Annotated[Positive, Meta(description="bytes of all uploaded files together")] = 10 << 30
+    data_size: Annotated[Positive, Meta(description="bytes of all files together")] = 10 << 30
+    data_size_per_tenant: Annotated[
+        Positive | None, Meta(description="bytes of the files of one key's tenant; default: data-size")
+    ] = None
+    data_retention: Annotated[
+        Seconds, Meta(description="seconds after which files and ended batches are deleted; 0: never")
+    ] = 30 * 86400.0
     batch_lines_in_flight: Annotated[
         Positive, Meta(description="lines of batches that are with the models at one time")
     ] = 32

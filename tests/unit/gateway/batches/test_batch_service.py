@@ -1,0 +1,227 @@
+"""Files and batches without a server: what happens while models load, when the disk fails, and after a kill -9."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import sqlite3
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from penstock.engines.errors import InvalidRequestError, NotFoundError, OverloadedError
+from penstock.gateway.batches import runner
+from penstock.gateway.batches.batch import Batch
+from penstock.gateway.batches.file_store import FileBounds
+from penstock.gateway.batches.service import BatchService
+from penstock.gateway.http.settings import AppSettings
+
+URL = "/v1/completions"
+BOUNDS = FileBounds(bytes=100_000, bytes_of_tenant=60_000, files_of_tenant=20, retention=None)
+
+
+class Model:
+    """The endpoint that answers lines."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.asked.append(json.loads((await receive())["body"])["prompt"])
+        await self.open.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}", "more_body": False})
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model()
+
+
+def new_service(folder: Path, model: Model, bounds: FileBounds = BOUNDS) -> BatchService:
+    return BatchService(folder, bounds, 4, {URL: model}, AppSettings())
+
+
+@pytest.fixture
+async def service(tmp_path: Path, model: Model) -> AsyncIterator[BatchService]:
+    made = new_service(tmp_path, model)
+    yield made
+    await made.stop()
+    made.close()
+
+
+async def uploaded(service: BatchService, *names: str, tenant: str = "") -> str:
+    lines = [{"custom_id": name, "url": URL, "body": {"prompt": name}} for name in names]
+    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    return (await service.files.add(tenant, "in.jsonl", "batch", io.BytesIO(content))).id
+
+
+async def created(service: BatchService, *names: str, **options: Any) -> Batch:
+    batch_id, file_id = f"batch_{uuid.uuid4().hex}", await uploaded(service, *names)
+    fields = {"tenant": "", "models": None, "window_s": 3600.0} | options
+    batch = Batch(id=batch_id, endpoint=URL, input_file_id=file_id, **fields)
+    await service.batches.add(batch)
+    service.runner.begin(batch)
+    return batch
+
+
+async def ended(service: BatchService, batch: Batch) -> Batch:
+    async with asyncio.timeout(20):
+        while (found := await service.batches.find("", batch.id)).is_open:
+            await asyncio.sleep(0)
+    return found
+
+
+async def written(service: BatchService) -> list[str]:
+    return [file.filename for file in await service.files.of_tenant("", "batch_output")]
+
+
+async def test_a_batch_that_is_created_while_models_load_waits_for_them(service: BatchService, model: Model) -> None:
+    batch = await created(service, "a", "b")
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not model.asked
+    with pytest.raises(InvalidRequestError, match="has not ended"):
+        await service.files.delete("", batch.input_file_id)
+    await service.start()
+    assert (await ended(service, batch)).status == "completed"
+    assert model.asked == ["a", "b"], "each once"
+    await service.files.delete("", batch.input_file_id)
+
+
+async def test_nothing_begins_once_the_server_ends(service: BatchService, model: Model) -> None:
+    await service.start()
+    await service.stop()
+    batch = await created(service, "a")
+    assert service.runner.find(batch.id) is None
+    assert (await service.batches.find("", batch.id)).is_open, "it is for the next server"
+
+
+async def test_results_that_the_disk_refuses_are_asked_again(
+    service: BatchService, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_DISK_AGAIN_AFTER_S", 0.0)
+    keep, left = service.batches.keep_results, [sqlite3.OperationalError("database or disk is full")]
+
+    async def refuse_once(*args: Any, **options: Any) -> None:
+        if left:
+            raise left.pop()
+        await keep(*args, **options)
+
+    monkeypatch.setattr(service.batches, "keep_results", refuse_once)
+    await service.start()
+    found = await ended(service, await created(service, *"abcdefgh"))
+    assert (found.status, found.completed, found.errors) == ("completed", 8, [])
+    again = await ended(service, await created(service, *"abcdefgh"))
+    assert again.status == "completed", "no seat was lost"
+
+
+async def test_a_batch_whose_input_is_gone_fails(service: BatchService) -> None:
+    batch = await created(service, "a")
+    service.files.path(batch.input_file_id).unlink()
+    await service.start()
+    found = await ended(service, batch)
+    assert (found.status, [error["code"] for error in found.errors]) == ("failed", ["server_error"])
+
+
+@pytest.mark.parametrize(("window_s", "end"), [(3600.0, "completed"), (0.0, "expired")])
+async def test_a_server_killed_while_it_writes_the_files_writes_them_again(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch, window_s: float, end: str
+) -> None:
+    first = new_service(tmp_path, model)
+    enter = first.runner._enter
+
+    async def die_before_the_end(batch: Batch, status: Any) -> None:
+        if status in ("completed", "expired"):
+            await asyncio.Event().wait()
+        await enter(batch, status)
+
+    monkeypatch.setattr(first.runner, "_enter", die_before_the_end)
+    await first.start()
+    batch = await created(first, "a", "b", window_s=window_s)
+    async with asyncio.timeout(20):
+        while not await written(first):
+            await asyncio.sleep(0)
+    before = await written(first)
+    await first.stop()
+    first.close()
+    second = new_service(tmp_path, model)
+    await second.start()
+    found = await ended(second, batch)
+    assert found.status == end
+    assert found.output_file_id or found.error_file_id
+    assert await written(second) == before, "one file, not two"
+    await second.stop()
+    second.close()
+
+
+async def test_what_a_killed_server_has_left_is_deleted_at_the_start(tmp_path: Path, model: Model) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for name in ("file-of-no-entry", "file-torn.part"):
+        (folder / name).write_bytes(b"x")
+    service = new_service(tmp_path, model)
+    kept = await uploaded(service, "a")
+    await service.start()
+    assert [path.name for path in folder.iterdir()] == [kept]
+    await service.stop()
+    service.close()
+
+
+async def test_a_tenant_cannot_take_the_room_of_others(service: BatchService) -> None:
+    async def add(tenant: str, size: int) -> None:
+        await service.files.add(tenant, "x", "batch", io.BytesIO(b"x" * size))
+
+    await add("a", 50_000)
+    with pytest.raises(OverloadedError, match="room"):
+        await add("a", 20_000)
+    await add("b", 50_000)
+    for tenant in ("b", "c"):
+        with pytest.raises(OverloadedError, match="room"):
+            await service.files.check_room(tenant, 1, 1)
+
+
+async def test_files_without_bytes_are_counted(service: BatchService) -> None:
+    for _ in range(BOUNDS.files_of_tenant):
+        await service.files.add("a", "x", "batch", io.BytesIO())
+    with pytest.raises(OverloadedError, match="20 files"):
+        await service.files.add("a", "x", "batch", io.BytesIO())
+    await service.files.check_room("a", 0, 0)
+    await service.files.add("b", "x", "batch", io.BytesIO())
+
+
+async def test_after_its_time_everything_goes_that_is_not_in_use(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = new_service(tmp_path, model, FileBounds(10_000, 10_000, 20, retention=100.0))
+    await service.start()
+    old = await ended(service, await created(service, "a"))
+    model.open.clear()
+    running = await created(service, "b", window_s=1e6)
+    now = runner.time.time()
+    monkeypatch.setattr(runner.time, "time", lambda: now + 200)
+    await service.files.delete_expired()
+    await service.batches.delete_ended(now + 100)
+    with pytest.raises(NotFoundError):
+        await service.batches.find("", old.id)
+    left = [path.name for path in (tmp_path / "files").iterdir()]
+    assert left == [running.input_file_id]
+    assert (await service.batches.find("", running.id)).is_open
+    await service.stop()
+    service.close()
+
+
+async def test_a_tenant_has_so_many_open_batches(service: BatchService) -> None:
+    service.batches._most_open_of_tenant = 2
+    for _ in range(2):
+        await created(service, "a")
+    with pytest.raises(OverloadedError, match="have not ended"):
+        await created(service, "a")
+    await created(service, "a", tenant="other")

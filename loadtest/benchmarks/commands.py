@@ -24,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _continuous(commands)
     _embeddings(commands)
     _batches(commands)
+    _schemas(commands)
     settings = vars(parser.parse_args(argv))
     run: Callable[[dict[str, Any]], int] = settings.pop("run_command")
     return run(settings)
@@ -99,6 +100,24 @@ def _batches(commands: Any) -> None:
     )
     parser.add_argument("model", nargs="*", metavar="MODEL", help="a model folder; default: the demo model")
     parser.add_argument("--lines", type=int, default=5000, metavar="N", help="of the batch (5000)")
+def _schemas(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "schemas",
+        help="which JSON schemas servers take, and whether their answers fit",
+        usage="%(prog)s SUITE --server NAME=URL [options]",
+        description="Sends the schemas of JSON-Schema-Test-Suite to servers that run, and checks their answers. Needs "
+        "the package jsonschema, whose source distribution has the suite in its folder json.",
+    )
+    parser.add_argument("suite", metavar="SUITE", help="the suite's folder, with tests and remotes")
+    parser.add_argument("--server", required=True, action="append", metavar="NAME=URL", help="may be given again")
+    parser.add_argument("--model", default="m", metavar="NAME", help="by which the servers know the model (m)")
+    parser.add_argument("--draft", default="draft2020-12", metavar="NAME", help="folder of tests (draft2020-12)")
+    parser.add_argument("--answers", type=int, default=8, metavar="N", help="to each schema (8)")
+    parser.add_argument("--max-tokens", type=int, default=200, metavar="N", help="of an answer (200)")
+    parser.add_argument("--concurrency", type=int, default=16, metavar="N", help="answers in flight (16)")
+    parser.add_argument("--timeout", type=float, default=120.0, metavar="S", help="of a request (120)")
+    parser.add_argument("--json", metavar="FILE", help="write all figures and wrong answers there")
 
 
 def _command(commands: Any, name: str, **described: Any) -> argparse.ArgumentParser:

@@ -1,0 +1,1 @@
+"""How servers keep to JSON schemas."""

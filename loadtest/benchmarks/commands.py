@@ -25,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _embeddings(commands)
     _batches(commands)
     _schemas(commands)
+    _grammars(commands)
     settings = vars(parser.parse_args(argv))
     run: Callable[[dict[str, Any]], int] = settings.pop("run_command")
     return run(settings)
@@ -118,6 +119,20 @@ def _schemas(commands: Any) -> None:
     parser.add_argument("--concurrency", type=int, default=16, metavar="N", help="answers in flight (16)")
     parser.add_argument("--timeout", type=float, default=120.0, metavar="S", help="of a request (120)")
     parser.add_argument("--json", metavar="FILE", help="write all figures and wrong answers there")
+
+
+def _grammars(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "grammars",
+        help="what structured output costs in each step",
+        usage="%(prog)s [MODEL] [options]",
+        description="Times steps of requests that have grammars beside steps of requests that have none, in turns.",
+    )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="a model folder; default: the demo model")
+    parser.add_argument("--in-flight", type=int, default=64, metavar="N", help="requests in each step (64)")
+    parser.add_argument("--steps", type=int, default=100, metavar="N", help="to time in a run (100)")
+    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs; figures are medians (3)")
 
 
 def _command(commands: Any, name: str, **described: Any) -> argparse.ArgumentParser:

@@ -130,6 +130,8 @@ def _grammars(commands: Any) -> None:
         description="Times steps of requests that have grammars beside steps of requests that have none, in turns.",
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help="a model folder; default: the demo model")
+    kinds = ("schema", "any JSON", "letters", "no braces")
+    parser.add_argument("--grammars", nargs="+", default=kinds, choices=kinds, metavar="NAME", help="of them (all)")
     parser.add_argument("--in-flight", type=int, default=64, metavar="N", help="requests in each step (64)")
     parser.add_argument("--steps", type=int, default=100, metavar="N", help="to time in a run (100)")
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs; figures are medians (3)")

@@ -1,7 +1,7 @@
 """What a grammar costs: `python loadtest/benchmarks grammars [MODEL]`.
 
-The time of a step in which each of 64 requests gets a token, once with grammars and once without, in turns. The grammars
-allow no end before that.
+The time of a step in which each of 64 requests gets a token, with grammars and without, in turns, and the CPU time of
+all threads. The grammars allow no end before that.
 """
 
 from __future__ import annotations
@@ -52,25 +52,28 @@ _ids = itertools.count(1)
 def main(settings: Mapping[str, Any]) -> int:
     config = OpenVINOConfig(model_dir=Path(find_model(settings["model"]).folder), num_blocks=2048)
     in_flight = settings["in_flight"]
+    chosen = {name: grammar for name, grammar in GRAMMARS.items() if name in ("plain", *settings["grammars"])}
     scheduler = SchedulerConfig(enable_prefix_caching=False, max_num_seqs=in_flight, max_num_batched_tokens=512)
     core = EngineCore(OpenVINORunner(config), scheduler, time.monotonic)
-    print("| grammar | sampling | step, ms | beside plain |\n| --- | --- | ---: | ---: |")
+    print("| grammar | sampling | step, ms | beside plain | CPU, ms | beside plain |\n| --- | --- |" + " ---: |" * 4)
     for sampling, params in SAMPLINGS.items():
-        times: dict[str, list[float]] = {name: [] for name in GRAMMARS}
-        for repeat in range(settings["repeat"]):
-            for name, grammar in GRAMMARS.items():
-                asked = SamplingParams(max_tokens=2000, ignore_eos=True, grammar=grammar, seed=repeat, **params)
-                times[name].append(step_seconds(core, asked, in_flight, settings["steps"]))
-        medians = {name: statistics.median(found) for name, found in times.items()}
-        for name, median in medians.items():
-            share = f"{median / medians['plain'] - 1:+.1%}"
-            print(f"| {name} | {sampling} | {1000 * median:.2f} | {share} |", flush=True)
+        times: dict[str, list[tuple[float, float]]] = {name: [] for name in chosen}
+        for repeat, (name, grammar) in itertools.product(range(settings["repeat"]), chosen.items()):
+            asked = SamplingParams(max_tokens=2000, ignore_eos=True, grammar=grammar, seed=repeat, **params)
+            times[name].append(step_seconds(core, asked, in_flight, settings["steps"]))
+        medians = {
+            name: [statistics.median(each) for each in zip(*found, strict=True)] for name, found in times.items()
+        }
+        plain = medians["plain"]
+        for name, found in medians.items():
+            cells = [f"{1000 * each:.2f} | {each / base - 1:+.1%}" for each, base in zip(found, plain, strict=True)]
+            print(f"| {name} | {sampling} | {' | '.join(cells)} |", flush=True)
     core.close()
     return 0
 
 
-def step_seconds(core: EngineCore, params: SamplingParams, in_flight: int, steps: int) -> float:
-    """Mean of so many steps."""
+def step_seconds(core: EngineCore, params: SamplingParams, in_flight: int, steps: int) -> tuple[float, float]:
+    """Means of so many steps: seconds, and seconds of CPU."""
     rng = np.random.default_rng(0)
     prompts = rng.integers(300, 3000, (in_flight, _PROMPT)).tolist()
     work = [AddRequest((next(_ids),), prompt, params, arrival_time=time.monotonic()) for prompt in prompts]
@@ -79,12 +82,12 @@ def step_seconds(core: EngineCore, params: SamplingParams, in_flight: int, steps
         core.step([])
     for _ in range(_WARM_UP):
         core.step([])
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), time.process_time()
     outputs = [output for _ in range(steps) for output in core.step([]).outputs]
-    seconds = (time.perf_counter() - begin) / steps
+    seconds, cpu = (time.perf_counter() - begin) / steps, (time.process_time() - cpu) / steps
     if len(outputs) < in_flight * (steps - 1) or any(output.finish_reason for output in outputs):
         raise RuntimeError("requests ended too early")
     core.step([AbortRequests([request.ids[0] for request in work])])
     while core.has_work:
         core.step([])
-    return seconds
+    return seconds, cpu

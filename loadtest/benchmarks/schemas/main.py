@@ -1,10 +1,10 @@
 """JSON schemas on servers: `python loadtest/benchmarks schemas SUITE --server NAME=URL ...`.
 
 SUITE is a checkout of JSON-Schema-Test-Suite, which the source distribution of `jsonschema` has in its folder `json`.
-Each of its schemas is sent to each server as vLLM's `structured_outputs`: once alone for one token, which says whether it
-is refused and how long it takes to compile (less the same request again), then for some whole answers with a
-temperature of 1. A model with random weights does best: it knows nothing of JSON, so that all there is of it in an
-answer comes from the server.
+Each of its schemas is sent to each server as vLLM's `structured_outputs`: once alone for one token, which says whether
+it is refused and how long it takes to compile (less the same request again), then for some whole answers with a
+temperature of 1. A model with random weights does best: it knows nothing of JSON, so all there is of it in an answer
+comes from the server.
 """
 
 from __future__ import annotations

@@ -129,6 +129,7 @@ def test_guesses_that_the_grammar_forbids_are_wrong() -> None:
     [extension] = Sampler(VOCAB).extend(logits, [state], [[*right, 200]])
     assert extension.token_ids == [*right, without(logits[2], FEW).argmax()]
     assert state.grammar is not None
+    assert not state.grammar.is_complete
     assert state.grammar.matcher.consumed == extension.token_ids  # type: ignore[attr-defined]
 
 

@@ -27,38 +27,50 @@ class TokenMask(NamedTuple):
 
 
 class GrammarState:
-    """One output on its way through its grammar."""
+    """One output on its way through its grammar. Tokens are taken in where masks are computed, so that the model need
+    not wait for it."""
 
     def __init__(self, matcher: TokenMatcher, masks: MasksAhead) -> None:
         self.matcher = matcher
         self.failure: PenstockError | None = None
         """Why the output cannot be continued."""
-        self.is_complete = matcher.is_complete
-        """Nothing but the end may follow."""
         self._masks = masks
         self._ahead: Future[None] | None = None
+        self._unread: list[int] = []
+        """Tokens that the matcher has not taken in yet."""
         self._mask: TokenMask | None = None
         """Of the next token, if it is known."""
         self.note_problem()
 
     def mask(self) -> TokenMask | None:
         """Of the next token; None: there is a `failure`."""
-        if self._ahead is not None:
-            self._ahead.result()
-            self._ahead = None
-        if self._mask is None and self.failure is None:
-            self._masks.compute([self])
+        if self._mask is None:  # else the job is done with this state
+            self._wait()
+            if self._mask is None and self.failure is None:
+                self._masks.compute([self])
+        self._ahead = None
         return None if self.failure else self._mask
 
+    @property
+    def is_complete(self) -> bool:
+        """Nothing but the end may follow."""
+        self._wait()
+        self.catch_up()
+        return self.matcher.is_complete
+
     def append(self, token_id: int) -> None:
-        """Takes in the next token, which the mask allowed."""
+        """The next token, which the mask allowed."""
         self._mask = None
-        self.matcher.consume([token_id])
-        self.is_complete = self.matcher.is_complete
-        self.note_problem()
+        self._unread.append(token_id)
+
+    def catch_up(self) -> None:
+        """The matcher takes in what it has not."""
+        if self._unread:
+            self.matcher.consume(self._unread)
+            self._unread.clear()
 
     def computed_by(self, job: Future[None]) -> None:
-        """This job calls `found`."""
+        """This job calls `catch_up` and `found`."""
         self._ahead = job
 
     def found(self, mask: TokenMask) -> None:
@@ -81,6 +93,11 @@ class GrammarState:
         problem = self.matcher.problem
         if problem and self.failure is None:
             self.failure = InvalidRequestError(f"The output cannot be kept to its grammar: {problem}")
+
+    def _wait(self) -> None:
+        if self._ahead is not None:
+            self._ahead.result()
+            self._ahead = None
 
 
 class MasksAhead:
@@ -107,6 +124,8 @@ class MasksAhead:
     def bit_masks(self, states: Sequence[GrammarState]) -> BitMasks:
         """[n, ceil(vocab / 32)] of the next tokens, as `MaskFiller.fill` gives them; those of states with a `failure`
         mean nothing."""
+        for state in states:
+            state.catch_up()
         masks = self._filler.fill([state.matcher for state in states])
         for state in states:
             state.note_problem()

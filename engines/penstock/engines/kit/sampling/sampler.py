@@ -21,6 +21,8 @@ _LOGITS_PER_THREAD = 1 << 18
 """At least: fewer are not worth waking a thread, and threads with short array operations wait for the interpreter."""
 _ROWS_AT_A_TIME = 64
 """Of which logprobs are computed: bounds the memory for them."""
+_FEWEST = 1024
+"""Tokens of a row that are looked at together with those of others, when the largest logit is taken."""
 _WIDTHS = (64, 1024, 8192)
 """Tokens that a grammar allows are laid out in rows of one of these, or of the whole vocabulary."""
 
@@ -168,14 +170,19 @@ def _cuts(drawn: Sequence[_Request], vocab: int) -> Cuts:
 def _choose_among(logits: Floats, few: Sequence[tuple[_Request, Ids]], token_ids: Ids) -> None:
     """Fills in `token_ids` of these rows, each of which has no more than these tokens to choose from."""
     by_width: dict[int, list[tuple[_Request, Ids]]] = {}
+    largest: list[tuple[_Request, Ids]] = []
     for one, ids in few:
-        if one.state.greedy or len(ids) == 1:
+        if len(ids) == 1 or (one.state.greedy and len(ids) <= _FEWEST):
+            largest.append((one, ids))
+        elif one.state.greedy:
             values = logits[one.row, ids]
             best = int(values.argmax())
             token_ids[one.row] = ids[best] if np.isfinite(values[best]) else -1
         else:
             width = next((width for width in _WIDTHS if len(ids) <= width), logits.shape[1])
             by_width.setdefault(width, []).append((one, ids))
+    if largest:
+        _take_largest_among(logits, largest, token_ids)
     for width, some in by_width.items():
         # The width depends on nothing but the row, and with it how sums are rounded.
         values = np.full((len(some), width), -np.inf, np.float32)
@@ -184,6 +191,19 @@ def _choose_among(logits: Floats, few: Sequence[tuple[_Request, Ids]], token_ids
         places = draw(values, np.arange(len(some)), _cuts([one for one, _ in some], width), Memory(width))
         for (one, ids), place in zip(some, places.tolist(), strict=True):
             token_ids[one.row] = ids[place] if place >= 0 else -1
+
+
+def _take_largest_among(logits: Floats, some: Sequence[tuple[_Request, Ids]], token_ids: Ids) -> None:
+    """`_choose_among` for rows whose largest logit is taken, all at once."""
+    counts = np.array([len(ids) for _, ids in some])
+    rows, ids = np.array([one.row for one, _ in some]), np.concatenate([ids for _, ids in some])
+    starts = np.cumsum(counts) - counts
+    values = logits[np.repeat(rows, counts), ids]
+    largest = np.maximum.reduceat(values, starts)
+    places = np.flatnonzero(values == np.repeat(largest, counts))
+    finite = np.isfinite(largest)
+    token_ids[rows] = -1
+    token_ids[rows[finite]] = ids[places[np.searchsorted(places, starts[finite])]]
 
 
 def token_logprobs_rows(logits: Floats, token_ids: Ids, top: int | Ids) -> list[TokenLogprobs]:

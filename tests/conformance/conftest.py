@@ -82,7 +82,7 @@ class Candidate:
             "steps in flight": is_runner(engine) and engine.max_steps_in_flight > 1,
             "drafts": runner and info.supports_drafts,
             "vectors": runner and info.supports_pooling,
-            "grammars": runner and info.supports_grammars,
+            "grammars": info.supports_grammars,
             "logprobs": info.supports_logprobs,
             "LoRA adapters": self.adapter is not None,
             "windows": runner and any(group.window for group in info.kv_groups),

@@ -114,6 +114,7 @@ def test_guesses_change_nothing(candidate):
 
 
 def test_an_answer_behind_a_thought(candidate):
+    candidate.needs("our scheduler")
     thinking = Grammar("choice", CHOICE.text, thought=Thought("", "."))
     driver = driver_of(candidate)
     # without a bias towards the end of the thought, a model of random weights would think on

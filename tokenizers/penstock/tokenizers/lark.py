@@ -35,11 +35,16 @@ def regex(pattern: str) -> str:
 
 
 def json_value(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
-    """JSON that this schema allows. `lenient`: keywords that the compiler does not know mean nothing. What the schema
-    itself says about white space (`x-guidance`) holds."""
+    """JSON that this schema allows, as in `guided_schema`."""
+    return f"%json {json.dumps(guided_schema(schema, lenient=lenient))}"
+
+
+def guided_schema(schema: Mapping[str, Any], *, lenient: bool = False) -> dict[str, Any]:
+    """The schema with what llguidance should know. `lenient`: keywords that it does not know mean nothing. What the
+    schema itself says about white space (`x-guidance`) holds."""
     own = schema.get("x-guidance")
     guidance = {"whitespace_pattern": JSON_SPACE} | (own if isinstance(own, dict) else {}) | {"lenient": lenient}
-    return f"%json {json.dumps({**schema, 'x-guidance': guidance})}"
+    return {**schema, "x-guidance": guidance}
 
 
 def up_to(text: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
+from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine import FinishReason as VLLMFinishReason
 
@@ -23,6 +24,7 @@ from penstock.engines.vllm.model_info import capacity, description, eos_token_id
 from penstock.engines.vllm.output import NOT_FINITE, token_logprobs
 from penstock.engines.vllm.sampling import to_vllm
 from penstock.engines.vllm.start import start_scheduling
+from penstock.engines.vllm.structured_output import to_structured_outputs
 from penstock.engines.vllm.watch import SchedulerWatch
 from penstock.kvcache import KVGroup
 
@@ -52,6 +54,7 @@ class VLLMBatcher:
         self._eos = eos_token_ids(settings.model_config)
         self._pool = self._core.scheduler.kv_cache_manager.block_pool
         self._capacity = capacity(settings, self._core.scheduler.kv_cache_config)
+        self._tokenizer = cached_tokenizer_from_config(settings.model_config)
         self._live: dict[str, StartRequest] = {}
         self._released: list[int] = []
         self._info = ModelInfo(
@@ -61,6 +64,7 @@ class VLLMBatcher:
             num_blocks=self._capacity.num_blocks,
             eos_token_ids=self._eos,
             runner=description(version, settings, ", vLLM's scheduler"),
+            supports_grammars=self._tokenizer is not None,
         )
 
     @property
@@ -85,8 +89,10 @@ class VLLMBatcher:
         try:
             scores = params.prompt_logprobs is not None
             sampling = to_vllm(params, self._eos, request.seed, scores, bool(settings.use_v2_model_runner))
+            if params.grammar is not None:
+                sampling.structured_outputs = to_structured_outputs(params.grammar)
             sampling.verify(
-                settings.model_config, settings.speculative_config, settings.structured_outputs_config, None
+                settings.model_config, settings.speculative_config, settings.structured_outputs_config, self._tokenizer
             )
         except (ValueError, VLLMValidationError) as e:
             raise InvalidRequestError(str(e)) from e

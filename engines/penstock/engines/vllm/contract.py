@@ -16,7 +16,7 @@ CALLS: dict[str, tuple[str, ...]] = {
         *("enable_chunked_prefill", "async_scheduling", "disable_hybrid_kv_cache_manager", "disable_log_stats"),
         "use_tqdm_on_load",
         *("num_gpu_blocks_override", "kv_cache_memory_bytes", "enable_lora", "max_loras", "max_lora_rank"),
-        "language_model_only",
+        *("language_model_only", "structured_outputs_config"),
     ),
     "vllm.engine.arg_utils:EngineArgs.create_engine_config": ("self",),
     "vllm.v1.engine.core:EngineCore": ("vllm_config", "executor_class", "log_stats"),
@@ -49,6 +49,8 @@ CALLS: dict[str, tuple[str, ...]] = {
     "vllm.sampling_params:SamplingParams.verify": (
         *("self", "model_config", "speculative_config", "structured_outputs_config", "tokenizer"),
     ),
+    "vllm.sampling_params:StructuredOutputsParams": ("json", "regex", "choice", "grammar"),
+    "vllm.tokenizers:cached_tokenizer_from_config": ("model_config",),
     "vllm.config:ModelConfig.try_get_generation_config": ("self",),
     "vllm.config:ModelConfig.get_vocab_size": ("self",),
 }

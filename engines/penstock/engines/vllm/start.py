@@ -20,6 +20,7 @@ from penstock.engines.kit.package_contract import refuse
 from penstock.engines.vllm.config import VLLMConfig
 from penstock.engines.vllm.engine_args import checked
 from penstock.engines.vllm.requests import blocks_to_ask_for
+from penstock.engines.vllm.structured_output import CONFIG
 from penstock.engines.vllm.supported import check_arguments, check_cache, check_generates, check_model
 
 _DTYPES = {"auto": "auto", "bf16": "bfloat16", "f16": "float16", "f32": "float32"}
@@ -60,7 +61,13 @@ def own_scheduler(config: VLLMConfig) -> dict[str, Any]:
         # None: as vLLM thinks best for the model
         "enable_prefix_caching": None if config.prefix_caching else False,
         "language_model_only": True,  # requests are text: no image encoder is loaded or profiled
+        "skip_tokenizer_init": not has_tokenizer(config),  # grammars need it
+        "structured_outputs_config": CONFIG,
     }
+
+
+def has_tokenizer(config: VLLMConfig) -> bool:
+    return (config.model_dir / "tokenizer.json").is_file()
 
 
 def _start(arguments: dict[str, Any], check: Callable[[Any], None], version: str) -> Any:

@@ -7,8 +7,9 @@ import pytest
 from helpers_engine import Driver
 from helpers_models import load_reference, reference_logprobs, reference_tokens
 from penstock.engines.contract.continuous_batcher import StartRequest
-from penstock.engines.contract.messages import FinishReason, SamplingParams
-from penstock.engines.errors import ContextLengthError, InvalidRequestError
+from penstock.engines.contract.messages import FinishReason, Grammar, SamplingParams, Thought
+from penstock.engines.errors import ContextLengthError, InvalidRequestError, UnsupportedError
+from penstock.engines.vllm.config import VLLMConfig
 
 EOS = 2
 
@@ -224,3 +225,27 @@ def test_what_it_says_of_itself(batcher):
     assert info.eos_token_ids == (EOS,)
     assert info.runner.startswith("vllm 0.3")
     assert info.runner.endswith("vLLM's scheduler")
+
+
+@pytest.mark.parametrize("given", [{"thought": Thought("<think>", "</think>")}, {"preface": "Answer: "}])
+def test_answers_behind_thoughts_are_refused(batcher, given):
+    with pytest.raises(UnsupportedError, match="behind a thought"):
+        batcher.start(request(1, prompt(1), 4, grammar=Grammar("regex", "a", **given)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("json_schema", '{"not": {}}'), ("json_schema", '{"oneOf": [{}, {}]}'), ("regex", "("), ("grammar", "x")],
+)
+def test_what_makes_no_grammar_is_refused(batcher, kind, text):
+    with pytest.raises(InvalidRequestError):
+        batcher.start(request(1, prompt(1), 4, grammar=Grammar(kind, text)))
+
+
+def test_without_a_tokenizer_there_are_no_grammars(needs_vllm, tmp_path):
+    from penstock.engines.vllm.start import own_scheduler
+
+    config = VLLMConfig(model_dir=tmp_path)
+    assert own_scheduler(config)["skip_tokenizer_init"] is True
+    (tmp_path / "tokenizer.json").touch()
+    assert own_scheduler(config)["skip_tokenizer_init"] is False

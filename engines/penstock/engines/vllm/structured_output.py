@@ -1,0 +1,31 @@
+"""Grammars in the words of vLLM, whose own scheduler compiles and follows them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from vllm.sampling_params import StructuredOutputsParams
+
+from penstock.engines.contract.messages import Grammar
+from penstock.engines.errors import UnsupportedError
+from penstock.tokenizers import lark
+
+CONFIG = {"backend": "guidance"}
+"""`structured_outputs_config`. It refuses schemas that it cannot keep; vLLM's default takes some of them nevertheless."""
+
+
+def to_structured_outputs(grammar: Grammar) -> StructuredOutputsParams:
+    """Raises UnsupportedError for an answer behind a thought: vLLM would need its own parser of thoughts."""
+    if grammar.thought is not None or grammar.preface:
+        message = "Structured output behind a thought is not supported with vLLM's own scheduler, only with Penstock's."
+        raise UnsupportedError(message)
+    return StructuredOutputsParams(**_one_of(grammar))
+
+
+def _one_of(grammar: Grammar) -> dict[str, Any]:
+    if grammar.kind == "json_schema":
+        return {"json": json.dumps(lark.guided_schema(json.loads(grammar.text)))}
+    if grammar.kind == "choice":
+        return {"choice": json.loads(grammar.text)}
+    return {grammar.kind: grammar.text}

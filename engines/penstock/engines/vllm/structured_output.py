@@ -12,7 +12,7 @@ from penstock.engines.errors import UnsupportedError
 from penstock.tokenizers import lark
 
 CONFIG = {"backend": "guidance"}
-"""`structured_outputs_config`. It refuses schemas that it cannot keep; vLLM's default takes some of them nevertheless."""
+"""`structured_outputs_config`. It refuses schemas that it cannot keep; vLLM's default takes some of them anyway."""
 
 
 def to_structured_outputs(grammar: Grammar) -> StructuredOutputsParams:

@@ -77,6 +77,14 @@ class TorchLlmArgs(BaseModel):
     enable_iter_perf_stats: bool = False
     lora_config: LoraConfig | None = None
     sampler_type: str = "auto"
+    guided_decoding_backend: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class GuidedDecodingParams:
+    json: str | None = None
+    regex: str | None = None
+    grammar: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,6 +105,7 @@ class SamplingParams:
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logprobs: int | None = None
+    guided_decoding: GuidedDecodingParams | None = None
     detokenize: bool = True
 
 
@@ -365,7 +374,7 @@ class LLM:
 
 CONTENTS: dict[str, tuple[Any, ...]] = {
     "tensorrt_llm": (LLM, SamplingParams),
-    "tensorrt_llm.llmapi": (RequestOutput,),
+    "tensorrt_llm.llmapi": (GuidedDecodingParams, RequestOutput),
     "tensorrt_llm.llmapi.llm_args": (KvCacheConfig, TorchLlmArgs),
     "tensorrt_llm.lora_helper": (LoraConfig,),
     "tensorrt_llm.executor": (),

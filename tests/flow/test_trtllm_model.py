@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,11 +17,13 @@ from helpers_dataplane import Setup
 from helpers_language_repository import context, write_trtllm
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
+from penstock.engines.contract.messages import Grammar
 from penstock.engines.errors import CancelledError, InvalidRequestError, PenstockError, UnsupportedError
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.llm.kserve.language_model import LanguageModel
 from penstock.gateway.llm.kserve.language_stream import LanguageStream
 from penstock.gateway.llm.kserve.trtllm_form import TRTLLM_FORM
+from penstock.gateway.llm.models import ServedModel
 
 _TYPES = {bool: ("BOOL", np.bool_), int: ("INT32", np.int32), float: ("FP32", np.float32)}
 
@@ -243,3 +247,50 @@ async def test_cancelling_the_caller_is_no_cancellation_by_id(served: Served) ->
     with pytest.raises(asyncio.CancelledError):
         await task
     assert served.model.statistics.failures["CANCELED"] == 1
+
+
+GUIDES = [
+    ({"guided_decoding_guide_type": "json"}, Grammar("json_schema", "{}")),
+    (
+        {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": '{"type": "null"}'},
+        Grammar("json_schema", '{"type":"null"}'),
+    ),
+    ({"guided_decoding_guide_type": "regex", "guided_decoding_guide": "a+"}, Grammar("regex", "a+")),
+    (
+        {"guided_decoding_guide_type": "ebnf_grammar", "guided_decoding_guide": 'root ::= "a"'},
+        Grammar("grammar", 'root ::= "a"'),
+    ),
+]
+
+
+def described(served: Served, *, grammars: bool = True) -> ServedModel:
+    model = served.setup.model.describe("m")
+    return replace(model, info=msgspec.structs.replace(model.info, supports_grammars=grammars))
+
+
+@pytest.mark.parametrize(("given", "grammar"), GUIDES)
+async def test_guides(served: Served, given: dict[str, Any], grammar: Grammar) -> None:
+    model = described(served)
+    for request in (infer_request(given), infer_request(parameters=given)):
+        assert TRTLLM_FORM.read(request, model, "fcfs").generate.params.grammar == grammar
+    with pytest.raises(UnsupportedError):
+        TRTLLM_FORM.read(infer_request(given), described(served, grammars=False), "fcfs")
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"guided_decoding_guide_type": "xml"}, "guided_decoding_guide_type"),
+        ({"guided_decoding_guide": "a+"}, "guided_decoding_guide_type"),
+        ({"guided_decoding_guide_type": "regex"}, "guided_decoding_guide"),
+        (
+            {"guided_decoding_guide_type": "json", "structured_outputs": '{"regex": "a"}'},
+            "guided_decoding_guide_type",
+        ),
+        ({"guided_decoding_guide_type": "json", "guided_regex": "a"}, "guided_regex"),
+    ],
+)
+async def test_guides_that_are_wrong_are_named(served: Served, given: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        TRTLLM_FORM.read(infer_request(parameters=given), described(served), "fcfs")
+    assert caught.value.param == param

@@ -9,6 +9,7 @@ from typing import Any
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.engines.tensorrt_llm.checkpoint import CheckpointFacts
 from penstock.engines.tensorrt_llm.config import TensorRTLLMConfig
+from penstock.engines.tensorrt_llm.structured_output import BACKEND
 
 _TOKENS_PER_BLOCK = 32
 """TensorRT-LLM's default."""
@@ -44,7 +45,6 @@ NOT_HERE = {
     "max_beam_width": "a request is one sequence of tokens",
     "enable_iter_perf_stats": "the statistics are always on: they say when an aborted request is gone",
     "enable_attention_dp": "its statistics are those of one rank, and would not say when an aborted request is gone",
-    "guided_decoding_backend": "requests have no grammars, and the backends need a tokenizer",
     "batched_logits_processor": "it is a Python object",
 }
 """Arguments that would have no effect or a wrong one, with the reason."""
@@ -55,7 +55,7 @@ def llm_arguments(config: TensorRTLLMConfig, checkpoint: CheckpointFacts) -> dic
     arguments: dict[str, Any] = {
         "model": str(config.model_dir),
         "backend": "pytorch",
-        "skip_tokenizer_init": True,
+        "skip_tokenizer_init": BACKEND not in config.engine_args,  # grammars need the tokenizer
         "tensor_parallel_size": config.tensor_parallel_size,
         "pipeline_parallel_size": config.pipeline_parallel_size,
         "max_batch_size": config.max_num_seqs,

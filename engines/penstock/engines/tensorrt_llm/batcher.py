@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from tensorrt_llm import SamplingParams
+from tensorrt_llm.llmapi import GuidedDecodingParams
 
 from penstock.engines.autonomous.output_pipe import OutputPipe
 from penstock.engines.contract.continuous_batcher import BatcherOutput, StartRequest
+from penstock.engines.contract.messages import Grammar
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.tensorrt_llm.adapters import TensorRTLLMAdapters
 from penstock.engines.tensorrt_llm.checkpoint import CheckpointFacts
@@ -21,6 +23,7 @@ from penstock.engines.tensorrt_llm.output import Reader
 from penstock.engines.tensorrt_llm.sampling import TRTLLM_SAMPLER, bias, sampling_arguments, stop_tokens
 from penstock.engines.tensorrt_llm.stats import Sample
 from penstock.engines.tensorrt_llm.streams import Order, Streams
+from penstock.engines.tensorrt_llm.structured_output import BACKEND, guide
 from penstock.engines.tensorrt_llm.watchdog import Patience, Watchdog
 from penstock.kvcache import KVGroup
 
@@ -58,6 +61,7 @@ class TensorRTLLMBatcher:
         self._llm = llm
         self._checkpoint = checkpoint
         self._sampler = config.engine_args.get("sampler_type", "auto")
+        self._guides = config.engine_args.get(BACKEND)
         self._adapters = adapters
         self._pipe = OutputPipe()
         self.wakeup: int | None = self._pipe.wakeup
@@ -94,6 +98,7 @@ class TensorRTLLMBatcher:
         sampling = SamplingParams(
             **sampling_arguments(request, stops, self._sampler),
             embedding_bias=bias(params.logit_bias, checkpoint.vocab_size),
+            guided_decoding=self._guide(params.grammar),
         )
         arguments = {
             "inputs": request.prompt_token_ids,
@@ -104,6 +109,9 @@ class TensorRTLLMBatcher:
         }
         blocks = -(-len(request.prompt_token_ids) // self.info.block_size)
         self._order(Order(request.id, arguments, Reader(request, stops, checkpoint.eos_token_ids), blocks))
+
+    def _guide(self, grammar: Grammar | None) -> Any:
+        return None if grammar is None else GuidedDecodingParams(**guide(grammar, str(self._guides)))
 
     def abort(self, ids: Sequence[int]) -> None:
         self._order(list(ids))
@@ -165,4 +173,5 @@ def _info(
         eos_token_ids=checkpoint.eos_token_ids,
         runner=f"tensorrt_llm {version}, cuda x{devices}, {precision}, kv {config.kv_cache_dtype}, own scheduler",
         supports_logprobs=supports_logprobs,
+        supports_grammars=bool(config.engine_args.get(BACKEND)),
     )

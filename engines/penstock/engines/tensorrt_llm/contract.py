@@ -26,7 +26,7 @@ CONTRACT = Contract(
         LLM_ARGS: (
             *("model", "skip_tokenizer_init", "tensor_parallel_size", "pipeline_parallel_size", "backend"),
             *("max_batch_size", "max_num_tokens", "max_seq_len", "kv_cache_config", "enable_chunked_prefill"),
-            *("enable_iter_perf_stats", "lora_config", "sampler_type"),
+            *("enable_iter_perf_stats", "lora_config", "sampler_type", "guided_decoding_backend"),
         ),
         KV_CACHE_CONFIG: (
             *("enable_block_reuse", "max_tokens", "free_gpu_memory_fraction", "max_gpu_total_bytes", "dtype"),
@@ -39,8 +39,9 @@ CONTRACT = Contract(
         "tensorrt_llm:SamplingParams": (
             *("end_id", "pad_id", "max_tokens", "min_tokens", "stop_token_ids", "include_stop_str_in_output"),
             *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty"),
-            *("repetition_penalty", "embedding_bias", "logprobs", "detokenize"),
+            *("repetition_penalty", "embedding_bias", "logprobs", "detokenize", "guided_decoding"),
         ),
+        "tensorrt_llm.llmapi:GuidedDecodingParams": ("json", "regex", "grammar"),
         "tensorrt_llm.executor.result:CompletionOutput": ("token_ids", "logprobs", "finish_reason"),
         "tensorrt_llm.executor.result:Logprob": ("logprob", "rank"),
     },

@@ -19,6 +19,7 @@ from penstock.gateway.llm.kserve.tensor_form import Form, TextRequest, decoded, 
 from penstock.gateway.llm.kserve.vllm_form import add_logprobs
 from penstock.gateway.llm.models import ServedModel
 from penstock.gateway.llm.sampling import SamplingFields, priority_level
+from penstock.gateway.llm.structured_output import StructuredOutputs
 
 _SAMPLING = {
     "best_of": "INT32",
@@ -39,6 +40,8 @@ _INPUTS = {
     "streaming": ("BOOL", 1),
     **{f"sampling_param_{name}": (datatype, 1) for name, datatype in _SAMPLING.items()},
     "sampling_param_stop": ("BYTES", -1),
+    "guided_decoding_guide_type": ("BYTES", 1),
+    "guided_decoding_guide": ("BYTES", 1),
     **{f"return_{output}": ("BOOL", 1) for output in _RETURNS},
     "stop": ("BOOL", 1),
     "lora_name": ("BYTES", 1),
@@ -65,6 +68,9 @@ _UNSERVED = {
         _NO_METRICS,
     ),
 }
+_GUIDE_TYPE, _GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
+_GUIDES = {"json": "json", "json_schema": "json", "regex": "regex", "ebnf_grammar": "grammar"}
+"""Types of guides, and the field of StructuredOutputs that says the same."""
 _DEFAULT_MAX_TOKENS = 32
 """Of TensorRT-LLM's SamplingParams."""
 
@@ -73,6 +79,8 @@ class Sampling(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     """From the inputs `sampling_param_*`, or, where one is silent, the request's parameter of that name without the
     prefix: NVIDIA's documentation writes "max_tokens" in a generate request."""
 
+    guided_decoding_guide_type: str | None = None
+    guided_decoding_guide: str | None = None
     best_of: int | None = None
     exclude_input_from_output: bool | None = None
     return_perf_metrics: bool | None = None
@@ -109,6 +117,12 @@ def _sampling(request: InferRequest) -> Sampling:
     stop = request.inputs.get("sampling_param_stop")
     if stop is not None:
         given.stop = [decoded(item, "sampling_param_stop") for item in stop.array.flat]
+    for name in (_GUIDE_TYPE, _GUIDE):
+        value = text(request, name)
+        if value is not None:
+            setattr(given, name, value)
+    if given.guided_decoding_guide_type or given.guided_decoding_guide:
+        _take_guide(given)
     if given.best_of not in (None, 1):
         raise UnsupportedError("best_of must be 1: there is no beam search.", param="best_of")
     if given.return_perf_metrics:
@@ -118,6 +132,21 @@ def _sampling(request: InferRequest) -> Sampling:
     if _is_greedy(given):
         given.temperature, given.top_p, given.top_k = 0.0, None, None
     return given
+
+
+def _take_guide(given: Sampling) -> None:
+    """What NVIDIA's older backend (inflight_batcher_llm) calls a guide is a structured output here."""
+    kind, guide = given.guided_decoding_guide_type, given.guided_decoding_guide
+    if kind not in _GUIDES:
+        raise InvalidRequestError(f"{_GUIDE_TYPE} must be one of {', '.join(_GUIDES)}.", param=_GUIDE_TYPE)
+    if given.structured_outputs is not None:
+        raise InvalidRequestError(f"{_GUIDE_TYPE} cannot be given beside structured_outputs.", param=_GUIDE_TYPE)
+    if kind == "json":
+        given.structured_outputs = StructuredOutputs(json=True)
+    elif not guide:
+        raise InvalidRequestError(f"{_GUIDE} is missing for {_GUIDE_TYPE} {kind}.", param=_GUIDE)
+    else:
+        given.structured_outputs = StructuredOutputs(**{_GUIDES[kind]: guide})
 
 
 def _is_greedy(given: Sampling) -> bool:

@@ -1,0 +1,27 @@
+"""Grammars in the words of TensorRT-LLM, which compiles and follows them itself."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from penstock.engines.contract.messages import Grammar
+from penstock.engines.errors import UnsupportedError
+from penstock.tokenizers import lark
+
+BACKEND = "guided_decoding_backend"
+"""The argument of the LLM that names what compiles grammars: "llguidance" or "xgrammar"."""
+
+
+def guide(grammar: Grammar, backend: str) -> dict[str, Any]:
+    """Arguments of GuidedDecodingParams. A grammar of the caller's goes on as it is: Lark for llguidance, EBNF for
+    xgrammar. Raises UnsupportedError for an answer behind a thought, which TensorRT-LLM cannot tell from it."""
+    if grammar.thought is not None or grammar.preface:
+        raise UnsupportedError("Structured output behind a thought is not supported with TensorRT-LLM.")
+    if grammar.kind == "json_schema":
+        schema = json.loads(grammar.text)
+        return {"json": json.dumps(lark.guided_schema(schema) if backend == "llguidance" else schema)}
+    if grammar.kind == "choice":
+        start = "start:" if backend == "llguidance" else "root ::="
+        return {"grammar": f"{start} {' | '.join(json.dumps(choice) for choice in json.loads(grammar.text))}"}
+    return {grammar.kind: grammar.text}

@@ -1,0 +1,54 @@
+"""Grammars that TensorRT-LLM follows itself."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from penstock.engines.contract.messages import Grammar, Thought
+from penstock.engines.errors import UnsupportedError
+from penstock.engines.tensorrt_llm.structured_output import guide
+
+CHOICES = '["yes", "no \\"way\\""]'
+
+
+@pytest.mark.parametrize(
+    ("grammar", "backend", "expected"),
+    [
+        (Grammar("regex", "a+"), "llguidance", {"regex": "a+"}),
+        (Grammar("grammar", "start: /a/"), "llguidance", {"grammar": "start: /a/"}),
+        (Grammar("choice", CHOICES), "llguidance", {"grammar": 'start: "yes" | "no \\"way\\""'}),
+        (Grammar("choice", CHOICES), "xgrammar", {"grammar": 'root ::= "yes" | "no \\"way\\""'}),
+        (Grammar("json_schema", '{"type":"null"}'), "xgrammar", {"json": '{"type": "null"}'}),
+    ],
+)
+def test_guides(grammar, backend, expected):
+    assert guide(grammar, backend) == expected
+
+
+def test_llguidance_is_told_to_refuse_what_it_does_not_know():
+    schema = json.loads(guide(Grammar("json_schema", '{"type":"null"}'), "llguidance")["json"])
+    assert schema["x-guidance"]["lenient"] is False
+    assert schema["x-guidance"]["whitespace_pattern"]
+
+
+@pytest.mark.parametrize("behind", [{"thought": Thought("", "</think>")}, {"preface": "Answer: "}])
+def test_answers_behind_thoughts_are_refused(behind):
+    with pytest.raises(UnsupportedError, match="behind a thought"):
+        guide(Grammar("regex", "a", **behind), "llguidance")
+
+
+def test_requests_take_their_guides_along(make):
+    engine = make(engine_args={"guided_decoding_backend": "llguidance"})
+    assert engine.batcher.info.supports_grammars
+    assert not engine.llm.args.skip_tokenizer_init
+    asked = []
+    generate = engine.llm.generate_async
+    engine.llm.generate_async = lambda **given: asked.append(given["sampling_params"]) or generate(**given)
+    engine.finish(engine.start([5, 6], grammar=Grammar("regex", "a+")), engine.start([5, 6, 7]))
+    assert [given.guided_decoding and given.guided_decoding.regex for given in asked] == ["a+", None]
+
+
+def test_without_a_backend_there_are_no_grammars(engine):
+    assert not engine.batcher.info.supports_grammars

@@ -126,6 +126,7 @@ def test_an_answer_behind_a_thought(candidate):
 
 @pytest.mark.parametrize("behind", [Grammar("text", ""), CHOICE], ids=["text", "choice"])
 def test_a_thought_that_is_too_long_is_ended(candidate, behind):
+    candidate.needs("our scheduler")
     budget = ThoughtBudget(12, ("<think>",), ("</think>",), "</think>", inside=True, again=False)
     bound = Grammar(behind.kind, behind.text, Thought("", "</think>") if behind == CHOICE else None, "", budget)
     driver = driver_of(candidate)

@@ -158,7 +158,7 @@ def answer_in(parser: ReasoningParser, output: str, prompt_end: str) -> str:
 def test_the_answer_behind_a_thought_is_right(thinker: BlindWriter, name: str, prompt_end: str) -> None:
     parser = find_reasoning_parser(name)
     assert parser.frame is not None
-    thought, preface = parser.frame(prompt_end)
+    thought, preface, *_ = parser.frame(prompt_end)
     begun = ["" if thought is None else f"{thought[0]}Hm {{.{thought[1]}"]
     if thought is None or thought[0]:
         begun.append(preface)
@@ -172,7 +172,7 @@ def test_the_answer_behind_a_thought_is_right(thinker: BlindWriter, name: str, p
 def test_a_thought_ends_where_its_end_is_spelled(thinker: BlindWriter, name: str) -> None:
     parser = find_reasoning_parser(name)
     assert parser.frame is not None
-    thought, preface = parser.frame("")
+    thought, preface, *_ = parser.frame("")
     assert thought is not None
     begun = thinker.token_ids(thought[0] + "Hm.") + thinker.token_ids(thought[1], spelled=True)
     output = thinker.write("choice", CHOICES, 0, thought, preface, begun=begun)

@@ -16,8 +16,9 @@ BACKEND = "guided_decoding_backend"
 def guide(grammar: Grammar, backend: str) -> dict[str, Any]:
     """Arguments of GuidedDecodingParams. A grammar of the caller's goes on as it is: Lark for llguidance, EBNF for
     xgrammar. Raises UnsupportedError for an answer behind a thought, which TensorRT-LLM cannot tell from it."""
-    if grammar.thought is not None or grammar.preface:
-        raise UnsupportedError("Structured output behind a thought is not supported with TensorRT-LLM.")
+    if grammar.thought is not None or grammar.preface or grammar.budget is not None:
+        message = "Structured output behind a thought, and bounds of thoughts, are not supported with TensorRT-LLM."
+        raise UnsupportedError(message)
     if grammar.kind == "json_schema":
         schema = json.loads(grammar.text)
         return {"json": json.dumps(lark.guided_schema(schema) if backend == "llguidance" else schema)}

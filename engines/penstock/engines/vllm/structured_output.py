@@ -16,9 +16,9 @@ CONFIG = {"backend": "guidance"}
 
 
 def to_structured_outputs(grammar: Grammar) -> StructuredOutputsParams:
-    """Raises UnsupportedError for an answer behind a thought: vLLM would need its own parser of thoughts."""
-    if grammar.thought is not None or grammar.preface:
-        message = "Structured output behind a thought is not supported with vLLM's own scheduler, only with Penstock's."
+    """Raises UnsupportedError where there are thoughts: vLLM would need a parser of its own for them."""
+    if grammar.thought is not None or grammar.preface or grammar.budget is not None:
+        message = "Structured output behind a thought, and bounds of thoughts, need Penstock's scheduler."
         raise UnsupportedError(message)
     return StructuredOutputsParams(**_one_of(grammar))
 

@@ -17,6 +17,7 @@ VOCAB = 300
 EOS = 2
 FEW = list(range(10, 30))
 MOST = list(range(10, VOCAB - 10))
+ALL = list(range(VOCAB))
 
 
 class Script:
@@ -33,6 +34,10 @@ class Script:
     @property
     def is_complete(self) -> bool:
         return len(self.consumed) >= len(self.steps)
+
+    @property
+    def is_free(self) -> bool:
+        return not self.is_complete and len(self.allowed) == VOCAB
 
     @property
     def allowed(self) -> Sequence[int]:
@@ -73,7 +78,7 @@ def without(logits: Any, allowed: Sequence[int]) -> Any:
     return masked
 
 
-@pytest.mark.parametrize("allowed", [FEW, MOST, [7], list(range(VOCAB))], ids=["few", "most", "one", "all"])
+@pytest.mark.parametrize("allowed", [FEW, MOST, [7], ALL], ids=["few", "most", "one", "all"])
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 0.0, "logit_bias": {0: 90.0, 15: 50.0}}])
 @pytest.mark.parametrize("writeable", [True, False])
 def test_the_likeliest_of_the_allowed(allowed: list[int], settings: dict[str, Any], writeable: bool) -> None:
@@ -143,6 +148,21 @@ def test_outputs_that_cannot_go_on_end_alone() -> None:
     assert isinstance(broken.failure, InvalidRequestError)
     assert "allows no token" in str(stuck.failure)
     assert "too complex" in str(broken.failure)
+
+
+def test_where_all_is_allowed_there_is_no_mask() -> None:
+    filler = Filler()
+    state = sampling(follow(ALL, ALL, FEW, ALL, filler=filler), temperature=0.0)
+    logits = random_logits(1)
+    sampler = Sampler(VOCAB)
+    output = []
+    for _ in range(4):
+        assert state.grammar is not None
+        state.grammar._masks.begin([state.grammar])
+        output += sampler.extend(logits, [state], [[]])[0].token_ids
+    best = logits.argmax()
+    assert output == [best, best, without(logits, FEW).argmax(), best]
+    assert filler.num_masks == 1
 
 
 def test_masks_are_computed_once_for_each_token() -> None:

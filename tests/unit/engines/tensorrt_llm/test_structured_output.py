@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from penstock.engines.contract.messages import Grammar, Thought
+from penstock.engines.contract.messages import Grammar, Thought, ThoughtBudget
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.tensorrt_llm.structured_output import guide
 
@@ -33,7 +33,10 @@ def test_llguidance_is_told_to_refuse_what_it_does_not_know():
     assert schema["x-guidance"]["whitespace_pattern"]
 
 
-@pytest.mark.parametrize("behind", [{"thought": Thought("", "</think>")}, {"preface": "Answer: "}])
+BUDGET = ThoughtBudget(12, ("<think>",), ("</think>",), "</think>", inside=True, again=False)
+
+
+@pytest.mark.parametrize("behind", [{"thought": Thought("", "</think>")}, {"preface": "Answer: "}, {"budget": BUDGET}])
 def test_answers_behind_thoughts_are_refused(behind):
     with pytest.raises(UnsupportedError, match="behind a thought"):
         guide(Grammar("regex", "a", **behind), "llguidance")

@@ -7,7 +7,7 @@ import pytest
 from helpers_engine import Driver
 from helpers_models import load_reference, reference_logprobs, reference_tokens
 from penstock.engines.contract.continuous_batcher import StartRequest
-from penstock.engines.contract.messages import FinishReason, Grammar, SamplingParams, Thought
+from penstock.engines.contract.messages import FinishReason, Grammar, SamplingParams, Thought, ThoughtBudget
 from penstock.engines.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from penstock.engines.vllm.config import VLLMConfig
 
@@ -227,7 +227,12 @@ def test_what_it_says_of_itself(batcher):
     assert info.runner.endswith("vLLM's scheduler")
 
 
-@pytest.mark.parametrize("given", [{"thought": Thought("<think>", "</think>")}, {"preface": "Answer: "}])
+BUDGET = ThoughtBudget(12, ("<think>",), ("</think>",), "</think>", inside=True, again=False)
+
+
+@pytest.mark.parametrize(
+    "given", [{"thought": Thought("<think>", "</think>")}, {"preface": "Answer: "}, {"budget": BUDGET}]
+)
 def test_answers_behind_thoughts_are_refused(batcher, given):
     with pytest.raises(UnsupportedError, match="behind a thought"):
         batcher.start(request(1, prompt(1), 4, grammar=Grammar("regex", "a", **given)))

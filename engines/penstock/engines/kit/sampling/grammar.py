@@ -85,7 +85,9 @@ class GrammarState:
 
     @property
     def is_free(self) -> bool:
-        """Every token is allowed next: there is no mask."""
+        """Every token is allowed next: there is no mask. Unless one is being computed, tokens are taken in here."""
+        if self._ahead is None:
+            self.catch_up()
         return self.matcher.is_free
 
     def note_problem(self) -> None:

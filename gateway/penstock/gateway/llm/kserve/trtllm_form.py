@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from penstock.classic.messages import InferRequest
@@ -146,7 +147,7 @@ def _take_guide(given: Sampling) -> None:
     elif not guide:
         raise InvalidRequestError(f"{_GUIDE} is missing for {_GUIDE_TYPE} {kind}.", param=_GUIDE)
     else:
-        given.structured_outputs = StructuredOutputs(**{_GUIDES[kind]: guide})
+        given.structured_outputs = msgspec.convert({_GUIDES[kind]: guide}, StructuredOutputs)
 
 
 def _is_greedy(given: Sampling) -> bool:

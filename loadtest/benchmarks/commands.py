@@ -101,6 +101,8 @@ def _batches(commands: Any) -> None:
     )
     parser.add_argument("model", nargs="*", metavar="MODEL", help="a model folder; default: the demo model")
     parser.add_argument("--lines", type=int, default=5000, metavar="N", help="of the batch (5000)")
+
+
 def _schemas(commands: Any) -> None:
     parser = _command(
         commands,

@@ -151,6 +151,7 @@ class FakeDataPlane(DataPlane):
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: dict[str, Any] | None = None,
+        cut: bool = False,
     ) -> ChatPrompt:
         options = {"opens": add_generation_prompt, "continues": continue_final_message, "kwargs": template_kwargs}
         self.prompts.append((messages, options))

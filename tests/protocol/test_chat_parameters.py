@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
 
@@ -117,3 +118,96 @@ def test_tiers_and_metadata(client: openai.OpenAI) -> None:
     for tier, shown in (("auto", "default"), ("flex", "flex"), ("priority", "default")):
         answer = ask(client, service_tier=tier, metadata={"a": "b"}, store=False, user="u", max_tokens=2)
         assert (answer.service_tier, answer.metadata) == (shown, {"a": "b"})
+
+
+def tokens_of(url: str, text: str) -> list[int]:
+    found: list[int] = httpx.post(
+        f"{url}/tokenize", json={"model": MODEL, "prompt": text, "add_special_tokens": False}
+    ).json()["tokens"]
+    return found
+
+
+def complete(client: openai.OpenAI, extra: dict[str, Any] | None = None, **fields: Any) -> Any:
+    given: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 12, "temperature": 0} | fields
+    [choice] = client.completions.create(**given, extra_body=extra or {}).choices
+    return choice
+
+
+def test_bad_words(client: openai.OpenAI) -> None:
+    free = complete(client).text
+    words = free.split()
+    for bad in (words[0], " ".join(words[1:3])):
+        kept = complete(client, {"bad_words": [bad]}).text
+        assert bad in free
+        assert bad not in kept
+
+
+def test_allowed_tokens(client: openai.OpenAI, url: str) -> None:
+    allowed = tokens_of(url, " yes no")
+    choice = complete(client, {"allowed_token_ids": allowed, "return_token_ids": True}, temperature=1)
+    assert set(choice.token_ids) <= set(allowed)
+    assert len(choice.token_ids) == 12
+
+
+def test_prompts_are_cut(client: openai.OpenAI, url: str) -> None:
+    prompt = tokens_of(url, "Once upon a time there was a dog")
+    for extra, kept in (
+        ({"truncate_prompt_tokens": 3}, prompt[-3:]),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, prompt[:3]),
+        ({"truncate_prompt_tokens": 99}, prompt),
+        ({"truncate_prompt_tokens": -1}, prompt),
+    ):
+        assert complete(client, {**extra, "return_token_ids": True}, prompt=prompt).prompt_token_ids == kept
+    long: Any = [{"role": "user", "content": "a dog and a cat " * 20_000}]
+    with pytest.raises(openai.BadRequestError):
+        ask(client, messages=long, max_tokens=3)
+    answer = ask(client, {"truncate_prompt_tokens": -1, "return_token_ids": True}, messages=long, max_tokens=3)
+    assert answer.usage.completion_tokens == 3
+    assert answer.usage.prompt_tokens == len(answer.prompt_token_ids) > 100
+    cut = complete(client, {"truncate_prompt_tokens": 3, "echo": True}, prompt="Once upon a time", max_tokens=1)
+    assert not cut.text.startswith("Once")
+
+
+def test_prompt_logprobs(client: openai.OpenAI, url: str) -> None:
+    prompt = tokens_of(url, "Once upon a time")
+    answers = [complete(client, {"prompt_logprobs": 2}, prompt=prompt)]
+    answers.append(ask(client, {"prompt_logprobs": 2, "return_token_ids": True}))
+    for answer, ids in zip(answers, (prompt, answers[1].prompt_token_ids), strict=True):
+        first, *others = answer.prompt_logprobs
+        assert first is None
+        assert len(others) == len(ids) - 1
+        for token, place in zip(ids[1:], others, strict=True):
+            own = place[str(token)]
+            assert own["logprob"] <= 0
+            assert len(place) == (2 if own["rank"] <= 2 else 3)
+            assert sorted(each["rank"] for each in place.values())[:2] == [1, 2]
+    with pytest.raises(openai.BadRequestError, match="stream"):
+        ask(client, {"prompt_logprobs": 1}, stream=True)
+
+
+def test_an_answer_with_what_it_continues(client: openai.OpenAI) -> None:
+    begun: Any = [*HI, {"role": "assistant", "content": "there was"}]
+    goes_on = {"continue_final_message": True, "add_generation_prompt": False, "thinking_token_budget": 0}
+    plain = ask(client, goes_on, messages=begun).choices[0].message.content
+    echoed = goes_on | {"echo": True}
+    assert ask(client, echoed, messages=begun).choices[0].message.content == "there was" + plain
+    chunks = ask(client, echoed, messages=begun, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "there was" + plain
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"bad_words": [""]}, "bad_words"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": [10**6]}, "allowed_token_ids"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"logits_processors": ["nobody"]}, "logits_processors"),
+    ],
+)
+def test_bad_parameters(client: openai.OpenAI, extra: dict[str, Any], param: str) -> None:
+    for call in (ask, complete):
+        with pytest.raises(openai.BadRequestError) as refused:
+            call(client, extra)
+        assert refused.value.param == param

@@ -8,7 +8,7 @@ for the wire.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -69,6 +69,13 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
     budget: ThoughtBudget | None = None
 
 
+class ProcessorCall(msgspec.Struct, frozen=True, array_like=True):
+    """A logits processor of another package (`kit.sampling.processors`), and what the request tells it."""
+
+    name: str
+    parameters: dict[str, Any]
+
+
 class SamplingParams(msgspec.Struct, tag="sampling", frozen=True, omit_defaults=True, kw_only=True):
     """How tokens are chosen and when a request ends. Validated by the gateway; engines trust it."""
 
@@ -88,6 +95,13 @@ class SamplingParams(msgspec.Struct, tag="sampling", frozen=True, omit_defaults=
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
+    allowed_token_ids: tuple[int, ...] | None = None
+    """No others are sampled; not empty."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Rows of tokens, none empty, that the output must not have: behind all tokens of one but the last, the last is not
+    sampled."""
+    processors: tuple[ProcessorCall, ...] = ()
+    """What changes the logits first, in this order. Only of models whose `ModelInfo.supports_processors` is true."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None

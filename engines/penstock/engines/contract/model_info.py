@@ -29,6 +29,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Steps may carry guesses to verify (`SchedulerOutput.drafts`)."""
     supports_grammars: bool = False
     """Requests may say what their output has to be (`SamplingParams.grammar`)."""
+    supports_processors: bool = False
+    """Requests may name logits processors (`SamplingParams.processors`)."""
     chunk: int = 0
     """Most tokens of one request in a step, which windows need blocks for. The scheduler knows, a runner does not."""
 

@@ -14,6 +14,7 @@ from penstock.engines.errors import EngineError, ModelNotFoundError, PenstockErr
 from penstock.engines.kit.batch import GroupTables, Ints
 from penstock.engines.kit.grammars import Grammars
 from penstock.engines.kit.sampling import SamplingState
+from penstock.engines.kit.sampling.processors import ProcessorChain
 
 
 class RequestTable:
@@ -46,6 +47,7 @@ class RequestTable:
         """id -> why: requests that are never computed."""
         self._groups = info.kv_groups
         self._eos_token_ids = info.eos_token_ids
+        self._vocab_size = info.vocab_size
         self._adapter_slot = adapter_slot
         self._grammars = grammars
         self._rows: dict[int, int] = {}
@@ -114,7 +116,15 @@ class RequestTable:
         self.num_prompt_logprobs[row] = -1 if params.prompt_logprobs is None else params.prompt_logprobs
         prompt, output = request.token_ids[: request.num_prompt_tokens], request.token_ids[request.num_prompt_tokens :]
         grammar = None if request.grammar is None else self._grammars.start(request.grammar, output)
-        self.sampling[row] = SamplingState.create(params, request.seed, self._eos_token_ids, prompt, output, grammar)
+        processors = None
+        if params.processors:
+            try:
+                processors = ProcessorChain(params.processors, prompt, output, self._vocab_size)
+            except PenstockError as error:
+                self.refused[request.id] = error
+        self.sampling[row] = SamplingState.create(
+            params, request.seed, self._eos_token_ids, prompt, output, grammar, processors
+        )
 
     def _drop(self, request_id: int) -> None:
         row = self._rows.pop(request_id, None)

@@ -15,7 +15,7 @@ import numpy as np
 from penstock.engines.contract.messages import Grammar
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
-from penstock.engines.errors import EngineError, NumericalError
+from penstock.engines.errors import EngineError, InvalidRequestError, NumericalError, PenstockError
 from penstock.engines.host.cores import usable_cores
 from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, Batch, Floats, Ints, Model, Outputs
 from penstock.engines.kit.grammars import Grammars
@@ -29,6 +29,7 @@ _SAMPLING_THREADS = 4
 """At most; they work while the model waits for the tokens."""
 
 _NOT_FINITE = "the model's logits are not finite"
+_NOTHING_ALLOWED = "The output cannot be continued: the request allows no token here."
 
 
 @dataclass(slots=True)
@@ -382,8 +383,7 @@ class StepRunner:
         output, index, state = step.output, planned.indices[i], self._table.sampling[planned.rows[i]]
         request_id = step.request_ids[index]
         if not finite or request_id in output.failed:
-            broken = state.grammar.failure if state is not None and state.grammar is not None else None
-            output.failed.setdefault(request_id, broken or NumericalError(_NOT_FINITE))
+            output.failed.setdefault(request_id, _failure(state, logits))
             return
         output.sampled_token_ids[index] = token_ids
         if state is not None and state.params.logprobs is not None:
@@ -410,3 +410,12 @@ class StepRunner:
             targets = table.tokens[row, first + 1 : first + count + 1].astype(np.int64)
             entries = step.output.prompt_logprobs.setdefault(request_id, [])
             entries += token_logprobs_rows(scores, targets, int(table.num_prompt_logprobs[row]))
+
+
+def _failure(state: SamplingState | None, logits: Floats) -> PenstockError:
+    """Why no token was sampled from these rows; the last of them is the one to blame, if it is known."""
+    if state is not None and state.failure is not None:
+        return state.failure
+    if state is not None and len(logits) and np.isfinite(logits[-1].max()):
+        return InvalidRequestError(_NOTHING_ALLOWED)
+    return NumericalError(_NOT_FINITE)

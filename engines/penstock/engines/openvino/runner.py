@@ -77,6 +77,7 @@ class OpenVINORunner(StepRunner):
             supports_pooling=True,
             supports_drafts=True,
             supports_grammars=True,
+            supports_processors=True,
         )
         super().__init__(model, info, config.max_num_seqs, config.model_dir)
 

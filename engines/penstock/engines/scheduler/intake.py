@@ -116,6 +116,8 @@ class Intake:
             return UnsupportedError("This engine gives no vectors for this model.")
         if isinstance(params, SamplingParams) and params.grammar is not None and not info.supports_grammars:
             return UnsupportedError("This engine has no structured output for this model.")
+        if isinstance(params, SamplingParams) and params.processors and not info.supports_processors:
+            return UnsupportedError("This engine has no logits processors.")
         if pooling and len(message.ids) > 1:
             return InvalidRequestError("a request for a vector has one result")
         if min(prompt) < 0 or max(prompt) >= info.vocab_size:

@@ -89,6 +89,10 @@ def _check_supported(request: StartRequest, sampler: str) -> None:
     if params.prompt_logprobs is not None:
         reason = "TensorRT-LLM scores the likeliest tokens at each place of a prompt, not the prompt's own"
         _refuse("prompt_logprobs", params.prompt_logprobs, reason)
+    if params.allowed_token_ids is not None:
+        _refuse("allowed_token_ids", "...", "TensorRT-LLM has no such parameter")
+    if params.bad_words:
+        _refuse("bad_words", "...", "not handed on to TensorRT-LLM")
     if sampler == TRTLLM_SAMPLER:
         if params.logprobs is not None:
             _refuse("logprobs", params.logprobs, f"{TRTLLM_SAMPLER} does not rank tokens")

@@ -76,6 +76,7 @@ class TorchRunner(StepRunner):
             supports_pooling=model.base_model is not model,
             supports_drafts=True,
             supports_grammars=True,
+            supports_processors=True,
         )
         super().__init__(self._threaded, info, config.max_num_seqs, config.model_dir)
 

@@ -35,9 +35,11 @@ def to_vllm(
         extra |= {"seed": seed & _SEED_MASK} if draws_by_position else {"extra_args": {RANDOM_KEY: stream_key(seed)}}
     if params.logit_bias:
         extra["logit_bias"] = params.logit_bias
+    if params.allowed_token_ids is not None:
+        extra["allowed_token_ids"] = list(params.allowed_token_ids)
     if score_prompt:
         extra["prompt_logprobs"] = params.prompt_logprobs
-    return VLLMSamplingParams(
+    theirs = VLLMSamplingParams(
         temperature=params.temperature if params.is_random else 0.0,
         top_p=params.top_p,
         top_k=params.top_k,
@@ -53,3 +55,7 @@ def to_vllm(
         detokenize=False,
         **extra,
     )
+    if params.bad_words:
+        # vLLM makes these of the words' texts, in its front
+        theirs._bad_words_token_ids = [list(word) for word in params.bad_words]
+    return theirs

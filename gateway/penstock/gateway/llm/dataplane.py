@@ -35,6 +35,7 @@ from penstock.gateway.llm.generation import Generation, Usage
 from penstock.gateway.llm.model_metrics import ModelMetrics
 from penstock.gateway.llm.models import LoadedModel, ServedModel
 from penstock.gateway.llm.prompts import encode_prompts
+from penstock.gateway.llm.token_limits import word_tokens
 from penstock.gateway.llm.token_logprobs import Candidate, TokenLogprob
 from penstock.tokenizers import ChatTemplateError, Tokenizer
 
@@ -182,9 +183,11 @@ class DataPlane:
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: dict[str, Any] | None = None,
+        cut: bool = False,
     ) -> ChatPrompt:
-        """Renders the chat template and encodes it. Raises InvalidRequestError for messages that it refuses,
-        PermissionDeniedError, OverloadedError, DeadlineExceededError."""
+        """Renders the chat template and encodes it; `cut`: `generate` will cut it, so it may be too long. Raises
+        InvalidRequestError for messages that it refuses, PermissionDeniedError, OverloadedError, DeadlineExceededError.
+        """
         loaded = self._used_by(context, model)
         template = loaded.chat_template
         if template is None:
@@ -201,7 +204,7 @@ class DataPlane:
                 chat = await self._text_pool.run(size, chat_text, loaded, template, values)
                 context.record.enter(Stage.TOKENIZE)
                 [token_ids] = await encode_prompts(
-                    loaded, [chat.text], self._text_pool, add_special_tokens=False, tokenizer=chat.tokenizer
+                    loaded, [chat.text], self._text_pool, add_special_tokens=False, tokenizer=chat.tokenizer, cut=cut
                 )
                 return ChatPrompt(token_ids, chat.end)
         except ChatTemplateError as error:
@@ -296,12 +299,22 @@ class DataPlane:
     async def _prompts(self, model: LoadedModel, request: GenerateRequest) -> list[list[int]]:
         texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
         encoded = iter(
-            await encode_prompts(model, texts, self._text_pool, add_special_tokens=request.add_special_tokens)
+            await encode_prompts(
+                model,
+                texts,
+                self._text_pool,
+                add_special_tokens=request.add_special_tokens,
+                cut=request.truncation is not None,
+            )
         )
-        vocab_size = model.engine.info.vocab_size
-        return [
-            next(encoded) if isinstance(prompt, str) else _checked_ids(prompt, vocab_size) for prompt in request.prompts
+        info, cut = model.engine.info, request.truncation
+        prompts = [
+            next(encoded) if isinstance(prompt, str) else _checked_ids(prompt, info.vocab_size)
+            for prompt in request.prompts
         ]
+        if cut is None:
+            return prompts
+        return [cut.applied(prompt, info.context_length, request.params.max_tokens) for prompt in prompts]
 
     def _add(
         self,
@@ -313,7 +326,10 @@ class DataPlane:
     ) -> AddRequest:
         max_tokens = _max_tokens(request.params, prompt, info, clamp=self._clamp_max_tokens)
         min_tokens = min(request.params.min_tokens, max_tokens)
-        params = msgspec.structs.replace(request.params, max_tokens=max_tokens, min_tokens=min_tokens)
+        words = word_tokens(request.bad_words, model.tokenizer)
+        params = msgspec.structs.replace(
+            request.params, max_tokens=max_tokens, min_tokens=min_tokens, bad_words=words or request.params.bad_words
+        )
         return AddRequest(
             ids=model.engine.new_ids(request.n),
             prompt_token_ids=prompt,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from penstock.engines.contract.messages import SamplingParams
 from penstock.gateway.front.context import RequestContext
+from penstock.gateway.llm.truncation import Truncation
 from penstock.tokenizers import StageFactory
 
 
@@ -23,6 +24,8 @@ class GenerateRequest:
     """Samples per prompt."""
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
+    bad_words: tuple[str, ...] = ()
+    """Texts for `params.bad_words`, which has their tokens."""
     skip_special_tokens: bool = True
     shown_tokens: frozenset[int] = frozenset()
     """Special tokens that are text although the others are skipped: stages look for them."""
@@ -32,6 +35,8 @@ class GenerateRequest:
     parts; the others show the text as the model wrote it."""
     show_reasoning: bool = True
     """Whether deltas have the reasoning that stages find. It is counted in any case."""
+    truncation: Truncation | None = None
+    """How prompts are cut before they are judged by their length."""
     add_special_tokens: bool = True
     """For text prompts: let the tokenizer add BOS and the like. False for rendered chat templates."""
     priority: int = 0

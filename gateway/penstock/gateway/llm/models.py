@@ -17,6 +17,7 @@ from penstock.gateway.llm.call_counter import CallCounter
 from penstock.gateway.llm.model_metrics import ModelMetrics
 from penstock.gateway.llm.model_parsers import NO_PARSERS, ModelParsers
 from penstock.tokenizers import ChatTemplate, ContentFormat, SpecialTextGuard, Tokenizer
+from penstock.tokenizers.token_table import DecoderFamily
 
 DEMO_NAME = "penstock-demo"
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -39,6 +40,8 @@ class ServedModel:
     template_variables: frozenset[str] | None = None
     """What the chat template reads; None: not known."""
     parsers: ModelParsers = NO_PARSERS
+    joins_special_tokens: bool = True
+    """Its tokenizer writes special tokens without spaces between them."""
     parent: str | None = None
     """Of an adapter: its model's first name."""
 
@@ -72,6 +75,7 @@ class LoadedModel:
             has_chat_template=self.chat_template is not None,
             template_variables=None if self.chat_template is None else self.chat_template.variables,
             parsers=self.parsers,
+            joins_special_tokens=self.tokenizer.table.family is not DecoderFamily.GENERAL,
             parent=None if adapter is None else self.names[0],
         )
 

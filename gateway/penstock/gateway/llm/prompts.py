@@ -22,23 +22,29 @@ async def encode_prompts(
     *,
     add_special_tokens: bool,
     tokenizer: Tokenizer | SealedTokenizer | None = None,
+    cut: bool = False,
 ) -> list[list[int]]:
     """With `tokenizer`, which is the model's if none is given. Raises InvalidRequestError for text that cannot be
     encoded, ContextLengthError for a long text that is known not to fit before all of it has been encoded, and
-    OverloadedError. Other texts that do not fit are left to the caller."""
+    OverloadedError. Other texts that do not fit are left to the caller, and with `cut` all."""
     tokenizer = tokenizer or model.tokenizer
     size = sum(map(len, texts))
     if size <= _INLINE_CHARS:
-        return _encode_all(model, tokenizer, texts, add_special_tokens)
-    return await pool.run(size, _encode_all, model, tokenizer, texts, add_special_tokens)
+        return _encode_all(model, tokenizer, texts, add_special_tokens, cut)
+    return await pool.run(size, _encode_all, model, tokenizer, texts, add_special_tokens, cut)
 
 
 def _encode_all(
-    model: LoadedModel, tokenizer: Tokenizer | SealedTokenizer, texts: Sequence[str], add_special_tokens: bool
+    model: LoadedModel,
+    tokenizer: Tokenizer | SealedTokenizer,
+    texts: Sequence[str],
+    add_special_tokens: bool,
+    cut: bool,
 ) -> list[list[int]]:
     context_length = model.engine.info.context_length
     limit = context_length - 1  # with room for one token of the completion
     room = total = max(limit, TOKENS_OF_A_CALL)
+    limit = total if cut else limit
     prompts = []
     for text in texts:
         try:

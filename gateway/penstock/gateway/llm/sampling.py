@@ -12,6 +12,7 @@ from penstock.engines.contract.messages import Grammar, SamplingParams
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.llm.structured_output import ResponseFormat, StructuredOutputs, wanted_grammar
+from penstock.gateway.llm.token_limits import ProcessorSpec, allowed_tokens, logits_processors
 
 _INT32_MAX = 2**31 - 1
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
@@ -42,6 +43,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    logits_processors: list[str | ProcessorSpec] | None = None
     n: int | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -69,6 +73,11 @@ def sampling_params(
     min_tokens = _integer(request, "min_tokens", {}, 0, 0, _INT32_MAX)
     if max_tokens and min_tokens > max_tokens:
         raise InvalidRequestError("min_tokens must not be greater than max_tokens.", param="min_tokens")
+    stop_token_ids = _stop_token_ids(request.stop_token_ids or [], info.vocab_size)
+    allowed = allowed_tokens(request.allowed_token_ids, info.vocab_size)
+    if min_tokens and allowed is not None and set(allowed) <= {*stop_token_ids, *info.eos_token_ids}:
+        message = "min_tokens: allowed_token_ids has nothing but tokens that end the output."
+        raise InvalidRequestError(message, param="min_tokens")
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -81,7 +90,9 @@ def sampling_params(
         frequency_penalty=_number(request, "frequency_penalty", defaults, 0.0, -2.0, 2.0),
         repetition_penalty=_number(request, "repetition_penalty", defaults, 1.0, 0.0, 1e6, above=True),
         logit_bias=_logit_bias(request.logit_bias or {}, info.vocab_size),
-        stop_token_ids=_stop_token_ids(request.stop_token_ids or [], info.vocab_size),
+        allowed_token_ids=allowed,
+        processors=logits_processors(request.logits_processors, info),
+        stop_token_ids=stop_token_ids,
         ignore_eos=bool(request.ignore_eos),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,

@@ -16,9 +16,9 @@ from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.llm.dataplane import GenerateRequest, Generation
 from penstock.gateway.openai.chat_generation import chat_generation
 from penstock.gateway.openai.frames import Frames
-from penstock.gateway.openai.logprobs import chat_logprobs
+from penstock.gateway.openai.logprobs import chat_logprobs, prompt_logprobs
 from penstock.gateway.openai.message_parts import finish_reason, has_call, message
-from penstock.gateway.openai.messages import template_messages
+from penstock.gateway.openai.messages import echoed_text, template_messages
 from penstock.gateway.openai.objects import ChatChoice, Head, chat_usage, new_head, running_usage, spliced
 from penstock.gateway.openai.part_frames import NamedCallFrames, PartFrames
 from penstock.gateway.openai.schemas import ChatRequest, StreamOptions
@@ -56,7 +56,7 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
         make_frames: Callable[..., Frames],
     ) -> Awaitable[None]:
         options = request.stream_options or StreamOptions()
-        count = request.n or 1
+        count, echoed = request.n or 1, echoed_text(request)
         frames = make_frames(
             self._head("chat.completion.chunk", request, wanted),
             count,
@@ -68,7 +68,8 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
 
         def roles() -> bytes:
             prompt = generation.prompt_token_ids[0] if request.return_token_ids else None
-            return b"".join(frames.role(index, prompt) for index in range(count))
+            opened = b"".join(frames.role(index, prompt) for index in range(count))
+            return opened + b"".join(frames.text(index, echoed) for index in range(count) if echoed)
 
         def ending() -> bytes:
             return frames.end(chat_usage(generation.usage) if options.include_usage else None)
@@ -82,6 +83,8 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
         extra: dict[str, object] = {}
         if request.return_token_ids:
             extra["prompt_token_ids"] = generation.prompt_token_ids[0]
+        if request.prompt_logprobs is not None and generation.prompt_logprobs is not None:
+            extra["prompt_logprobs"] = prompt_logprobs(generation.prompt_logprobs[0], request.prompt_logprobs)
         if request.metadata:
             extra["metadata"] = request.metadata
         head = self._head("chat.completion", request, wanted)
@@ -99,7 +102,7 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
 def _choice(request: ChatRequest, index: int, collected: Collected) -> ChatChoice:
     return ChatChoice(
         index=index,
-        message=message(collected.text, collected.parts),
+        message=message(echoed_text(request) + collected.text, collected.parts),
         logprobs=chat_logprobs(collected.logprobs) if request.logprobs else None,
         finish_reason=finish_reason(
             collected.finish_reason, called=has_call(collected.parts) and not _names_tool(request)

@@ -48,5 +48,6 @@ async def chat_generation(
         tools=request.tools if use.tools else None,
         documents=documents,
         template_kwargs=kwargs,
+        cut=wanted.truncation is not None,
     )
     return shape.applied(wanted, prompt)

@@ -10,8 +10,8 @@ import msgspec
 from penstock.gateway.generating.collect import Collected
 from penstock.gateway.llm.dataplane import ChoiceDelta, GenerateRequest, Generation, Usage
 from penstock.gateway.openai.echo import Echo
-from penstock.gateway.openai.logprobs import CompletionLogprobsFormat
-from penstock.gateway.openai.objects import CompletionChoice
+from penstock.gateway.openai.logprobs import CompletionLogprobsFormat, prompt_logprobs
+from penstock.gateway.openai.objects import CompletionChoice, PromptLogprob
 from penstock.gateway.openai.schemas import CompletionRequest
 
 
@@ -22,7 +22,8 @@ class CompletionResult:
     def __init__(self, request: CompletionRequest, wanted: GenerateRequest, generation: Generation) -> None:
         self._request = request
         self._n = wanted.n
-        self._echo = Echo(generation, wanted.prompts, wanted.n) if request.echo else None
+        shown = wanted.prompts if wanted.truncation is None else generation.prompt_token_ids
+        self._echo = Echo(generation, shown, wanted.n) if request.echo else None
         self._only_echo = request.max_tokens == 0
         self._echoed: set[int] = set()
         self._named: set[int] = set()
@@ -75,4 +76,9 @@ class CompletionResult:
             stop_reason=collected.stop_reason,
             token_ids=collected.token_ids if ids else msgspec.UNSET,
             prompt_token_ids=prompt_ids[index // self._n] if ids else msgspec.UNSET,
+            prompt_logprobs=self._prompt_logprobs(index // self._n),
         )
+
+    def _prompt_logprobs(self, prompt: int) -> list[dict[int, PromptLogprob] | None] | msgspec.UnsetType:
+        count, known = self._request.prompt_logprobs, self.generation.prompt_logprobs
+        return msgspec.UNSET if count is None or known is None else prompt_logprobs(known[prompt], count)

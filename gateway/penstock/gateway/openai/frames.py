@@ -91,6 +91,11 @@ class Frames:
         extra = b"" if prompt_token_ids is None else b',"prompt_token_ids":' + _encode(prompt_token_ids)
         return self._start + extra + b',"choices":[' + fields % index + b"]" + self._tail(None)
 
+    def text(self, index: int, text: str) -> bytes:
+        """A chunk with this text, before the first delta of a chat choice."""
+        fields = b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}' % (index, _encode(text))
+        return self._start + b',"choices":[' + fields + b"]" + self._tail(None)
+
     def _tail(self, index: int | None) -> bytes:
         if self._usage is None:
             return self._no_usage + b"}\n\n"

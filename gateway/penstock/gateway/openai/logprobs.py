@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.gateway.llm.dataplane import Candidate, TokenLogprob
-from penstock.gateway.openai.objects import ChatLogprobs, CompletionLogprobs, ContentLogprob, TopLogprob
+from penstock.gateway.openai.objects import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    ContentLogprob,
+    PromptLogprob,
+    TopLogprob,
+)
 
 _LOWEST = -9999.0
 """Stands for minus infinity, which JSON does not know (vLLM's value)."""
@@ -41,6 +47,19 @@ class CompletionLogprobsFormat:
                 result.top_logprobs.append({each.token: _finite(each.logprob) for each in candidates})
         self._offsets[index] = offset
         return result
+
+
+def prompt_logprobs(entries: Sequence[TokenLogprob | None], count: int) -> list[dict[int, PromptLogprob] | None]:
+    """vLLM's shape: of each prompt token, itself and the `count` likeliest by their ids; null for the first."""
+    return [None if entry is None else _at_a_place(entry, count) for entry in entries]
+
+
+def _at_a_place(entry: TokenLogprob, count: int) -> dict[int, PromptLogprob]:
+    likeliest = {
+        each.token_id: PromptLogprob(_finite(each.logprob), rank, each.token)
+        for rank, each in enumerate(entry.top[:count], 1)
+    }
+    return {entry.token_id: PromptLogprob(_finite(entry.logprob), entry.rank, entry.token)} | likeliest
 
 
 def _content(entry: TokenLogprob) -> ContentLogprob:

@@ -89,6 +89,16 @@ def generation_prompt(request: ChatRequest) -> tuple[bool, bool]:
     return request.add_generation_prompt is not False, False
 
 
+def echoed_text(request: ChatRequest) -> str:
+    """What stands before an answer with `echo`: the last message, if it is of the assistant, too."""
+    last = request.messages[-1]
+    if not request.echo or last.role != "assistant" or last.content is None:
+        return ""
+    if isinstance(last.content, str):
+        return last.content
+    return "".join([part.text or "" for part in last.content])
+
+
 def _message(message: ChatMessage, where: str) -> dict[str, Any]:
     role = _ROLES.get(message.role)
     if role is None:

@@ -68,6 +68,12 @@ class CompletionLogprobs(msgspec.Struct):
     top_logprobs: list[dict[str, float] | None]
 
 
+class PromptLogprob(msgspec.Struct):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
 class FunctionObject(msgspec.Struct):
     name: str
     arguments: str
@@ -106,6 +112,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     stop_reason: str | int | None
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: list[dict[int, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Head(msgspec.Struct):

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from penstock.gateway.llm.sampling import SamplingFields
+from penstock.gateway.llm.truncation import Side
 
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 Verbosity = Literal["low", "medium", "high"]
@@ -32,6 +33,12 @@ class CommonRequest(SamplingFields, kw_only=True):
     user: str | None = None
     priority: int | None = None
     best_of: int | None = None
+    echo: bool | None = None
+    """Text completions: the prompt comes first. Chats: the last message does, if the answer continues it."""
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Side | None = None
+    spaces_between_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
@@ -96,4 +103,3 @@ class ChatRequest(CommonRequest, kw_only=True):
 class CompletionRequest(CommonRequest, kw_only=True):
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
-    echo: bool | None = None

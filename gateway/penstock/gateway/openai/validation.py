@@ -11,6 +11,8 @@ from penstock.gateway.generating.token_inputs import texts_or_ids
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import GenerateRequest, ServedModel
 from penstock.gateway.llm.sampling import bounded, priority_level, sampling_params, stop_strings
+from penstock.gateway.llm.token_limits import bad_words
+from penstock.gateway.llm.truncation import truncation
 from penstock.gateway.openai.metadata import check_metadata
 from penstock.gateway.openai.schemas import ChatRequest, CommonRequest, CompletionRequest
 from penstock.gateway.openai.service_tier import tier_priority
@@ -42,6 +44,7 @@ def chat_generate_request(
         context,
         max_tokens=_max_tokens(request.max_completion_tokens, request.max_tokens),
         logprobs=_chat_logprobs(request),
+        prompt_logprobs=_prompt_logprobs(request),
         add_special_tokens=False,
     )
     return replace(
@@ -73,7 +76,7 @@ def completion_generate_request(
         context,
         max_tokens=0 if max_tokens == WHAT_FITS else max(max_tokens, 1),
         logprobs=logprobs,
-        prompt_logprobs=logprobs if request.echo else None,
+        prompt_logprobs=_most(_prompt_logprobs(request), logprobs if request.echo else None),
         add_special_tokens=request.add_special_tokens is not False,
     )
 
@@ -90,6 +93,9 @@ def _generate_request(
     prompt_logprobs: int | None = None,
     add_special_tokens: bool,
 ) -> GenerateRequest:
+    if request.spaces_between_special_tokens is False and not model.joins_special_tokens:
+        message = "spaces_between_special_tokens: this model's tokenizer puts spaces between all tokens."
+        raise UnsupportedError(message, param="spaces_between_special_tokens")
     n = 1 if request.n is None else bounded(request.n, "n", 1, MAX_N)
     _check_best_of(request.best_of, n)
     if n * len(prompts) > settings.max_choices:
@@ -110,8 +116,10 @@ def _generate_request(
         ),
         n=n,
         stop=stop_strings(request.stop),
+        bad_words=bad_words(request.bad_words),
         include_stop_str_in_output=bool(request.include_stop_str_in_output),
         skip_special_tokens=request.skip_special_tokens is not False,
+        truncation=truncation(request.truncate_prompt_tokens, request.truncation_side),
         add_special_tokens=add_special_tokens,
         priority=priority_level(request.priority, settings.policy),
         context=context,
@@ -145,6 +153,20 @@ def _chat_logprobs(request: ChatRequest) -> int | None:
         if top and not request.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
     return (top or 0) if request.logprobs else None
+
+
+def _prompt_logprobs(request: CommonRequest) -> int | None:
+    count = request.prompt_logprobs
+    if count is None:
+        return None
+    bounded(count, "prompt_logprobs", 0, MAX_LOGPROBS)
+    if request.stream:
+        raise InvalidRequestError("prompt_logprobs are not there in a stream.", param="prompt_logprobs")
+    return count
+
+
+def _most(*counts: int | None) -> int | None:
+    return max((count for count in counts if count is not None), default=None)
 
 
 def _cache_salt(salt: str | None) -> str:

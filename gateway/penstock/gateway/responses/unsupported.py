@@ -19,6 +19,7 @@ UNSUPPORTED: Mapping[str, tuple[str, ...]] = _CHAT | {
     "best_of": ("null", "1"),
     "context_management": ("null", "[]"),
     "conversation": _NOTHING,
+    "echo": ("null", "false"),
     "image": _NOTHING,
     "logprobs": ("null", "false"),
     "max_completion_tokens": _NOTHING,
@@ -27,8 +28,10 @@ UNSUPPORTED: Mapping[str, tuple[str, ...]] = _CHAT | {
     "messages": _NOTHING,
     "n": ("null", "1"),
     "prompt": _NOTHING,
+    "prompt_logprobs": _NOTHING,
     "reasoning_effort": _NOTHING,
     "response_format": _NOTHING,
     "stream_options": ("null", "{}", '{"include_obfuscation":false}'),
+    "truncate_prompt_tokens": _NOTHING,
     "truncation": ("null", '"disabled"'),
 }

@@ -142,6 +142,13 @@ BOTH: dict[str, list[Any]] = {
         {str(number): 1 for number in range(1025)},
         [1],
     ],
+    "allowed_token_ids": [[], [-1], [100], [1.5], 5, "1"],
+    "bad_words": [[""], [" "], ["x" * 257], ["x"] * 129, "x", [5]],
+    "logits_processors": [["nobody"] * 17, "x", [5], [{"name": "x"}]],
+    "prompt_logprobs": [-1, 21, "1", True, 1.5],
+    "truncate_prompt_tokens": [0, -2, 2**31, "5", 1.5],
+    "truncation_side": ["middle", 5],
+    "spaces_between_special_tokens": [1, "true"],
     "priority": [1, -1, 1.5, "1", True],
     "stream": [1, "true", []],
     "stream_options": [{"include_usage": True}, {}, True, []],
@@ -161,18 +168,17 @@ async def test_value_out_of_range_or_type(path: str, param: str, value: Any) -> 
 
 
 UNSUPPORTED_BOTH = [
-    ("best_of", 2), ("use_beam_search", True), ("length_penalty", 1.5), ("bad_words", ["x"]),
-    ("allowed_token_ids", [1]),
+    ("best_of", 2), ("use_beam_search", True), ("length_penalty", 1.5),
     ("structured_outputs", {"json": {}}), ("guided_json", {}), ("guided_regex", "a*"), ("guided_choice", ["a"]),
-    ("guided_grammar", "x"), ("guided_decoding_backend", "x"), ("prompt_embeds", "AAAA"), ("prompt_logprobs", 1),
-    ("truncate_prompt_tokens", 5), ("logprobs_mode", "raw"), ("logits_processors", ["x"]), ("regex", "a*"),
+    ("guided_grammar", "x"), ("guided_decoding_backend", "x"), ("prompt_embeds", "AAAA"),
+    ("logprobs_mode", "raw"), ("logits_processors", ["x"]), ("regex", "a*"),
     ("json_schema", "{}"), ("response_format", {"type": "json_object"}), ("kv_transfer_params", {}), ("priority", 3),
     ("response_format", {"type": "json_schema", "json_schema": {"name": CANARY * 99}}),
 ]  # fmt: skip
 UNSUPPORTED_CHAT = [
     ("tools", [{"type": "function", "function": {"name": "f"}}]), ("functions", [{"name": "f"}]),
     ("function_call", "auto"), ("modalities", ["text", "audio"]), ("audio", {"voice": "x"}), ("prediction", {}),
-    ("web_search_options", {}), ("reasoning_effort", "low"), ("store", True), ("echo", True),
+    ("web_search_options", {}), ("reasoning_effort", "low"), ("store", True),
     ("chat_template", "{{ x }}"), ("add_special_tokens", True),
 ]  # fmt: skip
 

@@ -88,8 +88,8 @@ class Sampler:
         caller appends what it keeps. `logits` are as before when this returns; until then they are changed in place
         where bias, min_tokens or penalties say so (in a copy, if they cannot be written to).
 
-        In this order: logit_bias, min_tokens, penalties, the grammar's mask, temperature, min_p, top_k, top_p, random
-        numbers. A row is also -1 where the output cannot be kept to its grammar.
+        In this order: processors, logit_bias, min_tokens, penalties, masks, temperature, min_p, top_k, top_p, random
+        numbers. A row is also -1 where no token is allowed, and where a processor fails.
         """
         token_ids = np.empty(len(states), np.int64)
         if not any(states):  # nothing to look up: at one request in flight that would take longer than the choice
@@ -99,16 +99,19 @@ class Sampler:
             offsets = np.zeros(len(states), np.int64)
         numbered = enumerate(zip(states, offsets.tolist(), strict=True))
         active = [_Request(row, state, offset) for row, (state, offset) in numbered if state is not None]
-        masked = [one for one in active if one.state.grammar is not None and not one.state.grammar.is_free]
+        masked = [one for one in active if one.state.is_masked]
         changed = [one for one in active if one.state.changes_logits(one.offset)]
         if (changed or masked) and not logits.flags.writeable:
             logits = logits.copy()
         undo = [(one.row, *one.state.adjust(logits[one.row], one.offset)) for one in changed]
-        chosen: set[int] = set()
+        chosen = {one.row for one in changed if one.state.failure is not None}
+        token_ids[list(chosen)] = -1
         few: list[tuple[_Request, Ids]] = []
         for one in masked:
-            mask = one.state.grammar.mask() if one.state.grammar is not None else None
-            if mask is None:
+            if one.row in chosen:
+                continue
+            mask = one.state.mask()
+            if mask is None or (mask.allowed and len(mask.ids) == 0):
                 token_ids[one.row] = -1
                 chosen.add(one.row)
             elif mask.allowed:

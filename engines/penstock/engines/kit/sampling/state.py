@@ -9,7 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engines.contract.messages import SamplingParams
-from penstock.engines.kit.sampling.grammar import GrammarState
+from penstock.engines.errors import PenstockError
+from penstock.engines.kit.sampling.grammar import GrammarState, TokenMask
+from penstock.engines.kit.sampling.limits import TokenLimits
+from penstock.engines.kit.sampling.processors import ProcessorChain
 from penstock.engines.kit.sampling.uniform import branch, stream_key
 
 Floats = npt.NDArray[np.float32]
@@ -81,6 +84,9 @@ class SamplingState:
     stop_ids: Ids
     """Not to be sampled before min_tokens."""
     grammar: GrammarState | None = None
+    limits: TokenLimits | None = None
+    """None where `allowed_token_ids` and `bad_words` say nothing."""
+    processors: ProcessorChain | None = None
 
     @staticmethod
     def create(
@@ -90,11 +96,15 @@ class SamplingState:
         prompt: Sequence[int],
         output: Sequence[int],
         grammar: GrammarState | None = None,
+        processors: ProcessorChain | None = None,
     ) -> SamplingState | None:
         """None for a plain greedy request: its token is the argmax, and nothing needs to be remembered."""
         penalized = bool(params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty)
         adjusted = penalized or params.logit_bias or params.min_tokens
-        if not (params.is_random or adjusted or grammar or params.logprobs is not None):
+        limits = None
+        if params.bad_words or params.allowed_token_ids is not None:
+            limits = TokenLimits(params, output)
+        if not (params.is_random or adjusted or grammar or limits or processors or params.logprobs is not None):
             return None
         stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
         bias = params.logit_bias
@@ -107,22 +117,55 @@ class SamplingState:
             bias=(np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32)) if bias else None,
             stop_ids=np.array(sorted(stop_ids), np.int64),
             grammar=grammar,
+            limits=limits,
+            processors=processors,
         )
 
     @property
     def depends_on_output(self) -> bool:
         """Whether the next token depends on which tokens came out before, other than through the logits."""
-        return self.counts is not None or self.grammar is not None
+        if self.limits is not None and self.limits.depends_on_output:
+            return True
+        return self.counts is not None or self.grammar is not None or self.processors is not None
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether `mask` has anything to say of the next token."""
+        return self.limits is not None or (self.grammar is not None and not self.grammar.is_free)
+
+    def mask(self) -> TokenMask | None:
+        """Of the next token; None: there is a `failure`."""
+        mask = None
+        if self.grammar is not None and not self.grammar.is_free:
+            mask = self.grammar.mask()
+            if mask is None:
+                return None
+        return mask if self.limits is None else self.limits.narrowed(mask)
+
+    @property
+    def failure(self) -> PenstockError | None:
+        """Why the output cannot be continued."""
+        found = self.processors.failure if self.processors is not None else None
+        return found or (self.grammar.failure if self.grammar is not None else None)
 
     def changes_logits(self, offset: int = 0) -> bool:
         """Whether `adjust` has anything to do for the token `offset` places behind the next one."""
-        return self.counts is not None or self.bias is not None or self._stop_is_masked(offset)
+        adds = self.counts is not None or self.bias is not None or self.processors is not None
+        return adds or self._stop_is_masked(offset)
 
     def adjust(self, logits: Floats, offset: int = 0) -> tuple[Ids, Floats]:
-        """Changes a row of logits [vocab] in place: logit_bias, then min_tokens, then penalties.
+        """Changes a row of logits [vocab] in place: processors, logit_bias, then min_tokens, then penalties.
 
         Returns the ids whose logits may have changed, and what these were.
         """
+        if self.processors is not None:
+            changed, before = np.arange(len(logits)), logits.copy()
+            self.processors.apply(logits)
+            self._adjust(logits, offset)
+            return changed, before
+        return self._adjust(logits, offset)
+
+    def _adjust(self, logits: Floats, offset: int) -> tuple[Ids, Floats]:
         changed = np.concatenate(
             [
                 self.bias[0] if self.bias is not None else _NO_IDS,
@@ -151,6 +194,10 @@ class SamplingState:
             self.counts.add(token_id)
         if self.grammar is not None:
             self.grammar.append(token_id)
+        if self.limits is not None:
+            self.limits.append(token_id)
+        if self.processors is not None:
+            self.processors.append(token_id)
 
     def _stop_is_masked(self, offset: int) -> bool:
         if self.num_output_tokens + offset >= self.params.min_tokens or len(self.stop_ids) == 0:

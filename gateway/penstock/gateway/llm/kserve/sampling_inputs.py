@@ -13,6 +13,7 @@ from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.llm.generate_request import GenerateRequest
 from penstock.gateway.llm.models import ServedModel
 from penstock.gateway.llm.sampling import SamplingFields, bounded, sampling_params, stop_strings
+from penstock.gateway.llm.token_limits import bad_words
 
 _MAX_N = 128
 _MAX_TOKENS = 2**31 - 1
@@ -45,6 +46,7 @@ def generate_request(
         ),
         n=1 if given.n is None else bounded(given.n, "n", 1, _MAX_N),
         stop=stop_strings(given.stop),
+        bad_words=bad_words(given.bad_words),
         include_stop_str_in_output=bool(given.include_stop_str_in_output),
         skip_special_tokens=given.skip_special_tokens is not False,
         priority=priority,
@@ -81,7 +83,12 @@ _KINDS = {
         ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"), float
     ),
 }
-_JSON = frozenset({"response_format", "structured_outputs", "guided_choice"})
+_JSON = frozenset(
+    {
+        *("response_format", "structured_outputs", "guided_choice"),
+        *("allowed_token_ids", "bad_words", "logits_processors"),
+    }
+)
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 
 

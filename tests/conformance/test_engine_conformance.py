@@ -480,3 +480,20 @@ def test_an_adapter_is_replaced_while_others_run(candidate, adapters):
     assert driver.tokens[after] == expect(prompt(3 * BLOCK), 4)
     assert driver.tokens[running] == adapters[stays](prompt(30, 1), 60)
     assert driver.stats.prefix_hits == 0
+
+
+def test_predictions_change_nothing_but_the_number_of_steps(candidate):
+    candidate.needs("drafts")
+    asked, length = prompt(20), 40
+    right = candidate.expect(asked, length)
+    wrong = [*right[:12], 7, 7, 7, *right[20:]]
+    for prediction, fewer in ((right, True), (wrong, True), ([5, 6] * 20, False)):
+        driver = driver_of(candidate)
+        [request] = driver.add(asked, length, prediction=tuple(prediction))
+        [other] = driver.add(prompt(9), length)
+        driver.run()
+        assert driver.tokens[request] == right
+        assert driver.tokens[other] == candidate.expect(prompt(9), length)
+        num_right, _ = driver.ends[request].guessed
+        assert driver.stats.accepted_tokens == num_right
+        assert (num_right > 5) is fewer

@@ -211,3 +211,15 @@ def test_bad_parameters(client: openai.OpenAI, extra: dict[str, Any], param: str
         with pytest.raises(openai.BadRequestError) as refused:
             call(client, extra)
         assert refused.value.param == param
+
+
+def test_predicted_output(client: openai.OpenAI) -> None:
+    expected = ask(client, temperature=0).choices[0].message.reasoning
+    for content in (expected, [{"type": "text", "text": expected}]):
+        prediction: Any = {"type": "content", "content": content}
+        answer = ask(client, temperature=0, prediction=prediction)
+        details = answer.usage.completion_tokens_details
+        assert answer.choices[0].message.reasoning == expected
+        assert details.accepted_prediction_tokens > 10
+    wrong: Any = {"type": "content", "content": "Nothing of this kind. " * 9}
+    assert ask(client, temperature=0, prediction=wrong).choices[0].message.reasoning == expected

@@ -137,5 +137,6 @@ def _merge(earlier: RequestOutput, later: RequestOutput) -> None:
     earlier.stop_token_id = later.stop_token_id
     earlier.error = later.error
     earlier.prompt = earlier.prompt or later.prompt
+    earlier.guessed = later.guessed or earlier.guessed
     if later.logprobs is not None:
         earlier.logprobs = (earlier.logprobs or []) + later.logprobs

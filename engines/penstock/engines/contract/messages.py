@@ -109,6 +109,9 @@ class SamplingParams(msgspec.Struct, tag="sampling", frozen=True, omit_defaults=
     prompt_logprobs: int | None = None
     """The same for each prompt token but the first, told once for all samples (`PromptInfo.logprobs`); who computes
     them reads nothing from the prefix cache."""
+    prediction: tuple[int, ...] = ()
+    """What the output is expected to be, in tokens: guesses are taken from it. Only of models whose
+    `ModelInfo.supports_drafts` is true; it changes nothing but how fast tokens come."""
     grammar: Grammar | None = None
     """Only of models whose `ModelInfo.supports_grammars` is true. A grammar that cannot be compiled, or followed, ends
     the request with an error."""
@@ -214,6 +217,8 @@ class RequestOutput(msgspec.Struct, array_like=True):
     """Comes once, with the first output after the prompt was computed."""
     pooled: list[float] | None = None
     """The vector of a pooling request, with its finish reason STOP."""
+    guessed: tuple[int, int] | None = None
+    """Of a request with a `prediction`: how many of its tokens have been guesses so far that were right, and wrong."""
 
 
 class PromptChunk(msgspec.Struct, array_like=True, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from penstock.engines.scheduler.drafts import PromptLookup
+from penstock.engines.scheduler.drafts import PredictedOutput, PromptLookup
 from penstock.engines.scheduler.intake import Intake
 from penstock.engines.scheduler.request import Request, Run
 from penstock.engines.scheduler.running import RunningRequests
@@ -66,9 +66,16 @@ class Admission:
 
     def start(self, request: Request, tables: BlockTables, num_computed_tokens: int) -> Run:
         """Gives the request a seat, with these blocks."""
-        if self._speculates and request.lookup is None and request.pooling is None:
-            request.lookup = PromptLookup(request.token_ids, self._config.max_draft_tokens)
+        if request.lookup is None:
+            request.lookup = self._guesses_for(request)
         return self._running.start(request, tables, num_computed_tokens)
+
+    def _guesses_for(self, request: Request) -> PromptLookup | None:
+        if request.params.prediction:
+            return PredictedOutput(request.params.prediction, self._config.max_draft_tokens)
+        if self._speculates and request.pooling is None:
+            return PromptLookup(request.token_ids, self._config.max_draft_tokens)
+        return None
 
     def _computed_by_another(self, request: Request) -> BlockHash | None:
         """The last block of this prompt that a running request ahead of this one computes, if there is one. Who is

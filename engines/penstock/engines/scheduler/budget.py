@@ -95,6 +95,10 @@ class StepBudget:
         self._guesses = config.speculative != "off"
         self._target = config.itl_target_ms / 1e3
 
+    def weigh_guesses(self, speculates: bool) -> None:
+        """Whether plans say what guesses are worth."""
+        self._guesses = speculates
+
     def plan(
         self,
         ready: Sequence[Run],

@@ -1,5 +1,7 @@
 """Prompt lookup: the next tokens are guessed from what followed the newest ones when they occurred before.
 
+A request may also say what its output will be; then guesses are taken from that.
+
 Guesses cost nothing to make and are verified by the model, several in one step (Saxena, "Prompt Lookup Decoding", 2023;
 Leviathan et al., arXiv:2211.17192, for the verification). How many are made follows how many were right.
 """
@@ -70,6 +72,46 @@ class PromptLookup:
             self._resume_at = len(self._text) + self._pause
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
             self.acceptance = max(self.acceptance, _FIRST_ACCEPTANCE)  # after the pause they get another chance
+
+
+class PredictedOutput(PromptLookup):
+    """Guesses for a request that says what its output will be. Where the output goes another way, they begin again
+    behind the newest tokens, once these occur later in the prediction."""
+
+    def __init__(self, prediction: Iterable[int], max_length: int) -> None:
+        super().__init__((), max_length)
+        self._prediction = "".join(map(chr, prediction))
+        self._next: int | None = 0
+        """Where the output is in the prediction; None: nowhere."""
+        self._passed = 0
+        """How far it has been."""
+        self.num_right = self.num_wrong = 0
+
+    def append(self, token_ids: Iterable[int]) -> None:
+        for token in map(chr, token_ids):
+            self._text += token
+            if self._next is not None and self._prediction[self._next : self._next + 1] == token:
+                self._next += 1
+            else:
+                self._next = self._place_of_newest()
+            self._passed = max(self._passed, self._next or 0)
+
+    def guess(self, limit: int) -> list[int]:
+        count = min(self._length, limit)
+        if self._next is None or count < 1 or len(self._text) < self._resume_at:
+            return []
+        return [ord(token) for token in self._prediction[self._next : self._next + count]]
+
+    def verified(self, num_guessed: int, num_right: int) -> None:
+        super().verified(num_guessed, num_right)
+        self.num_right += num_right
+        self.num_wrong += num_guessed - num_right
+
+    def _place_of_newest(self) -> int | None:
+        """Behind the newest tokens, at their next occurrence."""
+        newest = self._text[-_LONGEST:]
+        at = self._prediction.find(newest, self._passed) if len(newest) >= _SHORTEST else -1
+        return at + len(newest) if at >= 0 else None
 
 
 def _find_last(text: str, size: int) -> int:

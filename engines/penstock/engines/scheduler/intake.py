@@ -118,6 +118,8 @@ class Intake:
             return UnsupportedError("This engine has no structured output for this model.")
         if isinstance(params, SamplingParams) and params.processors and not info.supports_processors:
             return UnsupportedError("This engine has no logits processors.")
+        if isinstance(params, SamplingParams) and params.prediction and not info.supports_drafts:
+            return UnsupportedError("This engine cannot verify predictions.")
         if pooling and len(message.ids) > 1:
             return InvalidRequestError("a request for a vector has one result")
         if min(prompt) < 0 or max(prompt) >= info.vocab_size:

@@ -21,7 +21,7 @@ from penstock.engines.scheduler.admission import Admission
 from penstock.engines.scheduler.budget import ONLY_DECODES, Plan, StepBudget
 from penstock.engines.scheduler.compilation import Compilation
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.engines.scheduler.drafts import MAX_VOCAB_SIZE, PromptLookup
+from penstock.engines.scheduler.drafts import MAX_VOCAB_SIZE, PredictedOutput, PromptLookup
 from penstock.engines.scheduler.intake import Intake
 from penstock.engines.scheduler.queues import Policy
 from penstock.engines.scheduler.request import Request, RequestStatus, Run
@@ -54,8 +54,12 @@ class Scheduler:
         self.intake = Intake(config, self.info)
         self.budget = StepBudget(config, chunk)
         self._charges = config.policy is Policy.FAIR
-        self._speculates = config.speculative != "off" and info.vocab_size <= MAX_VOCAB_SIZE
-        self._admission = Admission(self.intake, self.running, self.kv, chunk, speculates=self._speculates)
+        always = config.speculative != "off" and info.vocab_size <= MAX_VOCAB_SIZE
+        self._always_speculates = self._speculates = always
+        """The second one also while requests have predictions."""
+        self._predicted: set[int] = set()
+        """Ids of requests with predictions; of ended ones until the next step."""
+        self._admission = Admission(self.intake, self.running, self.kv, chunk, speculates=always)
         self._newest_plan = ONLY_DECODES
         """Says what guesses are worth before the next step is planned."""
         self._awaited: Run | None = None
@@ -76,6 +80,8 @@ class Scheduler:
         samples = self.intake.receive(message, self.num_waiting, self.running.num_free_seats, grammar)
         if samples:
             leader, *followers = samples
+            if leader.params.prediction:
+                self._predicted.update(message.ids)
             leader.lead(followers)
             self._num_followers += len(followers)
             self.intake.enqueue(leader)
@@ -107,6 +113,10 @@ class Scheduler:
         unless it is empty."""
         for request, error in self.intake.due(now):
             self._finish(request, FinishReason.ERROR, now, error)
+        if self._predicted:
+            self._predicted &= self.intake.requests.keys()
+            self._speculates = self._always_speculates or bool(self._predicted)
+            self.budget.weigh_guesses(self._speculates)
         new = StepUnderWay(self._num_steps + 1, scheduled_at=now)
         step = new.step
         if self.under_way and (self._must_drain or self.trials):
@@ -283,8 +293,8 @@ class Scheduler:
                     computed = run.verified(start, len(tokens))
                 if logprobs and request.id in logprobs:
                     output.logprobs = logprobs[request.id][: len(output.token_ids)]
-                if self._speculates and request.lookup is not None:
-                    self._learn(request.lookup, output.token_ids, drafts.get(request.id), len(tokens) - 1)
+                if request.lookup is not None:
+                    self._learn(request.lookup, output, drafts.get(request.id), len(tokens) - 1)
             elif request.id in result.pooled:
                 output = _pooled_output(request, result.pooled[request.id])
             if computed >= tables.next_publish:
@@ -316,13 +326,15 @@ class Scheduler:
             self.running.copied(done.runs)
         return done
 
-    def _learn(self, lookup: PromptLookup, new: list[int], guesses: list[int] | None, num_right: int) -> None:
+    def _learn(self, lookup: PromptLookup, output: RequestOutput, guesses: list[int] | None, num_right: int) -> None:
         """Tells `lookup` a request's new tokens, and how many of its guesses, if it had any, were right."""
-        lookup.append(new)
+        lookup.append(output.token_ids)
         if guesses:
             lookup.verified(len(guesses), num_right)
             self.intake.stats.draft_tokens += len(guesses)
             self.intake.stats.accepted_tokens += num_right
+        if isinstance(lookup, PredictedOutput):
+            output.guessed = (lookup.num_right, lookup.num_wrong)
 
     def _fork(self, leader: Request, tables: BlockTables) -> None:
         """Lets the followers run on the leader's prompt: each computes only the last prompt token again, for its

@@ -44,7 +44,7 @@ class ChoiceDelta:
 class ChoiceOutput:
     """One choice's detokenizer and stop strings."""
 
-    __slots__ = ("_detokenizer", "_include_stop", "_stops", "_too_early", "held", "index", "last_token")
+    __slots__ = ("_detokenizer", "_include_stop", "_stops", "_too_early", "guessed", "held", "index", "last_token")
 
     def __init__(self, index: int, tokenizer: Tokenizer, request: GenerateRequest, prompt: list[int]) -> None:
         self.index = index
@@ -54,6 +54,8 @@ class ChoiceOutput:
         self._stops = StopStrings(request.stop, self._include_stop) if request.stop else None
         self._too_early = request.params.min_tokens
         """Tokens whose text is not yet searched for stop strings, as in vLLM."""
+        self.guessed = (0, 0)
+        """`RequestOutput.guessed` of the newest output."""
         self.held: list[int] = []
         """Token ids that have no text to show yet: half a character, or a possible stop string."""
 

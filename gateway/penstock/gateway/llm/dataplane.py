@@ -269,7 +269,8 @@ class DataPlane:
             record.enter(Stage.TOKENIZE)
             async with self._until_deadline(request.context):
                 prompts = await self._prompts(model, request)
-            adds = [self._add(model, adapter, request, prompt, info) for prompt in prompts]
+                params = await self._tokenized(model, request)
+            adds = [self._add(model, adapter, request, params, prompt, info) for prompt in prompts]
             wanted = request.params.max_tokens * request.n  # 0 where the caller names none: the context may leave much
             request.context.pay_tokens(sum(len(prompt) + wanted for prompt in prompts))
             record.enter(Stage.ENGINE)
@@ -316,20 +317,31 @@ class DataPlane:
             return prompts
         return [cut.applied(prompt, info.context_length, request.params.max_tokens) for prompt in prompts]
 
+    async def _tokenized(self, model: LoadedModel, request: GenerateRequest) -> SamplingParams:
+        """The sampling parameters with the tokens of those that are texts."""
+        params = request.params
+        if request.bad_words:
+            params = msgspec.structs.replace(params, bad_words=word_tokens(request.bad_words, model.tokenizer))
+        if request.prediction:
+            [tokens] = await encode_prompts(
+                model, [request.prediction], self._text_pool, add_special_tokens=False, cut=True
+            )
+            params = msgspec.structs.replace(params, prediction=tuple(tokens[: model.engine.info.context_length]))
+        return params
+
     def _add(
         self,
         model: LoadedModel,
         adapter: Adapter | None,
         request: GenerateRequest,
+        params: SamplingParams,
         prompt: list[int],
         info: ModelInfo,
     ) -> AddRequest:
-        max_tokens = _max_tokens(request.params, prompt, info, clamp=self._clamp_max_tokens)
-        min_tokens = min(request.params.min_tokens, max_tokens)
-        words = word_tokens(request.bad_words, model.tokenizer)
-        params = msgspec.structs.replace(
-            request.params, max_tokens=max_tokens, min_tokens=min_tokens, bad_words=words or request.params.bad_words
-        )
+        """`params`: of `_tokenized`."""
+        max_tokens = _max_tokens(params, prompt, info, clamp=self._clamp_max_tokens)
+        min_tokens = min(params.min_tokens, max_tokens)
+        params = msgspec.structs.replace(params, max_tokens=max_tokens, min_tokens=min_tokens)
         return AddRequest(
             ids=model.engine.new_ids(request.n),
             prompt_token_ids=prompt,

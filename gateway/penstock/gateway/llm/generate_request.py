@@ -35,6 +35,8 @@ class GenerateRequest:
     parts; the others show the text as the model wrote it."""
     show_reasoning: bool = True
     """Whether deltas have the reasoning that stages find. It is counted in any case."""
+    prediction: str = ""
+    """The text for `params.prediction`, which has its tokens."""
     truncation: Truncation | None = None
     """How prompts are cut before they are judged by their length."""
     add_special_tokens: bool = True

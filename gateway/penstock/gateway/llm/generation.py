@@ -26,6 +26,8 @@ class Usage:
     cached_tokens: int = 0
     reasoning_tokens: int = 0
     """Of `completion_tokens`. Stages find them, so without stages there are none."""
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 class DeltaListener(Protocol):
@@ -188,6 +190,11 @@ class Generation:
             raise error
         if output.prompt is not None:
             self._prompt_done(choice, output)
+        if output.guessed is not None:
+            right, wrong = output.guessed
+            self.usage.accepted_prediction_tokens += right - choice.guessed[0]
+            self.usage.rejected_prediction_tokens += wrong - choice.guessed[1]
+            choice.guessed = output.guessed
         delta = choice.advance(output, self._tokenizer)
         count = len(delta.token_ids)
         self.usage.completion_tokens += count

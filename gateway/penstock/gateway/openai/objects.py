@@ -16,6 +16,8 @@ class PromptTokensDetails(msgspec.Struct):
 
 class CompletionTokensDetails(msgspec.Struct):
     reasoning_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
 
 
 class UsageObject(msgspec.Struct):
@@ -32,7 +34,9 @@ def usage_object(usage: Usage) -> UsageObject:
 
 def chat_usage(usage: Usage) -> UsageObject:
     found = usage_object(usage)
-    found.completion_tokens_details = CompletionTokensDetails(usage.reasoning_tokens)
+    found.completion_tokens_details = CompletionTokensDetails(
+        usage.reasoning_tokens, usage.accepted_prediction_tokens, usage.rejected_prediction_tokens
+    )
     return found
 
 

@@ -71,6 +71,16 @@ class ChatMessage(msgspec.Struct):
     reasoning: str | None = None
 
 
+class Prediction(msgspec.Struct):
+    type: Literal["content"]
+    content: str | list[ContentPart]
+
+    @property
+    def text(self) -> str:
+        parts = self.content
+        return parts if isinstance(parts, str) else "".join([part.text or "" for part in parts])
+
+
 class ChatRequest(CommonRequest, kw_only=True):
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
@@ -90,6 +100,8 @@ class ChatRequest(CommonRequest, kw_only=True):
     thinking_token_budget: int | None = None
     max_reasoning_tokens: int | None = None
     """The same by another name."""
+    prediction: Prediction | None = None
+    """What the answer is expected to be."""
     verbosity: Verbosity | None = None
     service_tier: ServiceTier | None = None
     metadata: dict[str, str] | None = None

@@ -49,6 +49,7 @@ def chat_generate_request(
     )
     return replace(
         wanted,
+        prediction=_prediction(request, model),
         tenant=fair_tenant(context, request.safety_identifier or request.user, settings.policy),
         priority=tier_priority(request.service_tier, settings.policy) if request.priority is None else wanted.priority,
     )
@@ -153,6 +154,14 @@ def _chat_logprobs(request: ChatRequest) -> int | None:
         if top and not request.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
     return (top or 0) if request.logprobs else None
+
+
+def _prediction(request: ChatRequest, model: ServedModel) -> str:
+    if request.prediction is None:
+        return ""
+    if not model.info.supports_drafts:
+        raise UnsupportedError("prediction: this model's engine cannot verify predictions.", param="prediction")
+    return request.prediction.text
 
 
 def _prompt_logprobs(request: CommonRequest) -> int | None:

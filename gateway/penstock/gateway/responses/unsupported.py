@@ -27,6 +27,7 @@ UNSUPPORTED: Mapping[str, tuple[str, ...]] = _CHAT | {
     "max_tool_calls": _NOTHING,
     "messages": _NOTHING,
     "n": ("null", "1"),
+    "prediction": _NOTHING,
     "prompt": _NOTHING,
     "prompt_logprobs": _NOTHING,
     "reasoning_effort": _NOTHING,

@@ -10,7 +10,7 @@ import pytest
 from penstock.engines.core import EngineCore
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.engines.scheduler.drafts import MAX_VOCAB_SIZE, PromptLookup
+from penstock.engines.scheduler.drafts import MAX_VOCAB_SIZE, PredictedOutput, PromptLookup
 from unit.engines.scheduler.harness import FIRST, RAISE, Clock, alone, make_rig
 
 
@@ -246,3 +246,32 @@ def test_an_engine_that_cannot_verify_says_so_at_once() -> None:
     )
     with pytest.raises(UnsupportedError, match="speculative"):
         EngineCore(rig.runner, SchedulerConfig(speculative="ngram"), Clock())
+
+
+def test_a_prediction_is_followed_from_its_beginning() -> None:
+    lookup = PredictedOutput([1, 2, 3, 4, 5, 6, 7, 8], 8)
+    assert lookup.guess(8) == [1, 2, 3]
+    lookup.append([1, 2])
+    assert lookup.guess(2) == [3, 4]
+    lookup.append([3, 4, 5, 6, 7, 8])
+    assert lookup.guess(8) == []
+
+
+def test_behind_a_difference_the_prediction_goes_on_where_the_output_does() -> None:
+    lookup = PredictedOutput([1, 2, 3, 4, 5, 6, 7, 8, 4, 5, 6, 7, 9], 8)
+    lookup.append([1, 2, 50])
+    assert lookup.guess(8) == []
+    lookup.append([4, 5, 6])
+    assert lookup.guess(8) == [], "four tokens are a match"
+    lookup.append([7])
+    assert lookup.guess(8) == [8, 4, 5], "the next place, not the last"
+    lookup.append([60, 4, 5, 6, 7])
+    assert lookup.guess(8) == [9], "no place that the output has passed"
+
+
+def test_of_a_prediction_right_and_wrong_guesses_are_counted() -> None:
+    lookup = PredictedOutput(range(20), 4)
+    lookup.append([0, 1, 99])
+    lookup.verified(3, 2)
+    lookup.verified(2, 2)
+    assert (lookup.num_right, lookup.num_wrong) == (4, 1)

@@ -177,7 +177,8 @@ UNSUPPORTED_BOTH = [
 ]  # fmt: skip
 UNSUPPORTED_CHAT = [
     ("tools", [{"type": "function", "function": {"name": "f"}}]), ("functions", [{"name": "f"}]),
-    ("function_call", "auto"), ("modalities", ["text", "audio"]), ("audio", {"voice": "x"}), ("prediction", {}),
+    ("function_call", "auto"), ("modalities", ["text", "audio"]), ("audio", {"voice": "x"}),
+    ("prediction", {"type": "content", "content": "x"}),
     ("web_search_options", {}), ("reasoning_effort", "low"), ("store", True),
     ("chat_template", "{{ x }}"), ("add_special_tokens", True),
 ]  # fmt: skip
@@ -227,6 +228,9 @@ CHAT_ROWS: list[tuple[dict[str, Any], str | None]] = [
     (chat(max_completion_tokens=0), "max_completion_tokens"),
     (chat(max_completion_tokens=3, min_tokens=4), "min_tokens"),
     (chat(tools=[]), "tools"),
+    (chat(prediction={}), "prediction.type"),
+    (chat(prediction={"type": "content"}), "prediction.content"),
+    (chat(prediction={"type": "text", "content": "x"}), "prediction.type"),
     (chat(chat_template_kwargs={"chat_template": CANARY}), "chat_template_kwargs"),
     (chat(chat_template_kwargs={"tokenize": True}), "chat_template_kwargs"),
     (chat(chat_template_kwargs=[1]), "chat_template_kwargs"),

@@ -56,7 +56,11 @@ async def test_chat_stream_golden() -> None:
         "completion_tokens": 3,
         "total_tokens": 5,
         "prompt_tokens_details": {"cached_tokens": 1},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
     }
     running = {**head, "usage": None}
     assert events == [

@@ -41,6 +41,7 @@ def function(name: str, **fields: Any) -> Any:
     return {"type": "function", "function": {"name": name, "parameters": PARAMETERS} | fields}
 
 
+WRONG: Any = {"type": "function", "function": {"name": "cut", "parameters": {"type": "rose"}}}
 TOOLS = [function("cut"), function("smell")]
 
 
@@ -146,22 +147,33 @@ def test_allowed_and_strict_tools(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "rose"}}}}, None),
-        ({"structured_outputs": {"regex": "(("}}, None),
-        ({"structured_outputs": {"grammar": "start: nowhere"}}, None),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "rose"}}}},
+            "response_format",
+        ),
+        ({"structured_outputs": {"regex": "(("}}, "structured_outputs"),
+        ({"structured_outputs": {"grammar": "start: nowhere"}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
-        ({"guided_json": {"type": "string", "x-guidance": {"whitespace_pattern": "(("}}}, None),
-        ({"guided_json": {"type": "string", "x-guidance": {"unheard_of": 1}}}, None),
+        ({"guided_json": {"type": "string", "x-guidance": {"whitespace_pattern": "(("}}}, "guided_json"),
+        ({"guided_json": {"type": "string", "x-guidance": {"unheard_of": 1}}}, "guided_json"),
+        ({"tools": [WRONG], "tool_choice": "required"}, "tools"),
         ({"guided_choice": []}, "guided_choice"),
         ({"response_format": {"type": "yaml"}}, "response_format.type"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}}, "tool_choice"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_bad_structures(client: openai.OpenAI, fields: dict[str, Any], param: str | None, stream: bool) -> None:
+def test_bad_structures(client: openai.OpenAI, fields: dict[str, Any], param: str, stream: bool) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**ASKED, extra_body=fields, stream=stream)
-    assert param is None or caught.value.param == param
+    assert caught.value.param == param
+
+
+def test_bad_structures_of_responses(client: openai.OpenAI) -> None:
+    wrong: Any = {"format": {"type": "json_schema", "name": "a", "schema": {"type": "rose"}}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model=MODEL, input="Once", text=wrong)
+    assert caught.value.param == "text.format"
 
 
 def test_anthropic(url: str) -> None:

@@ -25,7 +25,7 @@ PenstockError
     └── NumericalError         NaN or infinite logits in this request's row
 
 Below the gateway nothing knows HTTP or gRPC; `penstock.gateway.errors` maps each class to its wire shapes.
-Errors cross the process border as `(code, message)`; `code` is the class's stable name on the wire.
+Errors cross the process border as `RequestError`; `code` is the class's stable name on the wire.
 """
 
 from __future__ import annotations

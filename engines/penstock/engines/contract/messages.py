@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.engines.contract.loading import Loading
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.errors import PenstockError
+from penstock.engines.errors import PenstockError, from_code
 
 _GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy: dividing by them leaves nothing but the largest logit."""
@@ -31,6 +31,10 @@ class FinishReason(StrEnum):
     """The client went away, or the gateway gave it up."""
     ERROR = "error"
     """`RequestOutput.error` tells which; refusals, deadlines and engine failures come this way."""
+
+
+GRAMMAR = "grammar"
+"""As the `param` of an error: what the request says that its output has to be."""
 
 
 class Thought(msgspec.Struct, frozen=True, array_like=True):
@@ -196,10 +200,19 @@ class RequestError(msgspec.Struct, frozen=True, array_like=True):
     code: str
     message: str
     retry_after: float | None = None
+    param: str | None = None
+    """The field at fault; `GRAMMAR` for whichever field of the caller the grammar is of."""
 
     @classmethod
     def of(cls, error: PenstockError) -> RequestError:
-        return cls(error.code, error.message, error.retry_after)
+        return cls(error.code, error.message, error.retry_after, error.param)
+
+    def raised(self, grammar_field: str | None = None) -> PenstockError:
+        """The error that it was. `grammar_field`: what the caller calls the grammar."""
+        error = from_code(self.code, self.message)
+        error.retry_after = self.retry_after
+        error.param = grammar_field if self.param == GRAMMAR else self.param
+        return error
 
 
 class RequestOutput(msgspec.Struct, array_like=True):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.engines.contract.messages import Grammar
+from penstock.engines.contract.messages import GRAMMAR, Grammar
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import EngineError, InvalidRequestError
 from penstock.engines.host.cores import usable_cores
@@ -43,7 +43,9 @@ class Grammars:
             thought = None if grammar.thought is None else (grammar.thought.begin, grammar.thought.end)
             return self._compiler.compile(grammar.kind, grammar.text, thought, grammar.preface, _budget(grammar))
         except GrammarError as error:
-            raise InvalidRequestError(f"The {_NAMES[grammar.kind]} cannot be compiled: {error}") from None
+            raise InvalidRequestError(
+                f"The {_NAMES[grammar.kind]} cannot be compiled: {error}", param=GRAMMAR
+            ) from None
         except TokenizerError as error:
             raise EngineError(f"This model has no structured output: {error}") from None
 

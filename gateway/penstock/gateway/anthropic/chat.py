@@ -77,6 +77,7 @@ def generate_request(
         model=request.model,
         prompts=[[]],
         params=sampling_params(fields, model.info, model.default_params, max_tokens=max_tokens, logprobs=None),
+        grammar_field=None if request.output_config is None else "output_config.format.schema",
         stop=stop_strings(request.stop_sequences, "stop_sequences"),
         add_special_tokens=False,
         context=context,

@@ -37,6 +37,7 @@ class AnswerShape:
             wanted,
             prompts=[prompt.token_ids],
             params=msgspec.structs.replace(wanted.params, grammar=grammar),
+            grammar_field=wanted.grammar_field or ("tools" if self.use.tools else None),
             stages=stages,
             shown_tokens=self.parsers.shown_tokens if stages else frozenset[int](),
             show_reasoning=self.show_reasoning,

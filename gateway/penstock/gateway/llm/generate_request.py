@@ -20,6 +20,8 @@ class GenerateRequest:
     """Texts, encoded by the model's tokenizer, or token ids as they are."""
     params: SamplingParams
     """`max_tokens` 0 means: whatever the context leaves."""
+    grammar_field: str | None = None
+    """What the caller calls `params.grammar`, for errors."""
     n: int = 1
     """Samples per prompt."""
     stop: tuple[str, ...] = ()

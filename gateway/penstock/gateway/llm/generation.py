@@ -10,7 +10,7 @@ from typing import Protocol
 
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.messages import RequestOutput
-from penstock.engines.errors import EngineError, PenstockError, from_code
+from penstock.engines.errors import EngineError, PenstockError
 from penstock.gateway.front.record import Stage
 from penstock.gateway.llm.choice_output import ChoiceDelta, ChoiceOutput, StagedChoiceOutput
 from penstock.gateway.llm.generate_request import GenerateRequest
@@ -83,6 +83,7 @@ class Generation:
         self._arrival = request.context.arrival
         self._on_end = on_end
         self._admitted = admitted
+        self._grammar_field = request.grammar_field
         self._pulse = request.pulse
         self._shown = time.monotonic()
         """When the newest deltas were handed out; at first, when the request was handed in."""
@@ -185,9 +186,7 @@ class Generation:
         if choice is None:
             return None
         if output.error is not None:
-            error = from_code(output.error.code, output.error.message)
-            error.retry_after = output.error.retry_after
-            raise error
+            raise output.error.raised(self._grammar_field)
         if output.prompt is not None:
             self._prompt_done(choice, output)
         if output.guessed is not None:

@@ -82,6 +82,14 @@ def wanted_grammar(fields: SamplingFields) -> tuple[Grammar, str] | None:
     return found[0] if found else None
 
 
+def grammar_field(fields: SamplingFields) -> str | None:
+    """The one of these fields that says what the output has to be, if one does."""
+    if fields.response_format is not None and fields.response_format.type != "text":
+        return "response_format"
+    names = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+    return next((name for name in names if getattr(fields, name) is not None), None)
+
+
 def _of_format(given: ResponseFormat, where: str) -> Grammar | None:
     if given.type == "text":
         return None

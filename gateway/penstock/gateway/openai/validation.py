@@ -11,6 +11,7 @@ from penstock.gateway.generating.token_inputs import texts_or_ids
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import GenerateRequest, ServedModel
 from penstock.gateway.llm.sampling import bounded, priority_level, sampling_params, stop_strings
+from penstock.gateway.llm.structured_output import grammar_field
 from penstock.gateway.llm.token_limits import bad_words
 from penstock.gateway.llm.truncation import truncation
 from penstock.gateway.openai.metadata import check_metadata
@@ -116,6 +117,7 @@ def _generate_request(
             prompt_logprobs=prompt_logprobs,
         ),
         n=n,
+        grammar_field=grammar_field(request),
         stop=stop_strings(request.stop),
         bad_words=bad_words(request.bad_words),
         include_stop_str_in_output=bool(request.include_stop_str_in_output),

@@ -11,7 +11,7 @@ from penstock.engines.client.engine import Engine
 from penstock.engines.contract.messages import AddRequest, PoolingParams, RequestOutput
 from penstock.engines.encoder.engine import EncoderEngine
 from penstock.engines.encoder.text import EncoderInfo, TokenizedText, Vectors
-from penstock.engines.errors import EngineError, UnsupportedError, from_code
+from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.gateway.front.context import RequestContext
 
 _TOGETHER = 128
@@ -108,9 +108,7 @@ class DecoderSource:
 def _vector(output: RequestOutput) -> list[float]:
     """Raises the error that ended the request."""
     if output.error is not None:
-        error = from_code(output.error.code, output.error.message)
-        error.retry_after = output.error.retry_after
-        raise error
+        raise output.error.raised()
     if output.pooled is None:
         raise EngineError("The engine ended a request without its vector.")
     return output.pooled

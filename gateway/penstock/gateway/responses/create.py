@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -22,7 +22,7 @@ from penstock.gateway.responses.answer import ResponseObject
 from penstock.gateway.responses.chat_request import chat_request, wants_logprobs
 from penstock.gateway.responses.conversation import template_messages
 from penstock.gateway.responses.events import ResponseEvents, StreamErrors
-from penstock.gateway.responses.field_names import in_words_of_responses
+from penstock.gateway.responses.field_names import in_words_of_responses, name_of_responses
 from penstock.gateway.responses.items import input_items, shown_item
 from penstock.gateway.responses.output import Output
 from penstock.gateway.responses.schemas import InputItem, ResponsesRequest
@@ -65,7 +65,7 @@ class CreateResponse(GeneratingEndpoint[Asked]):
         if wanted.stages and wants_logprobs(request):
             message = "include: this model's answers may have reasoning or calls, for which there are no logprobs here."
             raise UnsupportedError(message, param="include")
-        return wanted
+        return replace(wanted, grammar_field=name_of_responses(wanted.grammar_field))
 
     def _respond(
         self, exchange: Exchange, asked: Asked, wanted: GenerateRequest, generation: Generation

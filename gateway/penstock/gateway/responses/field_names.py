@@ -31,5 +31,10 @@ def in_words_of_responses() -> Iterator[None]:
         raise
 
 
+def name_of_responses(field: str | None) -> str | None:
+    """A chat's field as it is called here."""
+    return None if field is None else _renamed(field)
+
+
 def _renamed(text: str) -> str:
     return _CHAT_NAME.sub(lambda found: _NAMES.get(found[0], ""), text)

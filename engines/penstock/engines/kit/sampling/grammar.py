@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.engines.contract.messages import GRAMMAR
 from penstock.engines.errors import InvalidRequestError, PenstockError
 
 if TYPE_CHECKING:  # imported when the first request needs it
@@ -76,7 +77,8 @@ class GrammarState:
     def found(self, mask: TokenMask) -> None:
         """The mask of the next token."""
         if not self.failure and len(mask.ids) == 0 and mask.allowed:
-            self.failure = InvalidRequestError("The output cannot be continued: the grammar allows no token here.")
+            message = "The output cannot be continued: the grammar allows no token here."
+            self.failure = InvalidRequestError(message, param=GRAMMAR)
         self._mask = mask
 
     @property
@@ -94,7 +96,7 @@ class GrammarState:
         """Looks whether the matcher has one now."""
         problem = self.matcher.problem
         if problem and self.failure is None:
-            self.failure = InvalidRequestError(f"The output cannot be kept to its grammar: {problem}")
+            self.failure = InvalidRequestError(f"The output cannot be kept to its grammar: {problem}", param=GRAMMAR)
 
     def _wait(self) -> None:
         if self._ahead is not None:

@@ -13,6 +13,7 @@ from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.llm.generate_request import GenerateRequest
 from penstock.gateway.llm.models import ServedModel
 from penstock.gateway.llm.sampling import SamplingFields, bounded, sampling_params, stop_strings
+from penstock.gateway.llm.structured_output import grammar_field
 from penstock.gateway.llm.token_limits import bad_words
 
 _MAX_N = 128
@@ -47,6 +48,7 @@ def generate_request(
         n=1 if given.n is None else bounded(given.n, "n", 1, _MAX_N),
         stop=stop_strings(given.stop),
         bad_words=bad_words(given.bad_words),
+        grammar_field=grammar_field(given),
         include_stop_str_in_output=bool(given.include_stop_str_in_output),
         skip_special_tokens=given.skip_special_tokens is not False,
         priority=priority,

@@ -15,6 +15,7 @@ from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.model_parsers import ModelParsers, choose_parsers
+from penstock.tokenizers.fill_in_middle import FillInMiddle
 from protocol.conftest import ServerThread
 
 ANSWER = (
@@ -157,3 +158,38 @@ def test_a_conversation_goes_on_with_what_tools_said(rig: Rig) -> None:
         {"role": "tool", "tool_call_id": "call_1", "content": "5 o'clock"},
     ]
     assert ask(rig, messages=messages).message.content
+
+
+def test_filling_in_the_middle(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = rig.setup.tokenizer
+    asked: Any = {"model": "m", "prompt": ["def f(", "x"], "max_tokens": 3}
+    with pytest.raises(openai.BadRequestError) as refused:
+        rig.client.completions.create(**asked, suffix="):")
+    assert (refused.value.param, refused.value.code) == ("suffix", "unsupported_parameter")
+    assert len(rig.client.completions.create(**asked, suffix="").choices) == 2
+    monkeypatch.setitem(vars(tokenizer), "fill_in_middle", FillInMiddle(20, 21, 22, frozenset({23}), (1,)))
+    for stream in (False, True):
+        answer = rig.client.completions.create(
+            **asked, suffix="):", extra_body={"return_token_ids": True}, stream=stream
+        )
+        found = [chunk.choices[0] for chunk in answer] if stream else answer.choices
+        prompts = {choice.index: choice.prompt_token_ids for choice in found if hasattr(choice, "prompt_token_ids")}
+        behind = tokenizer.encode("):", add_special_tokens=False)
+        before = tokenizer.encode("def f(", add_special_tokens=False)
+        assert prompts == {
+            0: [1, 20, *before, 21, *behind, 22],
+            1: [1, 20, *tokenizer.encode("x", add_special_tokens=False), 21, *behind, 22],
+        }
+    with pytest.raises(openai.BadRequestError, match="cannot be cut"):
+        rig.client.completions.create(**asked, suffix="):", extra_body={"truncate_prompt_tokens": 3})
+
+
+def test_filling_in_ends_at_the_families_tokens(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    fourth = rig.setup.tokenizer.encode(ANSWER, add_special_tokens=False)[3]
+    fills = FillInMiddle(20, 21, 22, frozenset({fourth}))
+    monkeypatch.setitem(vars(rig.setup.tokenizer), "fill_in_middle", fills)
+    for suffix, reason, count in (("b", "stop", 4), ("", "length", 9)):
+        answer = rig.client.completions.create(model="m", prompt="a", suffix=suffix, max_tokens=9)
+        assert answer.choices[0].finish_reason == reason
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == count

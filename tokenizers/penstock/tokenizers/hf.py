@@ -13,6 +13,7 @@ import tokenizers
 from .bounded import BoundedEncoder
 from .errors import TokenizerError
 from .files import TokenizerFiles, read_tokenizer_files
+from .fill_in_middle import FillInMiddle, find_fill_in_middle
 from .one_call import encode_once
 from .special_text import SpecialTextGuard
 from .templates import TextTemplate, read_template
@@ -103,6 +104,12 @@ class Tokenizer:
     def pair_template(self) -> TextTemplate:
         """Of two texts. Raises TokenizerError."""
         return read_template(self._backend, _ANY_TEXT, _ANY_TEXT)
+
+    @cached_property
+    def fill_in_middle(self) -> FillInMiddle | None:
+        """None: the vocabulary has no tokens for it."""
+        begin = [token_id for token_id in self._encode("", True) if token_id != self.eos_token_id]
+        return find_fill_in_middle(self.id_of, tuple(begin))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids` taken as one text from its start; ids the vocabulary lacks contribute nothing."""

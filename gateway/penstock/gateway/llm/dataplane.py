@@ -299,12 +299,15 @@ class DataPlane:
 
     async def _prompts(self, model: LoadedModel, request: GenerateRequest) -> list[list[int]]:
         texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
+        fills = None if request.suffix is None else model.tokenizer.fill_in_middle
+        if request.suffix is not None:
+            texts.append(request.suffix)
         encoded = iter(
             await encode_prompts(
                 model,
                 texts,
                 self._text_pool,
-                add_special_tokens=request.add_special_tokens,
+                add_special_tokens=request.add_special_tokens and fills is None,
                 cut=request.truncation is not None,
             )
         )
@@ -313,13 +316,18 @@ class DataPlane:
             next(encoded) if isinstance(prompt, str) else _checked_ids(prompt, info.vocab_size)
             for prompt in request.prompts
         ]
+        if fills is not None:
+            behind = next(encoded)
+            prompts = [fills.prompt(prompt, behind) for prompt in prompts]
         if cut is None:
             return prompts
         return [cut.applied(prompt, info.context_length, request.params.max_tokens) for prompt in prompts]
 
     async def _tokenized(self, model: LoadedModel, request: GenerateRequest) -> SamplingParams:
         """The sampling parameters with the tokens of those that are texts."""
-        params = request.params
+        params, fills = request.params, model.tokenizer.fill_in_middle
+        if request.suffix is not None and fills is not None:
+            params = msgspec.structs.replace(params, stop_token_ids=(*params.stop_token_ids, *fills.ends))
         if request.bad_words:
             params = msgspec.structs.replace(params, bad_words=word_tokens(request.bad_words, model.tokenizer))
         if request.prediction:

@@ -37,6 +37,9 @@ class GenerateRequest:
     parts; the others show the text as the model wrote it."""
     show_reasoning: bool = True
     """Whether deltas have the reasoning that stages find. It is counted in any case."""
+    suffix: str | None = None
+    """What stands behind the text that is to be filled in; the prompts stand before it. Only of models with tokens for
+    that."""
     prediction: str = ""
     """The text for `params.prediction`, which has its tokens."""
     truncation: Truncation | None = None

@@ -42,6 +42,8 @@ class ServedModel:
     parsers: ModelParsers = NO_PARSERS
     joins_special_tokens: bool = True
     """Its tokenizer writes special tokens without spaces between them."""
+    fills_in: bool = False
+    """It has tokens for the text between two others."""
     parent: str | None = None
     """Of an adapter: its model's first name."""
 
@@ -76,6 +78,7 @@ class LoadedModel:
             template_variables=None if self.chat_template is None else self.chat_template.variables,
             parsers=self.parsers,
             joins_special_tokens=self.tokenizer.table.family is not DecoderFamily.GENERAL,
+            fills_in=self.tokenizer.fill_in_middle is not None,
             parent=None if adapter is None else self.names[0],
         )
 

@@ -114,4 +114,6 @@ class ChatRequest(CommonRequest, kw_only=True):
 
 class CompletionRequest(CommonRequest, kw_only=True):
     prompt: str | list[str | int | list[int]]
+    suffix: str | None = None
+    """What stands behind the text that is to be filled in."""
     logprobs: int | None = None

@@ -60,7 +60,6 @@ COMPLETION: Mapping[str, tuple[str, ...]] = _BOTH | {
     "modalities": ("null", '["text"]'),
     "prediction": _NOTHING,
     "reasoning_effort": _NOTHING,
-    "suffix": ("null", '""'),
     "thinking_token_budget": _NOTHING,
     "tool_choice": ("null", '"none"', '"auto"'),
     "tools": _EMPTY,

@@ -70,7 +70,7 @@ def completion_generate_request(
     if max_tokens != WHAT_FITS:
         bounded(max_tokens, "max_tokens", 0 if request.echo else 1, _MAX_TOKENS)
     prompts = texts_or_ids(request.prompt, model.info.vocab_size, MAX_PROMPTS, "prompt")
-    return _generate_request(
+    wanted = _generate_request(
         request,
         prompts,
         model,
@@ -81,6 +81,20 @@ def completion_generate_request(
         prompt_logprobs=_most(_prompt_logprobs(request), logprobs if request.echo else None),
         add_special_tokens=request.add_special_tokens is not False,
     )
+    return replace(wanted, suffix=_suffix(request, model))
+
+
+def _suffix(request: CompletionRequest, model: ServedModel) -> str | None:
+    """None for an empty one, which asks for nothing."""
+    if not request.suffix:
+        return None
+    if not model.fills_in:
+        message = "suffix: this model has no tokens for filling in the text between two others."
+        raise UnsupportedError(message, param="suffix")
+    if request.truncate_prompt_tokens is not None:
+        message = "truncate_prompt_tokens: a prompt with a suffix cannot be cut."
+        raise InvalidRequestError(message, param="truncate_prompt_tokens")
+    return request.suffix
 
 
 def _generate_request(

@@ -17,6 +17,8 @@ from penstock.gateway.llm.dataplane import DataPlane
 class CountTokens:
     """How long the prompt of a message would be."""
 
+    schema, unsupported = CountTokensRequest, UNSUPPORTED
+
     def __init__(self, dataplane: DataPlane, settings: AppSettings) -> None:
         self._dataplane = dataplane
         self._settings = settings
@@ -24,7 +26,7 @@ class CountTokens:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
         with exchange.call() as call:
-            request = parse(await exchange.body(self._settings.max_body_bytes), CountTokensRequest, UNSUPPORTED)
+            request = parse(await exchange.body(self._settings.max_body_bytes), self.schema, self.unsupported)
             call.watch()
             exchange.read_deadline()
             chat, _ = read_chat(request, self._dataplane.model(request.model))

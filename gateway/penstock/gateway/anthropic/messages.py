@@ -23,8 +23,10 @@ from penstock.tokenizers import Part, TextPart, ToolCallPart
 
 
 class Messages(GeneratingEndpoint[MessagesRequest]):
+    schema, unsupported = MessagesRequest, UNSUPPORTED
+
     def _parse(self, body: bytes) -> MessagesRequest:
-        return parse(body, MessagesRequest, UNSUPPORTED)
+        return parse(body, self.schema, self.unsupported)
 
     async def _wanted(self, request: MessagesRequest, context: RequestContext) -> GenerateRequest:
         model = self._dataplane.model(request.model)

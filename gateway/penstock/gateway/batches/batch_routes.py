@@ -38,8 +38,10 @@ class _CreateRequest(msgspec.Struct):
 
 
 class CreateBatch(BatchEndpoint):
+    schema = _CreateRequest
+
     async def answer(self, exchange: Exchange, service: BatchService) -> None:
-        request = parse(await exchange.body(_MAX_BODY), _CreateRequest, {})
+        request = parse(await exchange.body(_MAX_BODY), self.schema, {})
         principal = exchange.context.principal
         check_metadata(request.metadata)
         if request.endpoint not in service.endpoints:

@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 Matched = tuple[Verbs | None, tuple[str, ...], str]
 """The verbs of a path, None where there is no such path; the names in it; and the path as the table has it."""
 _NOTHING: Matched = (None, (), "")
+_NOT_OF_VERSIONS = ("trace", "setting")
+"""Of a model as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,20 @@ class KServeApp:
             for verbs in region.values():
                 yield from verbs.values()
 
+    def paths(self) -> dict[str, list[str]]:
+        """The methods of every path there is; {names} stand for what varies."""
+        found = {path: list(verbs) for path, verbs in self._fixed.items()}
+        for rest, verbs in self._of_model.items():
+            found[_route("models/{model}", *rest)] = list(verbs)
+            if rest != _NOT_OF_VERSIONS:
+                found[_route("models/{model}/versions/{version}", *rest)] = list(verbs)
+        for verb, verbs in self._of_repository.items():
+            found[_route("repository/models/{model}", verb)] = list(verbs)
+        for kind, region in self._of_region.items():
+            for verb, verbs in region.items():
+                found[_route(f"{kind}sharedmemory", "region/{region}", verb)] = list(verbs)
+        return found
+
     def _match(self, scope: Scope) -> Matched:
         path: str = scope["path"]
         fixed = self._fixed.get(path)
@@ -118,7 +134,7 @@ class KServeApp:
         """`parts` are what is behind /v2/."""
         match parts:
             case ["models", name, "versions", version, *rest] if name and version.isascii() and version.isdigit():
-                verbs = self._of_model.get(tuple(rest)) if rest != ["trace", "setting"] else None
+                verbs = self._of_model.get(tuple(rest)) if (*rest,) != _NOT_OF_VERSIONS else None
                 return verbs, (name, version), _route("models/{model}/versions/{version}", *rest)
             case ["models", name, *rest] if name:
                 return self._of_model.get(tuple(rest)), (name, ""), _route("models/{model}", *rest)

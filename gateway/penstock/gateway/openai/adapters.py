@@ -33,6 +33,8 @@ _R = TypeVar("_R", LoadRequest, UnloadRequest)
 
 
 class LoadAdapter:
+    schema = LoadRequest
+
     def __init__(self, adapters: AdapterControl, settings: AppSettings) -> None:
         self._adapters = adapters
         self._settings = settings
@@ -40,7 +42,7 @@ class LoadAdapter:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
         with exchange.call() as call:
-            wanted = await _read(exchange, self._adapters, self._settings, LoadRequest)
+            wanted = await _read(exchange, self._adapters, self._settings, self.schema)
             if wanted.is_3d_lora_weight:
                 raise UnsupportedError("is_3d_lora_weight is not supported.", param="is_3d_lora_weight")
             call.watch()
@@ -51,6 +53,8 @@ class LoadAdapter:
 
 
 class UnloadAdapter:
+    schema = UnloadRequest
+
     def __init__(self, adapters: AdapterControl, settings: AppSettings) -> None:
         self._adapters = adapters
         self._settings = settings
@@ -58,7 +62,7 @@ class UnloadAdapter:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
         with exchange.call() as call:
-            wanted = await _read(exchange, self._adapters, self._settings, UnloadRequest)
+            wanted = await _read(exchange, self._adapters, self._settings, self.schema)
             call.watch()
             await self._adapters.unload(wanted.lora_name)
             await _say(exchange, f"Success: LoRA adapter '{wanted.lora_name}' removed successfully.")

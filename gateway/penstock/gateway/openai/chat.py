@@ -31,8 +31,10 @@ _named_call_frames = partial(NamedCallFrames, opening=b'"delta":')
 
 
 class ChatCompletions(GeneratingEndpoint[ChatRequest]):
+    schema, unsupported = ChatRequest, CHAT
+
     def _parse(self, body: bytes) -> ChatRequest:
-        return parse(body, ChatRequest, CHAT)
+        return parse(body, self.schema, self.unsupported)
 
     async def _wanted(self, request: ChatRequest, context: RequestContext) -> GenerateRequest:
         self._dataplane.model(request.model)

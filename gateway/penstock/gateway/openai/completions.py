@@ -22,8 +22,10 @@ from penstock.gateway.openai.validation import completion_generate_request
 
 
 class Completions(GeneratingEndpoint[CompletionRequest]):
+    schema, unsupported = CompletionRequest, COMPLETION
+
     def _parse(self, body: bytes) -> CompletionRequest:
-        return parse(body, CompletionRequest, COMPLETION)
+        return parse(body, self.schema, self.unsupported)
 
     async def _wanted(self, request: CompletionRequest, context: RequestContext) -> GenerateRequest:
         model = self._dataplane.model(request.model)

@@ -64,8 +64,10 @@ class _Endpoint(ABC):
 
 
 class Tokenize(_Endpoint):
+    schema, unsupported = TokenizeRequest, _UNSUPPORTED
+
     async def _answer(self, body: bytes, context: RequestContext) -> dict[str, object]:
-        request = parse(body, TokenizeRequest, _UNSUPPORTED)
+        request = parse(body, self.schema, self.unsupported)
         name = self._model_name(request.model)
         tokens = await self._tokens(request, name, context)
 
@@ -108,8 +110,10 @@ class Tokenize(_Endpoint):
 
 
 class Detokenize(_Endpoint):
+    schema = DetokenizeRequest
+
     async def _answer(self, body: bytes, context: RequestContext) -> dict[str, object]:
-        request = parse(body, DetokenizeRequest, {})
+        request = parse(body, self.schema, {})
         name, tokens = self._model_name(request.model), request.tokens
         if tokens and not 0 <= min(tokens) <= max(tokens) < self._dataplane.model(name).info.vocab_size:
             raise InvalidRequestError("tokens: a token id is not in the vocabulary.", param="tokens")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar, Generic, TypeVar
 
 from starlette.types import Receive, Scope, Send
@@ -30,6 +31,7 @@ class PoolingEndpoint(ABC, Generic[_R]):
     """An ASGI application."""
 
     schema: ClassVar[type[PoolingRequest]]
+    unsupported: ClassVar[Mapping[str, tuple[str, ...]]] = UNSUPPORTED
 
     def __init__(self, plane: PoolingPlane, settings: AppSettings) -> None:
         self.plane = plane
@@ -38,7 +40,7 @@ class PoolingEndpoint(ABC, Generic[_R]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
         with exchange.call() as call:
-            request = parse(await exchange.body(self._settings.max_body_bytes), self.schema, UNSUPPORTED)
+            request = parse(await exchange.body(self._settings.max_body_bytes), self.schema, self.unsupported)
             call.watch()
             exchange.read_deadline()
             await exchange.respond(200, await self.answer(request, exchange.context))  # type: ignore[arg-type]

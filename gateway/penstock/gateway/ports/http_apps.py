@@ -39,6 +39,7 @@ from penstock.gateway.pooling.rerank import Rerank
 from penstock.gateway.pooling.score import Score
 from penstock.gateway.ports.about import About
 from penstock.gateway.ports.health import Live, Metrics, Ready, Version
+from penstock.gateway.ports.openapi import OpenApi
 from penstock.gateway.ports.request_paths import drop_trailing_slash
 from penstock.gateway.ports.routes import GuardedRoute, Routes
 from penstock.gateway.responses.create import CreateResponse
@@ -76,8 +77,11 @@ def build_app(
         GuardedRoute("/ping", Ready(_health(dataplane, settings), settings.drain), PROBE, methods=["GET", "POST"]),
         GuardedRoute("/version", Version(dataplane, pooling, settings), SEE_METADATA, methods=["GET"]),
     ]
+    kserve_app = KServeApp(kserve) if kserve is not None else None
+    kserve_paths = {} if kserve_app is None else kserve_app.paths()
+    routes.append(GuardedRoute("/openapi.json", OpenApi(settings, routes, kserve_paths), SEE_METADATA, methods=["GET"]))
     routes.append(GuardedRoute("/", About(settings, routes, kserve=kserve is not None), SEE_METADATA, methods=["GET"]))
-    return App(routes, settings, KServeApp(kserve) if kserve is not None else None)
+    return App(routes, settings, kserve_app)
 
 
 def batch_endpoints(dataplane: DataPlane, settings: AppSettings, pooling: PoolingPlane) -> dict[str, ASGIApp]:

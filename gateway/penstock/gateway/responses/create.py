@@ -41,12 +41,14 @@ class Asked:
 
 
 class CreateResponse(GeneratingEndpoint[Asked]):
+    schema, unsupported = ResponsesRequest, UNSUPPORTED
+
     def __init__(self, dataplane: DataPlane, settings: AppSettings, store: ResponseStore) -> None:
         super().__init__(dataplane, settings)
         self._store = store
 
     def _parse(self, body: bytes) -> Asked:
-        request = parse(body, ResponsesRequest, UNSUPPORTED)
+        request = parse(body, self.schema, self.unsupported)
         if request.store and not self._store.enabled:
             raise UnsupportedError("store: this server keeps no responses (--stored-responses).", param="store")
         return Asked(request, request.stream)

@@ -23,8 +23,6 @@ ALL = list(range(VOCAB))
 class Script:
     """Allows one set of tokens after the other, whatever was sampled; then the output is complete."""
 
-    is_free = False
-
     def __init__(self, *steps: Sequence[int]) -> None:
         self.steps = list(steps)
         self.consumed: list[int] = []

@@ -14,8 +14,7 @@ from penstock.engines.host.cores import usable_cores
 from penstock.engines.kit.sampling.grammar import GrammarState, MasksAhead
 
 if TYPE_CHECKING:
-    from penstock.tokenizers.grammars import BitMasks, GrammarCompiler
-    from penstock.tokenizers.reasoning import ThoughtTags
+    from penstock.tokenizers.grammars import BitMasks, GrammarCompiler, ThoughtTags
 
 _MASK_THREADS = 4
 """At most: the model needs the cores meanwhile."""
@@ -71,7 +70,7 @@ class Grammars:
 
 
 def _budget(grammar: Grammar) -> tuple[ThoughtTags, int] | None:
-    from penstock.tokenizers.reasoning import ThoughtTags
+    from penstock.tokenizers.grammars import ThoughtTags
 
     given = grammar.budget
     if given is None:

@@ -46,6 +46,7 @@ ROUTES = {
     "/health/ready": "GET",
     "/metrics": "GET",
     "/version": "GET",
+    "/openapi.json": "GET",
     "/": "GET",
 }
 PROBES = {"/health", "/health/live", "/health/ready", "/ping"}

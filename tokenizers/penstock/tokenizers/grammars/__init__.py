@@ -1,6 +1,15 @@
 """What a model's output may be, as masks over its vocabulary."""
 
+from ..reasoning import ThoughtTags
 from .compiler import CompiledGrammar, GrammarCompiler, GrammarError
 from .matcher import BitMasks, MaskFiller, TokenMatcher
 
-__all__ = ["BitMasks", "CompiledGrammar", "GrammarCompiler", "GrammarError", "MaskFiller", "TokenMatcher"]
+__all__ = [
+    "BitMasks",
+    "CompiledGrammar",
+    "GrammarCompiler",
+    "GrammarError",
+    "MaskFiller",
+    "ThoughtTags",
+    "TokenMatcher",
+]

@@ -100,6 +100,7 @@ def _add_run_batch(commands: Any) -> None:
     )
     parser.add_argument("-i", "--input-file", type=Path, required=True, metavar="FILE", help="requests, one in a line")
     parser.add_argument("-o", "--output-file", type=Path, required=True, metavar="FILE", help="where results go")
+    parser.add_argument("--model", metavar="MODEL", help="the model, as in vLLM; or without a flag")
     parser.add_argument("--config", type=Path, metavar="FILE", help="read settings from this TOML or YAML file")
     sections = {name: SECTIONS[name] for name in _OF_MODELS}
     settings = [field for section in sections.values() for field in section.__struct_fields__]

@@ -258,7 +258,7 @@ class _Server:
         if self._batches is not None:
             await self._batches.start()
         if file is not None:
-            await file.answer(self._endpoints, self._settings)
+            await file.answer(self._endpoints, self._settings, self._is_live)
             return
         # The gateway's long-lived objects are all made now: keep them out of every later collection.
         gc.collect()

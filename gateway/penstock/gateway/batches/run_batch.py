@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
 
 import msgspec
 from starlette.types import ASGIApp
 
+from penstock.engines.errors import EngineDeadError
 from penstock.gateway.batches.answer_line import answer_line
 from penstock.gateway.batches.lines import Line, check_lines, read_lines
 from penstock.gateway.configuration.config import ConfigError
@@ -21,6 +23,7 @@ from penstock.gateway.http.settings import AppSettings
 logger = logging.getLogger("penstock")
 
 _PROGRESS_S = 10.0
+_WATCH_S = 1.0
 
 
 class _Result(msgspec.Struct):
@@ -38,8 +41,11 @@ class BatchFile:
         self._seats = asyncio.Semaphore(lines_in_flight)
         self._lines: Counter[bool] = Counter()
 
-    async def answer(self, endpoints: Mapping[str, ASGIApp], settings: AppSettings) -> None:
-        """Raises ConfigError for what is wrong with the files."""
+    async def answer(
+        self, endpoints: Mapping[str, ASGIApp], settings: AppSettings, is_live: Callable[[], bool]
+    ) -> None:
+        """`is_live` says whether the models can still answer. Raises ConfigError for what is wrong with the files,
+        EngineDeadError."""
         try:
             total, errors = check_lines(self._source, endpoints, settings.max_body_bytes)
             if errors:
@@ -48,21 +54,19 @@ class BatchFile:
                 raise ConfigError(f"{self._source}{where}: {first['message']}")
             done = _written(self._target)
             with self._target.open("ab") as out:
-                progress = asyncio.create_task(self._tell_progress(total, len(done)))
-                try:
+                async with asyncio.TaskGroup() as watched:
+                    watch = watched.create_task(self._watch(total, len(done), is_live))
                     async with asyncio.TaskGroup() as group:
                         for line in read_lines(self._source, endpoints):
                             if line.custom_id not in done:
                                 await self._seats.acquire()
                                 group.create_task(self._answer(line, endpoints, settings, out))
-                finally:
-                    progress.cancel()
-        except OSError as error:
-            raise ConfigError(str(error)) from None
-        except ExceptionGroup as group:
-            if (failed := group.subgroup(OSError)) is None:
-                raise
-            raise ConfigError(str(failed.exceptions[0])) from None
+                    watch.cancel()
+        except (OSError, ExceptionGroup) as error:
+            cause = _first(error)
+            if isinstance(cause, OSError):
+                raise ConfigError(str(cause)) from None
+            raise cause from None
         logger.info("%s: %d answered, %d failed, %d before", self._target, *self._counts(), len(done))
 
     async def _answer(
@@ -79,10 +83,21 @@ class BatchFile:
     def _counts(self) -> tuple[int, int]:
         return self._lines[False], self._lines[True]
 
-    async def _tell_progress(self, total: int, before: int) -> None:
-        while True:
-            await asyncio.sleep(_PROGRESS_S)
-            logger.info("%d of %d lines", sum(self._counts()) + before, total)
+    async def _watch(self, total: int, before: int, is_live: Callable[[], bool]) -> None:
+        """Raises EngineDeadError: otherwise, lines would be asked again for ever."""
+        said = time.monotonic()
+        while is_live():
+            await asyncio.sleep(_WATCH_S)
+            if time.monotonic() - said >= _PROGRESS_S:
+                said = time.monotonic()
+                logger.info("%d of %d lines", sum(self._counts()) + before, total)
+        raise EngineDeadError("The model is down. Run the same command again to answer the rest.")
+
+
+def _first(error: Exception) -> Exception:
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _written(target: Path) -> set[str]:

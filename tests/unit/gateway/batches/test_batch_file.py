@@ -1,0 +1,57 @@
+"""A file of requests that is answered without a server, when not everything is right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from penstock.engines.errors import EngineDeadError, OverloadedError
+from penstock.gateway.batches import run_batch
+from penstock.gateway.batches.run_batch import BatchFile
+from penstock.gateway.cli import _parser
+from penstock.gateway.configuration.config import ConfigError
+from penstock.gateway.http.settings import AppSettings
+
+URL = "/v1/completions"
+
+
+async def busy(scope: Scope, receive: Receive, send: Send) -> None:
+    raise OverloadedError("There is no model.")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "in"
+    path.write_text(json.dumps({"custom_id": "a", "method": "POST", "url": URL, "body": {}}) + "\n")
+    return path
+
+
+async def test_it_ends_when_no_model_can_answer_any_more(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_batch, "_WATCH_S", 0.0)
+    looks = iter([True] * 5)
+    with pytest.raises(EngineDeadError, match="Run the same command again"):
+        await BatchFile(source, tmp_path / "out", 4).answer({URL: busy}, AppSettings(), lambda: next(looks, False))
+    assert (tmp_path / "out").read_bytes() == b""
+
+
+async def test_requests_are_not_taken_for_results(source: Path) -> None:
+    before = source.read_bytes()
+    with pytest.raises(ConfigError, match="something else than results"):
+        await BatchFile(source, source, 4).answer({URL: busy}, AppSettings(), lambda: True)
+    assert source.read_bytes() == before
+
+
+async def test_a_folder_that_is_not_there(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        await BatchFile(source, tmp_path / "none" / "out", 4).answer({URL: busy}, AppSettings(), lambda: True)
+
+
+@pytest.mark.parametrize("model", [["--model", "folder"], ["folder"]])
+def test_the_model_is_named_as_in_vllm_or_without_a_flag(model: list[str]) -> None:
+    assert _parser().parse_args(["run-batch", "-i", "a", "-o", "b", *model]).model == "folder"
+    assert "model" not in _parser().parse_args(["run-batch", "-i", "a", "-o", "b"])

@@ -12,7 +12,8 @@ from penstock.engines.scheduler.request import Request, Run
 _PROMPT_FLOOR = 32
 """Tokens that prompts get of every step, even if those that generate take longer than the target by themselves."""
 _QUIET_FACTOR = 4.0
-"""While no request generates, a step may take this many times the target: only new requests wait for its end."""
+"""While no request generates, a step may take this many times the target: only new requests wait for its end. For
+a step in the background that is too long: those that wait for it come before it."""
 _MEMORY = 0.99
 """Weight of a step against the one after it: some hundred steps count."""
 _SWEEPS = 3
@@ -119,7 +120,9 @@ class StepBudget:
             return Plan(0, _NO_SHARES, guess_saves)
         limit = self._config.max_num_batched_tokens - num_singles
         if self._target and self.pace.num_observed:
-            patience = self._target if num_generating else self._target * _QUIET_FACTOR
+            first = ready[0].request if ready else head
+            in_background = first is not None and first.background
+            patience = self._target if num_generating or in_background else self._target * _QUIET_FACTOR
             context = prompts[0][0].num_computed_tokens if prompts else 0
             within = self.pace.tokens_within(patience - base_seconds, context)
             limit = max(min(limit, _PROMPT_FLOOR), int(min(limit, within)))

@@ -122,6 +122,14 @@ def test_while_nobody_generates_steps_may_be_longer() -> None:
     assert 0.02 < max(taken) <= 0.09
 
 
+def test_steps_in_the_background_stay_within_the_target() -> None:
+    rig = timed_rig(20)
+    learn(rig)
+    late = rig.request([4] * 900, max_tokens=2, background=True)
+    rig.step(late)
+    assert max(durations(rig, late.ids[0])) <= 0.022
+
+
 def test_prompts_keep_a_floor_where_decodes_alone_exceed_the_target() -> None:
     rig = timed_rig(6)
     learn(rig)

@@ -196,7 +196,7 @@ def test_without_a_folder_there_are_no_files() -> None:
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_a_batch_goes_on_after_its_server_has_ended(tmp_path: Path, how: signal.Signals) -> None:
     """Every line has one result, whatever was under way."""
-    count = 200
+    count = 300
     flags = (*SIMULATED, "--data-dir", str(tmp_path), "--batch-lines-in-flight", "8")
     with serving(*flags, "--sim-step-ms", "30") as first:
         client = first.client()

@@ -99,7 +99,7 @@ LAYERS = (
     {"generating"},
     {"pooling"},
     {"anthropic", "openai"},
-    {"responses"},
+    {"ollama", "responses"},
     {"batches"},
     {"ports"},
     {"composition"},

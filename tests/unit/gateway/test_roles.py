@@ -27,6 +27,7 @@ INFERENCE = [
     *("POST /v1/responses", "GET /v1/responses/x", "DELETE /v1/responses/x"),
     *("POST /v1/responses/x/cancel", "GET /v1/responses/x/input_items"),
     *("POST /v1/embeddings", "POST /rerank", "POST /v1/rerank", "POST /v2/rerank", "POST /score", "POST /v1/score"),
+    *("POST /api/chat", "POST /api/generate", "POST /api/embed", "POST /api/embeddings"),
     *("POST /v1/files", "GET /v1/files", "GET /v1/files/x", "DELETE /v1/files/x", "GET /v1/files/x/content"),
     *("POST /v1/batches", "GET /v1/batches", "GET /v1/batches/x", "POST /v1/batches/x/cancel"),
     *("POST /classify", "POST /v1/classify", "POST /pooling"),
@@ -39,6 +40,7 @@ INFERENCE = [
     ),
 ]
 METADATA = [
+    *("GET /api/tags", "GET /api/ps", "GET /api/version", "POST /api/show"),
     *("GET /", "GET /version", "GET /openapi.json", "GET /v1/models", "GET /v1/models/tiny"),
     *("GET /v2", "GET /v2/models/stats", "GET /v2/logging", "GET /v2/trace/setting", "POST /v2/repository/index"),
     *(f"GET /v2/models/add_sub{rest}" for rest in ("", "/ready", "/config", "/stats", "/trace/setting")),

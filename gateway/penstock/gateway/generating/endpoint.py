@@ -38,6 +38,8 @@ class GeneratingEndpoint(ABC, Generic[_R]):
             request = self._parse(await exchange.body(self._settings.max_body_bytes))
             call.watch()
             exchange.read_deadline()
+            if await self._answer_at_once(exchange, request):
+                return
             wanted = await self._wanted(request, exchange.context)
             pulse = self._settings.heartbeat_s if request.stream else None
             generation = await self._dataplane.generate(replace(wanted, pulse=pulse or None))
@@ -45,6 +47,10 @@ class GeneratingEndpoint(ABC, Generic[_R]):
                 await self._respond(exchange, request, wanted, generation)
             finally:
                 generation.close()
+
+    async def _answer_at_once(self, exchange: Exchange, request: _R) -> bool:
+        """Whether that is done: some requests need no generation."""
+        return False
 
     @abstractmethod
     def _parse(self, body: bytes) -> _R:

@@ -8,7 +8,7 @@ from starlette.types import Message
 
 from penstock.gateway.generating.pushed_frames import PushedFrames
 from penstock.gateway.generating.stream_frames import COMMENT, StreamFrames
-from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.http.exchange import EVENT_STREAM, Exchange
 from penstock.gateway.llm.dataplane import ChoiceDelta, Generation
 
 
@@ -19,17 +19,19 @@ async def stream(
     *,
     opening: Callable[[], bytes] = bytes,
     ending: Callable[[], bytes],
+    content_type: bytes = EVENT_STREAM,
+    early: bytes = COMMENT,
 ) -> None:
     """Sends a generation to its end. An error before the first delta, or pulse, is raised with no byte sent.
 
-    Until there is a delta, heartbeats are comments, so that a protocol's first event remains the first one. The deltas
-    that finish the last choice leave together with what `ending` gives.
+    Until there is a delta, heartbeats are `early`: comments, so that a protocol's first event remains the first one.
+    The deltas that finish the last choice leave together with what `ending` gives.
     """
     batch = await anext(deltas, None)
-    await exchange.start_stream()
+    await exchange.start_stream(content_type=content_type)
     send = exchange.raw_send
     while batch == []:
-        await send(_more(COMMENT))
+        await send(_more(early))
         batch = await anext(deltas, None)
     data = opening() + frames.render(batch or ())
     if frames.live:

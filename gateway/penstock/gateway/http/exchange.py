@@ -23,8 +23,8 @@ ARRIVAL_KEY = "penstock.arrival"
 SENDER_KEY = "penstock.sender"
 """In the scope: the BodyWriter of the response, where the server has one."""
 _JSON = b"application/json"
-_SSE_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+_STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
@@ -171,10 +171,12 @@ class Exchange:
         await self._start(status, [(b"content-type", content_type), (b"content-length", length), *headers])
         await self.raw_send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def start_stream(self, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-        """Sends 200 and the headers of an event stream, with these added."""
+    async def start_stream(
+        self, headers: Iterable[tuple[bytes, bytes]] = (), *, content_type: bytes = EVENT_STREAM
+    ) -> None:
+        """Sends 200 and the headers of a stream, with these added."""
         self.streaming = True
-        await self._start(200, [*_SSE_HEADERS, *headers])
+        await self._start(200, [(b"content-type", content_type), *_STREAM_HEADERS, *headers])
 
     async def finish(self, frames: bytes) -> None:
         """Sends the last frames and ends the stream."""

@@ -29,13 +29,15 @@ class About:
         shown = [f"{_verb(route)} {route.path.replace(':path', '')}" for route in routes]
         anthropic = [each for each in shown if " /v1/messages" in each]
         ranking = [each for each in shown if each.endswith(("/rerank", "/score", "/classify", "/pooling"))]
+        ollama = [each for each in shown if " /api/" in each]
         openai = [each for each in shown if " /v1/" in each and each not in (*anthropic, *ranking)]
         sections = {
             "openai": openai,
             "anthropic": anthropic,
+            "ollama": ollama,
             "ranking": ranking,
             **({"kserve": _KSERVE} if kserve else {}),
-            "server": [each for each in shown if each not in (*openai, *anthropic, *ranking)],
+            "server": [each for each in shown if each not in (*openai, *anthropic, *ollama, *ranking)],
         }
         what = "OpenAI API, Anthropic API and KServe v2 for language models and Triton model repositories"
         documentation = "README.md and docs/ of the project; penstock serve --help"

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.engines.errors import PenstockError
+from penstock.gateway.anthropic import errors as anthropic_errors
 from penstock.gateway.anthropic.count_tokens import CountTokens
-from penstock.gateway.anthropic.errors import ANTHROPIC_ERRORS, has_path
 from penstock.gateway.anthropic.messages import Messages
 from penstock.gateway.batches.batch_routes import CancelBatch, CreateBatch, GetBatch, ListBatches
 from penstock.gateway.batches.file_routes import CreateFile, DeleteFile, FileContent, GetFile, ListFiles
@@ -26,6 +26,10 @@ from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.http_routes import KServeApp
 from penstock.gateway.llm.adapter_control import AdapterControl
 from penstock.gateway.llm.dataplane import DataPlane
+from penstock.gateway.ollama import errors as ollama_errors
+from penstock.gateway.ollama import models as ollama_models
+from penstock.gateway.ollama.embed import Embed, OldEmbed
+from penstock.gateway.ollama.generate import Chat, Generate
 from penstock.gateway.openai.adapters import LoadAdapter, UnloadAdapter
 from penstock.gateway.openai.chat import ChatCompletions
 from penstock.gateway.openai.completions import Completions
@@ -67,6 +71,7 @@ def build_app(
         GuardedRoute("/v1/messages/count_tokens", CountTokens(dataplane, settings), INFER, methods=["POST"]),
         *_pooling_routes(pooling, settings),
         *_batch_routes(batches),
+        *_ollama_routes(dataplane, pooling, settings),
         GuardedRoute("/v1/models", ModelList(dataplane, pooling), SEE_METADATA, methods=["GET"]),
         GuardedRoute("/v1/models/{name:path}", ModelDetail(dataplane, pooling), SEE_METADATA, methods=["GET"]),
         GuardedRoute("/v1/load_lora_adapter", LoadAdapter(adapters, settings), CHANGE_MODELS, methods=["POST"]),
@@ -106,6 +111,20 @@ def _batch_routes(batches: BatchService | None) -> list[GuardedRoute]:
         GuardedRoute("/v1/batches", ListBatches(batches), OWN_FILES, methods=["GET"]),
         GuardedRoute(batch, GetBatch(batches), OWN_FILES, methods=["GET"]),
         GuardedRoute(f"{batch}/cancel", CancelBatch(batches), OWN_FILES, methods=["POST"]),
+    ]
+
+
+def _ollama_routes(dataplane: DataPlane, pooling: PoolingPlane, settings: AppSettings) -> list[GuardedRoute]:
+    models = ollama_models.Models(dataplane, pooling)
+    return [
+        GuardedRoute("/api/chat", Chat(dataplane, settings), INFER, methods=["POST"]),
+        GuardedRoute("/api/generate", Generate(dataplane, settings), INFER, methods=["POST"]),
+        GuardedRoute("/api/embed", Embed(pooling, settings), INFER, methods=["POST"]),
+        GuardedRoute("/api/embeddings", OldEmbed(pooling, settings), INFER, methods=["POST"]),
+        GuardedRoute("/api/tags", ollama_models.Tags(models), SEE_METADATA, methods=["GET"]),
+        GuardedRoute("/api/ps", ollama_models.Tags(models), SEE_METADATA, methods=["GET"]),
+        GuardedRoute("/api/show", ollama_models.Show(models, settings), SEE_METADATA, methods=["POST"]),
+        GuardedRoute("/api/version", ollama_models.OllamaVersion(settings), SEE_METADATA, methods=["GET"]),
     ]
 
 
@@ -177,8 +196,10 @@ class App:
         if kserve is None:  # Triton knows no paths with a slash at the end
             drop_trailing_slash(scope)
         exchange = Exchange(scope, receive, send, self._drain, self._bodies)
-        if has_path(scope["path"]):
-            exchange.error_form = ANTHROPIC_ERRORS
+        if anthropic_errors.has_path(scope["path"]):
+            exchange.error_form = anthropic_errors.ANTHROPIC_ERRORS
+        elif ollama_errors.has_path(scope["path"]):
+            exchange.error_form = ollama_errors.OLLAMA_ERRORS
         scope[SCOPE_KEY] = exchange
         self._journal.begin(exchange.context)
         try:

@@ -1,0 +1,125 @@
+"""Answers, whole or as lines of JSON."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from penstock.gateway.front.context import RequestContext
+from penstock.gateway.llm.dataplane import ChoiceDelta, Usage
+from penstock.tokenizers import Part, ReasoningPart, TextPart, ToolCallPart
+
+_encode = msgspec.json.Encoder().encode
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+class Answer:
+    """Of one request, as far as it is written: what is new of it is taken from here."""
+
+    def __init__(self, model: str, context: RequestContext, usage: Usage, *, is_chat: bool) -> None:
+        """`usage` goes on counting."""
+        self._model = model
+        self._context = context
+        self._usage = usage
+        self._is_chat = is_chat
+        self._calls: dict[int, list[str]] = {}
+        """Names and arguments of calls that are not taken yet: Ollama shows whole calls."""
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self.finish_reason: str | None = None
+
+    def add(self, delta: ChoiceDelta) -> None:
+        parts: Sequence[Part] = (TextPart(delta.text),) if delta.parts is None else delta.parts
+        for part in parts:
+            match part:
+                case TextPart(text):
+                    self._texts.append(text)
+                case ReasoningPart(text):
+                    self._thoughts.append(text)
+                case ToolCallPart():
+                    self._calls.setdefault(part.index, [part.name or ""]).append(part.arguments)
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+
+    def taken(self) -> dict[str, Any] | None:
+        """What is new, without calls that may go on; None when there is nothing."""
+        complete = len(self._calls) - (0 if self.finish_reason is not None else 1)
+        calls = [self._calls.pop(index) for index in sorted(self._calls)[: max(0, complete)]]
+        text, thought = "".join(self._texts), "".join(self._thoughts)
+        self._texts, self._thoughts = [], []
+        if not (text or thought or calls):
+            return None
+        return self._shown(text, thought, [shown for call in calls if (shown := _shown_call(call)) is not None])
+
+    def _shown(self, text: str, thought: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+        thinking = {"thinking": thought} if thought else {}
+        if not self._is_chat:
+            return {"response": text, **thinking}
+        called = {"tool_calls": calls} if calls else {}
+        return {"message": {"role": "assistant", "content": text, **thinking, **called}}
+
+    def nothing(self) -> dict[str, Any]:
+        return self._shown("", "", [])
+
+    def line(self, new: dict[str, Any]) -> bytes:
+        return _encode({"model": self._model, "created_at": now(), **new, "done": False}) + b"\n"
+
+    def end(self, new: dict[str, Any] | None) -> bytes:
+        """The last line, or the whole answer. Durations are in nanoseconds."""
+        ended, record = time.monotonic(), self._context.record
+        first = ended if record.first_token is None else record.first_token
+        body = {
+            "model": self._model,
+            "created_at": now(),
+            **(self.nothing() if new is None else new),
+            "done": True,
+            "done_reason": "length" if self.finish_reason == "length" else "stop",
+            "total_duration": _ns(ended - self._context.arrival),
+            "load_duration": 0,
+            "prompt_eval_count": self._usage.prompt_tokens,
+            "prompt_eval_duration": _ns(first - self._context.arrival),
+            "eval_count": self._usage.completion_tokens,
+            "eval_duration": _ns(ended - first),
+        }
+        return _encode(body) + b"\n"
+
+
+class Lines(Answer):
+    """The frames of a stream."""
+
+    live = 1
+
+    def __init__(self, model: str, context: RequestContext, usage: Usage, *, is_chat: bool) -> None:
+        super().__init__(model, context, usage, is_chat=is_chat)
+        self.heartbeat = self.line(self.nothing())
+
+    def render(self, deltas: Sequence[ChoiceDelta]) -> bytes:
+        for delta in deltas:
+            self.add(delta)
+        if self.finish_reason is not None:
+            self.live = 0
+        new = self.taken()
+        return b"" if new is None else self.line(new)
+
+    def ending(self) -> bytes:
+        return self.end(None)
+
+
+def _shown_call(call: list[str]) -> dict[str, Any] | None:
+    """None for one that was cut off: its arguments are no JSON."""
+    name, *arguments = call
+    try:
+        return {"function": {"name": name, "arguments": msgspec.json.decode("".join(arguments) or "{}")}}
+    except msgspec.DecodeError:
+        return None
+
+
+def _ns(seconds: float) -> int:
+    return max(0, round(seconds * 1e9))

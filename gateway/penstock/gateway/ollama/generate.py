@@ -1,0 +1,107 @@
+"""POST /api/chat and /api/generate."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Awaitable
+from typing import TypeVar
+
+import msgspec
+
+from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.gateway.front.context import RequestContext
+from penstock.gateway.generating.bodies import parse
+from penstock.gateway.generating.endpoint import GeneratingEndpoint
+from penstock.gateway.generating.sse import stream
+from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.llm.dataplane import GenerateRequest as WantedText
+from penstock.gateway.llm.dataplane import Generation
+from penstock.gateway.ollama.answers import Answer, Lines, now
+from penstock.gateway.ollama.names import model_name
+from penstock.gateway.ollama.schemas import UNSUPPORTED, ChatRequest, GenerateRequest, Message
+from penstock.gateway.ollama.translation import openai_chat, openai_completion, template_messages
+from penstock.gateway.openai.chat_generation import chat_generation
+from penstock.gateway.openai.validation import completion_generate_request
+
+_JSON_LINES = b"application/x-ndjson"
+_R = TypeVar("_R", ChatRequest, GenerateRequest)
+
+
+class _Endpoint(GeneratingEndpoint[_R]):
+    schema: type[_R]
+    unsupported = UNSUPPORTED
+    is_chat: bool
+
+    def _parse(self, body: bytes) -> _R:
+        return parse(body, self.schema, self.unsupported)
+
+    def _respond(self, exchange: Exchange, request: _R, wanted: WantedText, generation: Generation) -> Awaitable[None]:
+        if request.stream is False:
+            return self._answer(exchange, request, generation)
+        lines = Lines(request.model, exchange.context, generation.usage, is_chat=self.is_chat)
+        return stream(exchange, generation, lines, ending=lines.ending, content_type=_JSON_LINES, early=lines.heartbeat)
+
+    async def _answer(self, exchange: Exchange, request: _R, generation: Generation) -> None:
+        answer = Answer(request.model, exchange.context, generation.usage, is_chat=self.is_chat)
+        async for deltas in generation:
+            for delta in deltas:
+                answer.add(delta)
+        await exchange.respond(200, answer.end(answer.taken()))
+
+    async def _answer_at_once(self, exchange: Exchange, request: _R) -> bool:
+        """An empty request asks for the model to be loaded, or with `keep_alive` 0 for the opposite."""
+        if not self._is_empty(request):
+            return False
+        name = self._name(request)
+        exchange.context.principal.require_model(name)
+        self._dataplane.model(name)
+        if request.keep_alive in (0, "0", "0s"):
+            raise UnsupportedError("keep_alive: models stay loaded here.", param="keep_alive")
+        empty = {"message": {"role": "assistant", "content": ""}} if self.is_chat else {"response": ""}
+        body = {"model": request.model, "created_at": now(), **empty, "done": True, "done_reason": "load"}
+        await exchange.respond(200, msgspec.json.encode(body))
+        return True
+
+    def _name(self, request: _R) -> str:
+        return model_name(request.model, lambda name: self._dataplane.holder(name) is not None)
+
+    @abstractmethod
+    def _is_empty(self, request: _R) -> bool: ...
+
+
+class Chat(_Endpoint[ChatRequest]):
+    schema = ChatRequest
+    is_chat = True
+
+    def _is_empty(self, request: ChatRequest) -> bool:
+        return not request.messages
+
+    async def _wanted(self, request: ChatRequest, context: RequestContext) -> WantedText:
+        name = self._name(request)
+        chat = openai_chat(request, name, self._dataplane.model(name), request.tools)
+        return await chat_generation(
+            self._dataplane, self._settings, chat, template_messages(request.messages), context
+        )
+
+
+class Generate(_Endpoint[GenerateRequest]):
+    """A prompt is the one message of a chat, unless it is `raw`, has a `suffix`, or the model has no chat template."""
+
+    schema = GenerateRequest
+    is_chat = False
+
+    def _is_empty(self, request: GenerateRequest) -> bool:
+        return not request.prompt
+
+    async def _wanted(self, request: GenerateRequest, context: RequestContext) -> WantedText:
+        name = self._name(request)
+        model = self._dataplane.model(name)
+        if request.raw or request.suffix or not model.has_chat_template:
+            if request.system:
+                raise InvalidRequestError("system: this prompt goes to the model as it is.", param="system")
+            completion = openai_completion(request, name)
+            return completion_generate_request(completion, model, self._settings, context)
+        system = [Message("system", request.system)] if request.system else []
+        messages = template_messages([*system, Message("user", request.prompt)])
+        chat = openai_chat(request, name, model, None)
+        return await chat_generation(self._dataplane, self._settings, chat, messages, context)

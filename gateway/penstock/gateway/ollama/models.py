@@ -1,0 +1,126 @@
+"""What models there are: GET /api/tags, /api/ps and /api/version, POST /api/show."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from penstock.engines.errors import InvalidRequestError
+from penstock.gateway.generating.bodies import parse
+from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.llm.dataplane import DataPlane, ServedModel
+from penstock.gateway.ollama.names import model_name
+from penstock.gateway.ollama.schemas import ShowRequest
+from penstock.gateway.pooling.models import PoolingModel
+from penstock.gateway.pooling.plane import PoolingPlane
+
+
+class Models:
+    """Those that are loaded, of both kinds."""
+
+    def __init__(self, dataplane: DataPlane, pooling: PoolingPlane) -> None:
+        self._dataplane = dataplane
+        self._pooling = pooling
+
+    def listed(self, exchange: Exchange) -> list[dict[str, Any]]:
+        """That the caller may use. Sizes are not known here."""
+        may_use = exchange.context.principal.may_use
+        found = [(model.name, model.created) for model in self._dataplane.models()]
+        found += [(name, model.created) for name, model in self._pooling.loaded_names()]
+        return [_entry(name, created) for name, created in found if may_use(name)]
+
+    def shown(self, given: str, exchange: Exchange) -> dict[str, Any]:
+        """Raises ModelNotFoundError, PermissionDeniedError."""
+        encoders = dict(self._pooling.loaded_names())
+        name = model_name(given, lambda each: each in encoders or self._dataplane.holder(each) is not None)
+        exchange.context.principal.require_model(name)
+        if name in encoders:
+            return _shown_encoder(encoders[name])
+        return _shown(self._dataplane.model(name))
+
+
+class Tags:
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope[SCOPE_KEY]
+        await exchange.respond(200, msgspec.json.encode({"models": self._models.listed(exchange)}))
+
+
+class Show:
+    schema = ShowRequest
+
+    def __init__(self, models: Models, settings: AppSettings) -> None:
+        self._models = models
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope[SCOPE_KEY]
+        request = parse(await exchange.body(self._settings.max_body_bytes), ShowRequest, {})
+        given = request.model or request.name
+        if not given:
+            raise InvalidRequestError("model is missing.", param="model")
+        await exchange.respond(200, msgspec.json.encode(self._models.shown(given, exchange)))
+
+
+class OllamaVersion:
+    def __init__(self, settings: AppSettings) -> None:
+        self._body = msgspec.json.encode({"version": settings.version})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope[SCOPE_KEY]
+        await exchange.respond(200, self._body)
+
+
+def _entry(name: str, created: int) -> dict[str, Any]:
+    digest = hashlib.sha256(f"{name} {created}".encode()).hexdigest()
+    named = {"name": name, "model": name, "digest": digest}
+    return {**named, "modified_at": _time(created), "size": 0, "details": _details()}
+
+
+def _details() -> dict[str, Any]:
+    return {
+        "parent_model": "",
+        "format": "safetensors",
+        "family": "",
+        "families": None,
+        "parameter_size": "",
+        "quantization_level": "",
+    }
+
+
+def _shown(model: ServedModel) -> dict[str, Any]:
+    capabilities = ["completion"]
+    if model.parsers.tools is not None:
+        capabilities.append("tools")
+    if model.parsers.reasoning is not None:
+        capabilities.append("thinking")
+    if model.fills_in:
+        capabilities.append("insert")
+    return _description(model.created, model.info.context_length, capabilities)
+
+
+def _shown_encoder(model: PoolingModel) -> dict[str, Any]:
+    return _description(model.created, model.source.info.max_tokens, [] if model.head is not None else ["embedding"])
+
+
+def _description(created: int, context_length: int, capabilities: list[str]) -> dict[str, Any]:
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": "",
+        "details": _details(),
+        "model_info": {"general.architecture": "model", "model.context_length": context_length},
+        "capabilities": capabilities,
+        "modified_at": _time(created),
+    }
+
+
+def _time(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

@@ -497,3 +497,20 @@ def test_predictions_change_nothing_but_the_number_of_steps(candidate):
         num_right, _ = driver.ends[request].guessed
         assert driver.stats.accepted_tokens == num_right
         assert (num_right > 5) is fewer
+
+
+def test_tokens_that_the_request_does_not_allow(candidate):
+    candidate.needs("logprobs")
+    asked, free = prompt(20), candidate.expect(prompt(20), 12)
+    at = next(at for at in range(1, 11) if free[at : at + 2] not in [free[n : n + 2] for n in range(at)])
+    driver = driver_of(candidate)
+    [without] = driver.add(asked, 12, bad_words=((free[0],),))
+    [pair] = driver.add(asked, 12, bad_words=(tuple(free[at : at + 2]),))
+    [few] = driver.add(asked, 12, allowed_token_ids=(5, 9, 40), temperature=1.0, seed=1)
+    [other] = driver.add(asked, 12)
+    driver.run()
+    assert free[0] not in driver.tokens[without]
+    assert driver.tokens[pair][: at + 1] == free[: at + 1]
+    assert driver.tokens[pair][at + 1] != free[at + 1]
+    assert set(driver.tokens[few]) <= {5, 9, 40}
+    assert driver.tokens[other] == free

@@ -35,7 +35,7 @@ from penstock.gateway.llm.generation import Generation, Usage
 from penstock.gateway.llm.model_metrics import ModelMetrics
 from penstock.gateway.llm.models import LoadedModel, ServedModel
 from penstock.gateway.llm.prompts import encode_prompts
-from penstock.gateway.llm.token_limits import word_tokens
+from penstock.gateway.llm.request_tokens import prompt_tokens, tokenized_params
 from penstock.gateway.llm.token_logprobs import Candidate, TokenLogprob
 from penstock.tokenizers import ChatTemplateError, Tokenizer
 
@@ -268,8 +268,8 @@ class DataPlane:
             record.model = model.names[0] if adapter is None else adapter.name
             record.enter(Stage.TOKENIZE)
             async with self._until_deadline(request.context):
-                prompts = await self._prompts(model, request)
-                params = await self._tokenized(model, request)
+                prompts = await prompt_tokens(model, request, self._text_pool)
+                params = await tokenized_params(model, request, self._text_pool)
             adds = [self._add(model, adapter, request, params, prompt, info) for prompt in prompts]
             wanted = request.params.max_tokens * request.n  # 0 where the caller names none: the context may leave much
             request.context.pay_tokens(sum(len(prompt) + wanted for prompt in prompts))
@@ -297,46 +297,6 @@ class DataPlane:
             generation.close()
             raise
 
-    async def _prompts(self, model: LoadedModel, request: GenerateRequest) -> list[list[int]]:
-        texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
-        fills = None if request.suffix is None else model.tokenizer.fill_in_middle
-        if request.suffix is not None:
-            texts.append(request.suffix)
-        encoded = iter(
-            await encode_prompts(
-                model,
-                texts,
-                self._text_pool,
-                add_special_tokens=request.add_special_tokens and fills is None,
-                cut=request.truncation is not None,
-            )
-        )
-        info, cut = model.engine.info, request.truncation
-        prompts = [
-            next(encoded) if isinstance(prompt, str) else _checked_ids(prompt, info.vocab_size)
-            for prompt in request.prompts
-        ]
-        if fills is not None:
-            behind = next(encoded)
-            prompts = [fills.prompt(prompt, behind) for prompt in prompts]
-        if cut is None:
-            return prompts
-        return [cut.applied(prompt, info.context_length, request.params.max_tokens) for prompt in prompts]
-
-    async def _tokenized(self, model: LoadedModel, request: GenerateRequest) -> SamplingParams:
-        """The sampling parameters with the tokens of those that are texts."""
-        params, fills = request.params, model.tokenizer.fill_in_middle
-        if request.suffix is not None and fills is not None:
-            params = msgspec.structs.replace(params, stop_token_ids=(*params.stop_token_ids, *fills.ends))
-        if request.bad_words:
-            params = msgspec.structs.replace(params, bad_words=word_tokens(request.bad_words, model.tokenizer))
-        if request.prediction:
-            [tokens] = await encode_prompts(
-                model, [request.prediction], self._text_pool, add_special_tokens=False, cut=True
-            )
-            params = msgspec.structs.replace(params, prediction=tuple(tokens[: model.engine.info.context_length]))
-        return params
-
     def _add(
         self,
         model: LoadedModel,
@@ -346,7 +306,7 @@ class DataPlane:
         prompt: list[int],
         info: ModelInfo,
     ) -> AddRequest:
-        """`params`: of `_tokenized`."""
+        """`params`: of `tokenized_params`."""
         max_tokens = _max_tokens(params, prompt, info, clamp=self._clamp_max_tokens)
         min_tokens = min(params.min_tokens, max_tokens)
         params = msgspec.structs.replace(params, max_tokens=max_tokens, min_tokens=min_tokens)
@@ -387,12 +347,6 @@ class DataPlane:
 def _check_supported(params: SamplingParams, info: ModelInfo) -> None:
     if not info.supports_logprobs and (params.logprobs is not None or params.prompt_logprobs is not None):
         raise UnsupportedError(f"The {info.runner} engine has no logprobs.", param="logprobs")
-
-
-def _checked_ids(prompt: list[int], vocab_size: int) -> list[int]:
-    if prompt and not 0 <= min(prompt) <= max(prompt) < vocab_size:
-        raise InvalidRequestError(f"Token ids must be in 0..{vocab_size - 1}.", param="prompt")
-    return prompt
 
 
 def _max_tokens(params: SamplingParams, prompt: list[int], info: ModelInfo, *, clamp: bool) -> int:

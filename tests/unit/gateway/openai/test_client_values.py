@@ -10,6 +10,7 @@ from penstock.engines.contract.messages import SamplingParams
 from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import GenerateRequest, ServedModel
+from penstock.gateway.llm.truncation import Truncation
 from penstock.gateway.openai.service_tier import real_tier, tier_priority
 from penstock.gateway.ports.http_apps import build_app
 from protocol.asgi_client import AsgiCall, call
@@ -228,3 +229,25 @@ async def test_every_chunk_but_the_last_says_that_its_usage_is_null() -> None:
         *chunks, last = [event for event in answer.events() if isinstance(event, dict)]
         assert all(chunk["usage"] is None for chunk in chunks)
         assert last["usage"]["completion_tokens"] > 0
+
+
+@pytest.mark.parametrize(("joins", "given", "status"), [(True, False, 200), (False, True, 200), (False, False, 400)])
+async def test_spaces_between_special_tokens(joins: bool, given: bool, status: int) -> None:
+    model = ServedModel("tiny", "root", 0, INFO, joins_special_tokens=joins)
+    for path in (CHAT, TEXT):
+        app = build_app(FakeDataPlane(models=(model,)), AppSettings())
+        answer = await call(app, path, BODIES[path] | {"spaces_between_special_tokens": given})
+        assert answer.status == status
+        if status == 400:
+            assert answer.json()["error"]["param"] == "spaces_between_special_tokens"
+
+
+async def test_texts_for_the_data_plane_arrive() -> None:
+    cut = {"truncate_prompt_tokens": 5, "truncation_side": "right"}
+    for path in (CHAT, TEXT):
+        request = await wanted(path, {"bad_words": ["a b", "c"], "allowed_token_ids": [7, 3, 7], **cut})
+        assert request.bad_words == ("a b", "c")
+        assert request.params.allowed_token_ids == (3, 7)
+        assert request.truncation == Truncation(5, "right")
+    response = await wanted(RESPONSES, {"bad_words": ["x"]})
+    assert response.bad_words == ("x",)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Mapping, Sequence
+from importlib.metadata import EntryPoint
+from typing import Any
 
 import pytest
 
@@ -12,7 +15,14 @@ from helpers_adapters import load_adapter
 from helpers_conformance import driver_of, prompt
 from helpers_engine import Driver, Failing
 from penstock.engines.client.inline import InlineEngine
-from penstock.engines.contract.messages import AddRequest, FinishReason, PoolingParams, SamplingParams
+from penstock.engines.contract.messages import (
+    AddRequest,
+    FinishReason,
+    PoolingParams,
+    ProcessorCall,
+    SamplingParams,
+)
+from penstock.engines.kit.sampling import processors
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.drafts import PromptLookup
 
@@ -514,3 +524,38 @@ def test_tokens_that_the_request_does_not_allow(candidate):
     assert driver.tokens[pair][at + 1] != free[at + 1]
     assert set(driver.tokens[few]) <= {5, 9, 40}
     assert driver.tokens[other] == free
+
+
+class Favourite:
+    """A logits processor: one token, three times."""
+
+    def __init__(self, parameters: Mapping[str, Any], vocab_size: int) -> None:
+        self.token = parameters["token"]
+
+    def __call__(self, prompt: Sequence[int], output: Sequence[int], logits: Any) -> None:
+        if len(output) < 3:
+            logits[self.token] = 1e4
+        elif self.token == 13:
+            raise RuntimeError("unlucky")
+
+
+def test_logits_processors(candidate, monkeypatch):
+    if not candidate.engine.info.supports_processors:
+        pytest.skip("not of this engine: logits processors")
+    entry = EntryPoint("favourite", f"{__name__}:Favourite", processors.GROUP)
+    monkeypatch.setattr(processors, "entry_points", lambda group: [entry])
+    driver = driver_of(candidate)
+
+    def add(parameters: dict[str, Any], name: str = "favourite") -> int:
+        return driver.add(prompt(20), 6, processors=(ProcessorCall(name, parameters),))[0]
+
+    right, unlucky, without, unknown = add({"token": 9}), add({"token": 13}), add({}), add({}, "nobody")
+    [other] = driver.add(prompt(20), 6)
+    driver.run()
+    assert driver.tokens[right] == [9, 9, 9, *candidate.expect([*prompt(20), 9, 9, 9], 3)]
+    assert driver.tokens[unlucky] == [13, 13, 13]
+    for request, told in ((unlucky, "failed"), (without, "does not take"), (unknown, "not installed")):
+        error = driver.ends[request].error
+        assert (error.code, error.param) == ("invalid_request", "logits_processors")
+        assert told in error.message
+    assert driver.tokens[other] == candidate.expect(prompt(20), 6)

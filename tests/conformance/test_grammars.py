@@ -146,6 +146,19 @@ def test_a_thought_that_is_too_long_is_ended(candidate, behind):
     assert driver.tokens[free] == candidate.expect(prompt(10), 8)
 
 
+def test_guesses_do_not_pass_the_end_of_a_thought(candidate):
+    candidate.needs("drafts")
+    budget = ThoughtBudget(30, ("<think>",), ("</think>",), "</think>", inside=True, again=False)
+    tokens = []
+    for settings in ({}, {"speculative": "ngram"}):
+        driver = driver_of(candidate, **settings)
+        [request] = driver.add(prompt(10) * 3, 60, grammar=Grammar("text", "", budget=budget))
+        driver.run()
+        tokens.append(driver.tokens[request])
+    assert tokens[0] == tokens[1]
+    assert make_tokenizer().decode(tokens[0]).count("</think>") == 1
+
+
 def test_what_does_not_compile_ends_alone(candidate):
     driver = driver_of(candidate)
     [wrong] = driver.add(prompt(10), grammar=Grammar("json_schema", '{"not": {}}'), **ASKED)

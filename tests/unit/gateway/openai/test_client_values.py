@@ -136,6 +136,16 @@ REFUSED: list[tuple[str, dict[str, Any], str, str | None]] = [
     (TEXT, {"tool_choice": "required"}, "tool_choice", UNSUPPORTED),
     (TEXT, {"reasoning_effort": "low"}, "reasoning_effort", UNSUPPORTED),
     (TEXT, {"top_logprobs": 3}, "top_logprobs", UNSUPPORTED),
+    *[
+        (path, {name: 5}, name, UNSUPPORTED)
+        for path in (CHAT, TEXT, RESPONSES)
+        for name in ("thinking_token_budget", "max_reasoning_tokens")
+    ],
+    *[(path, {"logits_processors": ["x"]}, "logits_processors", UNSUPPORTED) for path in (CHAT, TEXT, RESPONSES)],
+    *[
+        (path, {"prediction": {"type": "content", "content": "x"}}, "prediction", UNSUPPORTED)
+        for path in (CHAT, TEXT, RESPONSES)
+    ],
 ]
 
 

@@ -1,0 +1,23 @@
+"""Sampling parameters of KServe requests that are lists: as JSON of their own, or as a text that holds it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.engines.errors import InvalidRequestError
+from penstock.gateway.llm.kserve.sampling_inputs import sampling_fields
+from penstock.gateway.llm.sampling import SamplingFields
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"), [("bad_words", '["a b"]', ["a b"]), ("allowed_token_ids", "[3, 5]", [3, 5])]
+)
+def test_lists(name: str, text: str, value: Any) -> None:
+    for given in (text, value):
+        assert getattr(sampling_fields({name: given}, SamplingFields), name) == value
+    for wrong in ("a b", "{", 5):
+        with pytest.raises(InvalidRequestError) as refused:
+            sampling_fields({name: wrong}, SamplingFields)
+        assert refused.value.param == name

@@ -154,9 +154,9 @@ async def test_what_the_server_refuses(server: Server, protocol: str, error: str
     assert answer.detail
 
 
-async def test_a_protocol_that_the_server_does_not_have(server: Server) -> None:
+async def test_a_protocol_that_the_model_does_not_have(server: Server) -> None:
     [answer] = await answers(client_of(server, "openai-embeddings"))
-    assert answer.error == "http_404"
+    assert answer.error == "http_400", "a model that generates gives no embeddings"
 
 
 @pytest.mark.parametrize("protocol", ["kserve-generate", "kserve-grpc-stream", *TENSORS])

@@ -155,7 +155,7 @@ def test_errors_have_the_sdk_s_types(server):
             client.chat.completions.create(model="penstock-demo", messages=[{"role": "user", "content": text}])
         assert too_long.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError) as unsupported:
-        client.chat.completions.create(model="penstock-demo", messages=QUESTION, extra_body={"prompt_logprobs": 1})
+        client.chat.completions.create(model="penstock-demo", messages=QUESTION, extra_body={"store": True})
     assert unsupported.value.code == "unsupported_parameter"
 
 

@@ -71,6 +71,11 @@ class StreamTable:
         if ended:
             self._send([AbortRequests(ended)])
 
+    def give_up(self) -> None:
+        """Tells the engine that nothing is wanted any more; the streams still wait for their end."""
+        if self._streams:
+            self._send([AbortRequests(list(self._streams))])
+
     def fail_all(self, error: PenstockError) -> None:
         """The engine is gone: ends everything that is live with this error."""
         self.sent = 0

@@ -315,11 +315,12 @@ class ProcessEngine:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        self._streams.give_up()  # else the process would end only after what it computes
+        link, self._link = self._link, None
         self._fail_all(EngineDeadError("The server was stopped."))
         await self._end_process()
+        if link is not None:
+            link.close()
 
     async def _end_process(self, patience: float = 5.0) -> None:
         process = self._process

@@ -1,0 +1,1 @@
+"""Models in a Python program: the engines and the data plane of a server, without its ports."""

@@ -1,0 +1,101 @@
+"""Many prompts, answered as many at a time as the engine computes together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.gateway.front.context import RequestContext
+from penstock.gateway.generating.collect import collect
+from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.llm.dataplane import GenerateRequest, Generation
+from penstock.gateway.offline.model_host import ModelHost
+from penstock.gateway.offline.outputs import Answer, chat_answer, completion_answer
+from penstock.gateway.openai.chat_generation import chat_generation
+from penstock.gateway.openai.messages import template_messages
+from penstock.gateway.openai.schemas import ChatRequest, CompletionRequest
+from penstock.gateway.openai.tools import tool_use
+from penstock.gateway.openai.validation import completion_generate_request
+from penstock.gateway.pooling.embeddings import embed
+from penstock.gateway.pooling.schemas import EmbeddingRequest
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+class Answering:
+    """Lives on the loop; its methods raise PenstockError."""
+
+    def __init__(self, host: ModelHost) -> None:
+        self._host = host
+        self._settings = AppSettings(policy=host.config.scheduling.policy)
+        self._at_once = 2 * host.config.scheduling.max_num_seqs
+        """Running requests, and as many that wait, so that no step is short of them."""
+
+    async def completions(self, requests: Sequence[CompletionRequest]) -> list[Answer]:
+        return await in_order(requests, self._completion, self._at_once)
+
+    async def chats(self, requests: Sequence[ChatRequest]) -> list[Answer]:
+        return await in_order(requests, self._chat, self._at_once)
+
+    async def vectors(self, requests: Sequence[EmbeddingRequest]) -> list[npt.NDArray[np.float32]]:
+        """Of each request the rows of its texts."""
+        return await in_order(requests, self._embed, 2)
+
+    async def completion_generation(self, request: CompletionRequest) -> Generation:
+        return await self._host.dataplane.generate(self._wanted_completion(request))
+
+    async def chat_generation(self, request: ChatRequest) -> Generation:
+        return await self._host.dataplane.generate(await self._wanted_chat(request))
+
+    def _wanted_completion(self, request: CompletionRequest) -> GenerateRequest:
+        model = self._host.dataplane.model(request.model)
+        return completion_generate_request(request, model, self._settings, RequestContext())
+
+    async def _wanted_chat(self, request: ChatRequest) -> GenerateRequest:
+        self._host.dataplane.model(request.model)
+        messages = template_messages(request.messages)
+        return await chat_generation(self._host.dataplane, self._settings, request, messages, RequestContext())
+
+    async def _completion(self, request: CompletionRequest) -> Answer:
+        wanted = self._wanted_completion(request)
+        async with await self._host.dataplane.generate(wanted) as generation:
+            collected = await collect(generation, wanted.n)
+        return completion_answer(wanted.prompts[0], generation, collected, logprobs=request.logprobs is not None)
+
+    async def _chat(self, request: ChatRequest) -> Answer:
+        wanted = await self._wanted_chat(request)
+        async with await self._host.dataplane.generate(wanted) as generation:
+            collected = await collect(generation, wanted.n)
+        return chat_answer(
+            generation, collected, logprobs=bool(request.logprobs), names_tool=tool_use(request).is_named
+        )
+
+    async def _embed(self, request: EmbeddingRequest) -> npt.NDArray[np.float32]:
+        context = RequestContext()
+        model = self._host.pooling.model(request.model, context)
+        vectors, _ = await embed(self._host.pooling, model, request, context)
+        return vectors
+
+
+async def in_order(items: Sequence[_T], answer: Callable[[_T], Awaitable[_R]], at_once: int) -> list[_R]:
+    """The answers in the items' order. The first error ends all of them and is raised."""
+    numbered = enumerate(items)
+    found: dict[int, _R] = {}
+
+    async def work() -> None:
+        for number, item in numbered:
+            found[number] = await answer(item)
+
+    workers = [asyncio.create_task(work()) for _ in range(min(at_once, len(items)))]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    return [found[number] for number in range(len(found))]

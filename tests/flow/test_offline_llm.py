@@ -376,3 +376,24 @@ def test_ctrl_c_ends_a_call() -> None:
     assert program.returncode == -signal.SIGINT
     assert errors.rstrip().endswith("KeyboardInterrupt")
     assert not psutil.pid_exists(pid)
+
+
+def test_a_fork_is_told_that_it_is_not_its_own() -> None:
+    """Its thread is not there, so it would wait for ever."""
+    program = run_program(
+        "import os\nfrom penstock import LLM\nllm = LLM(engine='simulated')\nif not os.fork():\n"
+        "    try: llm.generate('a')\n    except Exception as error: print(type(error).__name__, flush=True)\n"
+        "    llm.close()\n    os._exit(0)\nos.wait()\nprint(len(llm.generate('a')))"
+    )
+    out, errors = program.communicate(timeout=60)
+    assert (out.split(), errors) == (["ClosedError", "1"], "")
+
+
+@pytest.mark.parametrize("page", ["docs/offline.md", "README.md"])
+def test_the_example_of_the_docs(page: str) -> None:
+    text = (Path(__file__).parents[2] / page).read_text()
+    [code] = [code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "penstock import LLM" in code]
+    program = run_program(code)
+    out, errors = program.communicate(timeout=60)
+    assert (program.returncode, errors) == (0, "")
+    assert out.strip()

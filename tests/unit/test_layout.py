@@ -67,8 +67,10 @@ def test_the_rooms_are_here() -> None:
 @pytest.mark.parametrize("room", [*MAY_IMPORT, "loadtest"])
 def test_penstock_is_one_namespace(room: str) -> None:
     assert not (ROOT / room / "__init__.py").exists(), "a top-level package would shadow others, tokenizers for one"
-    assert not (ROOT / room / "penstock" / "__init__.py").exists(), "it would hide the other rooms"
-    packages = {path.name for path in (ROOT / room / "penstock").iterdir() if path.is_dir()}
+    has_module = (ROOT / room / "penstock" / "__init__.py").exists()
+    assert has_module == (room == "gateway"), "one of them says what `penstock` is, and finds the other rooms"
+    folders = {path.name for path in (ROOT / room / "penstock").iterdir() if path.is_dir()}
+    packages = folders - {"__pycache__"}
     assert packages == PACKAGES.get(room, {room})
 
 
@@ -99,7 +101,7 @@ LAYERS = (
     {"generating"},
     {"pooling"},
     {"anthropic", "openai"},
-    {"ollama", "responses"},
+    {"offline", "ollama", "responses"},
     {"batches"},
     {"ports"},
     {"composition"},
@@ -207,6 +209,23 @@ def test_hugging_faces_tokenizers_is_found_from_the_repository() -> None:
 def test_starting_up_does_not_import_torch(module: str) -> None:
     code = f"import sys, {module}; print(sorted({{'torch', 'transformers', 'tensorflow', 'jax'}} & set(sys.modules)))"
     assert run_python(code) == "[]"
+
+
+def test_penstock_alone_loads_nothing() -> None:
+    names = "sorted(name for name in sys.modules if name.partition('.')[0] in ('penstock', 'numpy', 'asyncio'))"
+    assert run_python(f"import sys, penstock; print({names})") == "['penstock']"
+
+
+def test_penstock_has_its_llm_and_all_rooms() -> None:
+    """Also where only the rooms' folders are on the path."""
+    rooms = [str(ROOT / room) for room in (*MAY_IMPORT, "loadtest")]
+    for order in (rooms, rooms[::-1]):
+        code = (
+            f"import sys; sys.path[:0] = {order}; import penstock; from penstock import LLM;"
+            "import penstock.kvcache, penstock.tokenizers, penstock.loadtest, penstock.classic.base;"
+            "print(penstock.LLM is LLM, hasattr(penstock, 'LLMs'))"
+        )
+        assert run_python(code) == "True False"
 
 
 def test_an_engine_process_of_simulated_models_loads_no_openvino() -> None:

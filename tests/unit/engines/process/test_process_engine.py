@@ -102,6 +102,16 @@ async def test_kill_9_ends_every_stream_with_one_error_and_the_engine_comes_back
     assert engine.stats.num_free_blocks == engine.stats.num_blocks
 
 
+async def test_a_stopped_process_ends_by_itself_whatever_it_computes(start):
+    engine = await start(**SLOW)
+    process = engine._process
+    stream = submit(engine, max_tokens=6_000)
+    await stream.__anext__()
+    await engine.stop()
+    assert process.returncode == 0, "it was killed"
+    assert ends(await collect(stream)) == [(FinishReason.ERROR, "engine_dead")]
+
+
 async def test_a_hung_process_is_replaced_within_the_watchdog_time(start):
     engine = await start(WatchdogConfig(timeout=1.5, ready_timeout=0.5), **SLOW, faults=f"hang={MARKER}")
     stream = submit(engine, prompt=[1, MARKER, 2])

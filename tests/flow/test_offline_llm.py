@@ -387,13 +387,3 @@ def test_a_fork_is_told_that_it_is_not_its_own() -> None:
     )
     out, errors = program.communicate(timeout=60)
     assert (out.split(), errors) == (["ClosedError", "1"], "")
-
-
-@pytest.mark.parametrize("page", ["docs/offline.md", "README.md"])
-def test_the_example_of_the_docs(page: str) -> None:
-    text = (Path(__file__).parents[2] / page).read_text()
-    [code] = [code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "penstock import LLM" in code]
-    program = run_program(code)
-    out, errors = program.communicate(timeout=60)
-    assert (program.returncode, errors) == (0, "")
-    assert out.strip()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 from openai import OpenAI
 
 _LISTENING = re.compile(r"listening on https?://\S+:(\d+) \(gRPC (\d+), metrics (\d+)\)")
@@ -142,6 +143,14 @@ def serving(*flags: str, environ: dict[str, str] | None = None) -> Iterator[Serv
         yield server.wait_ready()
     finally:
         server.close()
+
+
+def is_running(pid: int) -> bool:
+    """Not once it has ended, even if the process that adopted it has not noticed yet."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers_server import wait_until
+from helpers_server import is_running, wait_until
 from penstock.loadtest.processes import family
 
 SHORT = ("--tables", "streaming", "--streams", "4", "--output-tokens", "16", "--repeat", "1")
@@ -50,16 +50,17 @@ def test_the_streaming_tables(tmp_path: Path) -> None:
 def test_ended_early_all_servers_end_and_there_is_a_report(tmp_path: Path, number: signal.Signals) -> None:
     process = subprocess.Popen(command(tmp_path, *SHORT, "--seconds", "60"), stderr=subprocess.PIPE, text=True)
     try:
-        wait_until(lambda: (tmp_path / "logs").is_dir() and len(list((tmp_path / "logs").iterdir())) == 3, 60)
-        pids = family([process.pid])
-        assert len(pids) > 2
+        last = tmp_path / "logs" / "streaming-penstock-stream.log"
+        wait_until(lambda: last.is_file() and last.stat().st_size > 0, 60)  # all are started, and the last one speaks
+        started = family([process.pid])
+        assert len(started) > 2
         process.send_signal(number)
         _, said = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 130, said
     assert "ended early" in said
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    wait_until(lambda: not any(map(is_running, started)))
     assert json.loads((tmp_path / "out.json").read_text())["interrupted"] is True
     assert "**Ended early by the user**" in (tmp_path / "out.md").read_text()
 

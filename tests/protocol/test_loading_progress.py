@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from helpers_hub import Hub, serving_hub
-from helpers_server import Server, wait_until
+from helpers_server import Server, is_running, wait_until
 
 DEMO = Path(__file__).parents[2] / "gateway" / "penstock" / "gateway" / "demo_model"
 FILES = {path.name: path.read_bytes() for path in DEMO.iterdir() if path.suffix in (".json", ".safetensors")}
@@ -82,7 +82,7 @@ def test_a_server_ends_at_once_while_it_downloads(hub: Hub, tmp_path: Path) -> N
         wait_until(lambda: index(server)[0].get("reason"))
         child = server.engine_pid()
         assert server.stop(signal.SIGTERM, 10) == 0
-        wait_until(lambda: not Path(f"/proc/{child}").exists())
+        wait_until(lambda: not is_running(child))
     finally:
         server.close()
 

@@ -5,18 +5,16 @@ takes 10 ms or longer and holds four requests: ten tokens take at least 100 ms, 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from helpers_server import Server, serving
+from helpers_server import Server, is_running, serving, wait_until
 
 PENSTOCK = (sys.executable, "-m", "penstock.gateway.cli")
 SIMULATED = ("--engine", "simulated", "--served-model-name", "m", "--max-num-seqs", "4")
@@ -168,7 +166,4 @@ def test_tuning_that_is_ended_leaves_no_server(name: str, tmp_path: Path) -> Non
     process.send_signal(getattr(signal, name))
     assert process.wait(60) == 130
     assert children
-    deadline = time.monotonic() + 10
-    while any(os.path.exists(f"/proc/{pid}") for pid in children) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in children)
+    wait_until(lambda: not any(map(is_running, children)))

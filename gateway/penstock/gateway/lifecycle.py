@@ -240,7 +240,8 @@ class _Server:
                     await stopping
             else:
                 loading.cancel()
-                await asyncio.gather(loading, return_exceptions=True)
+                if self._loaded:  # it answers a file; models that are loading are told to stop below
+                    await asyncio.gather(loading, return_exceptions=True)
                 status = 0 if file is None else _INTERRUPTED
         except (PenstockError, ConfigError) as error:
             logger.error("%s%s", "" if self._loaded else "the models could not be loaded: ", error)

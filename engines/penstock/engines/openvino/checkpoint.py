@@ -1,4 +1,4 @@
-"""Safetensors checkpoints, memory-mapped: one file, or shards with an index."""
+"""Checkpoints, memory-mapped: safetensors or GGUF, in one file or in several."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from penstock.engines.errors import EngineError
+from penstock.engines.formats.gguf.files import gguf_files, read_tensors
+from penstock.engines.formats.gguf.tensors import BlockTensor
 from penstock.engines.formats.model_files import weight_files
 from penstock.engines.formats.safetensors_file import StoredTensor, read_safetensors
 
@@ -21,12 +23,17 @@ class Checkpoint:
 
     def __init__(self, model_dir: Path, rename: Callable[[str], str | None] = lambda name: name) -> None:
         """`rename`: what a tensor of the files is called here; None: it is left out."""
-        self._tensors: dict[str, StoredTensor] = {}
+        self._tensors: dict[str, StoredTensor | BlockTensor] = {}
         self._maps: list[mmap.mmap] = []
-        for path in weight_files(model_dir):
-            tensors, mapping = read_safetensors(path, lambda name: rename(name) is not None)
-            self._maps.append(mapping)
+        gguf = gguf_files(model_dir)
+        if gguf:
+            tensors, self._maps = read_tensors(gguf)
             self._tensors.update((rename(name) or name, tensor) for name, tensor in tensors.items())
+            return
+        for path in weight_files(model_dir):
+            stored, mapping = read_safetensors(path, lambda name: rename(name) is not None)
+            self._maps.append(mapping)
+            self._tensors.update((rename(name) or name, tensor) for name, tensor in stored.items())
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -37,7 +44,12 @@ class Checkpoint:
     @property
     def num_bytes(self) -> int:
         """Of all tensors together."""
-        return sum(len(tensor.data) for tensor in self._tensors.values())
+        return sum(tensor.data.nbytes for tensor in self._tensors.values())
+
+    @property
+    def quantized(self) -> bool:
+        """Some of its tensors are in a format that the graph has to be given in another one."""
+        return any(isinstance(tensor, BlockTensor) for tensor in self._tensors.values())
 
     def release_pages(self) -> None:
         """Gives the memory behind the mapping back to the system; what is read again comes from the file again."""
@@ -45,7 +57,7 @@ class Checkpoint:
             for mapping in self._maps:
                 mapping.madvise(mmap.MADV_DONTNEED)
 
-    def __getitem__(self, name: str) -> StoredTensor:
+    def __getitem__(self, name: str) -> StoredTensor | BlockTensor:
         try:
             return self._tensors[name]
         except KeyError:

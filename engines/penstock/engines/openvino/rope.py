@@ -1,7 +1,8 @@
 """Rotary position embedding: inverse frequencies and the factor on cos and sin, from either style of config.
 
-Types: default, linear, llama3 (Llama 3.1's smoothed bands) and yarn (arXiv:2309.00071). Types whose frequencies depend
-on the length of the sequence (dynamic, longrope) are refused: cached keys would have to be rotated again.
+Types: default, linear, llama3 (Llama 3.1's smoothed bands), yarn (arXiv:2309.00071) and divided (by a number for each
+frequency, as GGUF files have it). Types whose frequencies depend on the length of the sequence (dynamic, longrope) are
+refused: cached keys would have to be rotated again.
 """
 
 from __future__ import annotations
@@ -135,8 +136,16 @@ def _yarn_attention_factor(settings: Mapping[str, Any], factor: float) -> float:
     return scale(1.0)
 
 
+def _divided(settings: Mapping[str, Any], inv_freq: Frequencies, theta: float) -> Rope:
+    divisors = np.asarray(settings["divisors"], np.float32)
+    if divisors.shape != inv_freq.shape:
+        raise ValueError(f"{len(divisors)} divisors for {len(inv_freq)} frequencies")
+    return Rope(inv_freq / divisors)
+
+
 _KINDS: dict[str, Callable[[Mapping[str, Any], Frequencies, float], Rope]] = {
     "default": _default,
+    "divided": _divided,
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,

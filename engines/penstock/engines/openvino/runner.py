@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,8 @@ from penstock.engines.openvino.model import BufferedDecoder
 from penstock.engines.openvino.weights import Weights
 from penstock.kvcache import KVGroup
 
+logger = logging.getLogger(__name__)
+
 _COLLAPSE_SECONDS = 3.0
 """May be spent on huge pages at any rate; a model that takes longer to load may take as long again."""
 
@@ -46,6 +50,7 @@ class OpenVINORunner(StepRunner):
         model_len = max_model_len(config.max_model_len, spec.max_position_embeddings)
         eos = eos_token_ids(config.model_dir, settings, spec.vocab_size)
         self._checkpoint = Checkpoint(config.model_dir, full_name)
+        config = _with_weights_of(config, self._checkpoint)
         most_tokens = min(model_len, config.max_num_batched_tokens)
         plans = plan_threads(self._checkpoint.num_bytes, usable_cores(), config.threads, most_tokens)
         compiled, description = _compile(config, spec, self._checkpoint, plans, report)
@@ -87,6 +92,14 @@ class OpenVINORunner(StepRunner):
         # The mapped file goes last: the compiled model may look into it.
         for name in ("_model", "_table", "_checkpoint"):
             delattr(self, name)
+
+
+def _with_weights_of(config: OpenVINOConfig, checkpoint: Checkpoint) -> OpenVINOConfig:
+    """With a type of weights that the graph has, where those of the file have none of its own."""
+    if config.weights != "auto" or not checkpoint.quantized:
+        return config
+    logger.info("the file's quantized weights are kept in int8: a scale for each output row in place of its own blocks")
+    return replace(config, weights="int8")
 
 
 def _compile(

@@ -13,6 +13,7 @@ from openvino.op import Constant
 
 from penstock.engines.contract.loading import Loading, Report, silent
 from penstock.engines.errors import UnsupportedError
+from penstock.engines.formats.gguf.tensors import BlockTensor
 from penstock.engines.formats.safetensors_file import StoredTensor
 from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.config import WeightsType
@@ -21,6 +22,8 @@ Node = Any
 """An OpenVINO graph node; the package has no types of its own for mypy."""
 
 _OV_TYPES = {"BF16": ov.Type.bf16, "F16": ov.Type.f16, "F32": ov.Type.f32}
+Tensor = StoredTensor | BlockTensor
+
 _STORAGE = {"bf16": "BF16", "f16": "F16", "f32": "F32"}
 _CHUNK_ELEMENTS = 4_000_000
 """Float32 elements converted at a time, which bounds the memory beyond the result."""
@@ -67,7 +70,7 @@ class Weights:
     def unused(self) -> list[str]:
         return sorted(set(self._checkpoint) - self._used)
 
-    def _take(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+    def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         tensor = self._checkpoint[name]
         if tensor.shape != shape:
             raise UnsupportedError(f"tensor {name} has shape {tensor.shape}, config.json asks for {shape}")
@@ -80,7 +83,7 @@ class Weights:
             self._tables[name] = self._make(self._take(name, shape))
         return self._tables[name]
 
-    def _make(self, tensor: StoredTensor) -> tuple[Node, Node | None]:
+    def _make(self, tensor: Tensor) -> tuple[Node, Node | None]:
         if self._kind == "int8":
             values = ov.Tensor(ov.Type.i8, ov.Shape(tensor.shape))
             return Constant(values, True), ops.constant(quantize_rows(tensor, values.data))
@@ -104,7 +107,7 @@ def _convert_when_used(convert: Node) -> None:
     convert.get_rt_info()["decompression_0"] = ""
 
 
-def quantize_rows(tensor: StoredTensor, out: npt.NDArray[np.int8]) -> npt.NDArray[np.float32]:
+def quantize_rows(tensor: Tensor, out: npt.NDArray[np.int8]) -> npt.NDArray[np.float32]:
     """Symmetric int8 with a scale for each row: fills `out` [rows, width], returns scales [rows, 1].
 
     An all-zero row gets scale 1.
@@ -119,7 +122,7 @@ def quantize_rows(tensor: StoredTensor, out: npt.NDArray[np.int8]) -> npt.NDArra
     return scales
 
 
-def _convert(tensor: StoredTensor, out: npt.NDArray[Any], storage: str) -> None:
+def _convert(tensor: Tensor, out: npt.NDArray[Any], storage: str) -> None:
     for start, stop in _chunks(tensor):
         rows = tensor.rows_f32(start, stop)
         if storage == "BF16":
@@ -145,7 +148,7 @@ def round_to(value: np.float32, precision: str) -> np.float32:
     return np.float32(np.float16(value)) if precision == "f16" else value
 
 
-def _chunks(tensor: StoredTensor) -> Iterator[tuple[int, int]]:
+def _chunks(tensor: Tensor) -> Iterator[tuple[int, int]]:
     rows, width = tensor.shape
     height = max(1, _CHUNK_ELEMENTS // max(1, width))
     for start in range(0, rows, height):

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from penstock.engines.errors import PenstockError
+from penstock.engines.formats.gguf.files import gguf_files
 from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.openvino.families import parse_config
 from penstock.gateway.configuration.config import ConfigError
@@ -17,10 +18,15 @@ logger = logging.getLogger("penstock")
 
 def choose_engine(folder: Path, *, adapters: bool = False) -> str:
     """With a GPU vllm or torch, as installed; on a CPU openvino, and torch for what it does not have: some
-    architectures, and LoRA adapters.
+    architectures, and LoRA adapters. GGUF files are openvino's everywhere.
 
     Raises ConfigError when the folder has no readable config.json, and when torch would be needed and is not there.
     """
+    if gguf_files(folder):
+        refusal = _openvino_refusal(folder)
+        if refusal is not None:
+            raise ConfigError(f"model: {refusal}; no other engine reads GGUF files")
+        return "openvino"
     if visible_gpus() and find_spec("vllm") is not None:
         return "vllm"
     has_torch = find_spec("torch") is not None and find_spec("transformers") is not None

@@ -11,9 +11,11 @@ from typing import Any
 
 from penstock.engines.client.engine import Engine
 from penstock.engines.contract.model_info import ModelInfo
+from penstock.engines.formats.gguf.files import SUFFIX
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.llm.adapters import Adapter, AdapterSet
 from penstock.gateway.llm.call_counter import CallCounter
+from penstock.gateway.llm.gguf_model import unpack
 from penstock.gateway.llm.model_metrics import ModelMetrics
 from penstock.gateway.llm.model_parsers import NO_PARSERS, ModelParsers
 from penstock.tokenizers import ChatTemplate, ContentFormat, SpecialTextGuard, Tokenizer
@@ -92,12 +94,14 @@ class ModelSource:
 
 
 def find_model(model: str | None) -> ModelSource:
-    """The demo model, or a local folder. Raises ConfigError for anything else."""
+    """The demo model, a local folder, or a GGUF file. Raises ConfigError for anything else."""
     if model is None or model == DEMO_NAME:
         return ModelSource(Path(str(files("penstock.gateway") / "demo_model")), DEMO_NAME)
     path = Path(model).expanduser()
+    if path.suffix == SUFFIX and path.is_file():
+        return ModelSource(unpack(path), path.stem)
     if not path.is_dir():
-        raise ConfigError(f"model: {model} is not a folder with a Hugging Face model")
+        raise ConfigError(f"model: {model} is neither a folder with a Hugging Face model nor a GGUF file")
     return ModelSource(path, path.resolve().name)
 
 
@@ -105,7 +109,7 @@ def is_hub_id(model: str | None) -> bool:
     """Whether it names a model of the hub: nothing that is here, and nothing that looks like a path."""
     if model is None or model == DEMO_NAME or Path(model).expanduser().exists():
         return False
-    return not model.startswith((".", "/", "~")) and model.count("/") <= 1
+    return not model.startswith((".", "/", "~")) and not model.endswith(SUFFIX) and model.count("/") <= 1
 
 
 def default_params(folder: Path) -> dict[str, Any]:

@@ -125,6 +125,8 @@ def _openvino_weights(sizes: Sequence[StoredSize], options: dict[str, Any]) -> i
     kind, item = options["weights"], _item("openvino", sizes, options)
     small = sum(size.num_bytes for size in sizes) <= _TWO_LANES and options["threads"] is None
     lanes, total = 2 if small else 1, 0.0
+    if kind == "auto" and any(size.dtype not in FLOAT_BYTES for size in sizes):
+        kind = "int8"
     for size in sizes:
         stored = FLOAT_BYTES.get(size.dtype, 4)
         kept = 1.0 if kind == "int8" else float(stored) if kind == "auto" else _BYTES[kind]

@@ -1,4 +1,4 @@
-"""What a model's files say of its size, before anything of it is loaded: config.json, and the headers of safetensors.
+"""What a model's files say of its size, before anything of it is loaded: config.json, and the headers of its weights.
 
 Both may be of models that only some engine knows. What is not understood is left open (None, or no tensors): the
 engine, which has to read all of it, is the one to complain.
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engines.errors import EngineError
+from penstock.engines.formats.gguf.files import gguf_files, read_parts
 from penstock.engines.formats.safetensors_file import read_header
 
 FLOAT_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
@@ -43,7 +44,7 @@ class StoredSize:
     """Of one tensor in a checkpoint."""
 
     dtype: str
-    """As safetensors name it, "BF16" for one."""
+    """As the format names it, "BF16" or "Q4_K" for one."""
     count: int
     """Elements, where `dtype` is in FLOAT_BYTES."""
     num_bytes: int
@@ -76,6 +77,9 @@ def read_shape(folder: Path) -> ModelShape | None:
 def stored_sizes(folder: Path) -> list[StoredSize]:
     """Every tensor of the weights; none for files that cannot be read."""
     try:
+        gguf = gguf_files(folder)
+        if gguf:
+            return _block_sizes(gguf)
         return [size for path in _weight_files(folder) for size in _sizes(path)]
     except (EngineError, OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return []
@@ -90,6 +94,14 @@ def _weight_files(folder: Path) -> list[Path]:
         names = set(json.loads(index.read_bytes())["weight_map"].values())
         return [folder / Path(name).name for name in names]
     return [path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated")]
+
+
+def _block_sizes(paths: list[Path]) -> list[StoredSize]:
+    _, tensors, _ = read_parts(paths)
+    return [
+        StoredSize(found.dtype, math.prod(found.shape), found.rows.nbytes, len(found.shape) == 2)
+        for found in tensors.values()
+    ]
 
 
 def _sizes(path: Path) -> list[StoredSize]:

@@ -1,0 +1,76 @@
+"""A GGUF file as a model's folder: the JSON files of one, made from the metadata, beside links to the weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from penstock.engines.errors import PenstockError
+from penstock.engines.formats.gguf.config import config_of, generation_config_of
+from penstock.engines.formats.gguf.files import all_parts, read_parts
+from penstock.gateway.configuration.config import ConfigError
+from penstock.tokenizers import TokenizerError
+from penstock.tokenizers.gguf import tokenizer_config_of, tokenizer_of
+
+_LAYOUT = "1"
+"""Of what is made here: a change makes new folders."""
+
+
+def unpack(path: Path) -> Path:
+    """The folder, in the user's cache; made at the first start with a file, and found again at the next ones.
+
+    Raises ConfigError for a file that cannot be read, and for a model that cannot be described in this way.
+    """
+    try:
+        parts = [part.resolve() for part in all_parts(path)]
+        folder = _cache_folder() / _digest(parts)
+        if not folder.is_dir():
+            _fill(folder, parts)
+    except (PenstockError, TokenizerError) as error:
+        raise ConfigError(f"model: {path.name}: {getattr(error, 'message', error)}") from None
+    except OSError as error:
+        raise ConfigError(
+            f"model: {path.name} cannot be unpacked: {error.strerror}: {error.filename}; XDG_CACHE_HOME names another "
+            "place for the cache"
+        ) from None
+    return folder
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "gguf"
+
+
+def _digest(parts: list[Path]) -> str:
+    """Of what these files are now: another file at the same place has another size or time."""
+    known = [(str(part), (stat := part.stat()).st_size, stat.st_mtime_ns) for part in parts]
+    return hashlib.sha256(repr((_LAYOUT, known)).encode()).hexdigest()[:32]
+
+
+def _fill(folder: Path, parts: list[Path]) -> None:
+    metadata, tensors, _ = read_parts(parts)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # In a folder of its own first: another server may be at it, and this one may be ended.
+    made = Path(tempfile.mkdtemp(dir=folder.parent))
+    try:
+        tokenizer_of(metadata).save(str(made / "tokenizer.json"))
+        _write(made / "tokenizer_config.json", tokenizer_config_of(metadata))
+        _write(made / "config.json", config_of(metadata, tensors))
+        _write(made / "generation_config.json", generation_config_of(metadata))
+        for part in parts:
+            (made / part.name).symlink_to(part)
+        try:
+            made.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, ensure_ascii=False))

@@ -1,0 +1,101 @@
+"""Models in GGUF files say, in f32, the very tokens that transformers says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers_gguf import round_weights, write_gguf
+from helpers_models import load_reference, make_model, reference_tokens
+from helpers_runner import Driver, prompt
+from penstock.engines.errors import EngineError, UnsupportedError
+from penstock.gateway.llm.gguf_model import unpack
+
+COUNT = 30
+PROMPTS = [prompt(length, length) for length in (1, 7, 33, 70)]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def check(model: Path, file: Path, make_runner: Any, **settings: Any) -> None:
+    reference = load_reference(model)
+    wanted = [reference_tokens(reference, tokens, COUNT) for tokens in PROMPTS]
+    assert len({tuple(tokens) for tokens in wanted}) == len(wanted), "the model says the same whatever the prompt"
+    assert Driver(make_runner(unpack(file), weights="f32", **settings)).generate(PROMPTS, COUNT) == wanted
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-llama3", "llama-linear", "llama-yarn", "qwen2", "qwen3", "gemma3"])
+def test_families(family: str, tmp_path: Path, make_runner: Any) -> None:
+    scale = {"query_pre_attn_scalar": 16} if family == "gemma3" else {}  # the file does not say it
+    model = make_model(tmp_path / "model", family, **scale)
+    check(model, write_gguf(model, tmp_path / "x.gguf"), make_runner)
+
+
+def mixed(name: str) -> str:
+    """As llama.cpp mixes formats: some layers in more bits."""
+    return "Q8_0" if "v_proj" in name or "embed" in name else "F16" if "o_proj" in name else "Q4_0"
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("kind", [lambda name: "Q8_0", lambda name: "Q4_1", lambda name: "BF16", mixed])
+def test_block_formats(family: str, kind: Any, tmp_path: Path, make_runner: Any) -> None:
+    model = make_model(tmp_path / "model", family)
+    round_weights(model, kind)
+    check(model, write_gguf(model, tmp_path / "x.gguf", kind), make_runner)
+
+
+def test_parts(tmp_path: Path, make_runner: Any) -> None:
+    model = make_model(tmp_path / "model")
+    first = write_gguf(model, tmp_path / "x-00001-of-00003.gguf", parts=3)
+    check(model, first, make_runner)
+    first.with_name("x-00002-of-00003.gguf").unlink()
+    with pytest.raises(Exception, match=r"one of 3 parts; there is no x-00002-of-00003\.gguf"):
+        unpack(first)
+
+
+def test_as_stored_means_int8_for_blocks(tmp_path: Path, make_runner: Any) -> None:
+    model = make_model(tmp_path / "model")
+    stored = make_runner(unpack(write_gguf(model, tmp_path / "q.gguf", lambda name: "Q4_0")))
+    assert "weights int8" in stored.info.runner
+    floats = make_runner(unpack(write_gguf(model, tmp_path / "f.gguf", lambda name: "F16")))
+    assert "weights as stored" in floats.info.runner
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"general__architecture": "mamba"}, "architecture mamba"),
+        ({"llama__block_count": None}, r"llama\.block_count=None"),
+        ({"llama__rope__scaling__type": "longrope"}, "longrope"),
+        ({"llama__attention__head_count_kv": [1, 2, 2]}, "differs between layers"),
+        ({"llama__rope__freq_base": "x"}, "should be a number"),
+        ({"tokenizer__ggml__model": "bert"}, "tokenizer of kind bert"),
+        ({"tokenizer__ggml__pre": "default"}, "splits texts by 'default'"),
+        ({"tokenizer__ggml__merges": ["ab"]}, "'ab', which is no pair"),
+        ({"tokenizer__ggml__token_type": [1, 2]}, "token_type has 2"),
+        ({"tokenizer__ggml__tokens": None}, "no vocabulary"),
+    ],
+)
+def test_refusals_name_the_reason(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model")
+    file = write_gguf(model, tmp_path / "x.gguf", **changes)
+    with pytest.raises(Exception, match=rf"^model: x\.gguf: .*{message}"):
+        unpack(file)
+    assert not list((tmp_path / "cache").rglob("*.json"))
+
+
+def test_a_model_that_lacks_tensors_is_refused(tmp_path: Path, make_runner: Any) -> None:
+    model = make_model(tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 4}))
+    with pytest.raises(EngineError, match=r"no tensor model\.layers\.3\."):
+        make_runner(unpack(write_gguf(model, tmp_path / "more.gguf")))
+    (model / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
+    with pytest.raises(UnsupportedError, match="tensors that no part of the model uses"):
+        make_runner(unpack(write_gguf(model, tmp_path / "fewer.gguf")))

@@ -15,6 +15,8 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from safetensors.numpy import load_file, save_file
 
+from penstock.engines.formats.safetensors_file import read_safetensors
+
 Kind = Callable[[str], str]
 """The block format of a tensor, by the name that Hugging Face gives it."""
 
@@ -78,7 +80,8 @@ def _tensors(folder: Path, name: str, config: dict[str, Any]) -> dict[str, tuple
     names = _NAMES | (_GEMMA_NAMES if name == "gemma3" else {})
     whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
     found = {}
-    for original, values in load_file(folder / "model.safetensors").items():
+    for original, stored in read_safetensors(folder / "model.safetensors")[0].items():
+        values = stored.f32()
         part, _, kind = original.rpartition(".")
         _, layers, rest = part.partition("model.layers.")
         number, _, rest = rest.partition(".")

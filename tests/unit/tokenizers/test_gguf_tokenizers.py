@@ -117,6 +117,12 @@ def made_pieces(begins: bool) -> Tokenizer:
     return tokenizer_of(sentencepiece_metadata(sentencepiece(begins), add_space_prefix=begins))
 
 
+@pytest.mark.parametrize("text", [*CORPUS[:3], "quack foxes, overjumping 2012 worlds"])
+def test_merges_are_in_the_order_of_the_scores(text: str) -> None:
+    ids = sentencepiece(True).encode(text, add_special_tokens=False).ids
+    assert made_pieces(True).encode(text, add_special_tokens=False).ids == ids
+
+
 @settings(max_examples=200, deadline=None)
 @given(TEXTS, st.booleans())
 def test_sentencepiece(text: str, begins: bool) -> None:

@@ -32,7 +32,8 @@ def unpack(path: Path) -> Path:
         if not folder.is_dir():
             _fill(folder, parts)
     except (PenstockError, TokenizerError) as error:
-        raise ConfigError(f"model: {path.name}: {getattr(error, 'message', error)}") from None
+        reason = str(getattr(error, "message", error))
+        raise ConfigError(f"model: {reason if path.name in reason else f'{path.name}: {reason}'}") from None
     except OSError as error:
         raise ConfigError(
             f"model: {path.name} cannot be unpacked: {error.strerror}: {error.filename}; XDG_CACHE_HOME names another "

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from penstock.engines.contract.loading import silent
+from penstock.engines.formats.gguf.files import gguf_files
 from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.process import WatchdogConfig
 from penstock.engines.registry import EngineSpec
@@ -141,6 +142,10 @@ def engine_spec(
 
 def _runner(config: Config, source: ModelSource) -> str:
     if config.model.engine != "auto":
+        if config.model.engine not in _GGUF_ENGINES and gguf_files(source.folder):
+            raise ConfigError(
+                f"engine: the {config.model.engine} engine does not read GGUF files; the openvino engine does"
+            )
         return config.model.engine
     adapters = bool(config.adapters.lora or config.adapters.lora_directory)
     return choose_engine(source.folder, adapters=adapters)
@@ -153,6 +158,7 @@ def _batched_tokens(config: Config, runner: str) -> int:
 
 _GPU_ENGINES = ("vllm", "tensorrt_llm", "torch")
 _OWN_SCHEDULER = ("vllm", "tensorrt_llm", "simulated")
+_GGUF_ENGINES = ("openvino", "simulated")
 _LARGE_ENGINES = ("vllm", "tensorrt_llm")
 
 

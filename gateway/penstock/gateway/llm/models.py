@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.engines.client.engine import Engine
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.formats.gguf.files import SUFFIX
+from penstock.engines.formats.gguf.files import SUFFIX, all_parts
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.llm.adapters import Adapter, AdapterSet
 from penstock.gateway.llm.call_counter import CallCounter
@@ -100,9 +100,20 @@ def find_model(model: str | None) -> ModelSource:
     path = Path(model).expanduser()
     if path.suffix == SUFFIX and path.is_file():
         return ModelSource(unpack(path), path.stem)
+    if path.is_dir() and not (path / "config.json").exists() and any(path.glob("*" + SUFFIX)):
+        return ModelSource(unpack(_only_file(path)), path.resolve().name)
     if not path.is_dir():
-        raise ConfigError(f"model: {model} is neither a folder with a Hugging Face model nor a GGUF file")
+        raise ConfigError(f"model: {model} is not a folder with a Hugging Face model, nor a GGUF file")
     return ModelSource(path, path.resolve().name)
+
+
+def _only_file(folder: Path) -> Path:
+    """The GGUF file of a folder, or the first of its parts. Raises ConfigError where there are several models."""
+    files = sorted(folder.glob("*" + SUFFIX))
+    if len(files) > 1 and files != all_parts(files[0]):
+        names = ", ".join(file.name for file in files[:5])
+        raise ConfigError(f"model: {folder} has several GGUF files: {names}; name the one to serve")
+    return files[0]
 
 
 def is_hub_id(model: str | None) -> bool:

@@ -12,6 +12,7 @@ import yaml
 
 from penstock.classic.base import ModelContext
 from penstock.classic.model_config import ModelConfig, ModelInstanceGroup
+from penstock.engines.formats.gguf.files import SUFFIX
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.configuration.sections import AdapterConfig, EngineConfig, LanguageModelConfig
 from penstock.gateway.llm.kserve.tensor_form import Form
@@ -53,7 +54,7 @@ def model_source(model: object, context: ModelContext, file: str) -> str:
     """A folder of the repository, or whatever `penstock serve` takes as MODEL. Raises ConfigError."""
     folder = context.version_folder
     if model is None:
-        if (folder / "config.json").is_file():
+        if (folder / "config.json").is_file() or any(folder.glob("*" + SUFFIX)):
             return str(folder)
         raise ConfigError(f"there is neither a model in version {context.version} nor a 'model' in {file}")
     if not isinstance(model, str):
@@ -62,9 +63,9 @@ def model_source(model: object, context: ModelContext, file: str) -> str:
 
 
 def beside(path: str, folder: Path) -> str:
-    """The folder of that name in the version's folder if there is one, else the path as it is."""
+    """The folder or file of that name in the version's folder if there is one, else the path as it is."""
     local = folder / path
-    return str(local) if local.is_dir() else path
+    return str(local) if local.exists() else path
 
 
 def without_own_model(server: Config) -> Config:

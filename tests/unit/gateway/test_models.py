@@ -26,10 +26,11 @@ def test_what_looks_like_a_path_is_not_looked_up_on_the_hub(name):
 
 
 def test_a_file_is_not_a_model(tmp_path):
-    file = tmp_path / "model.gguf"
-    file.touch()
-    with pytest.raises(ConfigError, match="is not a folder"):
-        models.find_model(str(file))
+    for name, message in (("model.bin", "is not a folder"), ("model.gguf", r"model\.gguf cannot be read")):
+        file = tmp_path / name
+        file.touch()
+        with pytest.raises(ConfigError, match=message):
+            models.find_model(str(file))
 
 
 @pytest.mark.parametrize(

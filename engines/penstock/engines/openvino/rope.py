@@ -145,8 +145,8 @@ def _divided(settings: Mapping[str, Any], inv_freq: Frequencies, theta: float) -
 
 _KINDS: dict[str, Callable[[Mapping[str, Any], Frequencies, float], Rope]] = {
     "default": _default,
-    "divided": _divided,
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
+    "divided": _divided,
 }

@@ -1,15 +1,24 @@
-"""A model hub with one small repository, org/small."""
+"""A model hub with one small repository, org/small, and its revisions."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import unquote
 
-_COMMIT = "0123456789abcdef0123456789abcdef01234567"
+_MAIN = "0123456789abcdef0123456789abcdef01234567"
+
+
+def commit(revision: str) -> str:
+    """Of a branch or tag; a commit stays as it is."""
+    if revision == "main":
+        return _MAIN
+    return revision if len(revision) == len(_MAIN) else hashlib.sha1(revision.encode()).hexdigest()
 
 
 class Hub:
@@ -32,7 +41,11 @@ class Hub:
 
 
 @contextmanager
-def serving_hub(files: Mapping[str, bytes]) -> Iterator[Hub]:
+def serving_hub(files: Mapping[str, bytes], **others: Mapping[str, bytes]) -> Iterator[Hub]:
+    """`files` are those of main, `others` those of more branches or tags."""
+    revisions = {"main": files, **others}
+    revisions |= {commit(name): each for name, each in revisions.items()}
+
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
             self._answer(body=False)
@@ -42,23 +55,25 @@ def serving_hub(files: Mapping[str, bytes]) -> Iterator[Hub]:
 
         def _answer(self, *, body: bool) -> None:
             path = self.path.partition("?")[0]
-            if not path.startswith(("/api/models/org/small", "/org/small/")):
-                self.send_response(404)
-                self.send_header("X-Error-Code", "RepoNotFound")
-                self.end_headers()
+            _, verb, rest = path.removeprefix("/api/models").partition("/org/small")
+            kind, _, rest = rest.lstrip("/").partition("/")  # revision, tree or resolve
+            revision, _, name = unquote(rest).partition("/")
+            found = revisions.get(revision or "main")
+            if not verb or found is None or (kind == "resolve" and name not in found):
+                self._refuse("RepoNotFound" if not verb else "EntryNotFound" if found else "RevisionNotFound")
                 return
-            if "/tree/" in path:
-                listed = [{"type": "file", "path": n, "size": len(d), "oid": "0" * 40} for n, d in files.items()]
+            if kind == "tree":
+                listed = [{"type": "file", "path": n, "size": len(d), "oid": "0" * 40} for n, d in found.items()]
                 data = json.dumps(listed).encode()
-            elif path.startswith("/api/"):
-                siblings = [{"rfilename": name} for name in files]
-                data = json.dumps({"id": "org/small", "sha": _COMMIT, "siblings": siblings}).encode()
+            elif kind == "resolve":
+                data = found[name]
             else:
-                data = files[path.rpartition("/")[2]]
+                siblings = [{"rfilename": name} for name in found]
+                data = json.dumps({"id": "org/small", "sha": commit(revision or "main"), "siblings": siblings}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(data)))
-            self.send_header("ETag", f'"{path.rpartition("/")[2]}"')
-            self.send_header("X-Repo-Commit", _COMMIT)
+            self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
+            self.send_header("X-Repo-Commit", commit(revision or "main"))
             self.end_headers()
             if body:
                 self.wfile.write(data[: len(data) // 2])
@@ -67,6 +82,12 @@ def serving_hub(files: Mapping[str, bytes]) -> Iterator[Hub]:
                     hub.open.wait()
                 with suppress(OSError):  # who waited has gone
                     self.wfile.write(data[len(data) // 2 :])
+
+        def _refuse(self, code: str) -> None:
+            self.send_response(404)
+            self.send_header("X-Error-Code", code)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
 
         def log_message(self, *_: object) -> None:
             pass

@@ -18,6 +18,7 @@ from penstock.gateway.configuration.config import LISTS, OTHER_NAMES, SECTIONS, 
 from penstock.gateway.configuration.flags import add_sections, switches
 from penstock.gateway.configuration.triton_flags import TRITON_REFUSED
 from penstock.gateway.front.key_command import add_key_command
+from penstock.gateway.llm.hub_command import add_hub_commands
 from penstock.gateway.terminal_chat import add_chat_command
 
 
@@ -84,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_run_batch(commands)
     add_key_command(commands)
     add_chat_command(commands, _FORMATTER)
+    add_hub_commands(commands, _FORMATTER)
     for command in entry_points(group="penstock.commands"):
         command.load()(commands, add_sections, _FORMATTER)
     return parser

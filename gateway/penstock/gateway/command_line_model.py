@@ -10,7 +10,7 @@ from penstock.gateway.configuration.config import Config
 from penstock.gateway.embedding_models import EmbeddingModels
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.llm.dataplane import DataPlane
-from penstock.gateway.llm.hub import fetch_model
+from penstock.gateway.llm.hub import check_revision, fetch_model
 from penstock.gateway.llm.kserve.language_model import LanguageModel
 from penstock.gateway.llm.model_builder import build_model, public_names
 from penstock.gateway.llm.models import LoadedModel, ModelSource, find_model, is_hub_id
@@ -43,6 +43,7 @@ class CommandLineModel:
         self._embeddings = embeddings
         self._names = public_names(config, config.model.model or "")
         self._model: LoadedModel | None = None
+        check_revision(config.model.model, config.model.revision)
         if is_hub_id(config.model.model):
             board.announce(self._names)
         else:
@@ -67,7 +68,7 @@ class CommandLineModel:
         if self._names[0] in self._board:
             report = self._board.reporter(self._names)
             try:
-                source = await fetch_model(self._config.model.model, report)
+                source = await fetch_model(self._config.model.model, report, self._config.model.revision)
                 self._add(await asyncio.to_thread(self._build, source))
             finally:
                 report(None)

@@ -95,7 +95,7 @@ def build_repository(
         check_installed(own.model.engine)
         report = board.reporter([name])
         try:
-            source = await fetch_model(own.model.model, report)
+            source = await fetch_model(own.model.model, report, own.model.revision)
         finally:
             report(None)
         # in a thread: a large tokenizer takes its time

@@ -17,7 +17,7 @@ from penstock.gateway.pooling.plane import PoolingPlane
 
 logger = logging.getLogger("penstock")
 
-_OF_MODEL = ("engine", "device", "max_model_len", "weights", "threads", "chat_template")
+_OF_MODEL = ("engine", "device", "max_model_len", "weights", "threads", "chat_template", "revision")
 """Settings of MODEL, which those beside it do not share."""
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from helpers_hub import serving_hub
+from helpers_hub import commit, serving_hub
 from penstock.engines.contract.loading import Loading
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.llm import models
@@ -51,11 +51,17 @@ def test_a_model_without_generation_config_has_no_defaults(tmp_path):
 
 
 FILES = {"config.json": b'{"model_type": "llama"}', "weights.bin": b"", "model.safetensors": b"x" * 100_000}
+FIRST = {
+    "config.json": b'{"model_type": "qwen2"}',
+    "model.safetensors": b"y" * 1000,
+    "1_Pooling/config.json": b"{}",
+    "original/config.json": b"{}",
+}
 
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    with serving_hub(FILES) as running:
+    with serving_hub(FILES, v1=FIRST) as running:
         for name, value in running.environ(tmp_path / "cache").items():
             monkeypatch.setenv(name, value)
         yield running
@@ -68,6 +74,23 @@ async def test_a_hub_model_is_downloaded_without_what_is_not_needed(hub):
     assert sorted(path.name for path in source.folder.iterdir()) == ["config.json", "model.safetensors"]
     assert reports[0] == Loading("download")
     assert all(report.stage == "download" and report.done <= report.total for report in reports)
+
+
+async def test_a_revision_of_a_hub_model(hub):
+    for wanted in ("v1", commit("v1")):
+        source = await fetch_model("org/small", lambda report: None, wanted)
+        assert source.folder.name == commit("v1")
+        assert (source.folder / "config.json").read_bytes() == FIRST["config.json"]
+    assert (source.folder / "1_Pooling" / "config.json").is_file(), "sentence-transformers' modules are read"
+    assert not (source.folder / "original").exists()
+    with pytest.raises(ConfigError, match="org/small has no such revision"):
+        await fetch_model("org/small", lambda report: None, "v2")
+
+
+async def test_a_folder_has_no_revision(tmp_path):
+    for model in (None, str(tmp_path)):
+        with pytest.raises(ConfigError, match="revision: only models of the hub have one"):
+            await fetch_model(model, lambda report: None, "v1")
 
 
 async def test_an_unknown_hub_model_is_a_clear_error(hub):

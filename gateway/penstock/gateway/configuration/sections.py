@@ -24,6 +24,7 @@ class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         str | None,
         Meta(description="a local Hugging Face folder or a hub id; without one, the built-in demo model"),
     ] = None
+    revision: Annotated[Name | None, Meta(description="branch, tag or commit of a hub model; default: main")] = None
     served_model_name: Annotated[
         tuple[Name, ...], Meta(description="the model's public names, the first one is reported; default: MODEL's name")
     ] = ()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from penstock.engines.contract.loading import Loading, Report
@@ -12,17 +15,25 @@ from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.llm.models import ModelSource, find_model, is_hub_id
 
 
-async def fetch_model(model: str | None, report: Report) -> ModelSource:
+async def fetch_model(model: str | None, report: Report, revision: str | None = None) -> ModelSource:
     """As `find_model`, or a snapshot from the hub. Raises ConfigError."""
+    check_revision(model, revision)
     if model is None or not is_hub_id(model):
         return find_model(model)
-    return ModelSource(await _download(model, report), model)
+    return ModelSource(await _download(model, revision, report), model)
 
 
-async def _download(hub_id: str, report: Report) -> Path:
+def check_revision(model: str | None, revision: str | None) -> None:
+    """Raises ConfigError for a revision of what is not on the hub."""
+    if revision is not None and not is_hub_id(model):
+        raise ConfigError("revision: only models of the hub have one, and MODEL is none")
+
+
+async def _download(hub_id: str, revision: str | None, report: Report) -> Path:
     report(Loading("download"))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "penstock.gateway.llm.hub_download", hub_id),
+        *([] if revision is None else [revision]),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,  # Ctrl-C is for the server, which ends this one
@@ -40,6 +51,8 @@ async def _download(hub_id: str, report: Report) -> Path:
                 report(Loading("download", **said))
     finally:
         if process.returncode is None:
-            process.kill()
+            with suppress(ProcessLookupError):
+                # not `process.kill`, which would take the exit status away from the loop if it has just ended
+                os.kill(process.pid, signal.SIGKILL)
         await process.wait()
     raise ConfigError(f"model: {problem}")

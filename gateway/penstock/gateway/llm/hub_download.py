@@ -1,4 +1,4 @@
-"""`python -m penstock.gateway.llm.hub_download ID`: a snapshot of a model, and JSON lines of how far it is.
+"""`python -m penstock.gateway.llm.hub_download ID [REVISION]`: a snapshot of a model, and JSON lines of how far it is.
 
 `{"done", "total", "unit"}` a few times a second; the last line is `{"folder"}` or `{"problem"}`.
 """
@@ -12,12 +12,13 @@ import threading
 from typing import Any, ClassVar
 
 import huggingface_hub
-from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 from tqdm import tqdm
 
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.model")
-_NOT_FILES = ("*/*", "consolidated*")
-"""Copies in other layouts, such as Mistral's consolidated.safetensors: all of the weights a second time."""
+_NOT_FILES = ("[!0-9]*/*", "consolidated*")
+"""Copies in other layouts, such as Mistral's consolidated.safetensors: all of the weights a second time.
+Folders like 1_Pooling have modules of sentence-transformers."""
 _INTERVAL = 0.2
 _NOWHERE = open(os.devnull, "w")  # noqa: SIM115
 
@@ -71,6 +72,8 @@ def _tell(ended: threading.Event) -> None:
 
 def problem_text(hub_id: str, error: Exception) -> str:
     """One line for the operator. Below the hub's library there are others, each with errors of its own."""
+    if isinstance(error, RevisionNotFoundError):
+        return f"{hub_id} has no such revision"
     if isinstance(error, HFValidationError | RepositoryNotFoundError):
         return f"there is no folder and no hub model called {hub_id!r}"
     first = next(iter(str(error).splitlines()), "")
@@ -79,13 +82,17 @@ def problem_text(hub_id: str, error: Exception) -> str:
 
 
 def main() -> None:
-    hub_id = sys.argv[1]
+    hub_id, *revision = sys.argv[1:]
     ended = threading.Event()
     telling = threading.Thread(target=_tell, args=(ended,), daemon=True)
     telling.start()
     try:
         folder = huggingface_hub.snapshot_download(
-            hub_id, allow_patterns=list(_FILES), ignore_patterns=list(_NOT_FILES), tqdm_class=Progress
+            hub_id,
+            revision=next(iter(revision), None),
+            allow_patterns=list(_FILES),
+            ignore_patterns=list(_NOT_FILES),
+            tqdm_class=Progress,
         )
         result = {"folder": str(folder)}
     except Exception as error:

@@ -50,7 +50,8 @@ class ModelHost:
 
     async def start(self) -> None:
         """Raises ConfigError, PenstockError."""
-        source = await fetch_model(self.config.model.model, silent)
+        wanted = self.config.model
+        source = await fetch_model(wanted.model, silent, wanted.revision)
         model = await asyncio.to_thread(self._build, source)
         if isinstance(model, PoolingModel):
             await model.source.start()

@@ -84,6 +84,7 @@ def demand(runner: str, folder: Path, **options: Any) -> Demand:
         "weights": "auto",
         "threads": None,
         "max_model_len": None,
+        "weights_cache": 1,
         "num_blocks": None,
         "kv_cache_memory": None,
         "max_num_seqs": 256,
@@ -103,7 +104,9 @@ def demand(runner: str, folder: Path, **options: Any) -> Demand:
         ("torch", {"dtype": "f32"}, 4),
         ("openvino", {}, 2),  # packed; the mapped file is let go
         ("openvino", {"dtype": "f32"}, 2),
-        ("openvino", {"weights": "int8"}, 2),  # int8, and int8 packed
+        ("openvino", {"weights": "int8"}, 1),  # packed; the cache's file is let go
+        ("openvino", {"weights": "int8", "weights_cache": 0}, 2),
+        ("openvino", {"weights": "int4"}, 0.7),
         ("openvino", {"weights": "f32"}, 6),  # f32, and bf16 packed
         ("openvino", {"weights": "f32", "dtype": "f32"}, 8),
         ("vllm", {}, 2.7),

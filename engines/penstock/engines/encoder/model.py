@@ -19,7 +19,7 @@ from penstock.engines.host.cores import usable_cores
 from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.device import all_threads, compile_encoder, compute_precision
-from penstock.engines.openvino.weights import Weights
+from penstock.engines.openvino.weights import open_weights
 
 
 class EncoderModel:
@@ -30,7 +30,9 @@ class EncoderModel:
         spec = parse_encoder(read_json(config.model_dir / "config.json"))
         max_tokens = longest_text(config.max_model_len, recipe.max_tokens, spec.max_tokens)
         self._checkpoint = Checkpoint(config.model_dir, spec.rename)
-        graph = build_encoder(spec, recipe, Weights(self._checkpoint, config.weights, report))
+        self._weights = open_weights(config, self._checkpoint, report)
+        graph = build_encoder(spec, recipe, self._weights)
+        self._weights.finish()
         core = ov.Core()
         # bf16 is twice as fast, but vectors differ by more than a thousandth: it must be asked for
         precision = "f32" if config.dtype == "auto" else compute_precision(core, config)
@@ -41,7 +43,7 @@ class EncoderModel:
         self._request = compiled.create_infer_request()
         report(Loading("warm-up"))
         [row] = self.compute([TokenizedText([0])])
-        self._checkpoint.release_pages()
+        self._weights.release_pages()
         self.info = EncoderInfo(
             max_tokens=max_tokens,
             vocab_size=spec.vocab_size,

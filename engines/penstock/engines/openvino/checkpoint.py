@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,9 +48,13 @@ class Checkpoint:
         return sum(tensor.data.nbytes for tensor in self._tensors.values())
 
     @property
-    def quantized(self) -> bool:
-        """Some of its tensors are in a format that the graph has to be given in another one."""
-        return any(isinstance(tensor, BlockTensor) for tensor in self._tensors.values())
+    def bits_of_blocks(self) -> float | None:
+        """Bits of a weight in quantized blocks, on average, which the graph gets in another form. None: there
+        are none."""
+        blocks = [tensor for tensor in self._tensors.values() if isinstance(tensor, BlockTensor)]
+        if not blocks:
+            return None
+        return 8 * sum(each.data.nbytes for each in blocks) / sum(math.prod(each.shape) for each in blocks)
 
     def release_pages(self) -> None:
         """Gives the memory behind the mapping back to the system; what is read again comes from the file again."""

@@ -11,9 +11,13 @@ from penstock.engines.errors import UnsupportedError
 from penstock.engines.kit.setting_checks import check_choice, check_positive
 
 Precision = Literal["auto", "bf16", "f16", "f32"]
-WeightsType = Literal["auto", "bf16", "f16", "f32", "int8"]
+WeightsType = Literal["auto", "bf16", "f16", "f32", "int8", "int4"]
+Activations = Literal["auto", "int8", "bf16", "f16", "f32"]
 KVCacheType = Literal["auto", "u8", "bf16", "f16", "f32"]
 Device = Literal["CPU"]
+
+QUANTIZED = ("int8", "int4")
+"""Types of weights that are no floats."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,13 @@ class OpenVINOConfig:
     dtype: Precision = "auto"
     """Precision of the computation. auto: bf16 where the device computes in it, else f32."""
     weights: WeightsType = "auto"
-    """How weights are held. auto: as in the checkpoint. int8: symmetric, one scale for each output row."""
+    """How weights are held. auto: as in the checkpoint. int8: symmetric, one scale for each output row. int4: see
+    `quantization`."""
+    activations: Activations = "auto"
+    """What is multiplied by weights in int8 and int4. auto: int8, rounded as they come, with a scale for each group of
+    a token's values. A float type has to be that of the computation."""
+    weights_cache: int = 20 << 30
+    """Bytes of quantized weights that are kept on disk for later starts; 0: none."""
     kv_cache_dtype: KVCacheType = "auto"
     """auto: as `dtype`. u8: quantized per token and head, a scale and a zero point beside the values."""
     threads: int | None = None
@@ -53,6 +63,7 @@ class OpenVINOConfig:
             )
         check_choice("dtype", self.dtype, get_args(Precision))
         check_choice("weights", self.weights, get_args(WeightsType))
+        check_choice("activations", self.activations, get_args(Activations))
         check_choice("kv_cache_dtype", self.kv_cache_dtype, get_args(KVCacheType))
         check_choice("device", self.device, get_args(Device))
         check_positive(self, "threads", "max_model_len", "num_blocks", "kv_cache_memory", optional=True)

@@ -56,7 +56,7 @@ class _Builder:
         x = ops.gather(x, self._inputs["sampled_tokens_indices"], _i64(0))
         x = self._rms_norm(x, "model.norm.weight", spec.hidden_size)
         head = embedding if spec.tie_word_embeddings else "lm_head.weight"
-        logits = self._weights.project(x, head, (spec.vocab_size, spec.hidden_size))
+        logits = self._weights.project(x, head, (spec.vocab_size, spec.hidden_size), is_head=True)
         logits.output(0).set_names({"logits"})
         x.output(0).set_names({"hidden"})
         return ov.Model([ops.result(logits), ops.result(x)], list(self._inputs.values()), "decoder")

@@ -9,7 +9,8 @@ from typing import Any
 import openvino as ov
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.engines.openvino.config import OpenVINOConfig
+from penstock.engines.openvino.config import QUANTIZED, OpenVINOConfig
+from penstock.engines.openvino.quantization import GROUP
 
 _CAPABILITY = {"bf16": "BF16", "f16": "FP16", "f32": "FP32"}
 
@@ -19,11 +20,6 @@ _KV_TYPES = {"bf16": ("bf16", "u8"), "f16": ("f16", "u8"), "f32": ("f32", "f16",
 _WEIGHT_BYTES_PER_THREAD = 32 << 20
 """Reading this much takes a core above a millisecond. With less to do, threads mostly wait for each other: one token of
 a model of 10 MB is no faster on two threads, and up to 1.7 times slower where the second core has other work."""
-
-_ACTIVATION_GROUP = 128
-"""With int8 weights: activations in a group share a scale and are multiplied as int8. That halves the time of a step;
-unpacking the weights to floats instead takes longer than reading twice as many bytes of bf16."""
-
 
 _WORK_PER_THREAD = 12 << 20
 """Bytes of weights times tokens that make one more thread worth waking (7 M and 5 M parameter models, two cores)."""
@@ -92,6 +88,26 @@ def kv_cache_type(config: OpenVINOConfig, precision: str) -> str:
     return config.kv_cache_dtype
 
 
+def activation_type(config: OpenVINOConfig, precision: str) -> str:
+    """What is multiplied by the weights: int8, or the precision of the computation.
+
+    With weights in 8 or 4 bits, activations in int8 halve the time of a step: unpacking the weights to floats instead
+    takes longer than reading twice as many bytes of bf16. Raises InvalidRequestError for a type that does not go with
+    the others.
+    """
+    quantized = config.weights in QUANTIZED
+    allowed = ("int8", precision) if quantized else (precision,)
+    if config.activations == "auto":
+        return allowed[0]
+    if config.activations not in allowed:
+        raise InvalidRequestError(
+            f"activations={config.activations} does not go with weights={config.weights} and dtype={precision}; "
+            f"{' and '.join(allowed)} {'do' if quantized else 'does'}",
+            param="activations",
+        )
+    return config.activations
+
+
 def default_threads(weight_bytes: int, cores: int) -> int:
     """One thread for each 32 MiB of weights, on at most all `cores`; of more than two one is left to the server.
 
@@ -131,8 +147,8 @@ def _compile(
         _RUNTIME_CACHE: _cached_kernels(),
         **more,
     }
-    if config.weights == "int8":
-        properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = _ACTIVATION_GROUP
+    if config.weights in QUANTIZED:
+        properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = GROUP if activation_type(config, precision) == "int8" else 0
     try:
         return core.compile_model(model, config.device, properties)
     except RuntimeError as e:

@@ -20,20 +20,30 @@ from penstock.engines.kit.cache_size import check_model_sizes, max_model_len, nu
 from penstock.engines.kit.layer_groups import group_layers
 from penstock.engines.kit.step_runner import StepRunner
 from penstock.engines.openvino.checkpoint import Checkpoint, full_name
-from penstock.engines.openvino.config import OpenVINOConfig
+from penstock.engines.openvino.config import QUANTIZED, OpenVINOConfig, WeightsType
 from penstock.engines.openvino.decoder import build_decoder
-from penstock.engines.openvino.device import ThreadPlan, compile_decoder, compute_precision, kv_cache_type, plan_threads
+from penstock.engines.openvino.device import (
+    ThreadPlan,
+    activation_type,
+    compile_decoder,
+    compute_precision,
+    kv_cache_type,
+    plan_threads,
+)
 from penstock.engines.openvino.families import DecoderSpec, parse_config
 from penstock.engines.openvino.huge_pages import collapse_filled_memory
 from penstock.engines.openvino.kv_cache import OpenVINOKVCache, block_layout
 from penstock.engines.openvino.model import BufferedDecoder
-from penstock.engines.openvino.weights import Weights
+from penstock.engines.openvino.weights import Weights, open_weights
 from penstock.kvcache import KVGroup
 
 logger = logging.getLogger(__name__)
 
 _COLLAPSE_SECONDS = 3.0
 """May be spent on huge pages at any rate; a model that takes longer to load may take as long again."""
+
+_LEAST_BITS_FOR_INT8 = 5.2
+"""GGUF's Q4_K_M has 4.9, its Q5_0 5.5: what has more is not rounded to 4 bits."""
 
 _SHARE_OF_FREE_MEMORY = 0.5
 """Of what is free once the weights are loaded: the rest is for activations, logits and other processes."""
@@ -53,7 +63,8 @@ class OpenVINORunner(StepRunner):
         config = _with_weights_of(config, self._checkpoint)
         most_tokens = min(model_len, config.max_num_batched_tokens)
         plans = plan_threads(self._checkpoint.num_bytes, usable_cores(), config.threads, most_tokens)
-        compiled, description = _compile(config, spec, self._checkpoint, plans, report)
+        self._weights = open_weights(config, self._checkpoint, report)
+        compiled, description = _compile(config, spec, self._weights, plans, report)
         groups = group_layers(spec.sliding_windows)
         block_size, block_bytes = block_layout(compiled[0][1], groups)
         by_tokens = [(plan.min_tokens, one) for plan, one in compiled]
@@ -65,7 +76,7 @@ class OpenVINORunner(StepRunner):
         report(Loading("warm-up"))
         for num_tokens in warm_up:
             _compute_zeros(model, len(groups), block_size, num_tokens)
-        self._checkpoint.release_pages()
+        self._weights.release_pages()
         collapse_filled_memory(max(_COLLAPSE_SECONDS, time.monotonic() - started))
         kv_groups = tuple(KVGroup(block_size, group.window) for group in groups)
         count = num_blocks(
@@ -90,31 +101,37 @@ class OpenVINORunner(StepRunner):
         """Frees the weights and the cache; the runner cannot be used afterwards."""
         super().close()
         # The mapped file goes last: the compiled model may look into it.
-        for name in ("_model", "_table", "_checkpoint"):
+        for name in ("_model", "_table", "_weights", "_checkpoint"):
             delattr(self, name)
 
 
 def _with_weights_of(config: OpenVINOConfig, checkpoint: Checkpoint) -> OpenVINOConfig:
     """With a type of weights that the graph has, where those of the file have none of its own."""
-    if config.weights != "auto" or not checkpoint.quantized:
+    bits = checkpoint.bits_of_blocks
+    if config.weights != "auto" or bits is None:
         return config
-    logger.info("the file's quantized weights are kept in int8: a scale for each output row in place of its own blocks")
-    return replace(config, weights="int8")
+    kind: WeightsType = "int4" if bits < _LEAST_BITS_FOR_INT8 else "int8"
+    logger.info("the file's weights of %.1f bits on average are quantized again, to %s", bits, kind)
+    return replace(config, weights=kind)
 
 
 def _compile(
-    config: OpenVINOConfig, spec: DecoderSpec, checkpoint: Checkpoint, plans: list[ThreadPlan], report: Report
+    config: OpenVINOConfig, spec: DecoderSpec, weights: Weights, plans: list[ThreadPlan], report: Report
 ) -> tuple[list[tuple[ThreadPlan, Any]], str]:
     """The model compiled for each plan, and what it runs with in words."""
     core = ov.Core()
     precision = compute_precision(core, config)
     kv_type = kv_cache_type(config, precision)
-    model = build_decoder(spec, Weights(checkpoint, config.weights, report), precision)
+    activation_type(config, precision)  # refused before the weights are read
+    model = build_decoder(spec, weights, precision)
+    weights.finish()
     report(Loading("compile"))
     compiled = [(plan, compile_decoder(core, model, config, precision, kv_type, plan.threads)) for plan in plans]
     threads = " or ".join(str(plan.threads) for plan in plans)
-    weights = "as stored" if config.weights == "auto" else config.weights
-    return compiled, f"openvino {precision}, weights {weights}, kv {kv_type}, {threads} threads"
+    kept = "as stored" if config.weights == "auto" else str(config.weights)
+    if config.weights in QUANTIZED:
+        kept += f", activations {activation_type(config, precision)}"
+    return compiled, f"openvino {precision}, weights {kept}, kv {kv_type}, {threads} threads"
 
 
 def _compute_zeros(model: BufferedDecoder, num_groups: int, block_size: int, num_tokens: int) -> None:

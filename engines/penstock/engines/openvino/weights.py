@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,32 +15,44 @@ from openvino.op import Constant
 
 from penstock.engines.contract.loading import Loading, Report, silent
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.formats.gguf.tensors import BlockTensor
-from penstock.engines.formats.safetensors_file import StoredTensor
+from penstock.engines.host.user_cache import user_cache
 from penstock.engines.openvino.checkpoint import Checkpoint
-from penstock.engines.openvino.config import WeightsType
+from penstock.engines.openvino.config import QUANTIZED, OpenVINOConfig, WeightsType
+from penstock.engines.openvino.quantization import (
+    GROUP,
+    Tensor,
+    keeps_8_bits,
+    quantize_groups,
+    quantize_rows,
+    row_chunks,
+)
+from penstock.engines.openvino.weight_cache import Array, WeightCache, content_key
 
 Node = Any
 """An OpenVINO graph node; the package has no types of its own for mypy."""
 
 _OV_TYPES = {"BF16": ov.Type.bf16, "F16": ov.Type.f16, "F32": ov.Type.f32}
-Tensor = StoredTensor | BlockTensor
-
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
 _STORAGE = {"bf16": "BF16", "f16": "F16", "f32": "F32"}
-_CHUNK_ELEMENTS = 4_000_000
-"""Float32 elements converted at a time, which bounds the memory beyond the result."""
 
 
 class Weights:
     """Makes the constants of one graph and remembers which tensors were used."""
 
-    def __init__(self, checkpoint: Checkpoint, kind: WeightsType, report: Report = silent) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, kind: WeightsType, report: Report = silent, cache: WeightCache | None = None
+    ) -> None:
+        """`cache`: where quantized weights are kept; None: in memory alone."""
+        self._cache = cache or WeightCache(Path(), 0, "")
+        self._kept: list[Array] = []
+        """What constants look into: they do not keep it alive by themselves."""
         self._checkpoint = checkpoint
         self._num_tensors = len(list(checkpoint))
         self._report = report
         self._kind = kind
         self._used: set[str] = set()
         self._tables: dict[str, tuple[Node, Node | None]] = {}
+        self._num_layers = 1 + max((int(match[1]) for name in checkpoint if (match := _LAYER.search(name))), default=0)
 
     def vector(self, name: str, size: int, *, plus: float = 0.0) -> Node:
         """A norm's or a bias's values and `plus`, f32 [size]."""
@@ -48,8 +62,10 @@ class Weights:
         """A small matrix as it is, f32."""
         return ops.constant(self._take(name, shape).f32())
 
-    def project(self, x: Node, name: str, shape: tuple[int, int]) -> Node:
-        """x [T, in] times the transposed matrix of `shape` (out, in): [T, out]."""
+    def project(self, x: Node, name: str, shape: tuple[int, int], *, is_head: bool = False) -> Node:
+        """x [T, in] times the transposed matrix of `shape` (out, in): [T, out]. `is_head`: the result are logits."""
+        if self._kind == "int4" and name not in self._tables and not is_head and self._fits_groups(name, shape):
+            return ops.matmul(x, self._grouped(name, self._take(name, shape)), False, True)
         values, scales = self._matrix(name, shape)
         matrix = values if values.get_element_type() == ov.Type.f32 else ops.convert(values, "f32")
         if scales is not None:
@@ -70,6 +86,15 @@ class Weights:
     def unused(self) -> list[str]:
         return sorted(set(self._checkpoint) - self._used)
 
+    def finish(self) -> None:
+        """The graph has all that it needs."""
+        self._cache.finish()
+
+    def release_pages(self) -> None:
+        """Gives the memory of mapped files back to the system; what is read again comes from the files again."""
+        self._checkpoint.release_pages()
+        self._cache.release_pages()
+
     def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         tensor = self._checkpoint[name]
         if tensor.shape != shape:
@@ -80,13 +105,33 @@ class Weights:
 
     def _matrix(self, name: str, shape: tuple[int, int]) -> tuple[Node, Node | None]:
         if name not in self._tables:
-            self._tables[name] = self._make(self._take(name, shape))
+            self._tables[name] = self._make(name, self._take(name, shape))
         return self._tables[name]
 
-    def _make(self, tensor: Tensor) -> tuple[Node, Node | None]:
-        if self._kind == "int8":
-            values = ov.Tensor(ov.Type.i8, ov.Shape(tensor.shape))
-            return Constant(values, True), ops.constant(quantize_rows(tensor, values.data))
+    def _fits_groups(self, name: str, shape: tuple[int, int]) -> bool:
+        return shape[1] % GROUP == 0 and not keeps_8_bits(name, self._num_layers)
+
+    def _grouped(self, name: str, tensor: Tensor) -> Node:
+        """The matrix, f32, out of 4 bits. The plugin knows just this form of it: zero points in 4 bits, too, the
+        arithmetic in f16, and the groups joined after it."""
+        values, zeros, scales = self._quantized(name, "int4", lambda: quantize_groups(tensor))
+        rows, groups, _ = scales.shape
+        whole = _constant(values, (rows, groups, GROUP), ov.Type.u4)
+        offset = ops.subtract(ops.convert(whole, "f16"), ops.convert(_constant(zeros, scales.shape, ov.Type.u4), "f16"))
+        scaled = ops.multiply(offset, _constant(scales, scales.shape, ov.Type.f16))
+        return ops.convert(ops.reshape(scaled, np.array(tensor.shape), False), "f32")
+
+    def _quantized(self, name: str, kind: str, make: Callable[[], Sequence[Array]]) -> Sequence[Array]:
+        """From the cache, if it is there."""
+        arrays = self._cache.arrays(f"{name} {kind}", make)
+        self._checkpoint.release_pages()
+        self._kept += arrays
+        return arrays
+
+    def _make(self, name: str, tensor: Tensor) -> tuple[Node, Node | None]:
+        if self._kind in QUANTIZED:
+            values, scales = self._quantized(name, "int8", lambda: quantize_rows(tensor))
+            return _constant(values, tensor.shape, ov.Type.i8), ops.constant(scales)
         storage = tensor.dtype if self._kind == "auto" else _STORAGE[self._kind]
         if storage == tensor.dtype:
             typed = tensor.data.view(np.float32 if storage == "F32" else np.uint16)
@@ -98,6 +143,20 @@ class Weights:
         return Constant(values, True), None
 
 
+def open_weights(config: OpenVINOConfig, checkpoint: Checkpoint, report: Report) -> Weights:
+    """With a cache, if the weights are quantized."""
+    if config.weights not in QUANTIZED or not config.weights_cache:
+        return Weights(checkpoint, config.weights, report)
+    tensors = ((name, (tensor := checkpoint[name]).dtype, tensor.shape, tensor.data) for name in checkpoint)
+    cache = WeightCache(user_cache("weights"), config.weights_cache, content_key(config.weights, tensors))
+    return Weights(checkpoint, config.weights, report, cache)
+
+
+def _constant(values: Array, shape: Sequence[int], dtype: ov.Type) -> Node:
+    """That looks into `values`."""
+    return Constant(ov.Tensor(values, ov.Shape(list(shape)), dtype), True)
+
+
 def _convert_when_used(convert: Node) -> None:
     """Makes a conversion of float weights part of the multiplication, by the attribute that IR files carry for this.
 
@@ -107,23 +166,8 @@ def _convert_when_used(convert: Node) -> None:
     convert.get_rt_info()["decompression_0"] = ""
 
 
-def quantize_rows(tensor: Tensor, out: npt.NDArray[np.int8]) -> npt.NDArray[np.float32]:
-    """Symmetric int8 with a scale for each row: fills `out` [rows, width], returns scales [rows, 1].
-
-    An all-zero row gets scale 1.
-    """
-    scales = np.empty((tensor.shape[0], 1), np.float32)
-    for start, stop in _chunks(tensor):
-        rows = tensor.rows_f32(start, stop)
-        scale = np.abs(rows).max(axis=1, keepdims=True) / np.float32(127)
-        scale[scale == 0] = 1
-        scales[start:stop] = scale
-        out[start:stop] = np.rint(rows / scale)
-    return scales
-
-
 def _convert(tensor: Tensor, out: npt.NDArray[Any], storage: str) -> None:
-    for start, stop in _chunks(tensor):
+    for start, stop in row_chunks(tensor):
         rows = tensor.rows_f32(start, stop)
         if storage == "BF16":
             out.view(np.uint16)[start:stop] = _to_bf16(rows)
@@ -146,10 +190,3 @@ def round_to(value: np.float32, precision: str) -> np.float32:
     if precision == "bf16":
         return (_to_bf16(np.array([value])).astype(np.uint32) << 16).view(np.float32)[0]  # type: ignore[no-any-return]
     return np.float32(np.float16(value)) if precision == "f16" else value
-
-
-def _chunks(tensor: Tensor) -> Iterator[tuple[int, int]]:
-    rows, width = tensor.shape
-    height = max(1, _CHUNK_ELEMENTS // max(1, width))
-    for start in range(0, rows, height):
-        yield start, min(rows, start + height)

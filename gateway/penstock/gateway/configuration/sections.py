@@ -50,9 +50,16 @@ class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         Meta(description="precision of the computation; auto: bf16 where the CPU has it, f32 for encoders"),
     ] = "auto"
     weights: Annotated[
-        Literal["auto", "bf16", "f16", "f32", "int8"],
-        Meta(description="how weights are kept; auto: as in the checkpoint; int8 rounds activations to int8, too"),
+        Literal["auto", "bf16", "f16", "f32", "int8", "int4"],
+        Meta(description="how weights are kept; auto: as in the checkpoint"),
     ] = "auto"
+    activations: Annotated[
+        Literal["auto", "int8", "bf16", "f16", "f32"],
+        Meta(description="what int8 and int4 weights are multiplied with; auto: int8; else the type that dtype means"),
+    ] = "auto"
+    weights_cache: Annotated[
+        int, Meta(ge=0, description="bytes of quantized weights kept on disk for later starts; 0: none")
+    ] = 20 << 30
     kv_cache_dtype: Annotated[
         Literal["auto", "u8", "fp8", "bf16", "f16", "f32"],
         Meta(description="how keys and values are kept: u8 by openvino, fp8 by vllm and tensorrt_llm"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from penstock.engines.errors import PenstockError
 from penstock.engines.formats.gguf.config import config_of, generation_config_of
 from penstock.engines.formats.gguf.files import all_parts, read_parts
+from penstock.engines.host.user_cache import user_cache
 from penstock.gateway.configuration.config import ConfigError
 from penstock.tokenizers import TokenizerError
 from penstock.tokenizers.gguf import tokenizer_config_of, tokenizer_of
@@ -28,7 +28,7 @@ def unpack(path: Path) -> Path:
     """
     try:
         parts = [part.resolve() for part in all_parts(path)]
-        folder = _cache_folder() / _digest(parts)
+        folder = user_cache("gguf") / _digest(parts)
         if not folder.is_dir():
             _fill(folder, parts)
     except (PenstockError, TokenizerError) as error:
@@ -40,10 +40,6 @@ def unpack(path: Path) -> Path:
             "place for the cache"
         ) from None
     return folder
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "gguf"
 
 
 def _digest(parts: list[Path]) -> str:

@@ -16,7 +16,7 @@ from penstock.engines.registry import EngineSpec
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.queues import Policy
 from penstock.gateway.configuration.config import Config, ConfigError
-from penstock.gateway.configuration.sections import OF_OUR_SCHEDULER, EngineConfig
+from penstock.gateway.configuration.sections import OF_OUR_SCHEDULER, EngineConfig, LanguageModelConfig
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.llm.adapters import Adapter, AdapterSet, new_adapter, parse_adapters, parse_directory
 from penstock.gateway.llm.engine_choice import choose_engine
@@ -181,6 +181,10 @@ def _check_engine_settings(config: Config, runner: str) -> None:
             "speculative: the vllm engine guesses only under its own scheduler (scheduler=engine, and "
             "speculative_config in engine-args)"
         )
+    if runner != "openvino":
+        for name in ("activations", "weights_cache"):
+            if getattr(config.model, name) != getattr(LanguageModelConfig(), name):
+                raise ConfigError(f"{name.replace('_', '-')}: the {runner} engine does not have this setting")
     if runner in _LARGE_ENGINES:
         return
     for name in EngineConfig.__struct_fields__:
@@ -195,7 +199,11 @@ def _openvino_options(
         raise ConfigError(f"device: the openvino engine runs on cpu, not on {config.model.device}")
     if config.adapters.lora or config.adapters.lora_directory:
         raise ConfigError("lora: the openvino engine has no adapters; the torch and vllm engines do (engine=torch)")
-    return _common_options(config, source, scheduler) | {"weights": config.model.weights}
+    return _common_options(config, source, scheduler) | {
+        "weights": config.model.weights,
+        "activations": config.model.activations,
+        "weights_cache": config.model.weights_cache,
+    }
 
 
 def _torch_options(

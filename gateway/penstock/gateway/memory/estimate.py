@@ -42,6 +42,9 @@ _USEFUL_TOKENS = 2048
 """A cache for fewer is not worth a start, unless the model's context is shorter. vLLM wants the whole context."""
 _VLLM_CPU_CACHE = 4 << 30
 _BYTES = {"u8": 1.0, "fp8": 1.0, "bf16": 2.0, "f16": 2.0, "f32": 4.0}
+_QUANTIZED_BYTES = {"int8": 1.0, "int4": 0.7}
+"""Of a weight in the copy that kernels work on; int4 keeps some matrices in 8 bits. Another copy is in a file, unless
+there is no cache of weights."""
 _U8_SCALES = 8
 """Bytes beside the values of one head of one token, in a cache of u8."""
 
@@ -127,12 +130,17 @@ def _openvino_weights(sizes: Sequence[StoredSize], options: dict[str, Any]) -> i
     lanes, total = 2 if small else 1, 0.0
     if kind == "auto" and any(size.dtype not in FLOAT_BYTES for size in sizes):
         kind = "int8"
+    copies = lanes if options["weights_cache"] else lanes + 1
     for size in sizes:
-        stored = FLOAT_BYTES.get(size.dtype, 4)
-        kept = 1.0 if kind == "int8" else float(stored) if kind == "auto" else _BYTES[kind]
         if not size.is_matrix:
             total += size.count * 4
-        elif kept == stored:
+            continue
+        if kind in _QUANTIZED_BYTES:
+            total += size.count * _QUANTIZED_BYTES[kind] * copies
+            continue
+        stored = FLOAT_BYTES.get(size.dtype, 4)
+        kept = float(stored) if kind == "auto" else _BYTES[kind]
+        if kept == stored:
             total += size.count * min(kept, item) * lanes
         else:
             total += size.count * (kept + min(kept, item) * lanes)

@@ -63,6 +63,8 @@ def _encoder(
             model_dir=source.folder,
             dtype=model.dtype,
             weights=model.weights,
+            activations=model.activations,
+            weights_cache=model.weights_cache,
             threads=model.threads,
             max_model_len=model.max_model_len,
         )

@@ -59,9 +59,9 @@ def test_parts(tmp_path: Path, make_runner: Any) -> None:
         unpack(first)
 
 
-def test_as_stored_means_int8_for_blocks(tmp_path: Path, make_runner: Any) -> None:
+def test_as_stored_means_integers_for_blocks(tmp_path: Path, make_runner: Any) -> None:
     model = make_model(tmp_path / "model")
-    stored = make_runner(unpack(write_gguf(model, tmp_path / "q.gguf", lambda name: "Q4_0")))
+    stored = make_runner(unpack(write_gguf(model, tmp_path / "q.gguf", lambda name: "Q8_0")))
     assert "weights int8" in stored.info.runner
     floats = make_runner(unpack(write_gguf(model, tmp_path / "f.gguf", lambda name: "F16")))
     assert "weights as stored" in floats.info.runner

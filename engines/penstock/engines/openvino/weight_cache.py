@@ -1,0 +1,179 @@
+"""Quantized weights in a file, made at the first start with a checkpoint and mapped at all starts.
+
+The file is a cache, and it is also where the weights live: the plugin packs what it multiplies, and what is mapped from
+a file can then leave the memory, while what a process has made itself has to stay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import mmap
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+logger = logging.getLogger(__name__)
+
+Array = npt.NDArray[Any]
+
+_FORMAT = "1"
+"""Of the file, and of how weights are quantized: a change makes new files."""
+_SUFFIX = ".weights"
+_MAGIC = b"PNSTKW01"
+_SAMPLES, _SAMPLE_BYTES = 4, 4096
+"""Parts of each tensor that its name in the cache depends on."""
+
+
+class _Entry(msgspec.Struct, array_like=True):
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+class WeightCache:
+    """Arrays by the name of a tensor, in one file of `folder`. Files beyond `limit` bytes together are deleted, the one
+    that was used least recently first; 0: nothing is kept.
+
+    What cannot be written is kept in memory, and a line in the log says so.
+    """
+
+    def __init__(self, folder: Path, limit: int, key: str) -> None:
+        """`key`: see `content_key`."""
+        self._folder = folder
+        self._limit = limit
+        self._path = folder / f"{key}{_SUFFIX}"
+        self._entries: dict[str, list[_Entry]] = {}
+        self._maps: list[mmap.mmap] = []
+        self._mapping: mmap.mmap | None = None
+        self._file: IO[bytes] | None = None
+        if limit:
+            self._open()
+
+    def arrays(self, name: str, make: Callable[[], Sequence[Array]]) -> Sequence[Array]:
+        """Those of the file, else what `make` gives, which is put into it."""
+        found = self._entries.get(name)
+        if self._mapping is not None and found is not None:
+            return [_view(self._mapping, entry) for entry in found]
+        made = make()
+        if self._file is None:
+            return made
+        try:
+            return self._write(self._file, name, made)
+        except OSError as error:
+            self._give_up(error)
+            return made
+
+    def finish(self) -> None:
+        """The file is complete: the next start finds it."""
+        if self._file is None:
+            return
+        try:
+            index = msgspec.json.encode(self._entries)
+            self._file.write(index + len(index).to_bytes(8, "little") + _MAGIC)
+            self._file.close()
+            Path(self._file.name).replace(self._path)
+            self._make_room()
+        except OSError as error:
+            self._give_up(error)
+        self._file = None
+
+    def release_pages(self) -> None:
+        """Gives the memory behind the mappings back to the system."""
+        for mapping in (*self._maps, *([self._mapping] if self._mapping else [])):
+            mapping.madvise(mmap.MADV_DONTNEED)
+
+    def discard(self) -> None:
+        """After a failure: leaves nothing that is half written."""
+        if self._file is not None:
+            self._file.close()
+            with suppress(OSError):
+                os.unlink(self._file.name)
+            self._file = None
+
+    def _open(self) -> None:
+        try:
+            with self._path.open("rb") as file:
+                mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._entries = _read_index(mapping)
+            self._mapping = mapping
+            os.utime(self._path)
+        except FileNotFoundError:
+            self._begin()
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            logger.warning("the damaged file of cached weights is rebuilt: %s: %s", self._path.name, error)
+            self._begin()
+
+    def _begin(self) -> None:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._file = tempfile.NamedTemporaryFile("wb", dir=self._folder, prefix=".", delete=False)  # noqa: SIM115
+        except OSError as error:
+            self._give_up(error)
+
+    def _write(self, file: IO[bytes], name: str, made: Sequence[Array]) -> Sequence[Array]:
+        begin = -(-file.tell() // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        file.seek(begin)
+        entries = []
+        for array in made:
+            file.seek(-(-file.tell() // 64) * 64)
+            entries.append(_Entry(array.dtype.str, array.shape, file.tell()))
+            file.write(array.data if array.flags.c_contiguous else np.ascontiguousarray(array).data)
+        file.flush()
+        with open(file.name, "rb") as readable:
+            mapping = mmap.mmap(readable.fileno(), file.tell() - begin, access=mmap.ACCESS_READ, offset=begin)
+        self._maps.append(mapping)
+        self._entries[name] = entries
+        return [_view(mapping, entry, begin) for entry in entries]
+
+    def _give_up(self, error: OSError) -> None:
+        logger.warning("quantized weights stay in memory: %s: %s", self._folder, error.strerror or error)
+        self.discard()
+
+    def _make_room(self) -> None:
+        files = sorted(self._folder.glob("*" + _SUFFIX), key=lambda path: path.stat().st_mtime, reverse=True)
+        total = 0
+        for path in files:
+            total += path.stat().st_size
+            if total > self._limit and path != self._path:
+                path.unlink(missing_ok=True)
+
+
+def content_key(kind: str, tensors: Iterable[tuple[str, str, tuple[int, ...], npt.NDArray[np.uint8]]]) -> str:
+    """Of a checkpoint's (name, type, shape, bytes), for weights of this kind: of what is said of the tensors, and of
+    parts of each one's bytes. Training changes all of a tensor, so parts suffice to tell two checkpoints apart."""
+    digest = hashlib.sha256(repr((_FORMAT, kind)).encode())
+    for name, dtype, shape, data in tensors:
+        flat = data.reshape(-1)
+        digest.update(json.dumps([name, dtype, shape]).encode())
+        for part in range(_SAMPLES):
+            begin = part * max(0, len(flat) - _SAMPLE_BYTES) // (_SAMPLES - 1)
+            digest.update(flat[begin : begin + _SAMPLE_BYTES].tobytes())
+    return digest.hexdigest()[:32]
+
+
+def _read_index(mapping: mmap.mmap) -> dict[str, list[_Entry]]:
+    """Raises ValueError and MsgspecError for a file that is damaged."""
+    end = len(mapping) - len(_MAGIC) - 8
+    if mapping[-len(_MAGIC) :] != _MAGIC:
+        raise ValueError("it does not end as it should")
+    begin = end - int.from_bytes(mapping[end : end + 8], "little")
+    entries = msgspec.json.decode(mapping[max(0, begin) : end], type=dict[str, list[_Entry]])
+    for entry in (entry for found in entries.values() for entry in found):
+        if entry.offset + math.prod(entry.shape) * np.dtype(entry.dtype).itemsize > begin:
+            raise ValueError("it is shorter than it should be")
+    return entries
+
+
+def _view(mapping: mmap.mmap, entry: _Entry, begin: int = 0) -> Array:
+    count = math.prod(entry.shape)
+    return np.frombuffer(mapping, entry.dtype, count, entry.offset - begin).reshape(entry.shape)

@@ -1,0 +1,189 @@
+"""Weights in 4 bits: what they stand for, what they are close to, and the file that they are kept in."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from helpers_gguf import write_gguf
+from helpers_models import load_reference, make_model, reference_logprobs
+from helpers_runner import Driver, prompt
+from penstock.engines.contract.messages import SamplingParams
+from penstock.engines.errors import InvalidRequestError
+from penstock.engines.openvino.checkpoint import Checkpoint
+from penstock.engines.openvino.quantization import GROUP, keeps_8_bits, quantize_groups, quantize_rows
+from penstock.gateway.llm.gguf_model import unpack
+
+WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "penstock" / "weights"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_model(tmp_path / "model", "qwen3", **WIDE)
+
+
+def unpacked(packed: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.float32]:
+    both = np.stack([packed & 15, packed >> 4], axis=1).reshape(-1)[:count]
+    return both.astype(np.float32)
+
+
+def dequantized(path: Path, name: str) -> npt.NDArray[np.float32]:
+    tensor = Checkpoint(path)[name]
+    values, zeros, scales = quantize_groups(tensor)
+    grouped = unpacked(values, scales.size * GROUP).reshape(*scales.shape[:2], GROUP)
+    offset = unpacked(zeros, scales.size).reshape(scales.shape)
+    return ((grouped - offset) * scales.astype(np.float32)).reshape(tensor.shape)
+
+
+def test_groups(tmp_path: Path) -> None:
+    matrix = torch.randn(7, 3 * GROUP) * torch.logspace(-6, 3, 7)[:, None]
+    matrix[3] = 0
+    matrix[4] = matrix[4].abs() + 1  # all on one side: zero is still exact
+    matrix[5, GROUP : 2 * GROUP] = 7.0
+    save_file({"w": matrix}, tmp_path / "model.safetensors")
+    found = dequantized(tmp_path, "w")
+    wanted = matrix.numpy()
+    assert np.isfinite(found).all()
+    assert (found[3] == 0).all()
+    groups = wanted.reshape(7, 3, GROUP)
+    steps = (np.maximum(groups.max(2), 0) - np.minimum(groups.min(2), 0)) / 15
+    error = np.abs(found - wanted).reshape(7, 3, GROUP).max(2)
+    assert (error <= steps * 1.02 + 6e-8).all()
+    assert error[5, 1] < 0.01
+
+
+def test_the_matrices_that_stay_in_8_bits() -> None:
+    kept = [
+        number
+        for number in range(24)
+        if keeps_8_bits(f"model.layers.{number}.mlp.down_proj.weight", 24)
+        and keeps_8_bits(f"model.layers.{number}.self_attn.v_proj.weight", 24)
+    ]
+    assert kept == [0, 1, 2, 5, 8, 11, 14, 17, 20, 21, 22, 23]
+    assert not keeps_8_bits("model.layers.0.mlp.up_proj.weight", 24)
+
+
+def logprobs(runner: Any, tokens: list[int]) -> npt.NDArray[np.float64]:
+    driver = Driver(runner)
+    driver.add(1, tokens, SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1))
+    return np.array([entry.logprob for entry in driver.step().prompt_logprobs[1]])
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3"])
+def test_the_graph_computes_with_the_rounded_weights(family: str, tmp_path: Path, make_runner: Any) -> None:
+    """With exact activations, against transformers with the same rounded weights."""
+    model = make_model(tmp_path / "model", family, **WIDE)
+    runner = make_runner(model, weights="int4", activations="f32")
+    assert "weights int4, activations f32" in runner.info.runner
+    tokens = prompt(120, 1)
+    found = logprobs(runner, tokens)
+    rounded = tmp_path / "rounded"
+    shutil.copytree(model, rounded)
+    weights = load_file(model / "model.safetensors")
+    for name, values in weights.items():
+        if values.ndim == 2 and ("_proj" not in name or keeps_8_bits(name, 4) or values.shape[1] % GROUP):
+            integers, scales = quantize_rows(Checkpoint(model)[name])
+            weights[name] = torch.from_numpy(integers * scales)
+        elif values.ndim == 2:
+            weights[name] = torch.from_numpy(dequantized(model, name))
+    save_file(weights, rounded / "model.safetensors", {"format": "pt"})
+    wanted = reference_logprobs(load_reference(rounded), tokens).numpy()[np.arange(119), tokens[1:]]
+    assert np.abs(found - wanted).max() < 0.02
+    exact = reference_logprobs(load_reference(model), tokens).numpy()[np.arange(119), tokens[1:]]
+    assert np.abs(found - exact).max() > 0.1, "nothing was rounded"
+
+
+def test_the_second_start_finds_the_weights(
+    model: Path, cache: Path, make_runner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make_runner(model, weights="int4")
+    answers = Driver(first).generate([prompt(40, 1)], 20)
+    [file] = cache.iterdir()
+    monkeypatch.setattr("penstock.engines.openvino.weights.quantize_groups", None)
+    monkeypatch.setattr("penstock.engines.openvino.weights.quantize_rows", None)
+    assert Driver(make_runner(model, weights="int4")).generate([prompt(40, 1)], 20) == answers
+    assert list(cache.iterdir()) == [file]
+
+
+def test_other_weights_and_other_kinds_have_files_of_their_own(model: Path, cache: Path, make_runner: Any) -> None:
+    make_runner(model, weights="int4")
+    make_runner(model, weights="int8")
+    weights = load_file(model / "model.safetensors")
+    weights["model.layers.2.mlp.up_proj.weight"] *= 1.01
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    make_runner(model, weights="int4")
+    assert len(list(cache.iterdir())) == 3
+
+
+@pytest.mark.parametrize("damage", [lambda content: content[:-20], lambda content: b"", lambda content: content[:-8]])
+def test_a_damaged_file_is_made_again(
+    damage: Any, model: Path, cache: Path, make_runner: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = Driver(make_runner(model, weights="int4")).generate([prompt(40, 1)], 20)
+    [file] = cache.iterdir()
+    whole = file.read_bytes()
+    file.unlink()  # it is mapped
+    file.write_bytes(damage(whole))
+    assert Driver(make_runner(model, weights="int4")).generate([prompt(40, 1)], 20) == answers
+    assert "the damaged file of cached weights is rebuilt" in caplog.text
+    assert file.read_bytes() == whole
+
+
+def test_the_oldest_files_go_when_there_are_too_many(model: Path, cache: Path, make_runner: Any) -> None:
+    make_runner(model, weights="int8")
+    [old] = cache.iterdir()
+    make_runner(model, weights="int4", weights_cache=old.stat().st_size + 1000)
+    [new] = cache.iterdir()
+    assert new != old
+
+
+def test_no_cache(model: Path, cache: Path, make_runner: Any) -> None:
+    make_runner(model, weights="int4", weights_cache=0)
+    assert not cache.exists()
+
+
+def test_a_cache_that_cannot_be_written(
+    model: Path, cache: Path, make_runner: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.parent.mkdir(parents=True)
+    cache.write_text("no folder")
+    with caplog.at_level(logging.WARNING):
+        runner = make_runner(model, weights="int4")
+    assert "quantized weights stay in memory" in caplog.text
+    assert len(Driver(runner).generate([prompt(40, 1)], 20)[0]) == 20
+
+
+def test_gguf_files_of_four_bits(model: Path, tmp_path: Path, make_runner: Any) -> None:
+    small = make_runner(unpack(write_gguf(model, tmp_path / "small.gguf", lambda name: "Q4_0")))
+    large = make_runner(unpack(write_gguf(model, tmp_path / "large.gguf", lambda name: "Q5_1")))
+    assert "weights int4" in small.info.runner
+    assert "weights int8" in large.info.runner
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"weights": "int4", "activations": "bf16"},
+            "activations=bf16 does not go with weights=int4 and dtype=f32; int8 and f32 do",
+        ),
+        ({"activations": "int8"}, "activations=int8 does not go with weights=auto and dtype=f32; f32 does"),
+    ],
+)
+def test_activations_have_to_fit(settings: dict[str, Any], message: str, model: Path, make_runner: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        make_runner(model, **settings)

@@ -38,7 +38,7 @@ def test_a_chat(server: Server) -> None:
 
 
 def test_the_log_says_what_the_weights_are_kept_in(server: Server) -> None:
-    assert "quantized weights are kept in int8" in "\n".join(server.log)
+    assert "are quantized again, to int8" in "\n".join(server.log)
 
 
 def test_the_next_start_finds_what_the_first_has_unpacked(server: Server, folder: Path) -> None:

@@ -6,11 +6,21 @@ import random
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from helpers_models import make_tokenizer
-from penstock.tokenizers.grammars import GrammarCompiler, GrammarError, MaskFiller
+from penstock.tokenizers.grammars import GrammarCompiler, GrammarError, MaskFiller, TokenMatcher
+
+_FILLER = MaskFiller(1)
+
+
+def allowed_next(matchers: Sequence[TokenMatcher], vocab_size: int) -> Any:
+    """[n, vocab]: whether the token may come next."""
+    masks = np.zeros((len(matchers), -(-vocab_size // 32)), np.int32)
+    _FILLER.fill(matchers, masks)
+    return np.unpackbits(masks.view(np.uint8), axis=1, count=vocab_size, bitorder="little").view(np.bool_)
 
 
 class BlindWriter:
@@ -25,7 +35,6 @@ class BlindWriter:
         self.added_texts: dict[str, int] = self._tokenizer.get_added_vocab()
         self._vocab_size = len(self._tokenizer)
         self._compiler = GrammarCompiler(folder, self._vocab_size, [self._eos])
-        self._filler = MaskFiller(self._vocab_size, 1)
         self._compile = cache(self._compiler.compile)
 
     def write(
@@ -45,8 +54,7 @@ class BlindWriter:
         token_ids = list(begun)
         while not matcher.is_complete:
             assert len(token_ids) < longest, self._tokenizer.decode(token_ids)
-            bits = self._filler.fill([matcher]).view(np.uint8)
-            allowed = np.flatnonzero(np.unpackbits(bits, count=self._vocab_size, bitorder="little")).tolist()
+            allowed = np.flatnonzero(allowed_next([matcher], self._vocab_size)).tolist()
             assert allowed
             others = [token_id for token_id in allowed if token_id != self._eos]
             ends = not others or (len(others) < len(allowed) and draw.random() < 0.3)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers_grammars import BlindWriter
+from helpers_grammars import BlindWriter, allowed_next
 from helpers_models import make_tokenizer
 from penstock.tokenizers import StageChain, TextPart, find_reasoning_parser, lark, reasoning_parser_names
 from penstock.tokenizers.errors import TokenizerError
-from penstock.tokenizers.grammars import GrammarCompiler, GrammarError, MaskFiller
+from penstock.tokenizers.grammars import GrammarCompiler, GrammarError
 from penstock.tokenizers.reasoning import ReasoningParser
 
 THINK = ("<think>", "</think>")
@@ -121,9 +122,36 @@ def test_a_matcher_that_is_given_what_it_forbids(tmp_path: Path) -> None:
     assert wrong.problem
     assert not wrong.is_complete
     assert (ended.problem, ended.is_complete) == ("", True)
-    masks = MaskFiller(300, 2).fill([right, compiled.start()])
-    bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
-    assert [np.flatnonzero(row).tolist() for row in bits] == [[b], [a]]
+    assert [np.flatnonzero(row).tolist() for row in allowed_next([right, compiled.start()], 300)] == [[b], [a]]
+
+
+@pytest.mark.parametrize("flexible", [True, False])
+@pytest.mark.parametrize("seed", range(8))
+def test_forced_tokens_are_what_masks_leave_one_by_one(tmp_path: Path, flexible: bool, seed: int) -> None:
+    words = ["international", "internet", "interest", 'a "quote"', "naïve café"]
+    item = {"type": "object", "properties": {"first name": {"enum": words}, "größe": {"type": "integer"}}}
+    schema = item | {"required": ["first name", "größe"], "additionalProperties": False}
+    schema |= {"x-guidance": {"whitespace_flexible": flexible, "whitespace_pattern": None}}
+    made = make_tokenizer()
+    made.save_pretrained(tmp_path)
+    compiled = GrammarCompiler(tmp_path, len(made), [2]).compile("json_schema", json.dumps(schema))
+    matcher, draw, written, num_forced = compiled.start(), random.Random(seed), list[int](), 0
+    while not matcher.is_complete and len(written) < 200:
+        forced = matcher.forced()
+        assert compiled.start(written).forced() == forced
+        num_forced += len(forced)
+        for place, token in enumerate(forced):
+            [allowed] = allowed_next([matcher], len(made))
+            assert np.flatnonzero(allowed).tolist() == [token]
+            assert matcher.forced() == forced[place:]
+            matcher.consume([token])
+        if not forced:
+            [allowed] = allowed_next([matcher], len(made))
+            forced = [draw.choice(np.flatnonzero(allowed).tolist())]
+            matcher.consume(forced)
+        written += forced
+    assert not matcher.problem
+    assert num_forced > 10
 
 
 def test_a_model_without_an_end() -> None:

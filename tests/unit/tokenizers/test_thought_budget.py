@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers_grammars import allowed_next
 from helpers_models import make_tokenizer
 from penstock.tokenizers import ThoughtTags, Tokenizer, find_reasoning_parser, reasoning_parser_names
-from penstock.tokenizers.grammars import GrammarCompiler, MaskFiller
+from penstock.tokenizers.grammars import GrammarCompiler, TokenMatcher
 from penstock.tokenizers.reasoning.gpt_oss import GptOssReasoningStage
 
 HARMONY = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>"]
@@ -30,7 +31,6 @@ class Writer:
         self.tokenizer = Tokenizer(folder)
         self.size = self.tokenizer.vocab_size
         self._compiler = GrammarCompiler(folder, self.size, [2])
-        self._filler = MaskFiller(self.size, 1)
 
     def ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
@@ -45,7 +45,9 @@ class Writer:
         matcher, written = compiled.start(), list[int]()
         wanted = self.ids(text)
         while wanted:
-            allowed = self._allowed(matcher.is_free, matcher)
+            [bits] = allowed_next([matcher], self.size)
+            assert not matcher.is_free or bits.all()
+            allowed = set(np.flatnonzero(bits).tolist())
             if wanted[0] not in allowed:
                 assert len(allowed) == 1, self.tokenizer.decode(written)
             token = wanted.pop(0) if wanted[0] in allowed else next(iter(allowed))
@@ -55,12 +57,6 @@ class Writer:
             if len(written) == cut:
                 matcher = compiled.start(written)
         return self.tokenizer.decode(written, skip_special_tokens=False)
-
-    def _allowed(self, free: bool, matcher: object) -> set[int]:
-        [mask] = self._filler.fill([matcher])  # type: ignore[list-item]
-        bits = np.unpackbits(mask.view(np.uint8), count=self.size, bitorder="little")
-        assert not free or bits.all()
-        return set(np.flatnonzero(bits).tolist())
 
 
 @pytest.fixture(scope="module")
@@ -116,13 +112,13 @@ def test_gpt_oss_does_not_think_again(writer: Writer) -> None:
     thought = "<|channel|>analysis<|message|>"
     assert writer.write(with_answer, 3, thought + "abcdef") == f"{thought}abc{tags.closing}{frame.preface}def"
     start = f"{thought}abc{tags.closing}<|channel|>"
-    allowed = writer._allowed(False, _after(writer, tags, 3, start))
-    assert allowed == set(range(writer.size)) - {writer.ids("a")[0]}
+    [allowed] = allowed_next([_after(writer, tags, 3, start)], writer.size)
+    assert np.flatnonzero(~allowed).tolist() == writer.ids("a")
     early = f"{thought}a<|end|><|start|>assistant<|channel|>"
-    assert len(writer._allowed(True, _after(writer, tags, 3, early))) == writer.size
+    assert _after(writer, tags, 3, early).is_free
 
 
-def _after(writer: Writer, tags: ThoughtTags, budget: int, text: str) -> object:
+def _after(writer: Writer, tags: ThoughtTags, budget: int, text: str) -> TokenMatcher:
     return writer._compiler.compile("text", "", budget=(tags, budget)).start(writer.ids(text))
 
 

@@ -12,9 +12,10 @@ from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import EngineError, InvalidRequestError
 from penstock.engines.host.cores import usable_cores
 from penstock.engines.kit.sampling.grammar import GrammarState, MasksAhead
+from penstock.engines.kit.sampling.masks import BitMasks, bit_masks
 
 if TYPE_CHECKING:
-    from penstock.tokenizers.grammars import BitMasks, GrammarCompiler, ThoughtTags
+    from penstock.tokenizers.grammars import GrammarCompiler, ThoughtTags
 
 _MASK_THREADS = 4
 """At most: the model needs the cores meanwhile."""
@@ -58,14 +59,17 @@ class Grammars:
             self._masks.begin(states)
 
     def bit_masks(self, states: Sequence[GrammarState]) -> BitMasks:
-        """`MasksAhead.bit_masks`, for runners whose sampler is not ours."""
-        return (self._masks or self._make_masks()).bit_masks(states)
+        """[n, ceil(vocab / 32)]: the masks of the next tokens, for runners whose sampler is not ours. Those of states with
+        a `failure` mean nothing."""
+        masks = bit_masks(len(states), self._info.vocab_size)
+        (self._masks or self._make_masks()).fill(states, masks)
+        return masks
 
     def _make_masks(self) -> MasksAhead:
         from penstock.tokenizers.grammars import MaskFiller
 
         num_threads = max(1, min(_MASK_THREADS, usable_cores() // 2))
-        self._masks = MasksAhead(MaskFiller(self._info.vocab_size, num_threads), self._info.vocab_size)
+        self._masks = MasksAhead(MaskFiller(num_threads), self._info.vocab_size)
         return self._masks
 
 

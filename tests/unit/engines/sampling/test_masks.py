@@ -12,6 +12,7 @@ from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.kit.sampling import Sampler, SamplingState
 from penstock.engines.kit.sampling.grammar import GrammarState, MasksAhead
+from penstock.engines.kit.sampling.masks import bit_masks, shorter_lists
 
 VOCAB = 300
 EOS = 2
@@ -27,9 +28,13 @@ class Script:
         self.steps = list(steps)
         self.consumed: list[int] = []
         self.problem = ""
+        self.can_be_free = any(len(step) == VOCAB for step in steps)
 
     def consume(self, token_ids: Sequence[int]) -> None:
         self.consumed += token_ids
+
+    def forced(self) -> list[int]:
+        return []
 
     @property
     def is_complete(self) -> bool:
@@ -48,12 +53,12 @@ class Filler:
     def __init__(self) -> None:
         self.num_masks = 0
 
-    def fill(self, scripts: Sequence[Script]) -> Any:
+    def fill(self, scripts: Sequence[Script], masks: Any) -> None:
         self.num_masks += len(scripts)
         bits = np.zeros((len(scripts), (VOCAB + 31) // 32 * 32), np.bool_)
         for row, script in zip(bits, scripts, strict=True):
             row[list(script.allowed)] = True
-        return np.packbits(bits, axis=1, bitorder="little").view(np.int32)
+        masks[:] = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
 
 
 def follow(*steps: Sequence[int], filler: Any = None) -> GrammarState:
@@ -178,3 +183,63 @@ def test_masks_are_computed_once_for_each_token() -> None:
         assert filler.num_masks == num_masks
         for grammar in grammars:
             grammar.append(12)
+
+
+@pytest.mark.parametrize("vocab", [31, 32, 33, 300, 4096])
+def test_bits_become_the_shorter_of_two_lists(vocab: int) -> None:
+    rng = np.random.default_rng(vocab)
+    shares = (0.0, 0.01, 0.49, 0.5, 0.51, 0.99, 1.0)
+    bits = rng.random((len(shares), vocab)) < np.array(shares)[:, None]
+    masks = bit_masks(len(shares), vocab)
+    masks[:] = -1  # also behind the vocabulary
+    packed = np.packbits(bits, axis=1, bitorder="little")
+    masks.view(np.uint8)[:, : packed.shape[1]] = packed
+    if vocab % 8:
+        masks.view(np.uint8)[:, packed.shape[1] - 1] |= np.uint8(0xFF << vocab % 8 & 0xFF)
+    for row, mask in zip(bits, shorter_lists(masks, vocab), strict=True):
+        assert len(mask.ids) <= vocab // 2
+        assert mask.ids.tolist() == np.flatnonzero(row == mask.allowed).tolist()
+
+
+class Forcing(Script):
+    """Where one token is allowed, it is forced, and so are those behind it of which the same is true."""
+
+    def forced(self) -> list[int]:
+        found = []
+        for step in self.steps[len(self.consumed) :]:
+            if len(step) != 1:
+                break
+            found.append(step[0])
+        return found
+
+
+def test_forced_tokens_need_no_masks_of_their_own() -> None:
+    filler = Filler()
+    script: Any = Forcing([5], [6], [7], FEW, [8], [9])
+    grammar = GrammarState(script, MasksAhead(filler, VOCAB))
+    state = sampling(grammar)
+    logits = random_logits(1)
+    written = []
+    for _ in range(7):
+        assert not grammar.is_complete or len(written) == 6
+        [token] = Sampler(VOCAB).sample(logits, [state]).tolist()
+        state.append(token)
+        written.append(token)
+    assert written[:3] == [5, 6, 7]
+    assert written[3] in FEW
+    assert written[4:] == [8, 9, EOS]
+    assert filler.num_masks == 2
+
+
+def test_what_goes_wrong_behind_forced_tokens_is_told_there() -> None:
+    script: Any = Forcing([5], [6], [])
+    state = sampling(GrammarState(script, MasksAhead(Filler(), VOCAB)))
+    logits, chosen = random_logits(1), []
+    for _ in range(3):
+        [token] = Sampler(VOCAB).sample(logits, [state]).tolist()
+        chosen.append(token)
+        if token >= 0:
+            assert state.failure is None
+            state.append(token)
+    assert chosen == [5, 6, -1]
+    assert isinstance(state.failure, InvalidRequestError)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import llguidance
 import numpy as np
 import numpy.typing as npt
-from llguidance.numpy import fill_next_token_bitmask_par, get_bitmask_shape
+from llguidance.numpy import fill_next_token_bitmask_par
 
 BitMasks = npt.NDArray[np.int32]
 
@@ -18,6 +18,8 @@ class TokenMatcher:
     def __init__(self, matcher: llguidance.LLMatcher | None) -> None:
         """Without a matcher, the output may be any text."""
         self.matcher = matcher
+        self.can_be_free = matcher is None
+        """`is_free` may say so, now or later."""
 
     def consume(self, token_ids: Sequence[int]) -> None:
         """Takes in the output's next tokens. What comes behind a complete output, as with `ignore_eos`, changes
@@ -28,6 +30,13 @@ class TokenMatcher:
             if self.matcher.is_stopped():
                 return
             self.matcher.consume_token(token_id)
+
+    def forced(self) -> list[int]:
+        """Tokens that come next because the grammar leaves no other text, split as the model's tokenizer splits it.
+        `consume` takes them in."""
+        if self.matcher is None or self.matcher.is_stopped():
+            return []
+        return self.matcher.compute_ff_tokens()
 
     @property
     def is_complete(self) -> bool:
@@ -54,17 +63,16 @@ class TokenMatcher:
 class MaskFiller:
     """Computes masks for several outputs at once, without the interpreter's lock."""
 
-    def __init__(self, vocab_size: int, num_threads: int) -> None:
-        self._vocab_size = vocab_size
+    def __init__(self, num_threads: int) -> None:
         self._executor = llguidance.LLExecutor(num_threads)
 
-    def fill(self, matchers: Sequence[TokenMatcher]) -> BitMasks:
-        """[n, ceil(vocab / 32)]: bit i of word w says whether token 32 * w + i is allowed. A matcher with a `problem`
-        afterwards has a mask without meaning."""
-        masks: BitMasks = np.full(get_bitmask_shape(len(matchers), self._vocab_size), -1, np.int32)
+    def fill(self, matchers: Sequence[TokenMatcher], masks: BitMasks) -> None:
+        """`masks` [n, ceil(vocab / 32)]: bit i of word w says whether token 32 * w + i is allowed. A matcher with a
+        `problem` afterwards has a mask without meaning."""
         bound = [(one.matcher, row) for row, one in enumerate(matchers) if one.matcher is not None]
+        if len(bound) < len(matchers):
+            masks[:] = -1
         if bound:
             fill_next_token_bitmask_par(self._executor, bound, masks)
         for matcher, mask in zip(matchers, masks, strict=True):
             matcher.narrow(mask)
-        return masks

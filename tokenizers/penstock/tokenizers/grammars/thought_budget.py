@@ -129,6 +129,10 @@ class BudgetedMatcher(TokenMatcher):
             self._watch.see(token_id)
         super().consume(token_ids)
 
+    def forced(self) -> list[int]:
+        """None: the budget has a say in each token."""
+        return []
+
     @property
     def is_free(self) -> bool:
         return super().is_free and self._watch.forced is None and self._watch.barred is None

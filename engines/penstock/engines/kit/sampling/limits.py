@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engines.contract.messages import SamplingParams
-from penstock.engines.kit.sampling.grammar import TokenMask
+from penstock.engines.kit.sampling.masks import TokenMask
 
 Ids = npt.NDArray[np.int64]
 

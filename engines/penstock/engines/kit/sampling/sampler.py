@@ -101,12 +101,13 @@ class Sampler:
         active = [_Request(row, state, offset) for row, (state, offset) in numbered if state is not None]
         masked = [one for one in active if one.state.is_masked]
         changed = [one for one in active if one.state.changes_logits(one.offset)]
-        if (changed or masked) and not logits.flags.writeable:
+        if (changed or masked) and not (logits.flags.writeable and logits.flags.c_contiguous):
             logits = logits.copy()
         undo = [(one.row, *one.state.adjust(logits[one.row], one.offset)) for one in changed]
         chosen = {one.row for one in changed if one.state.failure is not None}
         token_ids[list(chosen)] = -1
         few: list[tuple[_Request, Ids]] = []
+        forbidden: list[tuple[int, Ids]] = []
         for one in masked:
             if one.row in chosen:
                 continue
@@ -118,18 +119,21 @@ class Sampler:
                 few.append((one, mask.ids))
                 chosen.add(one.row)
             else:
-                undo.append((one.row, mask.ids, logits[one.row, mask.ids]))
-                logits[one.row, mask.ids] = -np.inf
+                forbidden.append((one.row, mask.ids))
         if few:
             _choose_among(logits, few, token_ids)
+        if forbidden:
+            places, values = _forbid(logits, forbidden)
         drawn = [one for one in active if not one.state.greedy and one.row not in chosen]
         if len(drawn) + len(chosen) < len(states):
             left = (row for row, state in enumerate(states) if state is None or state.greedy)
             self._take_largest(logits, np.array([row for row in left if row not in chosen]), token_ids)
         if drawn:
             self._draw(logits, drawn, token_ids)
-        for index, ids, values in reversed(undo):
-            logits[index, ids] = values
+        if forbidden:
+            logits.reshape(-1)[places] = values
+        for index, ids, before in undo:
+            logits[index, ids] = before
         return token_ids
 
     def _take_largest(self, logits: Floats, rows: Ids, token_ids: Ids) -> None:
@@ -168,6 +172,15 @@ def _cuts(drawn: Sequence[_Request], vocab: int) -> Cuts:
         min_p=np.array([p.min_p for p in params], np.float64),
         keys=np.array([one.state.random_key(one.offset) for one in drawn], np.uint64),
     )
+
+
+def _forbid(logits: Floats, forbidden: Sequence[tuple[int, Ids]]) -> tuple[Ids, Floats]:
+    """Takes these tokens away from their rows. Returns where these are in all of the logits, and what was there."""
+    vocab, every = logits.shape[1], logits.reshape(-1)
+    places = np.concatenate([row * vocab + ids for row, ids in forbidden])
+    values = every[places]
+    every[places] = -np.inf
+    return places, values
 
 
 def _choose_among(logits: Floats, few: Sequence[tuple[_Request, Ids]], token_ids: Ids) -> None:

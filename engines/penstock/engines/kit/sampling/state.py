@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.errors import PenstockError
-from penstock.engines.kit.sampling.grammar import GrammarState, TokenMask
+from penstock.engines.kit.sampling.grammar import GrammarState
 from penstock.engines.kit.sampling.limits import TokenLimits
+from penstock.engines.kit.sampling.masks import TokenMask
 from penstock.engines.kit.sampling.processors import ProcessorChain
 from penstock.engines.kit.sampling.uniform import branch, stream_key
 

@@ -12,6 +12,7 @@ from helpers_conformance import driver_of, prompt
 from helpers_engine import Driver
 from helpers_models import make_tokenizer
 from penstock.engines.contract.messages import FinishReason, Grammar, Thought, ThoughtBudget
+from penstock.engines.scheduler.budget import StepBudget
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -111,6 +112,30 @@ def test_guesses_change_nothing(candidate):
         tokens.append(driver.tokens[request])
     assert tokens[0] == tokens[1]
     assert driver.stats.accepted_tokens > 0
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"temperature": 1.0, "top_p": 0.9}, {"frequency_penalty": 1.0}, {"logprobs": 1}, {"max_tokens": 17}],
+    ids=["greedy", "sampled", "penalized", "logprobs", "cut off"],
+)
+def test_forced_tokens_that_go_together_change_nothing(candidate, params, monkeypatch):
+    candidate.needs("our scheduler", *(["logprobs"] if "logprobs" in params else []))
+    monkeypatch.setattr(StepBudget, "_jump_pays", lambda *_: True)
+    found = []
+    for jump_ahead in (False, True):
+        driver = driver_of(candidate, jump_ahead=jump_ahead)
+        logprobs: dict[int, list[int]] = {}
+        for length in (10, 40, 70):
+            driver.add(prompt(length), n=2, grammar=JSON, seed=3, **ASKED | params)
+        driver.add(prompt(30), 40)
+        while len(driver.ends) < 7:
+            for output in driver.step():
+                logprobs.setdefault(output.id, []).extend(one.token_id for one in output.logprobs or [])
+        found.append((driver.tokens, {key: end.finish_reason for key, end in driver.ends.items()}, logprobs))
+        jumps = candidate.abilities["drafts"] and jump_ahead and "logprobs" not in params
+        assert (driver.stats.forced_tokens > 0) == jumps
+    assert found[0] == found[1]
 
 
 def test_an_answer_behind_a_thought(candidate):

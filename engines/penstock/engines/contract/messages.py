@@ -285,6 +285,8 @@ class EngineStats(msgspec.Struct, array_like=True):
     """Of these, the ones that were right."""
     step_failures: int = 0
     """Steps that raised."""
+    forced_tokens: int = 0
+    """That needed no step of their own, since a grammar left no others."""
 
 
 class StepRecord(msgspec.Struct, array_like=True, frozen=True):

@@ -61,7 +61,7 @@ class SchedulerOutput:
     new_requests: list[NewRequest] = field(default_factory=list)
     request_ids: list[int] = field(default_factory=list)
     num_scheduled_tokens: list[int] = field(default_factory=list)
-    """Drafts included."""
+    """Drafts and forced tokens included."""
     num_computed_tokens: list[int] = field(default_factory=list)
     """When this step begins, so after the steps that are under way."""
     block_updates: list[BlockUpdate] = field(default_factory=list)
@@ -74,6 +74,10 @@ class SchedulerOutput:
     """id -> guesses of the tokens behind its last known one: the last of its scheduled tokens in this step. The runner
     samples at the last known token and at each guess, and keeps what it samples up to and including the first token
     that differs from the guess. No step under way samples for such a request."""
+    forced: dict[int, list[int]] = field(default_factory=dict)
+    """id -> tokens of `ModelRunnerOutput.forced` behind its last one, known or to be sampled by a step under way: the
+    last of its scheduled tokens in this step. The runner takes them as the request's tokens, and samples behind the
+    last of them only."""
     total_num_scheduled_tokens: int = 0
 
 
@@ -83,8 +87,8 @@ class ModelRunnerOutput:
 
     sampled_token_ids: list[list[int]]
     """For each of request_ids, in order: the new tokens ([] where the prompt is not finished or a vector is wanted,
-    one token otherwise, up to 1 + len(drafts) with drafts). The runner has already appended them to its own copy of
-    the request's tokens."""
+    one token otherwise, up to 1 + len(drafts) with drafts, all forced ones and one behind forced tokens). The runner
+    has already appended them to its own copy of the request's tokens."""
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """id -> one entry per sampled token, for requests with params.logprobs set."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
@@ -93,6 +97,9 @@ class ModelRunnerOutput:
     pooled: dict[int, list[float]] = field(default_factory=dict)
     """id -> the vector of a pooling request whose last token was computed in this step, as the model gives it: float32,
     not normalized."""
+    forced: dict[int, list[int]] = field(default_factory=dict)
+    """id -> tokens that come behind the sampled ones because the request's grammar leaves no others, as far as the
+    runner knows them."""
     failed: dict[int, PenstockError] = field(default_factory=dict)
     """id -> what its client is told: NumericalError for NaN or infinite logits in this step, ModelNotFoundError for an
     adapter that the runner does not have, InvalidRequestError for parameters that it does not take. They sampled

@@ -59,8 +59,8 @@ class Grammars:
             self._masks.begin(states)
 
     def bit_masks(self, states: Sequence[GrammarState]) -> BitMasks:
-        """[n, ceil(vocab / 32)]: the masks of the next tokens, for runners whose sampler is not ours. Those of states with
-        a `failure` mean nothing."""
+        """[n, ceil(vocab / 32)]: the masks of the next tokens, for runners whose sampler is not ours. Those of states
+        with a `failure` mean nothing."""
         masks = bit_masks(len(states), self._info.vocab_size)
         (self._masks or self._make_masks()).fill(states, masks)
         return masks

@@ -51,14 +51,18 @@ class _PlannedBatch:
     states: list[SamplingState | None]
     """[n]"""
     late: Ints
-    """[L]: indices of the tokens that a step under way may still have to sample; either the last token of every request
-    in `sampling`, or none."""
+    """[L]: indices of the tokens that a step under way may still have to sample; either one of every request in
+    `sampling`, or none."""
+    late_places: Ints
+    """[L]: the positions of those tokens."""
     verifying: list[int]
     """Which requests have guesses."""
     drafts: list[list[int]]
     """The guesses of each of `verifying`."""
     pooling: list[int]
     """Which requests get a vector."""
+    forced: dict[int, list[int]]
+    """Tokens that come before the sampled one, by their place in `sampling`."""
     prompts: list[tuple[int, int, int]]
     """(request, first position, count) of prompt positions whose successor is a prompt token."""
     sampled: Ints = field(default_factory=lambda: NO_INTS)
@@ -80,6 +84,8 @@ class _Step:
     batches: list[_PlannedBatch]
     """Computed one after the other, in the same buffer. The first is prepared when the step is submitted."""
     output: ModelRunnerOutput
+    forced: dict[int, list[int]]
+    """`SchedulerOutput.forced`"""
     failure: Exception | None = None
     """It could not be begun, which is told when it is collected: another step's result may be there first."""
 
@@ -128,7 +134,7 @@ class StepRunner:
         refused = self._table.refused
         if refused:
             output.failed = {i: refused[i] for i in step.request_ids if i in refused}
-        self._under_way.append(_Step(step.request_ids, step.block_copies, buffer, batches, output))
+        self._under_way.append(_Step(step.request_ids, step.block_copies, buffer, batches, output, step.forced))
         if len(self._under_way) == 1:
             self._begin_next()
 
@@ -175,7 +181,7 @@ class StepRunner:
     def _plan_again(self, step: SchedulerOutput) -> list[_PlannedBatch]:
         """What `_plan` gives for a step in which the requests of the step before get one more token each, made from
         that one's batch; empty for other steps."""
-        if self._last is None or step.new_requests or step.drafts or step.request_ids != self._last[0]:
+        if self._last is None or step.new_requests or step.drafts or step.forced or step.request_ids != self._last[0]:
             return []
         table, last = self._table, self._last[1]
         positions = last.batch.positions + 1
@@ -206,8 +212,10 @@ class StepRunner:
                 places=places,
                 states=last.states,
                 late=batch.logits_at if self._under_way else NO_INTS,
+                late_places=positions,
                 verifying=[],
                 drafts=[],
+                forced={},
                 pooling=[],
                 prompts=[],
             )
@@ -256,6 +264,7 @@ class StepRunner:
         drafts = [step.drafts[step.request_ids[indices[i]]] for i in verifying]
         for i, guesses in zip(verifying, drafts, strict=True):
             table.tokens[rows[i], num_tokens[i] : num_tokens[i] + len(guesses)] = guesses
+        forced = self._put_forced(step, indices, rows, sampling) if step.forced else {}
         prompts = self._scored_positions(rows, computed, total)
         logits_at = begins[1:][sampling] - 1
         if pooling or verifying or prompts:
@@ -282,9 +291,12 @@ class StepRunner:
             wants_hidden=bool(pooling),
         )
         places, sampling_rows = num_tokens[sampling], rows[sampling]
+        late, late_places = logits_at[: len(sampling)] if self._under_way else NO_INTS, places - 1
+        if forced:
+            counts = np.array([len(forced.get(n, ())) for n in range(len(sampling))], np.int64)
+            late, places = late - counts if len(late) else late, places + counts
         table.num_tokens[sampling_rows] = places + 1
         states = [table.sampling[row] for row in sampling_rows.tolist()]
-        late = logits_at[: len(sampling)] if self._under_way else NO_INTS
         return _PlannedBatch(
             batch=batch,
             indices=indices,
@@ -294,11 +306,23 @@ class StepRunner:
             places=places,
             states=states,
             late=late,
+            late_places=late_places,
             verifying=verifying,
             drafts=drafts,
+            forced=forced,
             pooling=pooling,
             prompts=prompts,
         )
+
+    def _put_forced(self, step: SchedulerOutput, indices: Ints, rows: Ints, sampling: Ints) -> dict[int, list[int]]:
+        """Puts forced tokens into the table. Returns them by the place of their request in `sampling`."""
+        table, found = self._table, {}
+        for n, i in enumerate(sampling.tolist()):
+            tokens = step.forced.get(step.request_ids[indices[i]])
+            if tokens:
+                found[n], start = tokens, table.num_tokens[rows[i]]
+                table.tokens[rows[i], start : start + len(tokens)] = tokens
+        return found
 
     def _scored_positions(self, rows: Ints, computed: Ints, total: Ints) -> list[tuple[int, int, int]]:
         table, found = self._table, []
@@ -326,6 +350,11 @@ class StepRunner:
 
     def _begin_masks(self, planned: _PlannedBatch) -> None:
         """All tokens before those that it samples are known now."""
+        for n, tokens in planned.forced.items():
+            state = planned.states[n]
+            if state is not None:
+                for token in tokens:
+                    state.append(token)
         if not any(planned.states) and not planned.verifying:
             return
         verifying = [self._table.sampling[row] for row in planned.rows[planned.verifying].tolist()]
@@ -334,7 +363,7 @@ class StepRunner:
 
     def _start(self, buffer: int, planned: _PlannedBatch) -> None:
         late = planned.late
-        token_ids = self._table.tokens[planned.sampling_rows, planned.places - 1] if len(late) else NO_TOKENS
+        token_ids = self._table.tokens[planned.sampling_rows, planned.late_places] if len(late) else NO_TOKENS
         self._computing = buffer
         self._model.start(buffer, late, token_ids)
 
@@ -366,9 +395,12 @@ class StepRunner:
         logits, start = outputs.logits, len(planned.sampling)
         sampled = planned.sampled.tolist()
         tokens = [[token] if token >= 0 else [] for token in sampled]
+        for n, forced in planned.forced.items():
+            tokens[n] = [*forced, *tokens[n]]
         self._answer_prompts(step, planned, logits)
         for nth, i in enumerate(planned.sampling.tolist()):
             self._answer_tokens(step, planned, i, tokens[nth], logits[nth : nth + 1], finite=sampled[nth] >= 0)
+        self._answer_forced(step, planned)
         for i, guesses, extension in zip(planned.verifying, planned.drafts, planned.verified, strict=True):
             following = logits[start : start + len(extension.token_ids)]
             self._answer_tokens(step, planned, i, extension.token_ids, following, finite=extension.finite)
@@ -388,6 +420,19 @@ class StepRunner:
         output.sampled_token_ids[index] = token_ids
         if state is not None and state.params.logprobs is not None:
             output.logprobs[request_id] = token_logprobs_rows(logits, np.array(token_ids), state.params.logprobs)
+
+    def _answer_forced(self, step: _Step, planned: _PlannedBatch) -> None:
+        """What must follow is looked for since the next step has begun."""
+        if not any(planned.states):
+            return
+        following = self._under_way[0].forced if self._under_way else {}
+        for i, state in zip(planned.sampling.tolist(), planned.states, strict=True):
+            request_id = step.request_ids[planned.indices[i]]
+            # what is part of the next step was told before
+            if state is not None and state.grammar is not None and request_id not in following:
+                tokens = state.grammar.forced()
+                if tokens:
+                    step.output.forced[request_id] = tokens
 
     def _answer_vectors(self, step: _Step, planned: _PlannedBatch, hidden: Floats | None, start: int) -> None:
         if hidden is None:

@@ -17,6 +17,8 @@ a step in the background that is too long: those that wait for it come before it
 _MEMORY = 0.99
 """Weight of a step against the one after it: some hundred steps count."""
 _SWEEPS = 3
+_LEAST_GAIN = 2.0
+"""What a forced token saves, in parts of what it takes."""
 _TOKENS_SCALE, _ATTENDED_SCALE = 1e-2, 1e-5
 """Bring tokens and attended tokens of a step to like sizes."""
 
@@ -144,6 +146,20 @@ class StepBudget:
             worth += 1
             chance *= lookup.acceptance
         return lookup.guess(worth)
+
+    def forced(self, run: Run, room: int, num_ready: int) -> Sequence[int]:
+        """Tokens to compute beside the request's next one, at most `room`, that its grammar leaves no choice about.
+        `num_ready`: how many requests this step has."""
+        request, pending = run.request, run.num_pending_tokens
+        limit = min(room, request.max_num_tokens - request.num_tokens - pending - 1, self.chunk - 1)
+        found = run.forced[pending : pending + max(0, limit)]
+        return found if found and self._jump_pays(run, num_ready) else ()
+
+    def _jump_pays(self, run: Run, num_ready: int) -> bool:
+        """Computed in a step of its own, a token takes a part of the step's fixed time as well. In large batches on a
+        CPU that is little, and steps in which each request gets one token are planned faster."""
+        each = self.pace.seconds_per_token(run.num_computed_tokens)
+        return self.pace.seconds(0, 0.0) >= _LEAST_GAIN * num_ready * each
 
 
 def _shares(prompts: Sequence[tuple[Run, int]], limit: int, chunk: int, head: Request | None) -> dict[int, int]:

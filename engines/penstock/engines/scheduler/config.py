@@ -29,6 +29,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     several at a time. What is generated does not change."""
     max_draft_tokens: int = 8
     """Most guesses verified in one step of a request."""
+    jump_ahead: bool = True
+    """Tokens that a grammar leaves no choice about are computed several at a time, where that saves time."""
     policy: Policy = Policy.FCFS
     ageing_seconds: float = 10.0
     """Policy `priority`: waiting this long is worth one level of priority."""

@@ -27,7 +27,8 @@ def check_integrity(scheduler: Scheduler) -> None:
         newest = max((step.number for step in scheduler.under_way if run in step.runs), default=0)
         require(run.last_step == newest if newest else run.last_step <= collected, "last_step is wrong")
         unknown = run.verifies or not run.has_seat
-        require(unknown or run.num_pending_tokens <= under_way.count(run), "more computed than known")
+        forced = sum(len(step.step.forced.get(run.id, ())) for step in scheduler.under_way if run in step.runs)
+        require(unknown or run.num_pending_tokens <= under_way.count(run) + forced, "more computed than known")
     require({run.tables for run in holders} == scheduler.kv.holders, "block tables and running requests differ")
     if not requests and not under_way:
         check_idle(scheduler)

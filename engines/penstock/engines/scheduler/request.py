@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from enum import IntEnum
 
 from penstock.engines.contract.messages import (
@@ -187,7 +187,7 @@ class Run:
     or everything after a preemption.
     """
 
-    __slots__ = ("has_seat", "id", "last_step", "num_computed_tokens", "request", "tables", "verifies")
+    __slots__ = ("forced", "has_seat", "id", "last_step", "num_computed_tokens", "request", "tables", "verifies")
 
     def __init__(self, request: Request, tables: BlockTables, num_computed_tokens: int) -> None:
         self.id = request.id
@@ -201,11 +201,13 @@ class Run:
         """Number of the newest step that computes tokens of it."""
         self.verifies = False
         """The step under way verifies drafts: how many tokens it will give is not known."""
+        self.forced: Sequence[int] = ()
+        """What comes behind `request.token_ids`, as far as its grammar leaves no choice."""
 
     @property
     def num_pending_tokens(self) -> int:
-        """To be sampled by steps under way, behind `request.token_ids`: one wherever all known tokens are computed.
-        Not for one that `verifies`."""
+        """To come from steps under way, behind `request.token_ids`: one wherever all known tokens are computed, and
+        forced ones. Not for one that `verifies`."""
         return max(0, self.num_computed_tokens + 1 - self.request.num_tokens)
 
     def verified(self, start: int, num_tokens: int) -> int:

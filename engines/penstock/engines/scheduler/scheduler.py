@@ -23,6 +23,7 @@ from penstock.engines.scheduler.compilation import Compilation
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.drafts import MAX_VOCAB_SIZE, PredictedOutput, PromptLookup
 from penstock.engines.scheduler.intake import Intake
+from penstock.engines.scheduler.jumping import jumps_ahead
 from penstock.engines.scheduler.queues import Policy
 from penstock.engines.scheduler.request import Request, RequestStatus, Run
 from penstock.engines.scheduler.running import RunningRequests
@@ -60,6 +61,8 @@ class Scheduler:
         self._predicted: set[int] = set()
         """Ids of requests with predictions; of ended ones until the next step."""
         self._admission = Admission(self.intake, self.running, self.kv, chunk, speculates=always)
+        self._forces = False
+        """Some request has tokens that are forced."""
         self._newest_plan = ONLY_DECODES
         """Says what guesses are worth before the next step is planned."""
         self._awaited: Run | None = None
@@ -209,19 +212,24 @@ class Scheduler:
         """Gives running requests their next tokens, preempting from the end of the list where blocks are short. Those
         without a share in the plan get one token, and guesses to verify."""
         self._newest_plan, shares = plan, plan.shares
-        if not shares and not self._speculates:
+        if not shares and not self._speculates and not self._forces:
             new.include_decodes(self._with_blocks(ready, shares, new.step))
             return
         room = self.config.max_num_batched_tokens - len(ready) - sum(shares.values())
         for run in self._with_blocks([run for run in ready if shares.get(run.id, 1)], shares, new.step):
             count = shares.get(run.id, 1)
-            guesses = [] if run.id in shares or run.num_pending_tokens else self.budget.guesses(run, room, plan)
+            forced = self.budget.forced(run, room, len(ready)) if run.forced and run.id not in shares else ()
+            if forced and not self.running.grow(run, 1 + len(forced), new.step):
+                forced = ()
+            guesses: list[int] = []
+            if not forced and not run.num_pending_tokens and run.id not in shares:
+                guesses = self.budget.guesses(run, room, plan)
             if run is self._awaited and not guesses and run.request.lookup is not None:
                 run.request.lookup.missed()
             if guesses and not self.running.grow(run, 1 + len(guesses), new.step):
                 guesses = []
-            room -= len(guesses)
-            new.include(run, count, guesses)
+            room -= len(guesses) + len(forced)
+            new.include(run, count, guesses, forced)
         self._awaited = None
 
     def _with_blocks(self, ready: list[Run], shares: Mapping[int, int], step: SchedulerOutput) -> list[Run]:
@@ -267,6 +275,7 @@ class Scheduler:
         num_live, num_prompt_tokens, num_sampled = len(self.intake.requests), 0, 0
         failed, logprobs, drafts = result.failed, result.logprobs, step.drafts
         eos = self.intake.eos
+        self._forces = self.config.jump_ahead and bool(result.forced)
         outputs: list[RequestOutput] = []
         for run, count, start, tokens in zip(
             done.runs, step.num_scheduled_tokens, step.num_computed_tokens, result.sampled_token_ids, strict=True
@@ -289,8 +298,13 @@ class Scheduler:
             if tokens:
                 output = request.append(tokens, eos)
                 num_sampled += len(output.token_ids)
+                if request.grammar is not None and self.config.jump_ahead:
+                    run.forced = result.forced.get(request.id, ()) if jumps_ahead(request.params) else ()
                 if drafts and run.verifies:
                     computed = run.verified(start, len(tokens))
+                elif step.forced and request.id in step.forced:
+                    computed = min(computed, request.num_tokens)
+                    self.intake.stats.forced_tokens += len(output.token_ids) - 1
                 if logprobs and request.id in logprobs:
                     output.logprobs = logprobs[request.id][: len(output.token_ids)]
                 if request.lookup is not None:

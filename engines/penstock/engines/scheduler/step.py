@@ -37,11 +37,15 @@ class StepUnderWay:
             run.num_computed_tokens += 1
             run.last_step = number
 
-    def include(self, run: Run, count: int, guesses: list[int] | None = None) -> None:
-        """Adds the request's next `count` tokens, and guesses of those behind its last known one to verify."""
+    def include(self, run: Run, count: int, guesses: Sequence[int] = (), forced: Sequence[int] = ()) -> None:
+        """Adds the request's next `count` tokens, and either guesses of those behind its last known one to verify, or
+        forced ones behind its last one."""
         step, start = self.step, run.num_computed_tokens
+        if forced:
+            step.forced[run.id] = list(forced)
+            count += len(forced)
         if guesses:
-            step.drafts[run.id] = guesses
+            step.drafts[run.id] = list(guesses)
             run.verifies = True
             count += len(guesses)
         step.request_ids.append(run.id)

@@ -41,6 +41,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("engine_step_failures", "Iterations that failed.", lambda s: s.step_failures),
     ("spec_decode_draft_tokens", "Guessed tokens that were verified (speculative decoding).", lambda s: s.draft_tokens),
     ("spec_decode_accepted_tokens", "Guessed tokens that were right.", lambda s: s.accepted_tokens),
+    ("forced_tokens", "Tokens that a grammar left no choice about, computed beside others.", lambda s: s.forced_tokens),
 )
 
 

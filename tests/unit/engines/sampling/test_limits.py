@@ -12,8 +12,8 @@ import pytest
 from penstock.engines.contract.messages import ProcessorCall, SamplingParams
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.kit.sampling import Sampler, SamplingState, processors
-from penstock.engines.kit.sampling.masks import TokenMask
 from penstock.engines.kit.sampling.limits import TokenLimits
+from penstock.engines.kit.sampling.masks import TokenMask
 from penstock.engines.kit.sampling.processors import ProcessorChain
 
 VOCAB = 40

@@ -108,8 +108,8 @@ class GrammarState:
 
     @property
     def is_free(self) -> bool:
-        """Every token is allowed next: there is no mask. Where that depends on the tokens, they are taken in here, unless
-        a mask is being computed."""
+        """Every token is allowed next: there is no mask. Where that depends on the tokens, they are taken in here,
+        unless a mask is being computed."""
         if not self.matcher.can_be_free:
             return False
         if self._ahead is None:

@@ -29,8 +29,8 @@ def bit_masks(count: int, vocab_size: int) -> BitMasks:
 
 
 def shorter_lists(masks: BitMasks, vocab_size: int) -> list[TokenMask]:
-    """Of each row of `masks`, which is changed. All rows at once, and only words with a bit that is listed are looked at
-    bit by bit: for most masks these are few."""
+    """Of each row of `masks`, which is changed. All rows at once, and only words with a bit that is listed are looked
+    at bit by bit: for most masks these are few."""
     bits_beyond = -vocab_size % _BITS
     words = masks.view(np.uint32)
     if bits_beyond:

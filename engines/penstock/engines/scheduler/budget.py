@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.request import Request, Run
 
@@ -153,13 +154,20 @@ class StepBudget:
         request, pending = run.request, run.num_pending_tokens
         limit = min(room, request.max_num_tokens - request.num_tokens - pending - 1, self.chunk - 1)
         found = run.forced[pending : pending + max(0, limit)]
-        return found if found and self._jump_pays(run, num_ready) else ()
+        return found if found and _may_jump(request.params) and self._jump_pays(run, num_ready) else ()
 
     def _jump_pays(self, run: Run, num_ready: int) -> bool:
         """Computed in a step of its own, a token takes a part of the step's fixed time as well. In large batches on a
         CPU that is little, and steps in which each request gets one token are planned faster."""
         each = self.pace.seconds_per_token(run.num_computed_tokens)
         return self.pace.seconds(0, 0.0) >= _LEAST_GAIN * num_ready * each
+
+
+def _may_jump(params: SamplingParams) -> bool:
+    """Whether forced tokens may go without being sampled: their logprobs are not asked for, and nothing but the grammar
+    could forbid one of them."""
+    limited = params.allowed_token_ids is not None or params.bad_words or params.processors or params.min_tokens
+    return params.logprobs is None and not limited
 
 
 def _shares(prompts: Sequence[tuple[Run, int]], limit: int, chunk: int, head: Request | None) -> dict[int, int]:

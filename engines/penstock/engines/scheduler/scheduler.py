@@ -23,7 +23,6 @@ from penstock.engines.scheduler.compilation import Compilation
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.drafts import MAX_VOCAB_SIZE, PredictedOutput, PromptLookup
 from penstock.engines.scheduler.intake import Intake
-from penstock.engines.scheduler.jumping import jumps_ahead
 from penstock.engines.scheduler.queues import Policy
 from penstock.engines.scheduler.request import Request, RequestStatus, Run
 from penstock.engines.scheduler.running import RunningRequests
@@ -210,7 +209,7 @@ class Scheduler:
 
     def _schedule_running(self, new: StepUnderWay, ready: list[Run], plan: Plan) -> None:
         """Gives running requests their next tokens, preempting from the end of the list where blocks are short. Those
-        without a share in the plan get one token, and guesses to verify."""
+        without a share in the plan get one token, and forced ones or guesses to verify."""
         self._newest_plan, shares = plan, plan.shares
         if not shares and not self._speculates and not self._forces:
             new.include_decodes(self._with_blocks(ready, shares, new.step))
@@ -221,10 +220,9 @@ class Scheduler:
             forced = self.budget.forced(run, room, len(ready)) if run.forced and run.id not in shares else ()
             if forced and not self.running.grow(run, 1 + len(forced), new.step):
                 forced = ()
-            guesses: list[int] = []
-            if not forced and not run.num_pending_tokens and run.id not in shares:
-                guesses = self.budget.guesses(run, room, plan)
-            if run is self._awaited and not guesses and run.request.lookup is not None:
+            without = forced or run.id in shares or run.num_pending_tokens
+            guesses = [] if without else self.budget.guesses(run, room, plan)
+            if run is self._awaited and not guesses and not forced and run.request.lookup is not None:
                 run.request.lookup.missed()
             if guesses and not self.running.grow(run, 1 + len(guesses), new.step):
                 guesses = []
@@ -299,7 +297,7 @@ class Scheduler:
                 output = request.append(tokens, eos)
                 num_sampled += len(output.token_ids)
                 if request.grammar is not None and self.config.jump_ahead:
-                    run.forced = result.forced.get(request.id, ()) if jumps_ahead(request.params) else ()
+                    run.forced = result.forced.get(request.id, ())
                 if drafts and run.verifies:
                     computed = run.verified(start, len(tokens))
                 elif step.forced and request.id in step.forced:

@@ -15,6 +15,7 @@ from .. import lark
 from ..hf import Tokenizer, load_backend
 from ..reasoning import ThoughtTags
 from .matcher import TokenMatcher
+from .schemas import rewritten
 from .thought_budget import BudgetedMatcher, ThoughtBudget, ThoughtWatch
 
 _LIMITS: dict[str, Any] = {
@@ -96,6 +97,15 @@ class GrammarCompiler:
         return CompiledGrammar(matcher, None if budget is None else ThoughtBudget(self._loaded_tokenizer(), *budget))
 
     def _matcher(self, kind: str, text: str, thought: tuple[str, str] | None, preface: str) -> llguidance.LLMatcher:
+        try:
+            return self._compiled(kind, text, thought, preface)
+        except GrammarError:
+            other = _in_other_words(text) if kind == "json_schema" else None
+            if other is None:
+                raise
+        return self._compiled(kind, other, thought, preface)
+
+    def _compiled(self, kind: str, text: str, thought: tuple[str, str] | None, preface: str) -> llguidance.LLMatcher:
         vocabulary = self._loaded_vocabulary()
         try:
             grammar = _SOURCES[kind](text)
@@ -130,6 +140,13 @@ class GrammarCompiler:
                     {token.content: token_id for token_id, token in added.items()},
                 )
             return self._vocabulary
+
+
+def _in_other_words(schema: str) -> str | None:
+    try:
+        return rewritten(schema)
+    except (ValueError, TypeError, AttributeError, RecursionError):  # it is no schema
+        return None
 
 
 def _framed(grammar: str, thought: tuple[str, str] | None, preface: str, special_ids: Mapping[str, int]) -> str:

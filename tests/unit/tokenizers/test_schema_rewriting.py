@@ -116,6 +116,7 @@ TAKEN: list[tuple[Any, list[Any], list[Any]]] = [
     ({"enum": ["a", "b", 1], "not": {"enum": ["a", True]}}, ["b", 1], ["a"]),
     ({"type": "string", "not": {"enum": ["ab", "b]", ""]}}, ["a", "abc", "b", "b]]", "\n"], ["ab", "b]", ""]),
     ({"type": "number", "not": {"enum": [0, 2]}}, [1, -1, 0.5, 3], [0, 2]),
+    ({"not": {"properties": {"a": {"const": 1}}}}, [{"a": 2}, {"a": "1", "c": 0}], [{"a": 1}, {}, 3]),
     ({"type": "array", "contains": {"const": 1}}, [[1], [1, 2]], [[], [2]]),
     (
         {"type": "array", "contains": {"const": 1}, "minContains": 2, "maxContains": 2.0},
@@ -171,3 +172,13 @@ def test_keywords_in_other_words(writer: BlindWriter, schema: Any, right: list[A
 def test_what_cannot_be_said_is_refused(writer: BlindWriter, schema: Any) -> None:
     with pytest.raises(GrammarError):
         writer.takes("json_schema", json.dumps(schema), "1")
+
+
+def test_schemas_of_which_one_must_hold_stay_as_they_are() -> None:
+    """Where one of them allowed less, an instance that fits two could seem to fit one."""
+    one_of = [{"$ref": "#/$defs/a"}, {"contains": {"const": 1}}]
+    other = rewritten(json.dumps({"oneOf": one_of, "contains": True, "$defs": {"a": {"type": "null"}}}))
+    assert other is not None
+    assert json.loads(other)["oneOf"] == one_of
+    definition = {"type": "array", "contains": {"const": 1}}
+    assert rewritten(json.dumps({"oneOf": one_of, "$defs": {"a": definition}})) is None

@@ -174,6 +174,11 @@ def test_what_cannot_be_said_is_refused(writer: BlindWriter, schema: Any) -> Non
         writer.takes("json_schema", json.dumps(schema), "1")
 
 
+def test_refusals_speak_of_the_keywords_that_were_written(writer: BlindWriter) -> None:
+    with pytest.raises(GrammarError, match='"if"'):
+        writer.takes("json_schema", json.dumps({"if": {"pattern": "a"}, "then": {"minLength": 2}}), "1")
+
+
 def test_schemas_of_which_one_must_hold_stay_as_they_are() -> None:
     """Where one of them allowed less, an instance that fits two could seem to fit one."""
     one_of = [{"$ref": "#/$defs/a"}, {"contains": {"const": 1}}]

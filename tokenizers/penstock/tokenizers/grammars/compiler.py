@@ -99,11 +99,14 @@ class GrammarCompiler:
     def _matcher(self, kind: str, text: str, thought: tuple[str, str] | None, preface: str) -> llguidance.LLMatcher:
         try:
             return self._compiled(kind, text, thought, preface)
-        except GrammarError:
+        except GrammarError as refused:
             other = _in_other_words(text) if kind == "json_schema" else None
             if other is None:
                 raise
-        return self._compiled(kind, other, thought, preface)
+            try:
+                return self._compiled(kind, other, thought, preface)
+            except GrammarError:
+                raise refused from None  # it speaks of the author's own keywords
 
     def _compiled(self, kind: str, text: str, thought: tuple[str, str] | None, preface: str) -> llguidance.LLMatcher:
         vocabulary = self._loaded_vocabulary()

@@ -91,7 +91,7 @@ def test_the_contract_is_a_leaf() -> None:
 
 
 LAYERS = (
-    {"errors", "terminal_chat"},
+    {"database", "errors", "terminal_chat"},
     {"configuration"},
     {"front"},
     {"http", "metrics", "spans"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+import sqlite3
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,6 +23,7 @@ from penstock.gateway.batches.file_store import FileBounds
 from penstock.gateway.batches.service import BatchService
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.configuration.sections import RepositoryConfig
+from penstock.gateway.database import Database
 from penstock.gateway.front.access import Restrictions, read_restrictions
 from penstock.gateway.front.access_log import AccessLog
 from penstock.gateway.front.auth import ApiKeys, key_digest
@@ -58,6 +60,7 @@ from penstock.gateway.repository.loading import Loader
 from penstock.gateway.repository.manager import ModelRepository
 from penstock.gateway.repository.settings import RepositorySettings
 from penstock.gateway.repository.storage import Repository
+from penstock.gateway.responses.service import ResponseService
 
 if TYPE_CHECKING:  # needs the extra [otel]
     from penstock.gateway.spans.request_spans import RequestSpans
@@ -302,10 +305,36 @@ def app_settings(
         intake=Intake(config.server.body_memory, config.server.max_loop_lag),
         stored_responses=config.server.stored_responses,
         stored_responses_memory=config.server.stored_responses_memory,
+        stored_responses_per_tenant=config.server.stored_responses_per_tenant,
+        stored_responses_memory_per_tenant=config.server.stored_responses_memory_per_tenant,
+        background_responses=config.server.background_responses,
+        background_responses_per_tenant=config.server.background_responses_per_tenant,
     )
 
 
-def build_batches(config: Config, endpoints: Mapping[str, ASGIApp], settings: AppSettings) -> BatchService | None:
+def open_database(config: Config) -> Database:
+    """In the server's folder; in memory where it has none. Raises ConfigError."""
+    if config.data.data_dir is None:
+        return Database(None)
+    folder = Path(config.data.data_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return Database(folder / "penstock.sqlite")
+    except (OSError, sqlite3.Error) as error:
+        raise ConfigError(f"data-dir: {folder}: {error}. Another server may be using it.") from None
+
+
+def build_responses(config: Config, database: Database, settings: AppSettings) -> ResponseService:
+    """Raises ConfigError."""
+    try:
+        return ResponseService(database, settings, retention=config.data.data_retention or None)
+    except sqlite3.Error as error:
+        raise ConfigError(f"data-dir: {config.data.data_dir}: {error}") from None
+
+
+def build_batches(
+    config: Config, database: Database, endpoints: Mapping[str, ASGIApp], settings: AppSettings
+) -> BatchService | None:
     """None where the server has no folder for them. Raises ConfigError."""
     given = config.data
     if given.data_dir is None:
@@ -316,7 +345,7 @@ def build_batches(config: Config, endpoints: Mapping[str, ASGIApp], settings: Ap
         files_of_tenant=_MOST_FILES_OF_TENANT,
         retention=given.data_retention or None,
     )
-    return BatchService(Path(given.data_dir), bounds, given.batch_lines_in_flight, endpoints, settings)
+    return BatchService(Path(given.data_dir), database, bounds, given.batch_lines_in_flight, endpoints, settings)
 
 
 _MOST_FILES_OF_TENANT = 10_000

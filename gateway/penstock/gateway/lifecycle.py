@@ -30,11 +30,13 @@ from penstock.gateway.composition import (
     build_kserve,
     build_pooling,
     build_repository,
+    build_responses,
     build_restrictions,
     build_spans,
     granted_keys,
     grpc_settings,
     metrics_settings,
+    open_database,
     tls_settings,
 )
 from penstock.gateway.configuration.config import Config, ConfigError, overlay
@@ -172,10 +174,12 @@ class _Server:
             max_connections=connections_within_limit(ConnectionLimits().max_connections),
         )
         self._endpoints = batch_endpoints(self._dataplane, settings, self._pooling)
-        self._batches = build_batches(config, self._endpoints, settings)
+        self._database = open_database(config)
+        self._batches = build_batches(config, self._database, self._endpoints, settings)
+        self._responses = build_responses(config, self._database, settings)
         self._settings = settings
         http = HttpServer(
-            build_app(self._dataplane, settings, self._kserve, self._pooling, self._batches),
+            build_app(self._dataplane, settings, self._kserve, self._pooling, self._batches, self._responses),
             ServerSettings(
                 host=server.address("http"),
                 port=server.http_port,
@@ -228,6 +232,7 @@ class _Server:
         if self._config.server.api_key_file:
             self._signals.on_hangup(self._read_keys_again)
         self._intake.lag.start()
+        self._responses.start()
         await self._ports.open()
         loading = asyncio.create_task(self._load(file))
         stopping = asyncio.create_task(self._signals.end.wait())
@@ -297,9 +302,9 @@ class _Server:
             logger.info("draining %d requests", self._drain.in_flight)
         await self._wait_until_idle()
         self._drain.expire()
+        await self._responses.stop()
         await self._ports.stop()
-        if self._batches is not None:
-            self._batches.close()
+        self._database.close()
         if self._model is not None:
             await self._model.stop()
         await self._embeddings.stop()

@@ -9,7 +9,19 @@ import msgspec
 
 from penstock.engines.errors import NotFoundError, OverloadedError
 from penstock.gateway.batches.batch import Batch
-from penstock.gateway.batches.database import Database
+from penstock.gateway.database import Database
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS batches (
+    id TEXT PRIMARY KEY, tenant TEXT NOT NULL, created REAL NOT NULL, open INTEGER NOT NULL, batch BLOB NOT NULL
+);
+CREATE INDEX IF NOT EXISTS open_batches ON batches (open, created);
+CREATE TABLE IF NOT EXISTS results (
+    batch TEXT NOT NULL, line INTEGER NOT NULL, failed INTEGER NOT NULL, result BLOB NOT NULL,
+    PRIMARY KEY (batch, line)
+) WITHOUT ROWID;
+"""
+"""A line of a batch has one result: its key sees to that."""
 
 _decode = msgspec.json.Decoder(Batch).decode
 
@@ -18,7 +30,8 @@ class BatchStore:
     """A batch belongs to its tenant; for others it does not exist."""
 
     def __init__(self, database: Database, most_open: int, most_open_of_tenant: int) -> None:
-        """`most_open` batches that have not ended, of all tenants."""
+        """`most_open` batches that have not ended, of all tenants. Raises sqlite3.Error."""
+        database.create(_SCHEMA)
         self._database = database
         self._most_open = most_open
         self._most_open_of_tenant = most_open_of_tenant

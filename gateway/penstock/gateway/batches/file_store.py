@@ -15,8 +15,14 @@ from pathlib import Path
 from typing import IO
 
 from penstock.engines.errors import InvalidRequestError, NotFoundError, OverloadedError
-from penstock.gateway.batches.database import Database
+from penstock.gateway.database import Database
 
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS files (
+    id TEXT PRIMARY KEY, tenant TEXT NOT NULL, filename TEXT NOT NULL, purpose TEXT NOT NULL, bytes INTEGER NOT NULL,
+    created REAL NOT NULL, expires REAL
+);
+"""
 _COLUMNS = "id, filename, purpose, bytes, created, expires"
 
 
@@ -61,7 +67,9 @@ class FileStore:
     def __init__(
         self, folder: Path, database: Database, bounds: FileBounds, in_use: Callable[[], Awaitable[Collection[str]]]
     ) -> None:
-        """`in_use` gives the ids of files that must not go yet, although their time is over. Raises OSError."""
+        """`in_use` gives the ids of files that must not go yet, although their time is over. Raises OSError,
+        sqlite3.Error."""
+        database.create(_SCHEMA)
         folder.mkdir(parents=True, exist_ok=True)
         self._found_at_start = [path.name for path in folder.iterdir()]
         self._folder = folder

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from starlette.types import ASGIApp
 
 from penstock.gateway.batches.batch_store import BatchStore
-from penstock.gateway.batches.database import Database, is_disk_error
+from penstock.gateway.database import Database, is_disk_error
 from penstock.gateway.batches.file_store import FileBounds, FileStore
 from penstock.gateway.batches.runner import BatchRunner
 from penstock.gateway.configuration.config import ConfigError
@@ -30,6 +30,7 @@ class BatchService:
     def __init__(
         self,
         folder: Path,
+        database: Database,
         bounds: FileBounds,
         lines_in_flight: int,
         endpoints: Mapping[str, ASGIApp],
@@ -37,12 +38,10 @@ class BatchService:
     ) -> None:
         """`endpoints` by their paths: batches may be for any of them. Raises ConfigError."""
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._database = Database(folder / "penstock.sqlite")
-            self.batches = BatchStore(self._database, _MOST_OPEN, _MOST_OPEN_OF_TENANT)
-            self.files = FileStore(folder / "files", self._database, bounds, self.batches.inputs_in_use)
+            self.batches = BatchStore(database, _MOST_OPEN, _MOST_OPEN_OF_TENANT)
+            self.files = FileStore(folder / "files", database, bounds, self.batches.inputs_in_use)
         except (OSError, sqlite3.Error) as error:
-            raise ConfigError(f"data-dir: {folder}: {error}. Another server may be using it.") from None
+            raise ConfigError(f"data-dir: {folder}: {error}") from None
         self.endpoints = tuple(endpoints)
         self.runner = BatchRunner(self.batches, self.files, endpoints, settings, lines_in_flight)
         self._retention = bounds.retention
@@ -71,10 +70,6 @@ class BatchService:
                     raise
                 logger.exception("old files and batches could not be deleted")
             await asyncio.sleep(_TIDY_EVERY_S)
-
-    def close(self) -> None:
-        """Once there are no requests any more."""
-        self._database.close()
 
     def collect(self) -> Iterator[Metric]:
         text = "Batches that have not ended."

@@ -138,12 +138,13 @@ class EmbeddingsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Files and batches."""
+    """Files, batches, and responses that are kept."""
 
     data_dir: Annotated[
         str | None,
         Meta(
-            description="folder for uploaded files and batches, of this server alone; default: none, they are refused"
+            description="folder for files, batches and responses, of this server alone; default: none, files and "
+            "batches are refused, and responses kept in memory"
         ),
     ] = None
     data_size: Annotated[Positive, Meta(description="bytes of all files together")] = 10 << 30
@@ -151,7 +152,8 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Positive | None, Meta(description="bytes of the files of one key's tenant; default: data-size")
     ] = None
     data_retention: Annotated[
-        Seconds, Meta(description="seconds after which files and ended batches are deleted; 0: never")
+        Seconds,
+        Meta(description="seconds after which files, ended batches, responses and conversations are deleted; 0: never"),
     ] = 30 * 86400.0
     batch_lines_in_flight: Annotated[
         Positive, Meta(description="lines of batches that are with the models at one time")
@@ -297,11 +299,24 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Positive, Meta(description="bytes of request bodies that may be in memory at one time, decompressed ones too")
     ] = 1 << 30
     stored_responses: Annotated[
-        int, Meta(ge=0, description="responses of the Responses API that are kept in memory; 0: none")
+        int, Meta(ge=0, description="responses of the Responses API that are kept, and conversations; 0: none")
     ] = 1000
+    stored_responses_per_tenant: Annotated[
+        Positive | None, Meta(description="of one key's tenant; default: stored-responses")
+    ] = None
     stored_responses_memory: Annotated[
-        Positive, Meta(description="bytes of them together; the one that was not used for longest goes first")
+        Positive,
+        Meta(description="bytes of responses together, and of conversations; what was not used for longest goes first"),
     ] = 64 << 20
+    stored_responses_memory_per_tenant: Annotated[
+        Positive | None, Meta(description="of one key's tenant; default: stored-responses-memory")
+    ] = None
+    background_responses: Annotated[
+        int, Meta(ge=0, description="responses that are being made in the background at one time; 0: none")
+    ] = 100
+    background_responses_per_tenant: Annotated[
+        Positive | None, Meta(description="of one key's tenant; default: background-responses")
+    ] = None
     max_loop_lag: Annotated[
         Seconds,
         Meta(description="while the server is so many seconds late with what is due, requests get 503; 0: never"),

@@ -117,6 +117,10 @@ class RequestContext:
             quota.begin()
             self.quota = quota
 
+    def hand_quota_to(self, other: RequestContext) -> None:
+        """Where this request is counted, the other one is instead, which goes on with its work."""
+        other.quota, self.quota = self.quota, None
+
     def hold_body(self, budget: BodyBudget, size: int) -> None:
         """So many more bytes of the request are in memory, until its `end`. Raises OverloadedError."""
         budget.take(size)

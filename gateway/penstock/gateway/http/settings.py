@@ -43,4 +43,10 @@ class AppSettings:
     """Most responses of the Responses API that are kept; 0: none."""
     stored_responses_memory: int = 64 << 20
     """Bytes of all of them together."""
+    stored_responses_per_tenant: int | None = None
+    stored_responses_memory_per_tenant: int | None = None
+    """None: as much as all together."""
+    background_responses: int = 100
+    """Most responses that are being made in the background; 0: none."""
+    background_responses_per_tenant: int | None = None
     system_fingerprint: str = "penstock"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -15,6 +16,7 @@ from penstock.gateway.anthropic.messages import Messages
 from penstock.gateway.batches.batch_routes import CancelBatch, CreateBatch, GetBatch, ListBatches
 from penstock.gateway.batches.file_routes import CreateFile, DeleteFile, FileContent, GetFile, ListFiles
 from penstock.gateway.batches.service import BatchService
+from penstock.gateway.database import Database
 from penstock.gateway.errors import HttpError
 from penstock.gateway.front.access import CHANGE_MODELS, INFER, OWN_FILES, PROBE, SEE_METADATA, SEE_METRICS
 from penstock.gateway.front.server_health import ServerHealth
@@ -46,9 +48,19 @@ from penstock.gateway.ports.health import Live, Metrics, Ready, Version
 from penstock.gateway.ports.openapi import OpenApi
 from penstock.gateway.ports.request_paths import drop_trailing_slash
 from penstock.gateway.ports.routes import GuardedRoute, Routes
+from penstock.gateway.responses.conversation_routes import (
+    CreateConversation,
+    CreateItems,
+    DeleteConversation,
+    DeleteItem,
+    GetConversation,
+    GetItem,
+    ListItems,
+    UpdateConversation,
+)
 from penstock.gateway.responses.create import CreateResponse
-from penstock.gateway.responses.store import ResponseStore
-from penstock.gateway.responses.stored import CancelResponse, DeleteResponse, GetResponse, InputItems
+from penstock.gateway.responses.response_routes import CancelResponse, DeleteResponse, GetResponse, InputItems
+from penstock.gateway.responses.service import ResponseService
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +71,7 @@ def build_app(
     kserve: KServe | None = None,
     pooling: PoolingPlane | None = None,
     batches: BatchService | None = None,
+    responses: ResponseService | None = None,
 ) -> ASGIApp:
     """The public port: the OpenAI API, the Anthropic API, and KServe v2 below /v2, behind the same keys."""
     adapters = AdapterControl(dataplane)
@@ -66,7 +79,7 @@ def build_app(
     routes = [
         GuardedRoute("/v1/chat/completions", ChatCompletions(dataplane, settings), INFER, methods=["POST"]),
         GuardedRoute("/v1/completions", Completions(dataplane, settings), INFER, methods=["POST"]),
-        *_response_routes(dataplane, settings),
+        *_response_routes(dataplane, settings, responses or ResponseService(Database(None), settings)),
         GuardedRoute("/v1/messages", Messages(dataplane, settings), INFER, methods=["POST"]),
         GuardedRoute("/v1/messages/count_tokens", CountTokens(dataplane, settings), INFER, methods=["POST"]),
         *_pooling_routes(pooling, settings),
@@ -95,8 +108,12 @@ def batch_endpoints(dataplane: DataPlane, settings: AppSettings, pooling: Poolin
         "/v1/chat/completions": ChatCompletions(dataplane, settings),
         "/v1/completions": Completions(dataplane, settings),
         "/v1/embeddings": Embeddings(pooling, settings),
-        "/v1/responses": CreateResponse(dataplane, settings, ResponseStore(0, 0, 0)),
+        "/v1/responses": CreateResponse(dataplane, settings, _keeping_nothing(settings)),
     }
+
+
+def _keeping_nothing(settings: AppSettings) -> ResponseService:
+    return ResponseService(Database(None), replace(settings, stored_responses=0))
 
 
 def _batch_routes(batches: BatchService | None) -> list[GuardedRoute]:
@@ -148,15 +165,26 @@ def build_metrics_app(
     return App([*_health_routes(dataplane, settings), *extra_routes], settings)
 
 
-def _response_routes(dataplane: DataPlane, settings: AppSettings) -> list[GuardedRoute]:
-    store = ResponseStore(settings.stored_responses, settings.stored_responses_memory, settings.max_body_bytes)
-    one = "/v1/responses/{response_id}"
+def _response_routes(dataplane: DataPlane, settings: AppSettings, responses: ResponseService) -> list[GuardedRoute]:
+    one, conversations = "/v1/responses/{response_id}", "/v1/conversations"
+    conversation, item = (
+        f"{conversations}/{{conversation_id}}",
+        f"{conversations}/{{conversation_id}}/items/{{item_id}}",
+    )
     return [
-        GuardedRoute("/v1/responses", CreateResponse(dataplane, settings, store), INFER, methods=["POST"]),
-        GuardedRoute(one, GetResponse(store), INFER, methods=["GET"]),
-        GuardedRoute(one, DeleteResponse(store), INFER, methods=["DELETE"]),
-        GuardedRoute(f"{one}/cancel", CancelResponse(store), INFER, methods=["POST"]),
-        GuardedRoute(f"{one}/input_items", InputItems(store), INFER, methods=["GET"]),
+        GuardedRoute("/v1/responses", CreateResponse(dataplane, settings, responses), INFER, methods=["POST"]),
+        GuardedRoute(one, GetResponse(responses, settings), INFER, methods=["GET"]),
+        GuardedRoute(one, DeleteResponse(responses), INFER, methods=["DELETE"]),
+        GuardedRoute(f"{one}/cancel", CancelResponse(responses), INFER, methods=["POST"]),
+        GuardedRoute(f"{one}/input_items", InputItems(responses), INFER, methods=["GET"]),
+        GuardedRoute(conversations, CreateConversation(responses, settings), INFER, methods=["POST"]),
+        GuardedRoute(conversation, GetConversation(responses, settings), INFER, methods=["GET"]),
+        GuardedRoute(conversation, UpdateConversation(responses, settings), INFER, methods=["POST"]),
+        GuardedRoute(conversation, DeleteConversation(responses, settings), INFER, methods=["DELETE"]),
+        GuardedRoute(f"{conversation}/items", CreateItems(responses, settings), INFER, methods=["POST"]),
+        GuardedRoute(f"{conversation}/items", ListItems(responses, settings), INFER, methods=["GET"]),
+        GuardedRoute(item, GetItem(responses, settings), INFER, methods=["GET"]),
+        GuardedRoute(item, DeleteItem(responses, settings), INFER, methods=["DELETE"]),
     ]
 
 

@@ -20,16 +20,18 @@ class ResponseObject:
     def __init__(
         self, request: ResponsesRequest, wanted: GenerateRequest, usage: Usage, *, store: bool, tier: str
     ) -> None:
-        """`usage` goes on counting while the response is made. `tier`: of `real_tier`."""
+        """`tier`: of `real_tier`."""
         self.id = new_id("resp")
-        self._usage = usage
+        self.usage = usage
+        """Goes on counting while the response is made."""
         reasoning = request.reasoning or Reasoning()
         text = request.text or TextOptions()
         self._fields = {
             "id": self.id,
             "object": "response",
             "created_at": int(time.time()),
-            "background": False,
+            "background": bool(request.background),
+            "conversation": None if request.conversation_id is None else {"id": request.conversation_id},
             "instructions": request.instructions,
             "max_output_tokens": request.max_output_tokens,
             "max_tool_calls": None,
@@ -52,11 +54,14 @@ class ResponseObject:
             "user": request.user,
         }
 
+    def queued(self) -> dict[str, Any]:
+        return self._with("queued", [])
+
     def begun(self) -> dict[str, Any]:
         return self._with("in_progress", [])
 
     def ended(self, output: Sequence[Mapping[str, Any]], finish_reason: str | None) -> dict[str, Any]:
-        usage = usage_object(self._usage)
+        usage = usage_object(self.usage)
         if finish_reason == "length":
             details = {"reason": "max_output_tokens"}
             return self._with("incomplete", output, incomplete_details=details, usage=usage)
@@ -65,6 +70,9 @@ class ResponseObject:
     def failed(self, output: Sequence[Mapping[str, Any]], error: Exception) -> dict[str, Any]:
         code = "rate_limit_exceeded" if wire_shape(error).status == _RATE_LIMITED else "server_error"
         return self._with("failed", output, error={"code": code, "message": public_message(error)})
+
+    def cancelled(self, output: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        return self._with("cancelled", output)
 
     def _with(self, status: str, output: Sequence[Mapping[str, Any]], **changes: object) -> dict[str, Any]:
         nothing = {"completed_at": None, "error": None, "incomplete_details": None, "usage": None}

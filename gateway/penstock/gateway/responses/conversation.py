@@ -10,17 +10,18 @@ from penstock.gateway.openai.messages import arguments_object
 from penstock.gateway.responses.items import content_text
 from penstock.gateway.responses.schemas import InputItem
 
-_EARLIER = "previous_response_id"
-
 
 def template_messages(
-    instructions: str | None, earlier: Sequence[InputItem], given: Sequence[InputItem]
+    instructions: str | None,
+    earlier: Sequence[InputItem],
+    given: Sequence[InputItem],
+    before: str = "previous_response_id",
 ) -> list[dict[str, Any]]:
-    """`earlier` are the items before this request's. Raises InvalidRequestError for calls and outputs that do not
+    """`earlier` are the items before this request's, which its field `before` names. Raises InvalidRequestError for calls and outputs that do not
     belong together."""
     conversation = _Conversation(instructions)
     for item in earlier:
-        conversation.add(item, _EARLIER)
+        conversation.add(item, before)
     for number, item in enumerate(given):
         conversation.add(item, f"input[{number}]")
     if conversation.unanswered:

@@ -2,65 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from penstock.engines.errors import UnsupportedError
+from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.bodies import parse
 from penstock.gateway.generating.endpoint import GeneratingEndpoint
 from penstock.gateway.generating.sse import stream
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.llm.dataplane import DataPlane, GenerateRequest, Generation
+from penstock.gateway.llm.dataplane import DataPlane, GenerateRequest, Generation, Usage
 from penstock.gateway.openai.chat_generation import chat_generation
 from penstock.gateway.openai.service_tier import real_tier
 from penstock.gateway.responses.answer import ResponseObject
+from penstock.gateway.responses.asked import Asked, Keeping
+from penstock.gateway.responses.background import BackgroundResponse
 from penstock.gateway.responses.chat_request import chat_request, wants_logprobs
 from penstock.gateway.responses.conversation import template_messages
+from penstock.gateway.responses.event_log import send_events
 from penstock.gateway.responses.events import ResponseEvents, StreamErrors
 from penstock.gateway.responses.field_names import in_words_of_responses, name_of_responses
-from penstock.gateway.responses.items import input_items, shown_item
 from penstock.gateway.responses.output import Output
-from penstock.gateway.responses.schemas import InputItem, ResponsesRequest
-from penstock.gateway.responses.store import ResponseStore, StoredResponse
+from penstock.gateway.responses.schemas import ResponsesRequest
+from penstock.gateway.responses.service import ResponseService
 from penstock.gateway.responses.unsupported import UNSUPPORTED
 
-
-@dataclass(slots=True)
-class Asked:
-    """A request, and what it goes on from."""
-
-    request: ResponsesRequest
-    stream: bool | None
-    items: list[InputItem] = field(default_factory=list)
-    previous: StoredResponse | None = None
+_BACKGROUND_ROUTE = "/v1/responses/background"
+"""In records: the request itself is answered at once."""
 
 
 class CreateResponse(GeneratingEndpoint[Asked]):
     schema, unsupported = ResponsesRequest, UNSUPPORTED
 
-    def __init__(self, dataplane: DataPlane, settings: AppSettings, store: ResponseStore) -> None:
+    def __init__(self, dataplane: DataPlane, settings: AppSettings, responses: ResponseService) -> None:
         super().__init__(dataplane, settings)
-        self._store = store
+        self._responses = responses
+        self._stores = responses.store.enabled
 
     def _parse(self, body: bytes) -> Asked:
         request = parse(body, self.schema, self.unsupported)
-        if request.store and not self._store.enabled:
-            raise UnsupportedError("store: this server keeps no responses (--stored-responses).", param="store")
+        needs_store = {
+            "store": request.store,
+            "conversation": request.conversation_id is not None,
+            "background": request.background,
+        }
+        for name, asked in needs_store.items():
+            if asked and not self._stores:
+                raise UnsupportedError(f"{name}: this server keeps no responses (--stored-responses).", param=name)
+        if request.conversation_id is not None and request.previous_response_id is not None:
+            raise InvalidRequestError("conversation and previous_response_id exclude each other.", param="conversation")
+        if request.background:
+            self._check_background(request)
         return Asked(request, request.stream)
+
+    def _check_background(self, request: ResponsesRequest) -> None:
+        """Raises UnsupportedError, InvalidRequestError."""
+        if not self._responses.background.enabled:
+            message = "background: this server makes no responses in the background (--background-responses)."
+            raise UnsupportedError(message, param="background")
+        if request.store is False:
+            raise InvalidRequestError("store must not be false with background.", param="store")
 
     async def _wanted(self, asked: Asked, context: RequestContext) -> GenerateRequest:
         request = asked.request
         self._dataplane.model(request.model)
-        asked.items = input_items(request.input)
-        if request.previous_response_id is not None:
-            asked.previous = self._store.get(request.previous_response_id, context.tenant, "previous_response_id")
-        earlier = [] if asked.previous is None else asked.previous.conversation()
-        messages = template_messages(request.instructions, earlier, asked.items)
+        earlier = await asked.earlier(self._responses, context.tenant)
+        before = "previous_response_id" if request.conversation_id is None else "conversation"
+        messages = template_messages(request.instructions, earlier, asked.items, before)
         chat = chat_request(request)
         with in_words_of_responses():
             wanted = await chat_generation(self._dataplane, self._settings, chat, messages, context)
@@ -69,18 +82,45 @@ class CreateResponse(GeneratingEndpoint[Asked]):
             raise UnsupportedError(message, param="include")
         return replace(wanted, grammar_field=name_of_responses(wanted.grammar_field))
 
+    async def _answer_at_once(self, exchange: Exchange, asked: Asked) -> bool:
+        if not asked.request.background:
+            return False
+        response = await self._begin(exchange.context, asked)
+        if response.log is None:
+            await exchange.respond(200, msgspec.json.encode(response.shown()))
+        else:
+            await send_events(exchange, response.log, -1, self._settings.heartbeat_s)
+        return True
+
+    async def _begin(self, context: RequestContext, asked: Asked) -> BackgroundResponse:
+        """Raises PenstockError."""
+        background, tenant = self._responses.background, context.tenant
+        background.check_room(tenant)
+        own = context.next_request()
+        own.record.route = _BACKGROUND_ROUTE
+        wanted = await self._wanted(asked, own)
+        background.check_room(tenant)  # others have come meanwhile
+        keeping = Keeping(self._responses, asked, tenant)
+        tier = real_tier(asked.request.service_tier, wanted)
+        response = ResponseObject(asked.request, wanted, Usage(), store=True, tier=tier)
+        queued = msgspec.json.encode(response.queued())
+        if not keeping.fits(queued):
+            raise InvalidRequestError("The conversation is too large to be kept.", param="input")
+        context.hand_quota_to(own)
+        generate = partial(self._dataplane.generate, wanted)
+        logprobs = wants_logprobs(asked.request)
+        begun = BackgroundResponse(own, response, generate, keeping.end, stream=bool(asked.stream), logprobs=logprobs)
+        store = self._responses.store
+        background.begin(begun, store.keep(tenant, response.id, queued, asked.items_json, asked.previous, is_open=True))
+        return begun
+
     def _respond(
         self, exchange: Exchange, asked: Asked, wanted: GenerateRequest, generation: Generation
     ) -> Awaitable[None]:
-        store = self._store.enabled and asked.request.store is not False
+        store = self._stores and asked.request.store is not False
         tier = real_tier(asked.request.service_tier, wanted)
         response = ResponseObject(asked.request, wanted, generation.usage, store=store, tier=tier)
-
-        def keep(ended: Mapping[str, Any]) -> None:
-            if store:
-                items = [shown_item(item) for item in asked.items]
-                self._store.keep(exchange.context.tenant, ended, items, asked.previous)
-
+        keep = Keeping(self._responses, asked, exchange.context.tenant).keep
         if not asked.stream:
             return self._answer(exchange, Output(logprobs=wants_logprobs(asked.request)), generation, response, keep)
         events = ResponseEvents(response, keep, logprobs=wants_logprobs(asked.request))
@@ -93,7 +133,7 @@ class CreateResponse(GeneratingEndpoint[Asked]):
         output: Output,
         generation: Generation,
         response: ResponseObject,
-        keep: Callable[[Mapping[str, Any]], None],
+        keep: Callable[[dict[str, Any]], None],
     ) -> None:
         async for deltas in generation:
             for delta in deltas:

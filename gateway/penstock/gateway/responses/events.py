@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -30,15 +30,15 @@ class ResponseEvents(Output):
     heartbeat = COMMENT
 
     def __init__(
-        self, response: ResponseObject, keep: Callable[[Mapping[str, Any]], None], *, logprobs: bool = False
+        self, response: ResponseObject, keep: Callable[[dict[str, Any]], None], *, logprobs: bool = False
     ) -> None:
-        """`keep` is given the response when it has ended."""
+        """`keep` is given the response when it has ended, and may change it."""
         super().__init__(logprobs=logprobs)
         self.live = 1
         self.begun = False
         self._response = response
         self._keep = keep
-        self._number = 0
+        self.number = 0
         """Of the next event."""
         self._frames: list[bytes] = []
         self._delta = b""
@@ -49,6 +49,18 @@ class ResponseEvents(Output):
         shown = self._response.begun()
         self._event("response.created", response=shown)
         self._event("response.in_progress", response=shown)
+        return self._taken()
+
+    def queued(self) -> bytes:
+        """Instead of `opening`, for a response that begins later: with `started`."""
+        self.begun = True
+        shown = self._response.queued()
+        self._event("response.created", response=shown)
+        self._event("response.queued", response=shown)
+        return self._taken()
+
+    def started(self) -> bytes:
+        self._event("response.in_progress", response=self._response.begun())
         return self._taken()
 
     def render(self, deltas: Sequence[ChoiceDelta]) -> bytes:
@@ -69,9 +81,17 @@ class ResponseEvents(Output):
         self._end(self._response.failed(self.items, error))
         return self._taken()
 
+    def cancelling(self) -> bytes:
+        """Instead of `ending`."""
+        self.close("incomplete")
+        self._end(self._response.cancelled(self.items))
+        return self._taken()
+
     def _end(self, response: dict[str, Any]) -> None:
         self._keep(response)
-        self._event(f"response.{response['status']}", response=response)
+        status = response["status"]
+        kind = "failed" if status == "cancelled" else status  # there is no event of its own for those
+        self._event(f"response.{kind}", response=response)
 
     def _opened(self, item: OpenItem) -> None:
         index = len(self.items)
@@ -86,8 +106,8 @@ class ResponseEvents(Output):
         if not piece and not logprobs:
             return
         more = b',"logprobs":%b' % _encode(logprobs) if item.type == "message" else b""
-        self._frames += (self._delta, b'%d%b,"delta":' % (self._number, more), _encode(piece), b"}\n\n")
-        self._number += 1
+        self._frames += (self._delta, b'%d%b,"delta":' % (self.number, more), _encode(piece), b"}\n\n")
+        self.number += 1
 
     def _closed(self, item: OpenItem, shown: dict[str, Any]) -> None:
         index = len(self.items) - 1
@@ -103,8 +123,8 @@ class ResponseEvents(Output):
         self._event("response.output_item.done", output_index=index, item=shown)
 
     def _event(self, name: str, **fields: object) -> None:
-        self._frames.append(_head(name) + _encode({"sequence_number": self._number, **fields})[1:] + b"\n\n")
-        self._number += 1
+        self._frames.append(_head(name) + _encode({"sequence_number": self.number, **fields})[1:] + b"\n\n")
+        self.number += 1
 
     def _taken(self) -> bytes:
         frames, self._frames = self._frames, []
@@ -125,5 +145,9 @@ class StreamErrors(OpenAIErrors):
         """A response that has begun has failed; before that, there is only the error to tell of."""
         if self._events.begun:
             return self._events.failing(error)
-        body = {"code": wire_shape(error).code, "message": public_message(error), "param": None, "sequence_number": 0}
-        return _head("error") + _encode(body)[1:] + b"\n\n"
+        return error_event(error, 0)
+
+
+def error_event(error: Exception, number: int) -> bytes:
+    body = {"code": wire_shape(error).code, "message": public_message(error), "param": None, "sequence_number": number}
+    return _head("error") + _encode(body)[1:] + b"\n\n"

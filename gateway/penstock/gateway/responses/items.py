@@ -30,14 +30,20 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
-def input_items(given: str | list[InputItem]) -> list[InputItem]:
-    """Raises InvalidRequestError, and UnsupportedError for items and parts that this server does not take."""
+def fresh_item_id(kind: str) -> str:
+    """For an item of this type."""
+    return new_id(_PREFIXES[kind])
+
+
+def input_items(given: str | list[InputItem], field: str = "input") -> list[InputItem]:
+    """`field` is the request's. Raises InvalidRequestError, and UnsupportedError for items and parts that this server
+    does not take."""
     if isinstance(given, str):
         return [InputItem(role="user", content=given)]
     if not given:
-        raise InvalidRequestError("input must not be empty.", param="input")
+        raise InvalidRequestError(f"{field} must not be empty.", param=field)
     for number, item in enumerate(given):
-        _check(item, f"input[{number}]")
+        _check(item, f"{field}[{number}]")
     return given
 
 
@@ -50,7 +56,7 @@ def content_text(content: str | Sequence[ContentPart] | None) -> str:
 
 def shown_item(item: InputItem) -> dict[str, Any]:
     """As a list of input items shows it."""
-    head = {"id": item.id or new_id(_PREFIXES[item.type]), "type": item.type, "status": "completed"}
+    head = {"id": item.id or fresh_item_id(item.type), "type": item.type, "status": "completed"}
     match item.type:
         case "function_call":
             return {**head, "call_id": item.call_id, "name": item.name, "arguments": item.arguments}

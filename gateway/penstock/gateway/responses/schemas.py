@@ -49,6 +49,10 @@ class TextOptions(msgspec.Struct):
     verbosity: Verbosity | None = None
 
 
+class ConversationName(msgspec.Struct):
+    id: str
+
+
 class ResponsesRequest(SamplingFields, kw_only=True):
     """OpenAI's fields, and those of vLLM that change how tokens are sampled. None: the caller is silent."""
 
@@ -56,6 +60,8 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     input: str | list[InputItem]
     instructions: str | None = None
     previous_response_id: str | None = None
+    conversation: str | ConversationName | None = None
+    background: bool | None = None
     store: bool | None = None
     stream: bool | None = None
     max_output_tokens: int | None = None
@@ -76,3 +82,8 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     thinking_token_budget: int | None = None
     max_reasoning_tokens: int | None = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        given = self.conversation
+        return given.id if isinstance(given, ConversationName) else given

@@ -1,117 +1,186 @@
-"""Responses that are kept for a while, in the memory of this process."""
+"""Responses that are kept for a while, each with those that it goes on from."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import logging
+import sqlite3
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
 
 import msgspec
 
-from penstock.engines.errors import NotFoundError
-from penstock.gateway.responses.schemas import InputItem
+from penstock.engines.errors import InvalidRequestError, NotFoundError
+from penstock.gateway.database import Database
+from penstock.gateway.responses.bounds import OVERHEAD, Bounds, Kept
+from penstock.gateway.responses.stored_response import StoredResponse
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS responses (
+    id TEXT PRIMARY KEY, tenant TEXT NOT NULL, created REAL NOT NULL, used INTEGER NOT NULL, shown INTEGER NOT NULL,
+    open INTEGER NOT NULL, previous TEXT, bytes INTEGER NOT NULL, response BLOB NOT NULL, input BLOB NOT NULL
+);
+CREATE INDEX IF NOT EXISTS responses_by_use ON responses (tenant, shown, open, used, bytes);
+CREATE INDEX IF NOT EXISTS responses_by_previous ON responses (previous);
+"""
+"""`shown` 0: deleted, and still read by those that have gone on from it. `open`: in the background, and not ended."""
+_OF_TENANT = "id = ? AND tenant = ? AND shown"
+_CHAIN = f"""
+WITH RECURSIVE chain (id, previous, distance) AS (
+    SELECT id, previous, 0 FROM responses WHERE {_OF_TENANT}
+    UNION ALL
+    SELECT responses.id, responses.previous, distance + 1 FROM chain JOIN responses ON responses.id = chain.previous
+)
+SELECT input, response, bytes, open FROM chain JOIN responses USING (id) ORDER BY distance DESC
+"""
+_STOPPED = "The server was stopped before this response had ended."
 
 _encode = msgspec.json.Encoder().encode
-_OVERHEAD = 2048
-"""Bytes that a response takes beside its JSON, about."""
-
-
-class _Answer(msgspec.Struct):
-    output: list[InputItem]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StoredResponse:
-    tenant: str
-    """Whose it is. Nobody else is told that there is such a response."""
-    response: bytes
-    """JSON of the response object."""
-    input: bytes
-    """JSON of the request's own input items."""
-    previous: StoredResponse | None
-    size: int
-    """Bytes, those of all responses before it included: they stay for as long as this one does."""
-
-    def conversation(self) -> list[InputItem]:
-        """All items up to this response, the first ones first."""
-        given, answers = msgspec.json.Decoder(list[InputItem]), msgspec.json.Decoder(_Answer)
-        return [
-            item
-            for each in self._chain()
-            for items in (given.decode(each.input), answers.decode(each.response).output)
-            for item in items
-        ]
-
-    def input_items(self) -> list[dict[str, Any]]:
-        """Those of the conversation before the response's output, as they are shown."""
-        found: list[dict[str, Any]] = []
-        for each in self._chain():
-            found += msgspec.json.decode(each.input)
-            if each is not self:
-                found += msgspec.json.decode(each.response)["output"]
-        return found
-
-    def _chain(self) -> list[StoredResponse]:
-        """The first response of the conversation, and all up to this one."""
-        found: list[StoredResponse] = []
-        each: StoredResponse | None = self
-        while each is not None:
-            found.append(each)
-            each = each.previous
-        return found[::-1]
+logger = logging.getLogger("penstock")
 
 
 class ResponseStore:
-    """At most so many, and of so many bytes; the one that was not used for longest goes first."""
+    """A response belongs to its tenant; for others it does not exist."""
 
-    def __init__(self, most: int, most_bytes: int, most_bytes_each: int) -> None:
-        """`most` 0: nothing is kept. `most_bytes_each` bounds how long it takes to read a conversation again."""
-        self._most = most
-        self._most_bytes = most_bytes
-        self._most_bytes_each = min(most_bytes, most_bytes_each)
-        self._found: OrderedDict[str, StoredResponse] = OrderedDict()
-        self._bytes = 0
+    def __init__(self, database: Database, bounds: Bounds) -> None:
+        """What a stopped server has left open has failed. Raises sqlite3.Error."""
+        self._database = database
+        self._bounds = bounds
+        self._kept = Kept("responses", _forget, counted="shown", loose="shown AND NOT open")
+        database.create(_SCHEMA)
+        database.prepare(_fail_open_ones)
 
     @property
     def enabled(self) -> bool:
-        return self._most > 0
+        return self._bounds.most > 0
 
-    @property
-    def size(self) -> int:
-        """Bytes; what several responses share counts for each of them."""
-        return self._bytes
-
-    def __len__(self) -> int:
-        return len(self._found)
+    def fits(self, size: int, previous: StoredResponse | None) -> bool:
+        """Whether a response whose JSON, with that of its input items, has so many bytes is small enough to be kept.
+        Those before it count: they stay for as long as it does."""
+        return size + OVERHEAD + (0 if previous is None else previous.size) <= self._bounds.most_bytes_each
 
     def keep(
         self,
         tenant: str,
-        response: Mapping[str, Any],
-        items: Sequence[Mapping[str, Any]],
+        response_id: str,
+        body: bytes,
+        items: bytes,
         previous: StoredResponse | None,
-    ) -> None:
-        """One that is too large is not kept. `items` are those of the input."""
-        body, given = _encode(response), _encode(items)
-        size = len(body) + len(given) + _OVERHEAD + (0 if previous is None else previous.size)
-        if size > self._most_bytes_each:
-            return
-        self._found[response["id"]] = StoredResponse(tenant, body, given, previous, size)
-        self._bytes += size
-        while len(self._found) > self._most or self._bytes > self._most_bytes:
-            _, oldest = self._found.popitem(last=False)
-            self._bytes -= oldest.size
+        *,
+        is_open: bool = False,
+    ) -> Future[None]:
+        """From now on it is found, and the one that was not used for longest may be gone. `body` is JSON of the
+        response object, `items` of the input's."""
 
-    def get(self, response_id: str, tenant: str, param: str = "response_id") -> StoredResponse:
-        """Raises NotFoundError; `param` is the caller's field."""
-        found = self._found.get(response_id)
-        if found is None or found.tenant != tenant:
-            raise NotFoundError("There is no response with this id.", param=param)
-        self._found.move_to_end(response_id)
-        return found
+        def insert(connection: sqlite3.Connection) -> None:
+            before, given = None if previous is None else previous.id, items
+            if previous is not None and not _exists(connection, previous.id):
+                before, given = None, _encode(previous.shown_conversation() + msgspec.json.decode(items))
+            size = len(body) + len(given) + OVERHEAD
+            row = (response_id, tenant, time.time(), time.time_ns(), True, is_open, before, size, body, given)
+            connection.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            self._kept.make_room(connection, tenant, self._bounds)
 
-    def delete(self, response_id: str, tenant: str) -> None:
+        return self._submit(insert, response_id)
+
+    def end(self, tenant: str, response_id: str, body: bytes) -> Future[None]:
+        """One that was open has ended."""
+
+        def update(connection: sqlite3.Connection) -> None:
+            query = "UPDATE responses SET open = 0, bytes = bytes - length(response) + ?, response = ? WHERE id = ?"
+            connection.execute(query, (len(body), body, response_id))
+            self._kept.make_room(connection, tenant, self._bounds)
+
+        return self._submit(update, response_id)
+
+    def _submit(self, work: Callable[[sqlite3.Connection], None], response_id: str) -> Future[None]:
+        def log_failure(ended: Future[None]) -> None:
+            if not ended.cancelled() and (error := ended.exception()) is not None:
+                logger.error("response %s could not be kept: %s", response_id, error)
+
+        future = self._database.submit(work)
+        future.add_done_callback(log_failure)
+        return future
+
+    async def find(self, response_id: str, tenant: str) -> bytes:
+        """JSON of the response object. Raises NotFoundError."""
+
+        def select(connection: sqlite3.Connection) -> tuple[bytes] | None:
+            _use(connection, response_id, tenant)
+            query = f"SELECT response FROM responses WHERE {_OF_TENANT}"
+            row: tuple[bytes] | None = connection.execute(query, (response_id, tenant)).fetchone()
+            return row
+
+        row = await self._database.run(select)
+        if row is None:
+            raise _not_found("response_id")
+        return row[0]
+
+    async def get(self, response_id: str, tenant: str, param: str = "response_id") -> StoredResponse:
+        """One that has ended. Raises NotFoundError, InvalidRequestError; `param` is the caller's field."""
+
+        def select(connection: sqlite3.Connection) -> list[tuple[bytes, bytes, int, int]]:
+            _use(connection, response_id, tenant)
+            return connection.execute(_CHAIN, (response_id, tenant)).fetchall()
+
+        rows = await self._database.run(select)
+        if not rows:
+            raise _not_found(param)
+        if rows[-1][3]:
+            raise InvalidRequestError("This response is still being made.", param=param)
+        return StoredResponse(response_id, [row[:2] for row in rows], sum(row[2] for row in rows))
+
+    async def delete(self, response_id: str, tenant: str) -> None:
         """What has gone on from it keeps what it needs. Raises NotFoundError."""
-        self._bytes -= self.get(response_id, tenant).size
-        del self._found[response_id]
+
+        def delete(connection: sqlite3.Connection) -> bool:
+            query = f"SELECT 1 FROM responses WHERE {_OF_TENANT}"
+            found = connection.execute(query, (response_id, tenant)).fetchone() is not None
+            if found:
+                _forget(connection, response_id)
+            return found
+
+        if not await self._database.run(delete):
+            raise _not_found("response_id")
+
+    async def delete_old(self, before: float) -> None:
+        """Forgets those that were made before this time."""
+
+        def delete(connection: sqlite3.Connection) -> None:
+            query = "SELECT id FROM responses WHERE shown AND NOT open AND created < ?"
+            for (response_id,) in connection.execute(query, (before,)).fetchall():
+                _forget(connection, response_id)
+
+        await self._database.run(delete)
+
+
+def _use(connection: sqlite3.Connection, response_id: str, tenant: str) -> None:
+    connection.execute(f"UPDATE responses SET used = ? WHERE {_OF_TENANT}", (time.time_ns(), response_id, tenant))
+
+
+def _exists(connection: sqlite3.Connection, response_id: str) -> bool:
+    return connection.execute("SELECT 1 FROM responses WHERE id = ?", (response_id,)).fetchone() is not None
+
+
+def _forget(connection: sqlite3.Connection, response_id: str) -> None:
+    """It is not found any more. Its row goes as soon as no other response goes on from it, and with it those before
+    it that are only there for its sake."""
+    connection.execute("UPDATE responses SET shown = 0 WHERE id = ?", (response_id,))
+    unused = "NOT shown AND NOT EXISTS (SELECT 1 FROM responses AS later WHERE later.previous = responses.id)"
+    query = f"SELECT previous FROM responses WHERE id = ? AND {unused}"
+    each: str | None = response_id
+    while each is not None and (row := connection.execute(query, (each,)).fetchone()) is not None:
+        connection.execute("DELETE FROM responses WHERE id = ?", (each,))
+        each = row[0]
+
+
+def _fail_open_ones(connection: sqlite3.Connection) -> None:
+    for response_id, body in connection.execute("SELECT id, response FROM responses WHERE open").fetchall():
+        error = {"code": "server_error", "message": _STOPPED}
+        failed = _encode(msgspec.json.decode(body) | {"status": "failed", "error": error})
+        query = "UPDATE responses SET open = 0, response = ? WHERE id = ?"
+        connection.execute(query, (failed, response_id))
+
+
+def _not_found(param: str) -> NotFoundError:
+    return NotFoundError("There is no response with this id.", param=param)

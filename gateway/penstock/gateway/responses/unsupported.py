@@ -14,11 +14,9 @@ _CHAT = {name: values for name, values in CHAT.items() if name not in _OF_CHATS}
 
 UNSUPPORTED: Mapping[str, tuple[str, ...]] = _CHAT | {
     "access_programs": _NOTHING,
-    "background": ("null", "false"),
     "background_options": _NOTHING,
     "best_of": ("null", "1"),
     "context_management": ("null", "[]"),
-    "conversation": _NOTHING,
     "echo": ("null", "false"),
     "image": _NOTHING,
     "logprobs": ("null", "false"),

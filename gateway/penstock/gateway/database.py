@@ -1,29 +1,13 @@
-"""What is known of files and batches, in an SQLite database that survives the process, kill -9 included."""
+"""What the server keeps in SQLite: in a file that survives the process, kill -9 included, or in memory."""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
-
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS files (
-    id TEXT PRIMARY KEY, tenant TEXT NOT NULL, filename TEXT NOT NULL, purpose TEXT NOT NULL, bytes INTEGER NOT NULL,
-    created REAL NOT NULL, expires REAL
-);
-CREATE TABLE IF NOT EXISTS batches (
-    id TEXT PRIMARY KEY, tenant TEXT NOT NULL, created REAL NOT NULL, open INTEGER NOT NULL, batch BLOB NOT NULL
-);
-CREATE INDEX IF NOT EXISTS open_batches ON batches (open, created);
-CREATE TABLE IF NOT EXISTS results (
-    batch TEXT NOT NULL, line INTEGER NOT NULL, failed INTEGER NOT NULL, result BLOB NOT NULL,
-    PRIMARY KEY (batch, line)
-) WITHOUT ROWID;
-"""
-"""A line of a batch has one result: its key sees to that."""
 
 _T = TypeVar("_T")
 
@@ -32,15 +16,27 @@ class Database:
     """All work on it is done by one thread, in the order in which it was asked for; the event loop never waits for the
     disk."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises sqlite3.Error when this is no database, or another server has it open."""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="files")
-        self._connection = self._thread.submit(_connect, path).result()
+    def __init__(self, path: Path | None) -> None:
+        """None: in memory. Raises sqlite3.Error when this is no database, or another server has it open."""
+        self._connection = _connect(":memory:" if path is None else path)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
+
+    def create(self, tables: str) -> None:
+        """Before any other work is asked for. Raises sqlite3.Error."""
+        self._connection.executescript(tables)
+
+    def prepare(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        """As `run`, at once and by the caller's thread: before any other work is asked for. Raises sqlite3.Error."""
+        return self._in_transaction(work)
 
     async def run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """What `work` returns; all that it changes is there at once, or nothing of it when it raises. It must return no
         cursor: a thread that drops one disturbs what this one does."""
-        return await asyncio.wrap_future(self._thread.submit(self._in_transaction, work))
+        return await asyncio.wrap_future(self.submit(work))
+
+    def submit(self, work: Callable[[sqlite3.Connection], _T]) -> Future[_T]:
+        """The same for a caller that cannot wait."""
+        return self._thread.submit(self._in_transaction, work)
 
     def _in_transaction(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         with self._connection:
@@ -59,12 +55,12 @@ def is_disk_error(error: Exception) -> bool:
     return isinstance(error, OSError | sqlite3.OperationalError) and not isinstance(error, FileNotFoundError)
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=1)
+def _connect(path: Path | str) -> sqlite3.Connection:
+    # it is made by one thread and used by another, never by two at one time
+    connection = sqlite3.connect(path, timeout=1, check_same_thread=False)
     connection.execute("PRAGMA locking_mode=EXCLUSIVE")  # a second server would answer the same lines
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=NORMAL")
-    connection.executescript(_SCHEMA)
     connection.execute("BEGIN IMMEDIATE")
     connection.commit()
     return connection

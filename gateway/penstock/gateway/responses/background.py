@@ -1,0 +1,169 @@
+"""Responses that are made after their requests have been answered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import Any
+
+from penstock.engines.errors import CancelledError, OverloadedError, PenstockError
+from penstock.gateway.front.call import Call
+from penstock.gateway.front.context import RequestContext
+from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.llm.dataplane import Generation
+from penstock.gateway.responses.answer import ResponseObject
+from penstock.gateway.responses.event_log import EventLog
+from penstock.gateway.responses.events import ResponseEvents
+
+logger = logging.getLogger("penstock")
+
+_LOG_BYTES = 4 << 20
+"""Of the events of one response."""
+_ENDED_LOGS_BYTES = 64 << 20
+"""Of the events of all responses that have ended."""
+
+
+class BackgroundResponse:
+    """One that has not ended."""
+
+    def __init__(
+        self,
+        context: RequestContext,
+        response: ResponseObject,
+        generate: Callable[[], Awaitable[Generation]],
+        keep: Callable[[dict[str, Any]], None],
+        *,
+        stream: bool,
+        logprobs: bool,
+    ) -> None:
+        """`context` is its own, not that of the request, which ends before. `keep` is told its end."""
+        self.context = context
+        self.response = response
+        self.log = EventLog(_LOG_BYTES) if stream else None
+        self._generate = generate
+        self._events = ResponseEvents(response, keep, logprobs=logprobs)
+        self._started = False
+        self._log(self._events.queued())
+
+    def shown(self) -> dict[str, Any]:
+        return self.response.begun() if self._started else self.response.queued()
+
+    async def run(self, kept: Future[None], settings: AppSettings) -> None:
+        """`kept`: once this is done, a restart knows of it. Raises what the generation does."""
+        settings.journal.begin(self.context)
+        try:
+            with Call(settings.drain, self.context):
+                await asyncio.shield(asyncio.wrap_future(kept))
+                generation = await self._generate()
+                try:
+                    await self._take(generation)
+                finally:
+                    generation.close()
+        except asyncio.CancelledError:
+            self.context.record.failed(CancelledError("The response was cancelled."))
+            raise
+        except Exception as error:
+            self.context.record.failed(error)
+            raise
+        finally:
+            settings.journal.end(self.context)
+
+    async def _take(self, generation: Generation) -> None:
+        self.response.usage = generation.usage
+        self._started = True
+        self._log(self._events.started())
+        async for deltas in generation:
+            self._log(self._events.render(deltas))
+
+    def end(self, task: asyncio.Task[None]) -> None:
+        """`task` has run it, or was cancelled before."""
+        if task.cancelled():
+            frames = self._events.cancelling()
+        elif (error := task.exception()) is None:
+            frames = self._events.ending()
+        else:
+            if not isinstance(error, PenstockError):
+                logger.error("response %s failed", self.response.id, exc_info=error)
+            frames = self._events.failing(error if isinstance(error, Exception) else RuntimeError())
+        self._log(frames)
+        if self.log is not None:
+            self.log.end()
+
+    def _log(self, frames: bytes) -> None:
+        if self.log is not None:
+            self.log.add(frames, self._events.number)
+
+
+class BackgroundResponses:
+    """Lives on the event loop. Responses that have ended are in the store; their events stay here for some time."""
+
+    def __init__(self, settings: AppSettings) -> None:
+        self._settings = settings
+        self._most = settings.background_responses
+        self._most_of_tenant = settings.background_responses_per_tenant or self._most
+        self._open: dict[str, BackgroundResponse] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ended_logs: OrderedDict[str, tuple[str, EventLog]] = OrderedDict()
+        """With their tenants, the oldest first."""
+        self._ended_bytes = 0
+
+    @property
+    def enabled(self) -> bool:
+        return self._most > 0
+
+    def check_room(self, tenant: str) -> None:
+        """Raises OverloadedError."""
+        own = sum(each.context.tenant == tenant for each in self._open.values())
+        if len(self._open) >= self._most or own >= self._most_of_tenant:
+            message = "Too many responses are being made in the background: wait for some of them, or cancel one."
+            raise OverloadedError(message, retry_after=10)
+
+    def begin(self, response: BackgroundResponse, kept: Future[None]) -> None:
+        """There is room. `kept`: the response is in the store."""
+        response_id = response.response.id
+        self._open[response_id] = response
+        task = self._tasks[response_id] = asyncio.create_task(response.run(kept, self._settings))
+        task.add_done_callback(lambda task: self._ended(response, task))
+
+    def _ended(self, response: BackgroundResponse, task: asyncio.Task[None]) -> None:
+        response_id = response.response.id
+        del self._open[response_id], self._tasks[response_id]
+        response.end(task)
+        if response.log is not None:
+            self._ended_logs[response_id] = response.context.tenant, response.log
+            self._ended_bytes += response.log.bytes
+            while self._ended_bytes > _ENDED_LOGS_BYTES:
+                self.forget(next(iter(self._ended_logs)))
+
+    def find(self, response_id: str, tenant: str) -> BackgroundResponse | None:
+        """None: it has ended, or there is none."""
+        found = self._open.get(response_id)
+        return found if found is not None and found.context.tenant == tenant else None
+
+    def log(self, response_id: str, tenant: str) -> EventLog | None:
+        """The events, also of one that has ended; None where there are none."""
+        response = self.find(response_id, tenant)
+        if response is not None:
+            return response.log
+        whose, log = self._ended_logs.get(response_id, ("", None))
+        return log if whose == tenant else None
+
+    async def cancel(self, response: BackgroundResponse) -> None:
+        """Returns when it has ended."""
+        task = self._tasks[response.response.id]
+        task.cancel()
+        await asyncio.wait((task,))
+
+    def forget(self, response_id: str) -> None:
+        """The events of a response that has ended, if there are any."""
+        _, log = self._ended_logs.pop(response_id, ("", None))
+        if log is not None:
+            self._ended_bytes -= log.bytes
+
+    async def wait(self) -> None:
+        """Until all have ended."""
+        while self._tasks:
+            await asyncio.wait(tuple(self._tasks.values()))

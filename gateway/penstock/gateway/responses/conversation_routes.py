@@ -1,0 +1,123 @@
+"""/v1/conversations: https://platform.openai.com/docs/api-reference/conversations."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.gateway.generating.bodies import parse
+from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.pages import page
+from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.openai.metadata import check_metadata
+from penstock.gateway.responses.conversation_store import ConversationStore, Item
+from penstock.gateway.responses.items import input_items, shown_item
+from penstock.gateway.responses.response_routes import DEFAULT_PAGE, LONGEST_PAGE, checked_query
+from penstock.gateway.responses.schemas import InputItem
+from penstock.gateway.responses.service import ResponseService
+
+_MOST_ITEMS = 20
+"""Of one request, as in OpenAI's API."""
+
+
+class _CreateConversation(msgspec.Struct):
+    metadata: dict[str, str] | None = None
+    items: list[InputItem] | None = None
+
+
+class _UpdateConversation(msgspec.Struct):
+    metadata: dict[str, str] | None
+
+
+class _CreateItems(msgspec.Struct):
+    items: list[InputItem]
+
+
+class _Endpoint(ABC):
+    def __init__(self, responses: ResponseService, settings: AppSettings) -> None:
+        self._store: ConversationStore = responses.conversations
+        self._enabled = responses.store.enabled
+        self._max_body = settings.max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._enabled:
+            raise UnsupportedError("This server keeps no conversations (--stored-responses).")
+        exchange: Exchange = scope[SCOPE_KEY]
+        conversation_id = scope["path_params"].get("conversation_id", "")
+        await exchange.respond(200, await self._answer(exchange, conversation_id, exchange.context.tenant))
+
+    @abstractmethod
+    async def _answer(self, exchange: Exchange, conversation_id: str, tenant: str) -> bytes:
+        """JSON. Raises PenstockError."""
+
+    async def _body(self, exchange: Exchange) -> bytes:
+        with exchange.call():
+            return await exchange.body(self._max_body)
+
+
+class CreateConversation(_Endpoint):
+    schema = _CreateConversation
+
+    async def _answer(self, exchange: Exchange, conversation_id: str, tenant: str) -> bytes:
+        request = parse(await self._body(exchange) or b"{}", self.schema, {})
+        check_metadata(request.metadata)
+        items = _checked(request.items) if request.items else []
+        return msgspec.json.encode(await self._store.create(tenant, request.metadata or {}, items))
+
+
+class GetConversation(_Endpoint):
+    async def _answer(self, exchange: Exchange, conversation_id: str, tenant: str) -> bytes:
+        return msgspec.json.encode(await self._store.find(conversation_id, tenant))
+
+
+class UpdateConversation(_Endpoint):
+    schema = _UpdateConversation
+
+    async def _answer(self, exchange: Exchange, conversation_id: str, tenant: str) -> bytes:
+        metadata = parse(await self._body(exchange), self.schema, {}).metadata or {}
+        check_metadata(metadata)
+        return msgspec.json.encode(await self._store.update(conversation_id, tenant, metadata))
+
+
+class DeleteConversation(_Endpoint):
+    async def _answer(self, exchange: Exchange, conversation_id: str, tenant: str) -> bytes:
+        await self._store.delete(conversation_id, tenant)
+        return msgspec.json.encode({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
+
+
+class CreateItems(_Endpoint):
+    schema = _CreateItems
+
+    async def _answer(self, exchange: Exchange, conversation_id: str, tenant: str) -> bytes:
+        checked_query(exchange)
+        items = _checked(parse(await self._body(exchange), self.schema, {}).items)
+        added = await self._store.add(conversation_id, tenant, items)
+        return msgspec.json.encode(page(added, {}, default=_MOST_ITEMS, most=_MOST_ITEMS, order="asc"))
+
+
+class ListItems(_Endpoint):
+    async def _answer(self, exchange: Exchange, conversation_id: str, tenant: str) -> bytes:
+        query = checked_query(exchange)
+        items = msgspec.json.decode(await self._store.items(conversation_id, tenant))
+        return msgspec.json.encode(page(items, query, default=DEFAULT_PAGE, most=LONGEST_PAGE))
+
+
+class GetItem(_Endpoint):
+    async def _answer(self, exchange: Exchange, conversation_id: str, tenant: str) -> bytes:
+        checked_query(exchange)
+        return await self._store.item(conversation_id, tenant, exchange.scope["path_params"]["item_id"])
+
+
+class DeleteItem(_Endpoint):
+    async def _answer(self, exchange: Exchange, conversation_id: str, tenant: str) -> bytes:
+        item_id = exchange.scope["path_params"]["item_id"]
+        return msgspec.json.encode(await self._store.delete_item(conversation_id, tenant, item_id))
+
+
+def _checked(given: list[InputItem]) -> list[Item]:
+    if len(given) > _MOST_ITEMS:
+        raise InvalidRequestError(f"items: at most {_MOST_ITEMS} at a time.", param="items")
+    return [shown_item(item) for item in input_items(given, "items")]

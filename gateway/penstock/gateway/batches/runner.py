@@ -16,9 +16,9 @@ from starlette.types import ASGIApp
 from penstock.gateway.batches.answer_line import answer_line
 from penstock.gateway.batches.batch import Batch, Status
 from penstock.gateway.batches.batch_store import BatchStore
-from penstock.gateway.database import is_disk_error
 from penstock.gateway.batches.file_store import FileStore
 from penstock.gateway.batches.lines import Line, check_lines, read_lines, unanswered
+from penstock.gateway.database import is_disk_error
 from penstock.gateway.front.context import Principal
 from penstock.gateway.http.settings import AppSettings
 

@@ -13,10 +13,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from starlette.types import ASGIApp
 
 from penstock.gateway.batches.batch_store import BatchStore
-from penstock.gateway.database import Database, is_disk_error
 from penstock.gateway.batches.file_store import FileBounds, FileStore
 from penstock.gateway.batches.runner import BatchRunner
 from penstock.gateway.configuration.config import ConfigError
+from penstock.gateway.database import Database, is_disk_error
 from penstock.gateway.http.settings import AppSettings
 
 logger = logging.getLogger("penstock")

@@ -153,7 +153,7 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
     data_retention: Annotated[
         Seconds,
-        Meta(description="seconds after which files, ended batches, responses and conversations are deleted; 0: never"),
+        Meta(description="seconds after which files, ended batches, responses and conversations go; 0: never"),
     ] = 30 * 86400.0
     batch_lines_in_flight: Annotated[
         Positive, Meta(description="lines of batches that are with the models at one time")

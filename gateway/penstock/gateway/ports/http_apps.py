@@ -167,10 +167,8 @@ def build_metrics_app(
 
 def _response_routes(dataplane: DataPlane, settings: AppSettings, responses: ResponseService) -> list[GuardedRoute]:
     one, conversations = "/v1/responses/{response_id}", "/v1/conversations"
-    conversation, item = (
-        f"{conversations}/{{conversation_id}}",
-        f"{conversations}/{{conversation_id}}/items/{{item_id}}",
-    )
+    conversation = f"{conversations}/{{conversation_id}}"
+    items, item = f"{conversation}/items", f"{conversation}/items/{{item_id}}"
     return [
         GuardedRoute("/v1/responses", CreateResponse(dataplane, settings, responses), INFER, methods=["POST"]),
         GuardedRoute(one, GetResponse(responses, settings), INFER, methods=["GET"]),
@@ -181,8 +179,8 @@ def _response_routes(dataplane: DataPlane, settings: AppSettings, responses: Res
         GuardedRoute(conversation, GetConversation(responses, settings), INFER, methods=["GET"]),
         GuardedRoute(conversation, UpdateConversation(responses, settings), INFER, methods=["POST"]),
         GuardedRoute(conversation, DeleteConversation(responses, settings), INFER, methods=["DELETE"]),
-        GuardedRoute(f"{conversation}/items", CreateItems(responses, settings), INFER, methods=["POST"]),
-        GuardedRoute(f"{conversation}/items", ListItems(responses, settings), INFER, methods=["GET"]),
+        GuardedRoute(items, CreateItems(responses, settings), INFER, methods=["POST"]),
+        GuardedRoute(items, ListItems(responses, settings), INFER, methods=["GET"]),
         GuardedRoute(item, GetItem(responses, settings), INFER, methods=["GET"]),
         GuardedRoute(item, DeleteItem(responses, settings), INFER, methods=["DELETE"]),
     ]

@@ -17,8 +17,8 @@ def template_messages(
     given: Sequence[InputItem],
     before: str = "previous_response_id",
 ) -> list[dict[str, Any]]:
-    """`earlier` are the items before this request's, which its field `before` names. Raises InvalidRequestError for calls and outputs that do not
-    belong together."""
+    """`earlier` are the items before this request's, which its field `before` names. Raises InvalidRequestError for
+    calls and outputs that do not belong together."""
     conversation = _Conversation(instructions)
     for item in earlier:
         conversation.add(item, before)

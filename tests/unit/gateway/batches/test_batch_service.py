@@ -19,6 +19,7 @@ from penstock.gateway.batches import runner
 from penstock.gateway.batches.batch import Batch
 from penstock.gateway.batches.file_store import FileBounds
 from penstock.gateway.batches.service import BatchService
+from penstock.gateway.database import Database
 from penstock.gateway.http.settings import AppSettings
 
 URL = "/v1/completions"
@@ -46,7 +47,11 @@ def model() -> Model:
 
 
 def new_service(folder: Path, model: Model, bounds: FileBounds = BOUNDS) -> BatchService:
-    return BatchService(folder, bounds, 4, {URL: model}, AppSettings())
+    return BatchService(folder, Database(folder / "penstock.sqlite"), bounds, 4, {URL: model}, AppSettings())
+
+
+def close(service: BatchService) -> None:
+    service.batches._database.close()
 
 
 @pytest.fixture
@@ -54,7 +59,7 @@ async def service(tmp_path: Path, model: Model) -> AsyncIterator[BatchService]:
     made = new_service(tmp_path, model)
     yield made
     await made.stop()
-    made.close()
+    close(made)
 
 
 async def uploaded(service: BatchService, *names: str, tenant: str = "") -> str:
@@ -151,7 +156,7 @@ async def test_a_server_killed_while_it_writes_the_files_writes_them_again(
             await asyncio.sleep(0)
     before = await written(first)
     await first.stop()
-    first.close()
+    close(first)
     second = new_service(tmp_path, model)
     await second.start()
     found = await ended(second, batch)
@@ -159,7 +164,7 @@ async def test_a_server_killed_while_it_writes_the_files_writes_them_again(
     assert found.output_file_id or found.error_file_id
     assert await written(second) == before, "one file, not two"
     await second.stop()
-    second.close()
+    close(second)
 
 
 async def test_what_a_killed_server_has_left_is_deleted_at_the_start(tmp_path: Path, model: Model) -> None:
@@ -172,7 +177,7 @@ async def test_what_a_killed_server_has_left_is_deleted_at_the_start(tmp_path: P
     await service.start()
     assert [path.name for path in folder.iterdir()] == [kept]
     await service.stop()
-    service.close()
+    close(service)
 
 
 async def test_a_tenant_cannot_take_the_room_of_others(service: BatchService) -> None:
@@ -215,7 +220,7 @@ async def test_after_its_time_everything_goes_that_is_not_in_use(
     assert left == [running.input_file_id]
     assert (await service.batches.find("", running.id)).is_open
     await service.stop()
-    service.close()
+    close(service)
 
 
 async def test_a_tenant_has_so_many_open_batches(service: BatchService) -> None:

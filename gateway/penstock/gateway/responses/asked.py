@@ -94,4 +94,4 @@ class Keeping:
 
 def _is_half_a_call(item: Mapping[str, Any]) -> bool:
     """Nobody can answer that."""
-    return item["type"] == "function_call" and item["status"] == "incomplete"
+    return (item["type"], item["status"]) == ("function_call", "incomplete")

@@ -47,15 +47,15 @@ class _Endpoint(ABC):
             raise UnsupportedError("This server keeps no conversations (--stored-responses).")
         exchange: Exchange = scope[SCOPE_KEY]
         conversation_id = scope["path_params"].get("conversation_id", "")
-        await exchange.respond(200, await self._answer(exchange, conversation_id, exchange.context.tenant))
+        with exchange.call():
+            await exchange.respond(200, await self._answer(exchange, conversation_id, exchange.context.tenant))
 
     @abstractmethod
     async def _answer(self, exchange: Exchange, conversation_id: str, tenant: str) -> bytes:
         """JSON. Raises PenstockError."""
 
     async def _body(self, exchange: Exchange) -> bytes:
-        with exchange.call():
-            return await exchange.body(self._max_body)
+        return await exchange.body(self._max_body)
 
 
 class CreateConversation(_Endpoint):

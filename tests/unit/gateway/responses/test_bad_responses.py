@@ -155,6 +155,12 @@ ROWS: list[tuple[dict[str, Any], str]] = [
     (body(metadata={"a": "x" * 513}), "metadata"),
     (body(metadata={"a" * 65: "x"}), "metadata"),
     (body(metadata={"a": 5}), "metadata[...]"),
+    (body(conversation={"name": CANARY}), "conversation.id"),
+    (body(conversation={"id": 5}), "conversation.id"),
+    (body(conversation="conv", previous_response_id="resp"), "conversation"),
+    (body(background=True, store=False), "store"),
+    (body(background=True, temperature=3), "temperature"),
+    (body(background=True, stream=True, input=[]), "input"),
 ]
 
 
@@ -177,8 +183,8 @@ VALUES_OF: dict[str, list[Any]] = {
     "instructions": [5, ["hi"]],
     "previous_response_id": [5],
     "truncation": ["auto", 5],
-    "background": [True],
-    "conversation": ["conv", {"id": "conv"}],
+    "background": [1, "true"],
+    "conversation": [5, ["conv"]],
     "prompt": [{"id": "p"}],
     "max_tool_calls": [1],
     "context_management": [[{"type": "compaction"}]],
@@ -204,14 +210,17 @@ async def test_unknown_model() -> None:
     await refused(body(model="other"), status=404)
 
 
-async def test_a_response_that_is_not_there() -> None:
-    assert (await refused(body(previous_response_id=CANARY), status=404))["param"] == "previous_response_id"
+@pytest.mark.parametrize("name", ["previous_response_id", "conversation"])
+@pytest.mark.parametrize("background", [False, True])
+async def test_what_a_request_goes_on_from_is_not_there(name: str, background: bool) -> None:
+    assert (await refused(body(background=background, **{name: CANARY}), status=404))["param"] == name
 
 
 async def test_a_server_that_keeps_nothing() -> None:
     app = build_app(FakeDataPlane(), AppSettings(stored_responses=0))
-    answer = await call(app, PATH, body(model="tiny", store=True))
-    assert (answer.status, answer.json()["error"]["param"]) == (400, "store")
+    for name, value in (("store", True), ("background", True), ("conversation", "c")):
+        answer = await call(app, PATH, body(model="tiny", **{name: value}))
+        assert (answer.status, answer.json()["error"]["param"]) == (400, name)
     answer = await call(app, PATH, body(model="tiny"))
     assert (answer.status, answer.json()["store"]) == (200, False)
     assert (await call(app, f"{PATH}/{answer.json()['id']}", method="GET")).status == 404

@@ -45,7 +45,7 @@ async def test_a_whole_response() -> None:
     assert said == {
         "object": "response", "status": "completed", "model": "tiny", "instructions": "Be kind.", "store": True,
         "background": False, "error": None, "incomplete_details": None, "max_output_tokens": None,
-        "max_tool_calls": None, "metadata": {"a": "b"}, "parallel_tool_calls": True, "previous_response_id": None,
+        "max_tool_calls": None, "conversation": None, "metadata": {"a": "b"}, "parallel_tool_calls": True, "previous_response_id": None,
         "prompt_cache_key": None, "reasoning": {"effort": None, "summary": None}, "safety_identifier": None,
         "service_tier": "default", "temperature": 1.0, "text": {"format": {"type": "text"}, "verbosity": "medium"},
         "tool_choice": "auto", "tools": [], "top_logprobs": 0, "top_p": 1.0, "truncation": "disabled", "user": None,
@@ -140,9 +140,15 @@ async def test_the_bounds_of_what_is_kept_are_the_server_s() -> None:
     app = build_app(FakeDataPlane(), AppSettings(stored_responses=1))
     ids = [(await call(app, PATH, BODY)).json()["id"] for _ in range(2)]
     assert [(await call(app, f"{PATH}/{each}", method="GET")).status for each in ids] == [404, 200]
-    small = build_app(FakeDataPlane(), AppSettings(stored_responses_memory=100))
-    response_id = (await call(small, PATH, BODY)).json()["id"]
-    assert (await call(small, f"{PATH}/{response_id}", method="GET")).status == 404
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_response_that_is_too_large_says_that_it_is_not_kept(stream: bool) -> None:
+    app = build_app(FakeDataPlane(), AppSettings(stored_responses_memory=100))
+    answer = await call(app, PATH, BODY | {"store": True, "stream": stream})
+    ended = events_of(b"".join(answer.bodies))[-1]["response"] if stream else answer.json()
+    assert (ended["status"], ended["store"]) == ("completed", False)
+    assert (await call(app, f"{PATH}/{ended['id']}", method="GET")).status == 404
 
 
 @pytest.mark.parametrize("stream", [True, False])

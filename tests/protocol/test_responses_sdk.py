@@ -89,7 +89,8 @@ def test_an_answer_of_the_shape_that_was_asked_for(asked: tuple[openai.OpenAI, s
     [
         ({"model": "other"}, openai.NotFoundError, "model"),
         ({"max_output_tokens": 0}, openai.BadRequestError, "max_output_tokens"),
-        ({"background": True}, openai.BadRequestError, "background"),
+        ({"background": True, "store": False}, openai.BadRequestError, "store"),
+        ({"conversation": "conv_x"}, openai.NotFoundError, "conversation"),
         ({"previous_response_id": "resp_x"}, openai.NotFoundError, "previous_response_id"),
     ],
 )

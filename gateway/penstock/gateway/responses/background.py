@@ -132,6 +132,7 @@ class BackgroundResponses:
         response_id = response.response.id
         del self._open[response_id], self._tasks[response_id]
         response.end(task)
+        response.context.end()  # for a task that was cancelled before it ran
         if response.log is not None:
             self._ended_logs[response_id] = response.context.tenant, response.log
             self._ended_bytes += response.log.bytes

@@ -46,7 +46,7 @@ class _Endpoint(ABC):
         if not self._enabled:
             raise UnsupportedError("This server keeps no conversations (--stored-responses).")
         exchange: Exchange = scope[SCOPE_KEY]
-        conversation_id = scope["path_params"].get("conversation_id", "")
+        conversation_id = scope.get("path_params", {}).get("conversation_id", "")
         with exchange.call():
             await exchange.respond(200, await self._answer(exchange, conversation_id, exchange.context.tenant))
 

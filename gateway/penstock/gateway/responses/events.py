@@ -77,14 +77,15 @@ class ResponseEvents(Output):
 
     def failing(self, error: Exception) -> bytes:
         """Instead of `ending`: the item that was being written is incomplete."""
-        self.close("incomplete")
-        self._end(self._response.failed(self.items, error))
-        return self._taken()
+        return self._cut_off(lambda items: self._response.failed(items, error))
 
     def cancelling(self) -> bytes:
         """Instead of `ending`."""
+        return self._cut_off(self._response.cancelled)
+
+    def _cut_off(self, ended: Callable[[Sequence[dict[str, Any]]], dict[str, Any]]) -> bytes:
         self.close("incomplete")
-        self._end(self._response.cancelled(self.items))
+        self._end(ended(self.items))
         return self._taken()
 
     def _end(self, response: dict[str, Any]) -> None:

@@ -108,7 +108,7 @@ async def test_a_response_is_queued_in_progress_and_completed(rig: Rig) -> None:
     ended = await rig.until(response_id, *ENDED)
     assert ended["status"] == "completed"
     assert ended["output"][0]["content"][0]["text"] == "one two"
-    assert ended["usage"]["output_tokens"] == 7
+    assert ended["usage"]["output_tokens"] == 2
     assert rig.plane.generations[0].closed.is_set()
     following = await rig.ask("", BODY | {"background": False, "input": "And?", "previous_response_id": response_id})
     assert following.status == 200
@@ -234,9 +234,8 @@ async def test_a_stream_goes_on_after_its_reader_has_left(rig: Rig) -> None:
     assert item["content"][0]["text"] == "one two"
     assert await rig.get(response_id) == rest[-1]["response"]
     assert await rig.stream(response_id) == seen + rest, "also when it has ended"
-    assert [event["type"] for event in seen[:3]] == [
-        f"response.{kind}" for kind in ("created", "queued", "in_progress")
-    ]
+    kinds = [event["type"].removeprefix("response.") for event in seen[:3]]
+    assert kinds == ["created", "queued", "in_progress"]
     assert seen[0]["response"]["status"] == "queued"
 
 

@@ -117,9 +117,11 @@ class RequestContext:
             quota.begin()
             self.quota = quota
 
-    def hand_quota_to(self, other: RequestContext) -> None:
-        """Where this request is counted, the other one is instead, which goes on with its work."""
+    def hand_over_to(self, other: RequestContext) -> None:
+        """What this request counts against and holds, the other one does from now on: it goes on with its work."""
         other.quota, self.quota = self.quota, None
+        other._bodies, self._bodies = self._bodies, None
+        other._body_bytes, self._body_bytes = self._body_bytes, 0
 
     def hold_body(self, budget: BodyBudget, size: int) -> None:
         """So many more bytes of the request are in memory, until its `end`. Raises OverloadedError."""

@@ -106,7 +106,7 @@ class CreateResponse(GeneratingEndpoint[Asked]):
         queued = msgspec.json.encode(response.queued())
         if not keeping.fits(queued):
             raise InvalidRequestError("The conversation is too large to be kept.", param="input")
-        context.hand_quota_to(own)
+        context.hand_over_to(own)
         generate = partial(self._dataplane.generate, wanted)
         logprobs = wants_logprobs(asked.request)
         begun = BackgroundResponse(own, response, generate, keeping.end, stream=bool(asked.stream), logprobs=logprobs)

@@ -296,10 +296,11 @@ async def test_one_under_way_can_be_deleted(rig: Rig) -> None:
 async def test_it_counts_against_its_key_until_it_ends(make: Callable[..., Rig]) -> None:
     quota = Quota(Limits(concurrent_requests=3, requests_per_minute=100))
     rig = make(keys=ApiKeys({key_digest(b"k"): Principal(quota=quota)}))
-    response_id = await rig.begin("k")
-    assert quota.in_flight == 1
+    response_id = await rig.begin("k", input="x" * 100_000)
+    bodies = rig.settings.intake.bodies
+    assert (quota.in_flight, bodies.held > 0) == (1, True)
     await rig.ask(f"/{response_id}/cancel", key="k")
-    assert quota.in_flight == 0
+    assert (quota.in_flight, bodies.held) == (0, 0)
 
 
 async def test_records(make: Callable[..., Rig]) -> None:

@@ -53,7 +53,7 @@ def test_cancel_frees_the_model_and_the_place(client: openai.OpenAI, server: Ser
     wait_until(lambda: client.responses.retrieve(ids[0]).status == "in_progress")
     assert [client.responses.cancel(each).status for each in ids] == ["cancelled"] * 4
     assert client.responses.cancel(ids[0]).status == "cancelled"
-    wait_until(lambda: not server.state()["running"])
+    wait_until(lambda: server.state()["num_running"] == 0)
     assert client.responses.retrieve(ids[0]).status == "cancelled"
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
+
+logger = logging.getLogger("penstock")
 
 _T = TypeVar("_T")
 
@@ -32,11 +35,18 @@ class Database:
     async def run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """What `work` returns; all that it changes is there at once, or nothing of it when it raises. It must return no
         cursor: a thread that drops one disturbs what this one does."""
-        return await asyncio.wrap_future(self.submit(work))
+        return await asyncio.wrap_future(self._thread.submit(self._in_transaction, work))
 
-    def submit(self, work: Callable[[sqlite3.Connection], _T]) -> Future[_T]:
-        """The same for a caller that cannot wait."""
-        return self._thread.submit(self._in_transaction, work)
+    def submit(self, work: Callable[[sqlite3.Connection], _T], failure: str) -> Future[_T]:
+        """The same for a caller that does not wait: when it raises, the log says `failure` and why."""
+
+        def log_failure(ended: Future[_T]) -> None:
+            if (error := ended.exception()) is not None:
+                logger.error("%s: %s", failure, error)
+
+        future = self._thread.submit(self._in_transaction, work)
+        future.add_done_callback(log_failure)
+        return future
 
     def _in_transaction(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         with self._connection:

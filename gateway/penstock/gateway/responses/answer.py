@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.errors import public_message, wire_shape
 from penstock.gateway.llm.dataplane import GenerateRequest, Usage
 from penstock.gateway.responses.items import new_id
@@ -68,8 +69,7 @@ class ResponseObject:
         return self._with("completed", output, completed_at=int(time.time()), usage=usage)
 
     def failed(self, output: Sequence[Mapping[str, Any]], error: Exception) -> dict[str, Any]:
-        code = "rate_limit_exceeded" if wire_shape(error).status == _RATE_LIMITED else "server_error"
-        return self._with("failed", output, error={"code": code, "message": public_message(error)})
+        return self._with("failed", output, error={"code": _code(error), "message": public_message(error)})
 
     def cancelled(self, output: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return self._with("cancelled", output)
@@ -77,6 +77,13 @@ class ResponseObject:
     def _with(self, status: str, output: Sequence[Mapping[str, Any]], **changes: object) -> dict[str, Any]:
         nothing = {"completed_at": None, "error": None, "incomplete_details": None, "usage": None}
         return self._fields | nothing | {"status": status, "output": output} | changes
+
+
+def _code(error: Exception) -> str:
+    """One of those that clients know."""
+    if isinstance(error, InvalidRequestError):
+        return "invalid_prompt"
+    return "rate_limit_exceeded" if wire_shape(error).status == _RATE_LIMITED else "server_error"
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import msgspec
@@ -31,7 +29,6 @@ CREATE TABLE IF NOT EXISTS conversation_items (
 _ITEM_OVERHEAD = 256
 
 _encode = msgspec.json.Encoder().encode
-logger = logging.getLogger("penstock")
 
 Item = Mapping[str, Any]
 """As it is shown."""
@@ -126,11 +123,7 @@ class ConversationStore:
                 return
             self._add(connection, conversation_id, tenant, items, bounded=False)
 
-        def log_failure(ended: Future[None]) -> None:
-            if not ended.cancelled() and (error := ended.exception()) is not None:
-                logger.error("conversation %s has lost a response: %s", conversation_id, error)
-
-        self._database.submit(insert).add_done_callback(log_failure)
+        self._database.submit(insert, f"a response could not be added to conversation {conversation_id}")
 
     async def delete_item(self, conversation_id: str, tenant: str, item_id: str) -> dict[str, Any]:
         """The conversation object."""

@@ -96,9 +96,7 @@ class CreateResponse(GeneratingEndpoint[Asked]):
         """Raises PenstockError."""
         background, tenant = self._responses.background, context.tenant
         background.check_room(tenant)
-        own = context.next_request()
-        own.record.route = _BACKGROUND_ROUTE
-        wanted = await self._wanted(asked, own)
+        wanted = await self._wanted(asked, context)
         background.check_room(tenant)  # others have come meanwhile
         keeping = Keeping(self._responses, asked, tenant)
         tier = real_tier(asked.request.service_tier, wanted)
@@ -106,8 +104,10 @@ class CreateResponse(GeneratingEndpoint[Asked]):
         queued = msgspec.json.encode(response.queued())
         if not keeping.fits(queued):
             raise InvalidRequestError("The conversation is too large to be kept.", param="input")
+        own = context.next_request()
+        own.record.route = _BACKGROUND_ROUTE
         context.hand_over_to(own)
-        generate = partial(self._dataplane.generate, wanted)
+        generate = partial(self._dataplane.generate, replace(wanted, context=own))
         logprobs = wants_logprobs(asked.request)
         begun = BackgroundResponse(own, response, generate, keeping.end, stream=bool(asked.stream), logprobs=logprobs)
         store = self._responses.store

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 
 import msgspec
@@ -36,7 +34,6 @@ SELECT input, response, bytes, open FROM chain JOIN responses USING (id) ORDER B
 _STOPPED = "The server was stopped before this response had ended."
 
 _encode = msgspec.json.Encoder().encode
-logger = logging.getLogger("penstock")
 
 
 class ResponseStore:
@@ -81,7 +78,7 @@ class ResponseStore:
             connection.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
             self._kept.make_room(connection, tenant, self._bounds)
 
-        return self._submit(insert, response_id)
+        return self._database.submit(insert, f"response {response_id} could not be kept")
 
     def end(self, tenant: str, response_id: str, body: bytes) -> Future[None]:
         """One that was open has ended."""
@@ -91,16 +88,7 @@ class ResponseStore:
             connection.execute(query, (len(body), body, response_id))
             self._kept.make_room(connection, tenant, self._bounds)
 
-        return self._submit(update, response_id)
-
-    def _submit(self, work: Callable[[sqlite3.Connection], None], response_id: str) -> Future[None]:
-        def log_failure(ended: Future[None]) -> None:
-            if not ended.cancelled() and (error := ended.exception()) is not None:
-                logger.error("response %s could not be kept: %s", response_id, error)
-
-        future = self._database.submit(work)
-        future.add_done_callback(log_failure)
-        return future
+        return self._database.submit(update, f"the end of response {response_id} could not be kept")
 
     async def find(self, response_id: str, tenant: str) -> bytes:
         """JSON of the response object. Raises NotFoundError."""

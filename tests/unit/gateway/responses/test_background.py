@@ -11,7 +11,7 @@ import pytest
 from helpers_keys import api_keys
 from helpers_messages import events_of
 from helpers_responses import accumulated, validated_response
-from penstock.engines.errors import EngineError, PenstockError
+from penstock.engines.errors import ContextLengthError, EngineError, PenstockError
 from penstock.gateway.database import Database
 from penstock.gateway.front.auth import ApiKeys, key_digest
 from penstock.gateway.front.context import Principal
@@ -161,10 +161,13 @@ async def test_one_that_fails_says_why(
     assert ("secret" in caplog.text) == (not isinstance(error, PenstockError))
 
 
-async def test_what_the_engine_refuses_has_failed(rig: Rig) -> None:
-    rig.plane.admit = EngineError("no room")
+@pytest.mark.parametrize(
+    ("error", "code"), [(EngineError("no"), "server_error"), (ContextLengthError("no"), "invalid_prompt")]
+)
+async def test_what_the_engine_refuses_has_failed(rig: Rig, error: Exception, code: str) -> None:
+    rig.plane.admit = error
     ended = await rig.until(await rig.begin(), *ENDED)
-    assert (ended["status"], ended["error"]["message"], ended["output"]) == ("failed", "no room", [])
+    assert (ended["status"], ended["error"], ended["output"]) == ("failed", {"code": code, "message": "no"}, [])
 
 
 async def test_when_the_drain_is_over_what_runs_has_failed_and_says_why(rig: Rig) -> None:

@@ -208,7 +208,7 @@ async def test_the_loop_does_not_wait_for_the_database(database: Database) -> No
     """What was asked for first is done first, however long it takes."""
     store, hold = new_store(database), asyncio.Event()
     loop = asyncio.get_running_loop()
-    held = database.submit(lambda _: asyncio.run_coroutine_threadsafe(hold.wait(), loop).result(20))
+    held = database.submit(lambda _: asyncio.run_coroutine_threadsafe(hold.wait(), loop).result(20), "held")
     await keep(store, "a")
     reading = asyncio.ensure_future(store.find("a", ""))
     await asyncio.sleep(0)

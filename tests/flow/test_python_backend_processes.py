@@ -298,7 +298,8 @@ async def test_killed_while_large_tensors_are_on_their_way(tmp_path: Path) -> No
         for delay in (0.0, 0.002, 0.005, 0.01):
             calls = [asyncio.create_task(model.infer(request(INPUT0=large, INPUT1=large))) for _ in range(4)]
             await asyncio.sleep(delay)
-            os.kill(instances(model)[0].pid, signal.SIGKILL)
+            killed = instances(model)[0].pid
+            os.kill(killed, signal.SIGKILL)
             found = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
             assert all(isinstance(one, EngineDeadError) or outputs(one)["OUTPUT0"][0, -1] == 2 for one in found)
-            await until(lambda: model.ready)
+            await until(lambda killed=killed: model.ready and instances(model)[0].pid not in (None, killed))

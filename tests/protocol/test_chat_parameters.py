@@ -58,7 +58,8 @@ def test_the_same_in_a_stream(client: openai.OpenAI) -> None:
     assert "".join(getattr(delta, "reasoning", "") for delta in deltas) == whole.choices[0].message.reasoning
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
     thoughts = [usage.completion_tokens_details.reasoning_tokens for usage in (chunks[-1].usage, whole.usage)]
-    assert abs(thoughts[0] - thoughts[1]) <= 2  # where a step brings both, it is their share of the text
+    # A step may bring both, as the forced tokens of the thought's end do: then it is their share of the text.
+    assert abs(thoughts[0] - thoughts[1]) <= len("</think>")
 
 
 def test_structured_output_behind_a_short_thought(client: openai.OpenAI) -> None:

@@ -262,3 +262,22 @@ def test_a_server_on_a_terminal_shows_what_to_type() -> None:
         server.process.terminate()
         server.process.wait(30)
         server.close()
+
+
+def test_a_reader_that_has_seen_enough(demo: Server) -> None:
+    """As in `penstock chat | head -c 1`."""
+    process = subprocess.Popen(
+        [*COMMAND, "--url", demo.url, "--max-tokens", "200"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdin.write(b"List the functions of the random module.")
+    process.stdin.close()
+    assert len(os.read(process.stdout.fileno(), 1)) == 1
+    process.stdout.close()
+    assert process.wait(60) == 141
+    assert process.stderr.read() == b""

@@ -21,6 +21,9 @@ from penstock.gateway.front.key_command import add_key_command
 from penstock.gateway.llm.hub_command import add_hub_commands
 from penstock.gateway.terminal_chat import add_chat_command
 
+_CLOSED_PIPE = 141
+"""The exit status of a program that SIGPIPE ends, as shells show it."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
@@ -29,7 +32,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         given = _without_triton_forms(parser, given)
     args = vars(parser.parse_args(given))
     run: Callable[[dict[str, Any]], int] = args.pop("run_command")
-    return run(args)
+    try:
+        status = run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `penstock chat | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains at its end
+        return _CLOSED_PIPE
+    return status
 
 
 def _configured(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from helpers_agents import MODEL, QUESTION, Calls, Verdict
 
 langchain_openai = pytest.importorskip("langchain_openai")
+import openai  # noqa: E402
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage  # noqa: E402
 from langchain_core.tools import StructuredTool  # noqa: E402
 
@@ -35,8 +37,9 @@ def test_with_structured_output(model: Any, method: str) -> None:
 
 def test_json_mode(base_url: str) -> None:
     model = langchain_openai.ChatOpenAI(base_url=base_url, api_key="none", model=MODEL, max_retries=0, max_tokens=400)
-    answer = model.with_structured_output(None, method="json_mode", include_raw=True).invoke("Answer in JSON.")
-    assert isinstance(answer["parsed"], dict) or answer["raw"].response_metadata["finish_reason"] == "length"
+    structured = model.with_structured_output(None, method="json_mode", include_raw=True)
+    with contextlib.suppress(openai.LengthFinishReasonError):  # a small model may not come to its end
+        assert isinstance(structured.invoke("Answer in JSON.")["parsed"], dict)
 
 
 def test_an_agent_loop_by_hand(model: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 from typing import Any
 
 import pytest
@@ -43,7 +43,8 @@ def test_answers_and_streams(asked: dict[str, Any]) -> None:
 def test_a_forced_call(asked: dict[str, Any]) -> None:
     answer = litellm.completion(**asked, tools=[TOOL], tool_choice="required", parallel_tool_calls=False)
     [call] = answer.choices[0].message.tool_calls
-    assert json.loads(call.function.arguments).get("city") in ("Oslo", "Rome"), answer
+    # LiteLLM drops `additionalProperties` on the way to vLLM: there the model may add properties until `max_tokens`
+    assert re.match(r'\s*\{\s*"city"\s*:\s*"(Oslo|Rome)"\s*[,}]', call.function.arguments), call.function.arguments
 
 
 def test_an_answer_in_json(asked: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ TOOL = {
         },
     },
 }
-ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": QUESTION}], "api_key": "none", "max_tokens": 800}
+ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": QUESTION}], "api_key": "none", "max_tokens": 800, "temperature": 0}
 
 
 @pytest.fixture(params=["openai", "hosted_vllm", "anthropic"])

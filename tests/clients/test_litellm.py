@@ -23,7 +23,12 @@ TOOL = {
         },
     },
 }
-ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": QUESTION}], "api_key": "none", "max_tokens": 800, "temperature": 0}
+ASKED: dict[str, Any] = {
+    "messages": [{"role": "user", "content": QUESTION}],
+    "api_key": "none",
+    "max_tokens": 800,
+    "temperature": 0,  # the same answers each time
+}
 
 
 @pytest.fixture(params=["openai", "hosted_vllm", "anthropic"])

@@ -59,3 +59,23 @@ def test_words_that_a_schema_may_not_have(writer: BlindWriter) -> None:
     assert writer.write("grammar", f"start: {lark.json_value(schema, lenient=True)}", 0) == "1"
     with pytest.raises(GrammarError, match="not"):
         writer.write("grammar", f"start: {lark.json_value(schema)}", 0)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "changed"),
+    [
+        ('start: "x" %json {"a": 1} "y" | %json  {"b": {}}', 'start: "x" %json {other} "y" | %json  {"b": {}}'),
+        ('start: %json {"a": "}"}\nrest: %json {"a": 2}', "start: %json {other}\nrest: %json {other}"),
+        ('start: "%json {\\"a\\": 1}" | /%json {"a": 1}\\//', None),
+        ('start: "a" // %json {"a": 1}\n# %json {"a": 1}', None),
+        ('start: "//" %json {"a": 1}', 'start: "//" %json {other}'),
+        ('start: "\\"" %json {"b": 1}', None),
+    ],
+)
+def test_other_schemas(grammar: str, changed: str | None) -> None:
+    assert lark.with_schemas(grammar, lambda schema: "{other}" if '"a"' in schema else None) == changed
+
+
+def test_broken_schemas() -> None:
+    with pytest.raises(ValueError, match="Expecting"):
+        lark.with_schemas('start: %json {"a": }', lambda _: None)

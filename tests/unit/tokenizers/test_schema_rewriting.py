@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from helpers_grammars import BlindWriter
+from penstock.tokenizers import lark
 from penstock.tokenizers.grammars import GrammarError
 from penstock.tokenizers.grammars.schemas import rewritten
 
@@ -177,6 +178,16 @@ def test_what_cannot_be_said_is_refused(writer: BlindWriter, schema: Any) -> Non
 def test_refusals_speak_of_the_keywords_that_were_written(writer: BlindWriter) -> None:
     with pytest.raises(GrammarError, match='"if"'):
         writer.takes("json_schema", json.dumps({"if": {"pattern": "a"}, "then": {"minLength": 2}}), "1")
+
+
+def test_schemas_inside_grammars(writer: BlindWriter) -> None:
+    """As those of strict tools are."""
+    schema = {"properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}, "additionalProperties": False}
+    grammar = f'start: "call " {lark.json_value(schema)}'
+    assert writer.takes("grammar", grammar, 'call {"a":1,"b":2}')
+    assert not writer.takes("grammar", grammar, 'call {"a":1}')
+    with pytest.raises(GrammarError, match="dependentRequired"):
+        writer.takes("grammar", f'{grammar} | %json {{"uniqueItems": true}}', "1")
 
 
 def test_schemas_of_which_one_must_hold_stay_as_they_are() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 SPACE = r"[ \t\n\r]{0,4}"
@@ -12,6 +12,9 @@ SPACE = r"[ \t\n\r]{0,4}"
 JSON_SPACE = r"( |\n[ \t]{0,20})"
 """The same between the tokens of JSON, where it may be left out. Without a bound, a model that is at a loss writes
 spaces until its tokens are used up."""
+
+_TOKENS = re.compile(r"""//[^\n]*|\#[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])*/|(?P<schema>%json\s*(?=\{))""")
+"""Comments, texts and regular expressions, in which `%json` means nothing, and schemas."""
 
 
 def literal(text: str, special_ids: Mapping[str, int]) -> str:
@@ -45,6 +48,26 @@ def guided_schema(schema: Mapping[str, Any], *, lenient: bool = False) -> dict[s
     own = schema.get("x-guidance")
     guidance = {"whitespace_pattern": JSON_SPACE} | (own if isinstance(own, dict) else {}) | {"lenient": lenient}
     return {**schema, "x-guidance": guidance}
+
+
+def with_schemas(grammar: str, other: Callable[[str], str | None]) -> str | None:
+    """The grammar with other schemas behind each `%json`. `other` says which; None keeps one as it is. None: all stay.
+
+    Raises ValueError if a schema is not JSON.
+    """
+    pieces: list[str] = []
+    done = place = 0
+    while found := _TOKENS.search(grammar, place):
+        place = found.end()
+        if found["schema"] is None:
+            continue
+        _, end = json.JSONDecoder().raw_decode(grammar, place)
+        changed = other(grammar[place:end])
+        if changed is not None:
+            pieces += grammar[done:place], changed
+            done = end
+        place = end
+    return "".join((*pieces, grammar[done:])) if pieces else None
 
 
 def up_to(text: str) -> str:

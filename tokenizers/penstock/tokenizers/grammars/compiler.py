@@ -100,7 +100,7 @@ class GrammarCompiler:
         try:
             return self._compiled(kind, text, thought, preface)
         except GrammarError as refused:
-            other = _in_other_words(text) if kind == "json_schema" else None
+            other = _in_other_words(kind, text)
             if other is None:
                 raise
             try:
@@ -145,10 +145,13 @@ class GrammarCompiler:
             return self._vocabulary
 
 
-def _in_other_words(schema: str) -> str | None:
+def _in_other_words(kind: str, text: str) -> str | None:
+    """With schemas that say the same in keywords that llguidance knows. None: there are none."""
     try:
-        return rewritten(schema)
-    except (ValueError, TypeError, AttributeError, RecursionError):  # it is no schema
+        if kind == "json_schema":
+            return rewritten(text)
+        return lark.with_schemas(text, rewritten) if kind == "grammar" else None
+    except (ValueError, TypeError, AttributeError, RecursionError):  # one of them is no schema
         return None
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engines.bell import Bell
-from penstock.engines.contract.messages import AdapterReply, LoadAdapter, RequestError, UnloadAdapter
+from penstock.engines.contract.messages import CallReply, LoadAdapter, RequestError, UnloadAdapter
 from penstock.engines.contract.runner import AdapterHost
 from penstock.engines.errors import (
     AlreadyExistsError,
@@ -53,13 +53,13 @@ class NoAdapters:
     next_look = None
 
     def __init__(self) -> None:
-        self._replies: list[AdapterReply] = []
+        self._replies: list[CallReply] = []
 
     def receive(self, message: LoadAdapter | UnloadAdapter) -> None:
         error = RequestError.of(UnsupportedError("This engine has no LoRA adapters."))
-        self._replies.append(AdapterReply(message.call, error))
+        self._replies.append(CallReply(message.call, error))
 
-    def advance(self) -> list[AdapterReply]:
+    def advance(self) -> list[CallReply]:
         replies, self._replies = self._replies, []
         return replies
 
@@ -83,7 +83,7 @@ class AdapterLoader:
         self._clock = clock
         self._loads: dict[str, LoadAdapter] = {}
         """By key, in the order of their arrival, until they are installed or given up."""
-        self._replies: list[AdapterReply] = []
+        self._replies: list[CallReply] = []
         self._lock = threading.Lock()
         """Guards the next two: threads look at them when they are done."""
         self._reading: _Reading | None = None
@@ -109,16 +109,16 @@ class AdapterLoader:
                     self._give_up(self._loads[message.key], unloaded)
                 else:
                     self._host.unload_adapter(message.key)
-                self._replies.append(AdapterReply(message.call))
+                self._replies.append(CallReply(message.call))
             elif message.key in self._loads:
                 raise AlreadyExistsError("An adapter with this key is being loaded.")
             else:
                 self._loads[message.key] = message
                 self._intake.loading_adapters.add(message.key)
         except Exception as error:
-            self._replies.append(AdapterReply(message.call, RequestError.of(_told(error))))
+            self._replies.append(CallReply(message.call, RequestError.of(_told(error))))
 
-    def advance(self) -> list[AdapterReply]:
+    def advance(self) -> list[CallReply]:
         """Installs what is ready and has the next one read. Returns the replies that are due."""
         reading = self._reading
         if reading is not None:
@@ -148,11 +148,11 @@ class AdapterLoader:
             self._give_up(message, _told(error))
         else:
             self._end(message)
-            self._replies.append(AdapterReply(message.call))
+            self._replies.append(CallReply(message.call))
 
     def _give_up(self, message: LoadAdapter, error: PenstockError) -> None:
         self._end(message)
-        self._replies.append(AdapterReply(message.call, RequestError.of(error)))
+        self._replies.append(CallReply(message.call, RequestError.of(error)))
         waiting = type(error)(f"The request's LoRA adapter could not be loaded: {error.message}")
         self._intake.adapter_failed(message.key, waiting)
 

@@ -12,8 +12,10 @@ from penstock.engines.adapter_loading import adapter_loader
 from penstock.engines.contract.messages import (
     AbortRequests,
     AddRequest,
+    CallReply,
     DownMessage,
     EngineStats,
+    ResetPrefixCache,
     StepOutputs,
     StepRecord,
 )
@@ -132,8 +134,7 @@ class EngineCore:
 
     def step(self, messages: Iterable[DownMessage]) -> StepOutputs:
         """One iteration: takes in messages, submits steps, and takes in the oldest one's result."""
-        self._receive(messages)
-        replies = self.adapters.advance()
+        replies = [*self._receive(messages), *self.adapters.advance()]
         self.grammars.advance()
         records: list[StepRecord] = []
         if self._submit() and self.scheduler.under_way:
@@ -143,14 +144,20 @@ class EngineCore:
             self._check_idle()
         return StepOutputs(outputs, self.scheduler.stats(), records, replies)
 
-    def _receive(self, messages: Iterable[DownMessage]) -> None:
+    def _receive(self, messages: Iterable[DownMessage]) -> list[CallReply]:
+        """Returns the replies that are due at once."""
+        replies: list[CallReply] = []
         for message in messages:
             if isinstance(message, AddRequest):
                 self.scheduler.add(message, self.grammars.of(message))
             elif isinstance(message, AbortRequests):
                 self.scheduler.abort(message.ids, self._clock())
+            elif isinstance(message, ResetPrefixCache):
+                self.scheduler.kv.pool.clear_cache()
+                replies.append(CallReply(message.call))
             else:
                 self.adapters.receive(message)
+        return replies
 
     def _submit(self) -> bool:
         """Submits steps until as many are under way as may be. False when that failed."""

@@ -15,8 +15,8 @@ from penstock.engines.adapter_loading import AdapterLoader, NoAdapters, adapter_
 from penstock.engines.autonomous.core import AutonomousCore
 from penstock.engines.contract.messages import (
     AbortRequests,
-    AdapterReply,
     AddRequest,
+    CallReply,
     DownMessage,
     LoadAdapter,
     RequestOutput,
@@ -84,7 +84,7 @@ class Gate:
         self._opened.release()
 
 
-def replies(core: Core, *messages: DownMessage, count: int | None = None) -> list[AdapterReply]:
+def replies(core: Core, *messages: DownMessage, count: int | None = None) -> list[CallReply]:
     """Steps until so many replies have come; one for each message, if not told otherwise."""
     found = core.step(messages).replies
     while len(found) < (len(messages) if count is None else count):
@@ -112,11 +112,11 @@ def ends(core: Core) -> dict[int, str]:
 
 def test_both_cores_load_and_unload(core: Core, folder: Path) -> None:
     done, full = replies(core, LoadAdapter(1, "a:1", str(folder)), LoadAdapter(2, "b:1", str(folder)))
-    assert done == AdapterReply(1)
+    assert done == CallReply(1)
     assert full.error is not None
     assert (full.call, full.error.code) == (2, "overloaded")
     found = replies(core, UnloadAdapter(3, "a:1"), UnloadAdapter(4, "a:1"), LoadAdapter(5, "b:2", str(folder)))
-    assert found == [AdapterReply(3), AdapterReply(4), AdapterReply(5)]
+    assert found == [CallReply(3), CallReply(4), CallReply(5)]
 
 
 def test_requests_pass_by_one_that_waits_for_its_adapter(core: Core, folder: Path) -> None:
@@ -127,7 +127,7 @@ def test_requests_pass_by_one_that_waits_for_its_adapter(core: Core, folder: Pat
     assert not core.has_work  # nothing is to be done until the descriptor says so
     assert not select.select(core.wakeups, [], [], 0)[0]
     gate.open()
-    assert replies(core, count=1) == [AdapterReply(1)]
+    assert replies(core, count=1) == [CallReply(1)]
     assert ends(core) == dict.fromkeys((1, 3, 4), "length")
 
 
@@ -170,7 +170,7 @@ def test_one_adapter_at_a_time_is_read(core: Core, folder: Path) -> None:
     assert twice.error is not None
     assert (twice.call, twice.error.code) == (3, "already_exists")
     gate.open()
-    assert replies(core, count=1) == [AdapterReply(1)]
+    assert replies(core, count=1) == [CallReply(1)]
     gate.open()
     [full] = replies(core, count=1)
     assert full.error is not None
@@ -182,26 +182,26 @@ def test_an_adapter_is_unloaded_while_it_loads(core: Core, folder: Path) -> None
     core.step([LoadAdapter(1, "a:1", str(folder)), LoadAdapter(2, "b:1", str(folder)), ask((1,), "a:1")])
     given_up, unloaded = core.step([UnloadAdapter(3, "a:1")]).replies
     assert given_up.error is not None
-    assert (given_up.call, given_up.error.code, unloaded) == (1, "invalid_request", AdapterReply(3))
+    assert (given_up.call, given_up.error.code, unloaded) == (1, "invalid_request", CallReply(3))
     gate.open()
     gate.open()
-    assert replies(core, count=1) == [AdapterReply(2)]  # and the one slot is free for it
+    assert replies(core, count=1) == [CallReply(2)]  # and the one slot is free for it
 
 
 def test_an_adapter_is_unloaded_while_another_is_read(core: Core, folder: Path) -> None:
     gate = Gate(core)
     core.step([LoadAdapter(1, "a:1", str(folder)), LoadAdapter(2, "b:1", str(folder))])
     given_up, unloaded = core.step([UnloadAdapter(3, "b:1")]).replies
-    assert (given_up.call, unloaded) == (2, AdapterReply(3))
+    assert (given_up.call, unloaded) == (2, CallReply(3))
     gate.open()
-    assert replies(core, count=1) == [AdapterReply(1)]
+    assert replies(core, count=1) == [CallReply(1)]
     assert gate.begun == ["a:1"], "what was being read is read on, and not from its start"
 
 
 def test_an_adapter_whose_files_hang_is_unloaded(core: Core, folder: Path) -> None:
     gate = Gate(core, "hung:1")
     core.step([LoadAdapter(1, "hung:1", str(folder)), LoadAdapter(2, "b:1", str(folder)), ask((1,), "b:1")])
-    assert replies(core, UnloadAdapter(3, "hung:1"), count=3)[1:] == [AdapterReply(3), AdapterReply(2)]
+    assert replies(core, UnloadAdapter(3, "hung:1"), count=3)[1:] == [CallReply(3), CallReply(2)]
     assert ends(core) == {1: "length"}
     gate.open()
     join_threads()
@@ -222,7 +222,7 @@ def test_an_adapter_whose_files_hang_is_given_up_in_the_end(core: Core, clock: C
     assert (given_up.call, given_up.error.message) == (1, "Its files were not read within 600 s.")
     assert output.error is not None
     assert (output.id, output.error.code) == (1, "engine_error")
-    assert replies(core, count=1) == [AdapterReply(2)]
+    assert replies(core, count=1) == [CallReply(2)]
     assert core.next_look is None
     gate.open()
     join_threads()

@@ -10,14 +10,15 @@ from penstock.engines.autonomous.batcher_seats import BatcherSeats
 from penstock.engines.contract.continuous_batcher import BatcherOutput, ContinuousBatcher, NewTokens, StartRequest
 from penstock.engines.contract.messages import (
     AbortRequests,
-    AdapterReply,
     AddRequest,
+    CallReply,
     DownMessage,
     EngineStats,
     FinishReason,
     PromptInfo,
     RequestError,
     RequestOutput,
+    ResetPrefixCache,
     StepOutputs,
     StepRecord,
 )
@@ -98,10 +99,10 @@ class AutonomousCore:
         """Takes in messages, hands over what fits, and fetches what has come: one iteration of the engine, unless it
         runs by itself."""
         started = self._clock()
-        replies: list[AdapterReply] = []
+        replies: list[CallReply] = []
         records: list[StepRecord] = []
         try:
-            self._receive(messages, started)
+            replies += self._receive(messages, started)
             replies += self.adapters.advance()
             for request, error in self.intake.due(started):
                 self._give_up(request, FinishReason.ERROR, started, error)
@@ -118,7 +119,9 @@ class AutonomousCore:
 
     # -- requests in -----------------------------------------------------------------------------------------
 
-    def _receive(self, messages: Iterable[DownMessage], now: float) -> None:
+    def _receive(self, messages: Iterable[DownMessage], now: float) -> list[CallReply]:
+        """Returns the replies that are due at once."""
+        replies: list[CallReply] = []
         for message in messages:
             if isinstance(message, AddRequest):
                 self._add(message)
@@ -126,8 +129,18 @@ class AutonomousCore:
                 for request_id in message.ids:
                     if request_id in self.intake.requests:
                         self._give_up(self.intake.requests[request_id], FinishReason.ABORT, now)
+            elif isinstance(message, ResetPrefixCache):
+                replies.append(self._reset_prefix_cache(message))
             else:
                 self.adapters.receive(message)
+        return replies
+
+    def _reset_prefix_cache(self, message: ResetPrefixCache) -> CallReply:
+        try:
+            self.batcher.reset_prefix_cache()
+        except PenstockError as error:
+            return CallReply(message.call, RequestError.of(error))
+        return CallReply(message.call)
 
     def _add(self, message: AddRequest) -> None:
         """Queues the samples, or ends them with the reason why not. Ids that are in use are ignored."""

@@ -66,6 +66,13 @@ class Engine(Protocol):
         """Frees it. No request may use it any more."""
         ...
 
+    async def reset_prefix_cache(self) -> None:
+        """Forgets all computed prompts; requests under way go on.
+
+        Raises UnsupportedError, OverloadedError where the engine cannot while requests run, NotReadyError, EngineError.
+        """
+        ...
+
     async def stop(self) -> None:
         """Ends what is still running with EngineDeadError and frees everything."""
         ...

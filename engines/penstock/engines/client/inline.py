@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from penstock.engines.client.adapter_calls import AdapterCalls
+from penstock.engines.client.engine_calls import EngineCalls
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.client.stream_table import StreamTable
 from penstock.engines.contract.messages import AddRequest, DownMessage, EngineStats
@@ -32,7 +32,7 @@ class CoreEngine(Generic[C]):
         self._clock = clock
         self._inbox: list[DownMessage] = []
         self._streams = StreamTable(self._send)
-        self._adapters = AdapterCalls(self._send, {})
+        self._calls = EngineCalls(self._send, {})
         self._stats = self.core.stats()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -87,13 +87,13 @@ class CoreEngine(Generic[C]):
         messages, self._inbox = self._inbox, []
         result = self.core.step(messages)
         self._stats = result.stats
-        self._adapters.deliver(result.replies)
+        self._calls.deliver(result.replies)
         self._streams.deliver(result.outputs)
         self._streams.call_listeners()
 
     def _fail_all(self, error: PenstockError) -> None:
         self._streams.fail_all(error)
-        self._adapters.fail_all(error)
+        self._calls.fail_all(error)
 
     def new_ids(self, count: int) -> tuple[int, ...]:
         return self._streams.new_ids(count)
@@ -111,11 +111,15 @@ class CoreEngine(Generic[C]):
 
     async def load_adapter(self, key: str, folder: Path) -> None:
         self._require_running()
-        await self._adapters.load(key, folder)
+        await self._calls.load_adapter(key, folder)
 
     async def unload_adapter(self, key: str) -> None:
         self._require_running()
-        await self._adapters.unload(key)
+        await self._calls.unload_adapter(key)
+
+    async def reset_prefix_cache(self) -> None:
+        self._require_running()
+        await self._calls.reset_prefix_cache()
 
     def _send(self, messages: Sequence[DownMessage]) -> None:
         self._inbox.extend(messages)

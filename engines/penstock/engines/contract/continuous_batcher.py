@@ -91,4 +91,9 @@ class ContinuousBatcher(Protocol):
         that the engine cannot continue: its process ends."""
         ...
 
+    def reset_prefix_cache(self) -> None:
+        """Forgets all computed prompts. Raises UnsupportedError for an engine that cannot, OverloadedError for one that
+        cannot while requests run."""
+        ...
+
     def close(self) -> None: ...

@@ -168,7 +168,7 @@ class AbortRequests(msgspec.Struct, tag="abort", frozen=True):
 
 
 class LoadAdapter(msgspec.Struct, tag="load_adapter", frozen=True):
-    """Answered by an AdapterReply with the same `call` once the adapter can be used, or cannot be loaded. Requests that
+    """Answered by a CallReply with the same `call` once the adapter can be used, or cannot be loaded. Requests that
     come later and name the adapter wait until then, and end with an error if it cannot be loaded."""
 
     call: int
@@ -177,10 +177,17 @@ class LoadAdapter(msgspec.Struct, tag="load_adapter", frozen=True):
 
 
 class UnloadAdapter(msgspec.Struct, tag="unload_adapter", frozen=True):
-    """Answered by an AdapterReply with the same `call`. A load that is not done yet is given up."""
+    """Answered by a CallReply with the same `call`. A load that is not done yet is given up."""
 
     call: int
     key: str
+
+
+class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache", frozen=True):
+    """Empties the prefix cache: what comes later is computed anew. Requests under way keep their blocks. Answered by a
+    CallReply with the same `call`."""
+
+    call: int
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -298,8 +305,8 @@ class StepRecord(msgspec.Struct, array_like=True, frozen=True):
     num_tokens: int
 
 
-class AdapterReply(msgspec.Struct, array_like=True, frozen=True):
-    """A LoadAdapter or UnloadAdapter has been carried out, or not."""
+class CallReply(msgspec.Struct, array_like=True, frozen=True):
+    """A message with this `call` has been carried out, or not."""
 
     call: int
     error: RequestError | None = None
@@ -313,7 +320,7 @@ class StepOutputs(msgspec.Struct, array_like=True, tag="step"):
     stats: EngineStats
     """After the newest of the steps."""
     steps: list[StepRecord] = []
-    replies: list[AdapterReply] = []
+    replies: list[CallReply] = []
 
 
 class Ready(msgspec.Struct, array_like=True, tag="ready"):
@@ -337,5 +344,5 @@ class Heartbeat(msgspec.Struct, array_like=True, frozen=True):
     """What it was expected to take; None: not known."""
 
 
-DownMessage = AddRequest | AbortRequests | LoadAdapter | UnloadAdapter
+DownMessage = AddRequest | AbortRequests | LoadAdapter | UnloadAdapter | ResetPrefixCache
 UpMessage = Loading | Ready | LoadFailed | StepOutputs

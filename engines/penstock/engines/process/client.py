@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.engines.client.adapter_calls import AdapterCalls
+from penstock.engines.client.engine_calls import EngineCalls
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.client.stream_table import StreamTable
 from penstock.engines.contract.loading import Loading, LoadingEnds, silent
@@ -69,7 +69,7 @@ class ProcessEngine:
         self._on_step = on_step
         self._on_loading = on_loading
         self._streams = StreamTable(self._send)
-        self._adapters = AdapterCalls(self._send, spec.options.get("adapters", {}))
+        self._calls = EngineCalls(self._send, spec.options.get("adapters", {}))
         self._stats = EngineStats()
         self._info: ModelInfo | None = None
         self._link: Link | None = None
@@ -112,7 +112,7 @@ class ProcessEngine:
 
     async def _spawn(self) -> None:
         """Starts a process and waits until its model is loaded. Raises EngineError when that fails."""
-        adapters = dict(self._adapters.loaded)
+        adapters = dict(self._calls.loaded)
         self.liveness = Liveness(self._watchdog, time.monotonic())
         try:
             # For this user alone (0700). Once the two are connected it is not needed any more, so killing this process
@@ -127,7 +127,7 @@ class ProcessEngine:
         self.liveness.heard(self._up_since)
         self._link = link
         link.on_messages(self._receive)
-        self._adapters.forget(adapters)
+        self._calls.forget(adapters)
 
     async def _connected(self, address: str, adapters: dict[str, str]) -> tuple[Link, ModelInfo]:
         link = Link(address, lambda beat: self.liveness.beat(beat, time.monotonic()))
@@ -205,7 +205,7 @@ class ProcessEngine:
             if self._on_step is not None:
                 for step in result.steps:
                     self._on_step(step)
-            self._adapters.deliver(result.replies)
+            self._calls.deliver(result.replies)
             self._streams.deliver(result.outputs)
         self._streams.call_listeners()
 
@@ -223,7 +223,7 @@ class ProcessEngine:
             self.num_restarts += 1
             try:
                 await asyncio.sleep(_BACKOFF * (len(self._restarts) - 1))
-                self._adapters.drop_missing()
+                self._calls.drop_missing()
                 await self._spawn()
                 refusals = 0
                 logger.warning("the engine is back (restart %d)", self.num_restarts)
@@ -267,7 +267,7 @@ class ProcessEngine:
 
     def _fail_all(self, error: EngineDeadError) -> None:
         self._streams.fail_all(error)
-        self._adapters.fail_all(error)
+        self._calls.fail_all(error)
 
     def _may_restart(self) -> bool:
         while self._restarts and self._seconds_up - self._restarts[0] > self._watchdog.restart_window:
@@ -300,12 +300,16 @@ class ProcessEngine:
 
     async def load_adapter(self, key: str, folder: Path) -> None:
         self._require_link()
-        await self._adapters.load(key, folder)
+        await self._calls.load_adapter(key, folder)
 
     async def unload_adapter(self, key: str) -> None:
         """Also done if the process is gone or dies first: the next one starts without this adapter."""
         with suppress(EngineDeadError):
-            await self._adapters.unload(key, told=self._link is not None)
+            await self._calls.unload_adapter(key, told=self._link is not None)
+
+    async def reset_prefix_cache(self) -> None:
+        self._require_link()
+        await self._calls.reset_prefix_cache()
 
     def _send(self, messages: Sequence[DownMessage]) -> None:
         if self._link is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.engines.contract.messages import AdapterReply, EngineStats, RequestOutput, StepOutputs, StepRecord
+from penstock.engines.contract.messages import CallReply, EngineStats, RequestOutput, StepOutputs, StepRecord
 
 
 class Publisher:
@@ -21,7 +21,7 @@ class Publisher:
         self._last_sent = clock()
         self._outputs: list[RequestOutput] = []
         self._steps: list[StepRecord] = []
-        self._replies: list[AdapterReply] = []
+        self._replies: list[CallReply] = []
 
     def add(self, result: StepOutputs) -> None:
         """Takes in one step's result."""

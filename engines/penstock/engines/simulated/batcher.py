@@ -97,6 +97,9 @@ class SimulatedBatcher:
             result.tokens.append(_new_tokens(output))
         return result
 
+    def reset_prefix_cache(self) -> None:
+        self._scheduler.kv.pool.clear_cache()
+
     def prepare_adapter(self, key: str, folder: Path) -> Path:
         return self._runner.prepare_adapter(key, folder)
 

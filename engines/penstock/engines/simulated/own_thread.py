@@ -9,6 +9,7 @@ from pathlib import Path
 from penstock.engines.autonomous.output_pipe import OutputPipe
 from penstock.engines.contract.continuous_batcher import BatcherOutput, StartRequest
 from penstock.engines.contract.model_info import ModelInfo
+from penstock.engines.errors import UnsupportedError
 from penstock.engines.simulated.batcher import SimulatedBatcher
 
 
@@ -68,6 +69,10 @@ class OwnThread:
             else:
                 self._batcher.abort(order)
         return orders is not None
+
+    def reset_prefix_cache(self) -> None:
+        """As TensorRT-LLM."""
+        raise UnsupportedError("This engine cannot empty its prefix cache.")
 
     def prepare_adapter(self, key: str, folder: Path) -> Path:
         return self._batcher.prepare_adapter(key, folder)

@@ -15,6 +15,7 @@ from penstock.engines.autonomous.output_pipe import OutputPipe
 from penstock.engines.contract.continuous_batcher import BatcherOutput, StartRequest
 from penstock.engines.contract.messages import Grammar
 from penstock.engines.contract.model_info import ModelInfo
+from penstock.engines.errors import UnsupportedError
 from penstock.engines.tensorrt_llm.adapters import TensorRTLLMAdapters
 from penstock.engines.tensorrt_llm.checkpoint import CheckpointFacts
 from penstock.engines.tensorrt_llm.config import TensorRTLLMConfig
@@ -136,6 +137,10 @@ class TensorRTLLMBatcher:
 
     def step(self) -> BatcherOutput:
         return self._pipe.fetch()
+
+    def reset_prefix_cache(self) -> None:
+        """`ContinuousBatcher.reset_prefix_cache`: TensorRT-LLM's LLM API has no such call."""
+        raise UnsupportedError("TensorRT-LLM cannot empty its prefix cache.")
 
     def prepare_adapter(self, key: str, folder: Path) -> Path:
         return self._adapters.prepare(key, folder)

@@ -16,7 +16,13 @@ from vllm.v1.engine import FinishReason as VLLMFinishReason
 from penstock.engines.contract.continuous_batcher import BatcherOutput, NewTokens, StartRequest
 from penstock.engines.contract.messages import FinishReason, SamplingParams
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.errors import ContextLengthError, InvalidRequestError, NumericalError, StepFailedError
+from penstock.engines.errors import (
+    ContextLengthError,
+    InvalidRequestError,
+    NumericalError,
+    OverloadedError,
+    StepFailedError,
+)
 from penstock.engines.vllm.adapters import VLLMAdapters
 from penstock.engines.vllm.config import VLLMConfig
 from penstock.engines.vllm.contract import check_core
@@ -131,6 +137,11 @@ class VLLMBatcher:
             self._iterate(output)
         output.num_scheduled_tokens, output.num_preemptions = self._watch.take_counts()
         return output
+
+    def reset_prefix_cache(self) -> None:
+        """`ContinuousBatcher.reset_prefix_cache`. vLLM does it only while no request holds a block."""
+        if not self._core.reset_prefix_cache():
+            raise OverloadedError("vLLM empties its prefix cache only while no request runs.")
 
     def prepare_adapter(self, key: str, folder: Path) -> Path:
         """`AdapterHost.prepare_adapter`."""

@@ -54,6 +54,9 @@ class InstantBatcher:
         released, self._aborted = self._aborted, []
         return BatcherOutput(tokens, released, num_scheduled_tokens=len(tokens))
 
+    def reset_prefix_cache(self) -> None:
+        """There is none."""
+
     def close(self) -> None:
         """There is nothing to free."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.engines.contract.messages import (
-    AdapterReply,
+    CallReply,
     EngineStats,
     FinishReason,
     PromptInfo,
@@ -89,8 +89,8 @@ def test_a_flush_sends_what_is_held_back_once():
 def test_replies_do_not_wait_either():
     line = Line()
     line.step(token(1))
-    line.publisher.add(StepOutputs([], EngineStats(), replies=[AdapterReply(3)]))
-    assert [(message.outputs, message.replies) for message in line.sent] == [([token(1)], [AdapterReply(3)])]
+    line.publisher.add(StepOutputs([], EngineStats(), replies=[CallReply(3)]))
+    assert [(message.outputs, message.replies) for message in line.sent] == [([token(1)], [CallReply(3)])]
     line.publisher.flush(EngineStats())
     assert line.sent[1].replies == []
 

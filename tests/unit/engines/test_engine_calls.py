@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engines.client.adapter_calls import AdapterCalls
-from penstock.engines.contract.messages import AdapterReply, DownMessage, LoadAdapter, RequestError, UnloadAdapter
+from penstock.engines.client.engine_calls import EngineCalls
+from penstock.engines.contract.messages import CallReply, DownMessage, LoadAdapter, RequestError, UnloadAdapter
 from penstock.engines.errors import EngineDeadError, OverloadedError
 
 
 class Line:
     def __init__(self, **loaded: str) -> None:
         self.sent: list[DownMessage] = []
-        self.calls = AdapterCalls(self.sent.extend, loaded)
+        self.calls = EngineCalls(self.sent.extend, loaded)
 
     async def begin(self, key: str) -> asyncio.Task[None]:
         """A load whose message has been sent."""
         count = len(self.sent)
-        task = asyncio.create_task(self.calls.load(key, Path("/f")))
+        task = asyncio.create_task(self.calls.load_adapter(key, Path("/f")))
         while len(self.sent) == count:
             await asyncio.sleep(0)
         return task
@@ -30,10 +30,10 @@ async def test_replies_find_their_calls_in_any_order():
     line = Line()
     first, second = await line.begin("a"), await line.begin("b")
     assert line.sent == [LoadAdapter(1, "a", "/f"), LoadAdapter(2, "b", "/f")]
-    line.calls.deliver([AdapterReply(2), AdapterReply(77)])
+    line.calls.deliver([CallReply(2), CallReply(77)])
     await second
     assert not first.done()
-    line.calls.deliver([AdapterReply(1, RequestError("overloaded", "full"))])
+    line.calls.deliver([CallReply(1, RequestError("overloaded", "full"))])
     with pytest.raises(OverloadedError, match="full"):
         await first
     assert line.calls.loaded == {"b": "/f"}
@@ -44,10 +44,10 @@ async def test_what_was_loaded_for_nobody_is_unloaded():
     task = await line.begin("a")
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    line.calls.deliver([AdapterReply(1)])
+    line.calls.deliver([CallReply(1)])
     assert line.sent[1:] == [UnloadAdapter(2, "a")]
     assert line.calls.loaded == {}
-    line.calls.deliver([AdapterReply(2)])
+    line.calls.deliver([CallReply(2)])
     assert len(line.sent) == 2
 
 
@@ -56,7 +56,7 @@ async def test_a_failed_load_that_nobody_waits_for_is_forgotten():
     task = await line.begin("a")
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    line.calls.deliver([AdapterReply(1, RequestError("overloaded", "full"))])
+    line.calls.deliver([CallReply(1, RequestError("overloaded", "full"))])
     assert len(line.sent) == 1
 
 
@@ -66,13 +66,13 @@ async def test_an_engine_that_dies_ends_the_calls_and_keeps_what_is_loaded():
     line.calls.fail_all(EngineDeadError("gone"))
     with pytest.raises(EngineDeadError):
         await task
-    line.calls.deliver([AdapterReply(1)])
+    line.calls.deliver([CallReply(1)])
     assert line.calls.loaded == {"old": "/o"}
 
 
 async def test_unloading_without_an_engine_is_done_at_once():
     line = Line(old="/o")
-    await line.calls.unload("old", told=False)
+    await line.calls.unload_adapter("old", told=False)
     assert line.sent == []
     assert line.calls.loaded == {}
 
@@ -80,7 +80,7 @@ async def test_unloading_without_an_engine_is_done_at_once():
 async def test_adapters_unloaded_while_an_engine_started_are_unloaded_there():
     line = Line(a="/a", b="/b")
     given = dict(line.calls.loaded)
-    await line.calls.unload("a", told=False)
+    await line.calls.unload_adapter("a", told=False)
     line.calls.forget(given)
     assert line.sent == [UnloadAdapter(1, "a")]
 

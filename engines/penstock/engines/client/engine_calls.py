@@ -1,4 +1,4 @@
-"""The gateway's side of LoadAdapter and UnloadAdapter; shared by all engines of our own."""
+"""The gateway's side of messages that the engine answers once; shared by all engines of our own."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
-from penstock.engines.contract.messages import AdapterReply, DownMessage, LoadAdapter, UnloadAdapter
+from penstock.engines.contract.messages import CallReply, DownMessage, LoadAdapter, ResetPrefixCache, UnloadAdapter
 from penstock.engines.errors import PenstockError, from_code
 from penstock.engines.formats.adapter_files import CONFIG_FILE
 
 logger = logging.getLogger(__name__)
 
+_Message = LoadAdapter | UnloadAdapter | ResetPrefixCache
 
-class AdapterCalls:
-    """Calls that wait for their replies, and what is loaded by now. `send` brings messages to the engine."""
+
+class EngineCalls:
+    """Calls that wait for their replies, and the adapters loaded by now. `send` brings messages to the engine."""
 
     def __init__(self, send: Callable[[Sequence[DownMessage]], None], loaded: Mapping[str, str]) -> None:
         self._send = send
         self._numbers = count(1)
-        self._calls: dict[int, tuple[LoadAdapter | UnloadAdapter, asyncio.Future[None]]] = {}
+        self._calls: dict[int, tuple[_Message, asyncio.Future[None]]] = {}
         self.loaded = dict(loaded)
         """Key -> folder; what a new engine process must have from its start."""
 
-    async def load(self, key: str, folder: Path) -> None:
+    async def load_adapter(self, key: str, folder: Path) -> None:
         await self._call(LoadAdapter(next(self._numbers), key, str(folder)))
 
-    async def unload(self, key: str, *, told: bool = True) -> None:
+    async def unload_adapter(self, key: str, *, told: bool = True) -> None:
         """It is gone from `loaded` at once: an engine that starts from now on does not have it.
 
         `told`: whether an engine runs that must be informed.
@@ -37,13 +39,16 @@ class AdapterCalls:
         if told:
             await self._call(UnloadAdapter(next(self._numbers), key))
 
-    async def _call(self, message: LoadAdapter | UnloadAdapter) -> None:
+    async def reset_prefix_cache(self) -> None:
+        await self._call(ResetPrefixCache(next(self._numbers)))
+
+    async def _call(self, message: _Message) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._calls[message.call] = message, done
         self._send([message])
         await done
 
-    def deliver(self, replies: Iterable[AdapterReply]) -> None:
+    def deliver(self, replies: Iterable[CallReply]) -> None:
         """Replies to calls that are not known any more are dropped."""
         for reply in replies:
             message, done = self._calls.pop(reply.call, (None, None))

@@ -50,13 +50,13 @@ async def test_prompts_are_computed_anew(kind: str) -> None:
     await served.start()
     try:
         first, _ = await read(submit(served, 4))
-        assert await read(submit(served, 4)) == (first, 16)
+        assert await read(submit(served, 4)) == (first, 19)
         running = asyncio.create_task(read(submit(served, 40)))
         await served.reset_prefix_cache()
         assert (await running)[0][:4] == first
         await served.reset_prefix_cache()
         assert await read(submit(served, 4)) == (first, 0)
-        assert await read(submit(served, 4)) == (first, 16)
+        assert await read(submit(served, 4)) == (first, 19)
     finally:
         await served.stop()
 

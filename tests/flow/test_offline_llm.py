@@ -25,6 +25,7 @@ from penstock.engines.errors import (
     ContextLengthError,
     InvalidRequestError,
     ModelNotFoundError,
+    NotReadyError,
     PenstockError,
     UnsupportedError,
 )
@@ -387,3 +388,17 @@ def test_a_fork_is_told_that_it_is_not_its_own() -> None:
     )
     out, errors = program.communicate(timeout=60)
     assert (out.split(), errors) == (["ClosedError", "1"], "")
+
+
+def test_sleep_wake_up_and_an_empty_prefix_cache() -> None:
+    with LLM() as llm:
+        prompt = "def add(a, b): " * 20
+        [before] = llm.generate(prompt, max_tokens=4, temperature=0.0)
+        llm.reset_prefix_cache()
+        llm.sleep()
+        with pytest.raises(NotReadyError, match="sleeps"):
+            llm.generate(prompt)
+        llm.wake_up()
+        assert llm.generate(prompt, max_tokens=4, temperature=0.0)[0].text == before.text
+        with pytest.raises(InvalidRequestError, match="level"):
+            llm.sleep(level=3)

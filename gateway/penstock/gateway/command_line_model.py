@@ -74,7 +74,7 @@ class CommandLineModel:
                 report(None)
         if self._model is None:
             return
-        await self._model.engine.start()
+        await self._model.start()
         self._model.loaded = True
         info = self._model.engine.info
         num_groups = len(info.kv_groups)
@@ -95,4 +95,4 @@ class CommandLineModel:
 
     async def stop(self) -> None:
         if self._model is not None:
-            await self._model.engine.stop()
+            await self._model.stop()

@@ -44,7 +44,7 @@ INFERENCE = [
 ]
 METADATA = [
     *("GET /api/tags", "GET /api/ps", "GET /api/version", "POST /api/show"),
-    *("GET /", "GET /version", "GET /openapi.json", "GET /v1/models", "GET /v1/models/tiny"),
+    *("GET /is_sleeping", "GET /", "GET /version", "GET /openapi.json", "GET /v1/models", "GET /v1/models/tiny"),
     *("GET /v2", "GET /v2/models/stats", "GET /v2/logging", "GET /v2/trace/setting", "POST /v2/repository/index"),
     *(f"GET /v2/models/add_sub{rest}" for rest in ("", "/ready", "/config", "/stats", "/trace/setting")),
     *(f"GET /v2/{kind}sharedmemory{region}/status" for kind in ("system", "cuda") for region in ("", "/region/r")),
@@ -55,6 +55,7 @@ ADMIN = [
     *("POST /v2/models/add_sub/trace/setting", "POST /v2/repository/models/add_sub/load"),
     *("POST /v2/repository/models/add_sub/unload", "POST /v2/repository/elsewhere/models/add_sub/load"),
     "POST /v2/repository/elsewhere/models/add_sub/unload",
+    *("POST /sleep", "POST /wake_up", "POST /reset_prefix_cache"),
 ]
 ROUTES = [
     *((route, Role.INFERENCE) for route in INFERENCE),

@@ -73,6 +73,7 @@ class Engine(Protocol):
         """
         ...
 
-    async def stop(self) -> None:
-        """Ends what is still running with EngineDeadError and frees everything."""
+    async def stop(self, reason: str = "The server was stopped.") -> None:
+        """Ends what is still running with EngineDeadError and frees everything. `start` may be called again where the
+        engine has a process of its own."""
         ...

@@ -125,8 +125,8 @@ class CoreEngine(Generic[C]):
         self._inbox.extend(messages)
         self._wake.set()
 
-    async def stop(self) -> None:
-        self._streams.fail_all(EngineDeadError("The engine was stopped."))
+    async def stop(self, reason: str = "The engine was stopped.") -> None:
+        self._streams.fail_all(EngineDeadError(reason))
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -315,13 +315,16 @@ class ProcessEngine:
         if self._link is not None:
             self._link.send(messages)
 
-    async def stop(self) -> None:
+    async def stop(self, reason: str = "The server was stopped.") -> None:
+        """It may be started again."""
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
+            self._keeper = None
         self._streams.give_up()  # else the process would end only after what it computes
         link, self._link = self._link, None
-        self._fail_all(EngineDeadError("The server was stopped."))
+        self._stats = EngineStats()
+        self._fail_all(EngineDeadError(reason))
         await self._end_process()
         if link is not None:
             link.close()

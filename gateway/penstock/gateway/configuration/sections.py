@@ -25,6 +25,13 @@ class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         Meta(description="a local Hugging Face folder or a hub id; without one, the built-in demo model"),
     ] = None
     revision: Annotated[Name | None, Meta(description="branch, tag or commit of a hub model; default: main")] = None
+    sleep_idle_seconds: Annotated[
+        Seconds,
+        Meta(
+            description="a model without requests for so long gives its memory back, and is loaded again at the next "
+            "request, which waits; 0: never"
+        ),
+    ] = 0.0
     served_model_name: Annotated[
         tuple[Name, ...], Meta(description="the model's public names, the first one is reported; default: MODEL's name")
     ] = ()

@@ -105,6 +105,7 @@ class AdapterControl:
         try:
             folder = await asyncio.to_thread(find_folder, directory, path)
             adapter = new_adapter(name, folder)
+            await model.sleep.awake()
             await _load_into(model, adapter)
             await self._publish(model, adapter)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 
 class CallCounter:
@@ -11,6 +12,8 @@ class CallCounter:
     def __init__(self) -> None:
         self._calls = 0
         self._idle = asyncio.Event()
+        self.idle_since = time.monotonic()
+        """When the newest call ended."""
 
     @property
     def calls(self) -> int:
@@ -24,7 +27,14 @@ class CallCounter:
     def end(self) -> None:
         self._calls -= 1
         if not self._calls:
+            self.idle_since = time.monotonic()
             self._idle.set()
+
+    def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(self, *exc: object) -> None:
+        self.end()
 
     async def wait_idle(self) -> None:
         """Returns when no call is being served."""

@@ -170,7 +170,7 @@ class DataPlane:
     @property
     def ready(self) -> bool:
         """True while all models would serve a request now."""
-        return all(model.engine.ready for model in self._models.values())
+        return all(model.ready for model in self._models.values())
 
     async def chat_prompt(
         self,
@@ -268,6 +268,7 @@ class DataPlane:
             record.model = model.names[0] if adapter is None else adapter.name
             record.enter(Stage.TOKENIZE)
             async with self._until_deadline(request.context):
+                await model.sleep.awake()
                 prompts = await prompt_tokens(model, request, self._text_pool)
                 params = await tokenized_params(model, request, self._text_pool)
             adds = [self._add(model, adapter, request, params, prompt, info) for prompt in prompts]

@@ -56,6 +56,7 @@ def build_model(
     )
     server = config.server
     observed: list[ModelMetrics] = []
+    built: list[LoadedModel] = []
     engine = BudgetedEngine(
         budget or MemoryBudget(),
         names[0],
@@ -74,6 +75,7 @@ def build_model(
             names[0],
             stats=lambda: engine.stats,
             ready=lambda: engine.ready,
+            asleep=lambda: built[0].sleep.asleep,
             adapters=adapters,
             liveness=lambda: engine.liveness,
         )
@@ -84,7 +86,7 @@ def build_model(
     )
     parsers = choose_parsers(config.model.tool_parser, config.model.reasoning_parser, template, tokenizer)
     as_tokens = config.model.special_tokens_in_content
-    return LoadedModel(
+    model = LoadedModel(
         names=names,
         root=source.name,
         engine=engine,
@@ -95,7 +97,10 @@ def build_model(
         metrics=observed[0],
         default_params=default_params(source.folder),
         adapters=adapters,
+        sleep_idle_seconds=config.model.sleep_idle_seconds,
     )
+    built.append(model)
+    return model
 
 
 def public_names(config: Config, source_name: str) -> tuple[str, ...]:

@@ -55,8 +55,10 @@ class ModelMetrics:
         ready: Callable[[], bool],
         adapters: AdapterSet | None = None,
         liveness: Callable[[], Liveness] | None = None,
+        asleep: Callable[[], bool] = lambda: False,
     ) -> None:
         """`liveness`: of an engine in a process of its own."""
+        self._asleep = asleep
         self._adapters = adapters
         self._liveness = liveness
         self._labels = {"model": model}
@@ -103,7 +105,8 @@ class ModelMetrics:
     def collect(self) -> Iterator[Metric]:
         stats, names, values = self._stats(), list(self._labels), list(self._labels.values())
         yield self._gauge("engine_ready", "1 while the engine serves.", float(self._ready()))
-        if self._liveness is not None:
+        yield self._gauge("engine_asleep", "1 while the model sleeps: its memory is given back.", float(self._asleep()))
+        if self._liveness is not None and not self._asleep():
             yield from self._pulse(self._liveness())
         for name, text, value in _GAUGES:
             yield self._gauge(name, text, value(stats))

@@ -18,6 +18,7 @@ from penstock.gateway.llm.call_counter import CallCounter
 from penstock.gateway.llm.gguf_model import unpack
 from penstock.gateway.llm.model_metrics import ModelMetrics
 from penstock.gateway.llm.model_parsers import NO_PARSERS, ModelParsers
+from penstock.gateway.llm.model_sleep import ModelSleep
 from penstock.tokenizers import ChatTemplate, ContentFormat, SpecialTextGuard, Tokenizer
 from penstock.tokenizers.token_table import DecoderFamily
 
@@ -68,6 +69,25 @@ class LoadedModel:
     loaded: bool = False
     adapters: AdapterSet = field(default_factory=AdapterSet)
     in_flight: CallCounter = field(default_factory=CallCounter)
+    sleep_idle_seconds: float = 0.0
+    sleep: ModelSleep = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sleep = ModelSleep(self.names[0], self.engine, self.in_flight, self.sleep_idle_seconds)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request would be served now, if need be after the model has woken up."""
+        return self.engine.ready or self.sleep.wakes_by_itself
+
+    async def start(self) -> None:
+        """As `Engine.start`."""
+        await self.engine.start()
+        self.sleep.begin()
+
+    async def stop(self) -> None:
+        await self.sleep.end()
+        await self.engine.stop()
 
     def describe(self, name: str, adapter: Adapter | None = None) -> ServedModel:
         return ServedModel(

@@ -39,11 +39,11 @@ class BudgetedEngine(ProcessEngine):
             raise
         place.loading = False
 
-    async def stop(self) -> None:
+    async def stop(self, reason: str = "The server was stopped.") -> None:
         if self._reservation is None:
-            return await super().stop()
+            return await super().stop(reason)
         self._reservation.ending = True
         try:
-            await super().stop()
+            await super().stop(reason)
         finally:
             self._budget.release(self._reservation)

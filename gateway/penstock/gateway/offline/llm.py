@@ -105,6 +105,24 @@ class LLM:
         requests = [embedding_request(name, group, parameters) for group in groups]
         return np.concatenate(self._thread.run(self._answering.vectors(requests)))
 
+    def reset_prefix_cache(self) -> None:
+        """Forgets all computed prompts. Raises as `generate`."""
+        self._must_generate()
+        self._thread.run(self._host.engine.reset_prefix_cache())
+
+    def sleep(self, level: int = 1) -> None:
+        """Gives the memory back until `wake_up`: the engine's process ends. `level`, 1 or 2, is vLLM's, and makes no
+        difference here. What runs ends with an error, and so does what comes meanwhile. Raises as `generate`."""
+        self._must_generate()
+        if level not in (1, 2):
+            raise InvalidRequestError("level must be 1 or 2.", param="level")
+        self._thread.run(self._host.generating.sleep.sleep(wait=False))
+
+    def wake_up(self) -> None:
+        """Loads the model again. Raises as the constructor."""
+        self._must_generate()
+        self._thread.run(self._host.generating.sleep.wake())
+
     @staticmethod
     def _one(given: list[Any], what: str) -> list[Any]:
         if len(given) != 1:

@@ -43,10 +43,14 @@ class ModelHost:
         return isinstance(self._model, PoolingModel)
 
     @property
-    def engine(self) -> Engine:
-        """Of a model that generates."""
+    def generating(self) -> LoadedModel:
+        """A model that generates."""
         assert isinstance(self._model, LoadedModel)
-        return self._model.engine
+        return self._model
+
+    @property
+    def engine(self) -> Engine:
+        return self.generating.engine
 
     async def start(self) -> None:
         """Raises ConfigError, PenstockError."""
@@ -57,7 +61,7 @@ class ModelHost:
             await model.source.start()
             self.pooling.add(model)
         else:
-            await model.engine.start()
+            await model.start()
             self.dataplane.add(model)
         self._model = model
         model.loaded = True
@@ -71,4 +75,4 @@ class ModelHost:
         if isinstance(self._model, PoolingModel):
             await self._model.source.stop()
         elif self._model is not None:
-            await self._model.engine.stop()
+            await self._model.stop()

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.bodies import parse
 from penstock.gateway.generating.endpoint import GeneratingEndpoint
@@ -17,6 +17,7 @@ from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.llm.dataplane import GenerateRequest as WantedText
 from penstock.gateway.llm.dataplane import Generation
 from penstock.gateway.ollama.answers import Answer, Lines, now
+from penstock.gateway.ollama.keep_alive import keep, seconds_of
 from penstock.gateway.ollama.names import model_name
 from penstock.gateway.ollama.schemas import UNSUPPORTED, ChatRequest, GenerateRequest, Message
 from penstock.gateway.ollama.translation import openai_chat, openai_completion, template_messages
@@ -33,9 +34,13 @@ class _Endpoint(GeneratingEndpoint[_R]):
     is_chat: bool
 
     def _parse(self, body: bytes) -> _R:
-        return parse(body, self.schema, self.unsupported)
+        request = parse(body, self.schema, self.unsupported)
+        if request.keep_alive is not None:
+            seconds_of(request.keep_alive)
+        return request
 
     def _respond(self, exchange: Exchange, request: _R, wanted: WantedText, generation: Generation) -> Awaitable[None]:
+        keep(self._dataplane.find(self._name(request))[0].sleep, request.keep_alive)
         if request.stream is False:
             return self._answer(exchange, request, generation)
         lines = Lines(request.model, exchange.context, generation.usage, is_chat=self.is_chat)
@@ -54,11 +59,15 @@ class _Endpoint(GeneratingEndpoint[_R]):
             return False
         name = self._name(request)
         exchange.context.principal.require_model(name)
-        self._dataplane.model(name)
-        if request.keep_alive in (0, "0", "0s"):
-            raise UnsupportedError("keep_alive: models stay loaded here.", param="keep_alive")
+        model, _ = self._dataplane.find(name)
+        keep(model.sleep, request.keep_alive)
+        leaves = request.keep_alive is not None and not seconds_of(request.keep_alive)
+        if not leaves:
+            with model.in_flight:
+                await model.sleep.awake()
         empty = {"message": {"role": "assistant", "content": ""}} if self.is_chat else {"response": ""}
-        body = {"model": request.model, "created_at": now(), **empty, "done": True, "done_reason": "load"}
+        body = {"model": request.model, "created_at": now(), **empty, "done": True}
+        body["done_reason"] = "unload" if leaves else "load"
         await exchange.respond(200, msgspec.json.encode(body))
         return True
 

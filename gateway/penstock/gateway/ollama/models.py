@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,6 +20,8 @@ from penstock.gateway.ollama.schemas import ShowRequest
 from penstock.gateway.pooling.models import PoolingModel
 from penstock.gateway.pooling.plane import PoolingPlane
 
+_NEVER = "9999-12-31T23:59:59Z"
+
 
 class Models:
     """Those that are loaded, of both kinds."""
@@ -34,6 +37,18 @@ class Models:
         found += [(name, model.created) for name, model in self._pooling.loaded_names()]
         return [_entry(name, created) for name, created in found if may_use(name)]
 
+    def running(self, exchange: Exchange) -> list[dict[str, Any]]:
+        """Those of `listed` that are awake, with the time at which they fall asleep if no request comes."""
+        found = []
+        for entry in self.listed(exchange):
+            held = self._dataplane.holder(entry["name"])
+            if held is not None and held[0].sleep.asleep:
+                continue
+            left = None if held is None else held[0].sleep.seconds_left
+            expires_at = _NEVER if left is None else _time(time.time() + left)
+            found.append({**entry, "size_vram": 0, "expires_at": expires_at})
+        return found
+
     def shown(self, given: str, exchange: Exchange) -> dict[str, Any]:
         """Raises ModelNotFoundError, PermissionDeniedError."""
         encoders = dict(self._pooling.loaded_names())
@@ -42,6 +57,17 @@ class Models:
         if name in encoders:
             return _shown_encoder(encoders[name])
         return _shown(self._dataplane.model(name))
+
+
+class Running:
+    """GET /api/ps: those that are awake, and how long they stay so."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope[SCOPE_KEY]
+        await exchange.respond(200, msgspec.json.encode({"models": self._models.running(exchange)}))
 
 
 class Tags:
@@ -122,5 +148,5 @@ def _description(created: int, context_length: int, capabilities: list[str]) -> 
     }
 
 
-def _time(seconds: int) -> str:
+def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

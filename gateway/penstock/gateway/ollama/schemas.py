@@ -59,7 +59,7 @@ class _GeneratingRequest(msgspec.Struct, kw_only=True):
     format: Format | None = None
     think: Think | None = None
     keep_alive: float | str | None = None
-    """Models stay loaded here, however long that is."""
+    """`keep_alive.keep`."""
 
 
 class ChatRequest(_GeneratingRequest, kw_only=True):

@@ -35,6 +35,7 @@ from penstock.gateway.ollama.generate import Chat, Generate
 from penstock.gateway.openai.adapters import LoadAdapter, UnloadAdapter
 from penstock.gateway.openai.chat import ChatCompletions
 from penstock.gateway.openai.completions import Completions
+from penstock.gateway.openai.engine_control import IsSleeping, ResetPrefixCache, Sleep, WakeUp
 from penstock.gateway.openai.models import ModelDetail, ModelList
 from penstock.gateway.openai.tokenize import Detokenize, Tokenize
 from penstock.gateway.pooling.classify import Classify
@@ -89,6 +90,10 @@ def build_app(
         GuardedRoute("/v1/models/{name:path}", ModelDetail(dataplane, pooling), SEE_METADATA, methods=["GET"]),
         GuardedRoute("/v1/load_lora_adapter", LoadAdapter(adapters, settings), CHANGE_MODELS, methods=["POST"]),
         GuardedRoute("/v1/unload_lora_adapter", UnloadAdapter(adapters, settings), CHANGE_MODELS, methods=["POST"]),
+        GuardedRoute("/sleep", Sleep(dataplane), CHANGE_MODELS, methods=["POST"]),
+        GuardedRoute("/wake_up", WakeUp(dataplane), CHANGE_MODELS, methods=["POST"]),
+        GuardedRoute("/is_sleeping", IsSleeping(dataplane), SEE_METADATA, methods=["GET"]),
+        GuardedRoute("/reset_prefix_cache", ResetPrefixCache(dataplane), CHANGE_MODELS, methods=["POST"]),
         GuardedRoute("/tokenize", Tokenize(dataplane, settings), INFER, methods=["POST"]),
         GuardedRoute("/detokenize", Detokenize(dataplane, settings), INFER, methods=["POST"]),
         *_health_routes(dataplane, settings),
@@ -139,7 +144,7 @@ def _ollama_routes(dataplane: DataPlane, pooling: PoolingPlane, settings: AppSet
         GuardedRoute("/api/embed", Embed(pooling, settings), INFER, methods=["POST"]),
         GuardedRoute("/api/embeddings", OldEmbed(pooling, settings), INFER, methods=["POST"]),
         GuardedRoute("/api/tags", ollama_models.Tags(models), SEE_METADATA, methods=["GET"]),
-        GuardedRoute("/api/ps", ollama_models.Tags(models), SEE_METADATA, methods=["GET"]),
+        GuardedRoute("/api/ps", ollama_models.Running(models), SEE_METADATA, methods=["GET"]),
         GuardedRoute("/api/show", ollama_models.Show(models, settings), SEE_METADATA, methods=["POST"]),
         GuardedRoute("/api/version", ollama_models.OllamaVersion(settings), SEE_METADATA, methods=["GET"]),
     ]

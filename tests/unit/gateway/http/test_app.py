@@ -44,6 +44,8 @@ ROUTES = {
     "/v1/batches/{batch_id}/cancel": "POST",
     **dict.fromkeys(("/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/show"), "POST"),
     **dict.fromkeys(("/api/tags", "/api/ps", "/api/version"), "GET"),
+    **dict.fromkeys(("/sleep", "/wake_up", "/reset_prefix_cache"), "POST"),
+    "/is_sleeping": "GET",
     "/tokenize": "POST",
     "/detokenize": "POST",
     "/ping": "GET",

@@ -55,7 +55,7 @@ class LanguageModel:
 
     @property
     def ready(self) -> bool:
-        return self._model.loaded and self._model.engine.ready and not self._stopping
+        return self._model.loaded and self._model.ready and not self._stopping
 
     takes_infer = True
     model_folder: Path | None = None
@@ -123,4 +123,4 @@ class LanguageModel:
         self._stopping = True
         self._dataplane.remove(self._model)
         await self._model.in_flight.wait_idle()
-        await self._model.engine.stop()
+        await self._model.stop()

@@ -43,10 +43,10 @@ class LanguageModelLoader:
         config = await asyncio.to_thread(self._layout.configure, self._config, context)
         model = await self._build(config, context.name)
         try:
-            await model.engine.start()
+            await model.start()
             self._dataplane.add(model)
         except PenstockError:
-            await model.engine.stop()
+            await model.stop()
             raise
         model.loaded = True
         return LanguageModel(

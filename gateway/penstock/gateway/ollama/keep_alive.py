@@ -1,0 +1,36 @@
+"""`keep_alive`: how long a model stays loaded behind a request."""
+
+from __future__ import annotations
+
+import re
+
+from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.gateway.llm.model_sleep import ModelSleep
+
+_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"-?(?:\d{1,9}(?:\.\d{1,9})?(?:ms|s|m|h))+")
+_PART = re.compile(r"([\d.]+)(ms|s|m|h)")
+
+
+def seconds_of(keep_alive: float | str) -> float:
+    """Of a number of seconds, or a text such as "5m" or "1h30m". Negative: for ever. Raises InvalidRequestError."""
+    if isinstance(keep_alive, str) and _DURATION.fullmatch(keep_alive):
+        total = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(keep_alive))
+        return -total if keep_alive.startswith("-") else total
+    try:
+        return float(keep_alive)
+    except ValueError:
+        message = 'keep_alive must be a number of seconds, or a duration such as "5m".'
+        raise InvalidRequestError(message, param="keep_alive") from None
+
+
+def keep(sleep: ModelSleep, keep_alive: float | str | None) -> None:
+    """Carries it out where models fall asleep. Elsewhere they stay loaded, and only what asks for the opposite is
+    refused. Raises InvalidRequestError, UnsupportedError."""
+    if keep_alive is None:
+        return
+    seconds = seconds_of(keep_alive)
+    if sleep.falls_asleep:
+        sleep.keep(seconds if seconds >= 0 else None)
+    elif seconds == 0:
+        raise UnsupportedError("keep_alive: models stay loaded on this server.", param="keep_alive")

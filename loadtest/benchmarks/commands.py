@@ -79,13 +79,21 @@ def _embeddings(commands: Any) -> None:
     parser = _command(
         commands,
         "embeddings",
-        help="embeddings beside sentence-transformers",
+        help="embeddings beside sentence-transformers and other servers",
         usage="%(prog)s MODEL --peer-python PYTHON [options]",
         description="Serves an embedding model and asks for texts of 16 to 512 tokens, 1 to 64 at a time, in turns "
         "with sentence-transformers.",
     )
     parser.add_argument("model", metavar="MODEL", help="the folder of an embedding model for 512 tokens")
     parser.add_argument("--peer-python", required=True, metavar="PYTHON", help="one that has sentence-transformers")
+    parser.add_argument(
+        "--beside",
+        action="append",
+        default=[],
+        nargs=3,
+        metavar=("NAME", "URL", "MODEL"),
+        help="a running server with OpenAI's embeddings at this address (several may be given)",
+    )
     parser.add_argument("--seconds", type=float, default=1.5, metavar="S", help="of each run (1.5)")
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs; figures are medians (3)")
 

@@ -1,6 +1,6 @@
 """Embeddings beside sentence-transformers: `python loadtest/benchmarks embeddings MODEL --peer-python PYTHON`.
 
-The server is asked over HTTP, one text in a request, by so many clients as are in flight. sentence-transformers gets as
+Servers are asked over HTTP, one text in a request, by so many clients as are in flight. sentence-transformers gets as
 many texts at once in its own process, which spares it the waiting, the protocol and the client. They take turns.
 """
 
@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
+import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -37,6 +38,8 @@ def main(settings: Mapping[str, Any]) -> int:
         measured: dict[str, Measure] = {"sentence-transformers": _peer(stack, settings["peer_python"], folder)}
         for dtype in ("f32", "bf16"):
             measured[dtype] = _server(stack, folder, dtype)
+        for name, url, model in settings["beside"]:
+            measured[name] = _asking(url, model)
         print(f"| tokens | in flight | {' | '.join(measured)} |\n|{'---:|' * (2 + len(measured))}")
         for length, in_flight in itertools.product(_LENGTHS, _IN_FLIGHT):
             rates: dict[str, list[float]] = {name: [] for name in measured}
@@ -97,19 +100,30 @@ def _server(stack: ExitStack, folder: Path, dtype: str) -> Measure:
         found = _LISTENING.search(line)
         port = int(found[1]) if found else port
         if "ready: " in line:
-            return lambda texts, in_flight, seconds: asyncio.run(_ask(port, texts, in_flight, seconds))
+            return _asking(f"http://127.0.0.1:{port}/v1/embeddings", "m")
     raise RuntimeError("the server ended")
 
 
-async def _ask(port: int, texts: Sequence[str], in_flight: int, seconds: float) -> float:
+def _asking(url: str, model: str) -> Measure:
+    where = urllib.parse.urlsplit(url)
+    assert where.hostname is not None
+    host, port, path = where.hostname, where.port or 80, where.path
+
+    def measure(texts: Sequence[str], in_flight: int, seconds: float) -> float:
+        bodies = [json.dumps({"model": model, "input": text, "encoding_format": "base64"}).encode() for text in texts]
+        return asyncio.run(_ask(host, port, path, bodies, in_flight, seconds))
+
+    return measure
+
+
+async def _ask(host: str, port: int, path: str, bodies: Sequence[bytes], in_flight: int, seconds: float) -> float:
     """Connections are kept, and each sends its next text when it has the vector of the last one."""
-    bodies = [json.dumps({"model": "m", "input": text, "encoding_format": "base64"}).encode() for text in texts]
-    head = b"POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: "
+    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: ".encode()
     numbers = itertools.count()
     begin = time.perf_counter()
 
     async def client() -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection(host, port)
         while time.perf_counter() - begin < seconds:
             body = bodies[next(numbers) % len(bodies)]
             writer.write(head + b"%d\r\n\r\n" % len(body) + body)

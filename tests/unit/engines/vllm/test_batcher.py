@@ -8,7 +8,7 @@ from helpers_engine import Driver
 from helpers_models import load_reference, reference_logprobs, reference_tokens
 from penstock.engines.contract.continuous_batcher import StartRequest
 from penstock.engines.contract.messages import FinishReason, Grammar, SamplingParams, Thought, ThoughtBudget
-from penstock.engines.errors import ContextLengthError, InvalidRequestError, UnsupportedError
+from penstock.engines.errors import ContextLengthError, InvalidRequestError, OverloadedError, UnsupportedError
 from penstock.engines.vllm.config import VLLMConfig
 
 EOS = 2
@@ -52,7 +52,7 @@ def idle_afterwards(request):
     if "batcher" in request.fixturenames:
         batcher = request.getfixturevalue("batcher")
         assert batcher.num_free_blocks == batcher.info.num_blocks
-        batcher._core.reset_prefix_cache()
+        batcher.reset_prefix_cache()
 
 
 @pytest.fixture(scope="module")
@@ -254,3 +254,16 @@ def test_without_a_tokenizer_there_are_no_grammars(needs_vllm, tmp_path):
     assert own_scheduler(config)["skip_tokenizer_init"] is True
     (tmp_path / "tokenizer.json").touch()
     assert own_scheduler(config)["skip_tokenizer_init"] is False
+
+
+def test_the_prefix_cache_is_emptied_while_nothing_runs(batcher):
+    Collected(batcher, request(1, prompt(9), 2))
+    assert Collected(batcher, request(2, prompt(9), 2)).parts[2][0].num_cached_tokens > 0
+    batcher.start(request(3, prompt(9), 4))
+    batcher.step()
+    with pytest.raises(OverloadedError, match="prefix cache"):
+        batcher.reset_prefix_cache()
+    batcher.abort([3])
+    batcher.step()
+    batcher.reset_prefix_cache()
+    assert Collected(batcher, request(4, prompt(9), 2)).parts[4][0].num_cached_tokens == 0

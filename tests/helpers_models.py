@@ -14,19 +14,31 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    Exaone4Config,
+    Exaone4ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GenerationConfig,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 from transformers.pytorch_utils import Conv1D
 
@@ -92,6 +104,19 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
     ),
 }
 """By name: the model's class, its config's class, and what its config says beyond the common shape."""
+OTHER_FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
+    "granite": (
+        GraniteForCausalLM,
+        GraniteConfig,
+        {"attention_multiplier": 0.2, "embedding_multiplier": 6.0, "residual_multiplier": 0.4, "logits_scaling": 3.0},
+    ),
+    "smollm3": (SmolLM3ForCausalLM, SmolLM3Config, {"no_rope_layer_interval": 2}),
+    "olmo2": (Olmo2ForCausalLM, Olmo2Config, {}),
+    "olmo3": (Olmo3ForCausalLM, Olmo3Config, {"num_hidden_layers": 4, "sliding_window": 24}),
+    "exaone4": (Exaone4ForCausalLM, Exaone4Config, {"num_hidden_layers": 4, "sliding_window": 24}),
+    "phi3": (Phi3ForCausalLM, Phi3Config, {}),
+}
+"""As FAMILIES, for the OpenVINO engine alone: the others have nothing of their own for them."""
 
 
 def make_model(
@@ -104,7 +129,7 @@ def make_model(
     **overrides: Any,
 ) -> Path:
     """Saves a model and a tokenizer in `directory`, which is returned. `overrides` go to the model's config."""
-    model_class, config_class, differences = FAMILIES[family]
+    model_class, config_class, differences = (FAMILIES | OTHER_FAMILIES)[family]
     torch.manual_seed(seed)
     model = model_class(config_class(**{**_SHAPE, **differences, **overrides}))
     _spread(model)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
 import numpy as np
 import openvino as ov
 import openvino.opset15 as ops
@@ -10,7 +13,7 @@ from openvino.op import _PagedAttentionExtension as PagedAttention
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.kit.layer_groups import group_layers
 from penstock.engines.openvino.decoder_inputs import GROUP_INPUTS, group_suffix, step_inputs
-from penstock.engines.openvino.families import DecoderSpec
+from penstock.engines.openvino.decoder_spec import DecoderSpec
 from penstock.engines.openvino.rope import Rope
 from penstock.engines.openvino.weights import Node, Weights, round_to
 
@@ -44,7 +47,7 @@ class _Builder:
         spec = self._spec
         for name, (dtype, shape) in step_inputs(self._num_groups).items():
             self._add_input(name, dtype, shape)
-        self._turns = {rope: self._rotations(rope) for rope in dict.fromkeys(spec.ropes)}
+        self._turns = {rope: self._rotations(rope) for rope in dict.fromkeys(spec.ropes) if rope is not None}
         embedding = "model.embed_tokens.weight"
         x = self._weights.look_up(self._inputs["input_ids"], embedding, (spec.vocab_size, spec.hidden_size))
         if spec.embedding_scale != 1.0:
@@ -56,7 +59,9 @@ class _Builder:
         x = ops.gather(x, self._inputs["sampled_tokens_indices"], _i64(0))
         x = self._rms_norm(x, "model.norm.weight", spec.hidden_size)
         head = embedding if spec.tie_word_embeddings else "lm_head.weight"
-        logits = self._weights.project(x, head, (spec.vocab_size, spec.hidden_size), is_head=True)
+        logits = _scaled(
+            self._weights.project(x, head, (spec.vocab_size, spec.hidden_size), is_head=True), spec.logits_scale
+        )
         logits.output(0).set_names({"logits"})
         x.output(0).set_names({"hidden"})
         return ov.Model([ops.result(logits), ops.result(x)], list(self._inputs.values()), "decoder")
@@ -70,9 +75,9 @@ class _Builder:
     def _layer(self, x: Node, n: int) -> Node:
         norms = self._spec.norms
         y = self._attention(self._layer_norm(x, n, norms.before_attention), n)
-        x = ops.add(x, self._layer_norm(y, n, norms.after_attention))
+        x = ops.add(x, _scaled(self._layer_norm(y, n, norms.after_attention), self._spec.residual_scale))
         y = self._mlp(self._layer_norm(x, n, norms.before_mlp), n)
-        return ops.add(x, self._layer_norm(y, n, norms.after_mlp))
+        return ops.add(x, _scaled(self._layer_norm(y, n, norms.after_mlp), self._spec.residual_scale))
 
     def _layer_norm(self, x: Node, n: int, name: str) -> Node:
         return self._rms_norm(x, f"model.layers.{n}.{name}.weight", self._spec.hidden_size) if name else x
@@ -80,9 +85,8 @@ class _Builder:
     def _attention(self, x: Node, n: int) -> Node:
         spec, prefix = self._spec, f"model.layers.{n}.self_attn."
         q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        q = self._linear(x, prefix + "q_proj", q_size, spec.hidden_size, spec.qkv_bias)
-        k = self._linear(x, prefix + "k_proj", kv_size, spec.hidden_size, spec.qkv_bias)
-        v = self._linear(x, prefix + "v_proj", kv_size, spec.hidden_size, spec.qkv_bias)
+        names, sizes = ("q_proj", "k_proj", "v_proj"), (q_size, kv_size, kv_size)
+        q, k, v = self._linears(x, prefix, names, sizes, "qkv_proj", spec.qkv_bias)
         q = self._rotate(q, n, spec.num_heads, prefix + "q_norm.weight")
         k = self._rotate(k, n, spec.num_kv_heads, prefix + "k_norm.weight")
         return self._linear(self._paged_attention(q, k, v, n), prefix + "o_proj", spec.hidden_size, q_size, spec.o_bias)
@@ -123,10 +127,21 @@ class _Builder:
     def _mlp(self, x: Node, n: int) -> Node:
         spec, prefix = self._spec, f"model.layers.{n}.mlp."
         hidden, inner = spec.hidden_size, spec.intermediate_size
-        gate = self._linear(x, prefix + "gate_proj", inner, hidden, spec.mlp_bias)
-        up = self._linear(x, prefix + "up_proj", inner, hidden, spec.mlp_bias)
+        gate, up = self._linears(x, prefix, ("gate_proj", "up_proj"), (inner, inner), "gate_up_proj", spec.mlp_bias)
         gate = ops.swish(gate) if spec.activation == "silu" else ops.gelu(gate, "tanh")
         return self._linear(ops.multiply(gate, up), prefix + "down_proj", hidden, inner, spec.mlp_bias)
+
+    def _linears(
+        self, x: Node, prefix: str, names: Sequence[str], sizes: Sequence[int], fused: str, bias: bool
+    ) -> list[Node]:
+        """Of the hidden state; in some families one matrix, `fused`, has all of their rows."""
+        hidden = self._spec.hidden_size
+        if not self._spec.fused:
+            return [self._linear(x, prefix + name, size, hidden, bias) for name, size in zip(names, sizes, strict=True)]
+        y = self._linear(x, prefix + fused, sum(sizes), hidden, bias)
+        ends = list(accumulate(sizes, initial=0))
+        one = _i64([1])
+        return [ops.slice(y, _i64([begin]), _i64([end]), one, one) for begin, end in pairwise(ends)]
 
     def _linear(self, x: Node, name: str, out: int, inner: int, bias: bool) -> Node:
         y = self._weights.project(x, name + ".weight", (out, inner))
@@ -150,18 +165,26 @@ class _Builder:
         return ops.unsqueeze(cos, _i64(1)), ops.unsqueeze(sin, _i64(1))
 
     def _rotate(self, x: Node, n: int, heads: int, norm: str) -> Node:
-        """[T, heads * head_dim] rotated, after the norm of each head where the family has one."""
-        d = self._spec.head_dim
+        """[T, heads * head_dim] rotated, behind a norm where the family has one."""
+        d, rope = self._spec.head_dim, self._spec.ropes[n]
+        if self._spec.qk_norm == "all heads":
+            x = self._rms_norm(x, norm, heads * d)
         x = ops.reshape(x, _i64([0, heads, 1, d]), True)
-        if self._spec.qk_norm:
+        if self._spec.qk_norm == "each head":
             x = self._rms_norm(x, norm, d)
+        if rope is None:
+            return ops.reshape(x, _i64([0, heads * d]), True)
         one, last = _i64([1]), _i64([3])
         first = ops.slice(x, _i64([0]), _i64([d // 2]), one, last)
         second = ops.slice(x, _i64([d // 2]), _i64([2**63 - 1]), one, last)
         turned = ops.concat([ops.multiply(second, _f32(-1.0)), first], -1)
-        cos, sin = self._turns[self._spec.ropes[n]]
+        cos, sin = self._turns[rope]
         x = ops.add(ops.multiply(x, cos), ops.multiply(turned, sin))
         return ops.reshape(x, _i64([0, heads * d]), True)
+
+
+def _scaled(x: Node, factor: float) -> Node:
+    return x if factor == 1.0 else ops.multiply(x, _f32(factor))
 
 
 def _f32(value: object) -> Node:

@@ -14,54 +14,22 @@ from typing import Any
 
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.kit.cache_size import check_model_sizes
-from penstock.engines.openvino.rope import Rope, parse_rope, parse_ropes_of_layer_types, settings_in
-
-ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
-"""Of the MLP's gate."""
-
-
-@dataclass(frozen=True)
-class LayerNorms:
-    """What a layer's norms are called in the checkpoint; "": there is none in this place."""
-
-    before_attention: str = "input_layernorm"
-    after_attention: str = ""
-    """Before its output is added, as `after_mlp`."""
-    before_mlp: str = "post_attention_layernorm"
-    after_mlp: str = ""
-
-
-@dataclass(frozen=True)
-class DecoderSpec:
-    """The shape of one decoder: all that its graph depends on, beside the weights."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    max_position_embeddings: int
-    ropes: tuple[Rope, ...]
-    """For each layer; layers with the same angles have the same object."""
-    tie_word_embeddings: bool
-    sliding_windows: tuple[int, ...]
-    """For each layer, how many tokens it attends to, the token itself included; 0: all before it."""
-    query_scale: float
-    """Of the products of queries and keys."""
-    activation: str
-    """One of `ACTIVATIONS`."""
-    embedding_scale: float
-    """Of the embeddings, not of a head that is tied to them."""
-    norms: LayerNorms
-    norm_offset: float
-    """Added to the weights of all norms."""
-    qkv_bias: bool
-    o_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
+from penstock.engines.openvino.decoder_spec import ACTIVATIONS, DecoderSpec, LayerNorms, QKNorm
+from penstock.engines.openvino.layer_kinds import (
+    all_but_every_nth,
+    every_layer,
+    every_layer_rotates,
+    exaone4_rotates,
+    exaone4_windows,
+    gemma3_ropes,
+    olmo3_ropes,
+    one_rope,
+    positive,
+    smollm3_rotates,
+    smollm3_windows,
+    upper_layers,
+)
+from penstock.engines.openvino.rope import Rope
 
 
 @dataclass(frozen=True)
@@ -71,62 +39,25 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """What a key means when config.json leaves it out, where the family's own default matters."""
     sliding_windows: Callable[[Mapping[str, Any]], list[int]] = lambda c: [0] * c["num_hidden_layers"]
-    ropes: Callable[[Mapping[str, Any], int], tuple[Rope, Rope]] = lambda c, head_dim: (parse_rope(c, head_dim),) * 2
+    ropes: Callable[[Mapping[str, Any], int], tuple[Rope, Rope]] = one_rope
     """Of layers that attend to all tokens, and of layers with a window; the int is head_dim."""
     activation_key: str = "hidden_act"
     query_scale: Callable[[Mapping[str, Any], int], float] = lambda c, head_dim: head_dim**-0.5
     embedding_scale: Callable[[Mapping[str, Any]], float] = lambda c: 1.0
-    norms: LayerNorms = LayerNorms()
+    norms: LayerNorms = field(default_factory=LayerNorms)
     norm_offset: float = 0.0
     qkv_bias: Callable[[Mapping[str, Any]], bool] = lambda c: bool(c.get("attention_bias"))
     o_bias: Callable[[Mapping[str, Any]], bool] = lambda c: bool(c.get("attention_bias"))
     mlp_bias: Callable[[Mapping[str, Any]], bool] = lambda c: False
-    qk_norm: bool = False
+    qk_norm: QKNorm = ""
+    rotates: Callable[[Mapping[str, Any], list[int]], list[bool]] = every_layer_rotates
+    """For each layer, whether queries and keys are rotated; the list has the windows."""
+    residual_scale: Callable[[Mapping[str, Any]], float] = lambda c: 1.0
+    logits_scale: Callable[[Mapping[str, Any]], float] = lambda c: 1.0
+    fused: bool = False
 
 
-def _every_layer(c: Mapping[str, Any]) -> list[int]:
-    return [c.get("sliding_window") or 0] * c["num_hidden_layers"]
-
-
-def _upper_layers(c: Mapping[str, Any]) -> list[int]:
-    """Qwen's rule: with use_sliding_window, the layers that layer_types names, or all from max_window_layers on."""
-    layers = c["num_hidden_layers"]
-    window = (c.get("sliding_window") or 0) if c.get("use_sliding_window") else 0
-    if c.get("layer_types") is None:
-        first = _count(c, "max_window_layers")
-        return [window if n >= first else 0 for n in range(layers)]
-    return _layers_by_type(c["layer_types"], layers, window)
-
-
-def _all_but_every_sixth(c: Mapping[str, Any]) -> list[int]:
-    """Gemma 3's rule: the layers that layer_types names, or all but each one that sliding_window_pattern ends at."""
-    layers, window = c["num_hidden_layers"], c.get("sliding_window") or 0
-    kinds = c.get("layer_types")
-    if kinds is None:
-        pattern = _count(c, "sliding_window_pattern") or layers + 1
-        kinds = ["sliding_attention" if (n + 1) % pattern else "full_attention" for n in range(layers)]
-    return _layers_by_type(kinds, layers, window)
-
-
-def _layers_by_type(kinds: Any, layers: int, window: int) -> list[int]:
-    known = isinstance(kinds, list) and all(kind in ("full_attention", "sliding_attention") for kind in kinds)
-    if not known or len(kinds) != layers:
-        found = f"{len(kinds)} entries for {layers} layers" if known else str(kinds)[:200]
-        raise UnsupportedError(
-            f"layer_types is not understood: {found}; each layer has full_attention or sliding_attention"
-        )
-    if "sliding_attention" in kinds and not window:
-        raise UnsupportedError("layer_types has sliding_attention, but no sliding window is switched on")
-    return [window if kind == "sliding_attention" else 0 for kind in kinds]
-
-
-def _gemma3_ropes(c: Mapping[str, Any], head_dim: int) -> tuple[Rope, Rope]:
-    """Older configs scale the rotations of full attention only, and call the other base rope_local_base_freq."""
-    whole = {"rope_theta": c.get("rope_theta") or 1e6, **settings_in(c, "rope_scaling")}
-    windowed = {"rope_theta": c.get("rope_local_base_freq") or 1e4}
-    ropes = parse_ropes_of_layer_types(c, head_dim, {"full_attention": whole, "sliding_attention": windowed})
-    return ropes["full_attention"], ropes["sliding_attention"]
-
+_NORMS_BEHIND = LayerNorms("", "post_attention_layernorm", "", "post_feedforward_layernorm")
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(
@@ -134,13 +65,13 @@ FAMILIES: dict[str, Family] = {
         defaults={"max_position_embeddings": 2048},
     ),
     "MistralForCausalLM": Family(
-        sliding_windows=_every_layer,
+        sliding_windows=every_layer,
         qkv_bias=lambda c: False,
         o_bias=lambda c: False,
         defaults={"sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131072},
     ),
     "Qwen2ForCausalLM": Family(
-        sliding_windows=_upper_layers,
+        sliding_windows=upper_layers,
         qkv_bias=lambda c: True,
         o_bias=lambda c: False,
         defaults={
@@ -151,8 +82,8 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "Qwen3ForCausalLM": Family(
-        sliding_windows=_upper_layers,
-        qk_norm=True,
+        sliding_windows=upper_layers,
+        qk_norm="each head",
         defaults={
             "sliding_window": 4096,
             "max_window_layers": 28,
@@ -162,16 +93,16 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "Gemma3ForCausalLM": Family(
-        sliding_windows=_all_but_every_sixth,
-        ropes=_gemma3_ropes,
+        sliding_windows=all_but_every_nth,
+        ropes=gemma3_ropes,
         activation_key="hidden_activation",
-        query_scale=lambda c, head_dim: _positive(c, "query_pre_attn_scalar") ** -0.5,
+        query_scale=lambda c, head_dim: positive(c, "query_pre_attn_scalar") ** -0.5,
         embedding_scale=lambda c: math.sqrt(c["hidden_size"]),
         norms=LayerNorms(
             "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
         ),
         norm_offset=1.0,
-        qk_norm=True,
+        qk_norm="each head",
         defaults={
             "sliding_window": 4096,
             "sliding_window_pattern": 6,
@@ -182,6 +113,71 @@ FAMILIES: dict[str, Family] = {
             "max_position_embeddings": 131072,
             "tie_word_embeddings": True,
         },
+    ),
+    "GraniteForCausalLM": Family(
+        mlp_bias=lambda c: bool(c.get("mlp_bias")),
+        query_scale=lambda c, head_dim: positive(c, "attention_multiplier"),
+        embedding_scale=lambda c: positive(c, "embedding_multiplier"),
+        residual_scale=lambda c: positive(c, "residual_multiplier"),
+        logits_scale=lambda c: 1 / positive(c, "logits_scaling"),
+        defaults={
+            "max_position_embeddings": 2048,
+            "attention_multiplier": 1.0,
+            "embedding_multiplier": 1.0,
+            "residual_multiplier": 1.0,
+            "logits_scaling": 1.0,
+        },
+    ),
+    "SmolLM3ForCausalLM": Family(
+        sliding_windows=smollm3_windows,
+        rotates=smollm3_rotates,
+        mlp_bias=lambda c: bool(c.get("mlp_bias")),
+        defaults={
+            "num_key_value_heads": 4,
+            "no_rope_layer_interval": 4,
+            "rope_theta": 2e6,
+            "max_position_embeddings": 32768,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "Olmo2ForCausalLM": Family(
+        norms=_NORMS_BEHIND,
+        qk_norm="all heads",
+        defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
+    ),
+    "Olmo3ForCausalLM": Family(
+        sliding_windows=all_but_every_nth,
+        ropes=olmo3_ropes,
+        norms=_NORMS_BEHIND,
+        qk_norm="all heads",
+        defaults={
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+        },
+    ),
+    "Exaone4ForCausalLM": Family(
+        sliding_windows=exaone4_windows,
+        rotates=exaone4_rotates,
+        norms=_NORMS_BEHIND,
+        qkv_bias=lambda c: False,
+        o_bias=lambda c: False,
+        qk_norm="each head",
+        defaults={
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+            "num_key_value_heads": 32,
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+        },
+    ),
+    "Phi3ForCausalLM": Family(
+        sliding_windows=every_layer,
+        qkv_bias=lambda c: False,
+        o_bias=lambda c: False,
+        fused=True,
+        defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
     ),
 }
 
@@ -235,7 +231,8 @@ def _spec(family: Family, c: Mapping[str, Any]) -> DecoderSpec:
         raise UnsupportedError(
             f"{family.activation_key}={activation!r} is not supported; supported are {', '.join(ACTIVATIONS)}"
         )
-    windows = tuple(family.sliding_windows(c))
+    windows = family.sliding_windows(c)
+    rotates = family.rotates(c, windows)
     whole, windowed = family.ropes(c, head_dim)
     return DecoderSpec(
         vocab_size=c["vocab_size"],
@@ -245,11 +242,13 @@ def _spec(family: Family, c: Mapping[str, Any]) -> DecoderSpec:
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=_positive({"rms_norm_eps": 1e-6, **c}, "rms_norm_eps"),
+        rms_norm_eps=positive({"rms_norm_eps": 1e-6, **c}, "rms_norm_eps"),
         max_position_embeddings=c["max_position_embeddings"],
-        ropes=tuple(windowed if window else whole for window in windows),
+        ropes=tuple(
+            (windowed if window else whole) if turns else None for window, turns in zip(windows, rotates, strict=True)
+        ),
         tie_word_embeddings=bool(c.get("tie_word_embeddings", False)),
-        sliding_windows=windows,
+        sliding_windows=tuple(windows),
         query_scale=family.query_scale(c, head_dim),
         activation=activation,
         embedding_scale=family.embedding_scale(c),
@@ -259,18 +258,7 @@ def _spec(family: Family, c: Mapping[str, Any]) -> DecoderSpec:
         o_bias=family.o_bias(c),
         mlp_bias=family.mlp_bias(c),
         qk_norm=family.qk_norm,
+        residual_scale=family.residual_scale(c),
+        logits_scale=family.logits_scale(c),
+        fused=family.fused,
     )
-
-
-def _count(c: Mapping[str, Any], key: str) -> int:
-    value = c[key]
-    if type(value) is not int or value < 0:
-        raise UnsupportedError(f"config.json has {key}={str(value)[:50]}, which is no number of layers")
-    return value
-
-
-def _positive(c: Mapping[str, Any], key: str) -> float:
-    value = c[key]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise UnsupportedError(f"config.json has {key}={str(value)[:50]}, which is not a positive number")
-    return float(value)

@@ -22,6 +22,7 @@ from penstock.engines.kit.step_runner import StepRunner
 from penstock.engines.openvino.checkpoint import Checkpoint, full_name
 from penstock.engines.openvino.config import QUANTIZED, OpenVINOConfig, WeightsType
 from penstock.engines.openvino.decoder import build_decoder
+from penstock.engines.openvino.decoder_spec import DecoderSpec
 from penstock.engines.openvino.device import (
     ThreadPlan,
     activation_type,
@@ -30,7 +31,7 @@ from penstock.engines.openvino.device import (
     kv_cache_type,
     plan_threads,
 )
-from penstock.engines.openvino.families import DecoderSpec, parse_config
+from penstock.engines.openvino.families import parse_config
 from penstock.engines.openvino.huge_pages import collapse_filled_memory
 from penstock.engines.openvino.kv_cache import OpenVINOKVCache, block_layout
 from penstock.engines.openvino.model import BufferedDecoder

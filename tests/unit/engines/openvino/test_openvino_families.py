@@ -1,58 +1,76 @@
-"""Each family generates, in f32, the very tokens that transformers generates."""
+"""Families that differ from Llama: the tokens of transformers, in f32."""
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from helpers_models import FAMILIES, VOCAB_SIZE, edit_config, load_reference, make_model, reference_tokens
-from helpers_runner import Driver
+from helpers_models import OTHER_FAMILIES, edit_config, load_reference, make_model, reference_tokens
+from helpers_runner import Driver, prompt
+from penstock.engines.errors import UnsupportedError
 
-PROMPT_LENGTHS = (1, 7, 33, 70)
-COUNT = 40
-
-
-def prompts(seed: int = 0) -> list[list[int]]:
-    rng = random.Random(seed)
-    return [[rng.randrange(3, VOCAB_SIZE) for _ in range(n)] for n in PROMPT_LENGTHS]
+COUNT = 24
+LENGTHS = (1, 45, 70)
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 5e5}
+DEFAULT = {"rope_type": "default", "rope_theta": 5e5}
 
 
-def assert_same_tokens(model_dir: Path, make_runner: Any, **settings: Any) -> None:
-    reference = load_reference(model_dir)
-    wanted = [reference_tokens(reference, prompt, COUNT) for prompt in prompts()]
-    assert len({tuple(tokens) for tokens in wanted}) == len(wanted), "the model says the same whatever the prompt"
-    assert Driver(make_runner(model_dir, **settings)).generate(prompts(), COUNT) == wanted
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_are_those_of_transformers(family: str, tmp_path: Path, make_runner: Any) -> None:
-    assert_same_tokens(make_model(tmp_path, family), make_runner)
-
-
-def test_sharded_checkpoint(tmp_path: Path, make_runner: Any) -> None:
-    make_model(tmp_path, "llama", shards=3)
-    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
-    assert_same_tokens(tmp_path, make_runner)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_weights_are_exact_in_f32(dtype: torch.dtype, tmp_path: Path, make_runner: Any) -> None:
-    assert_same_tokens(make_model(tmp_path, "qwen2", dtype=dtype), make_runner)
-
-
-def test_old_style_rope_settings(tmp_path: Path, make_runner: Any) -> None:
-    make_model(tmp_path, "llama-llama3")
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("granite", {}),
+        ("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+        ("smollm3", {}),
+        ("smollm3", {"no_rope_layers": [0, 1], "num_hidden_layers": 2}),
+        ("smollm3", {"use_sliding_window": True, "sliding_window": 24}),
+        ("olmo2", {}),
+        ("olmo2", {"attention_bias": True, "num_key_value_heads": 1}),
+        ("olmo3", {}),
+        ("olmo3", {"rope_parameters": {"full_attention": YARN, "sliding_attention": DEFAULT}}),
+        ("exaone4", {}),
+        ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
+        ("phi3", {}),
+        ("phi3", {"sliding_window": 24, "num_key_value_heads": 1}),
+    ],
+)
+def test_tokens(family: str, settings: dict[str, Any], tmp_path: Path, make_runner: Any) -> None:
+    make_model(tmp_path, family, **settings)
+    prompts = [prompt(length, length) for length in LENGTHS]
     reference = load_reference(tmp_path)
-    wanted = [reference_tokens(reference, prompt, COUNT) for prompt in prompts()]
-    scaling = {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    scaling["original_max_position_embeddings"] = 64
-    edit_config(tmp_path, rope_parameters=None, rope_theta=10000.0, rope_scaling=scaling)
-    assert Driver(make_runner(tmp_path)).generate(prompts(), COUNT) == wanted
+    wanted = [reference_tokens(reference, tokens, COUNT) for tokens in prompts]
+    assert len({tuple(tokens) for tokens in wanted}) == len(wanted), "the model says the same whatever the prompt"
+    assert Driver(make_runner(tmp_path)).generate(prompts, COUNT) == wanted
 
 
-def test_untied_qwen2_without_sliding_window(tmp_path: Path, make_runner: Any) -> None:
-    assert_same_tokens(make_model(tmp_path, "qwen2", tie_word_embeddings=False, sliding_window=8), make_runner)
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("family", OTHER_FAMILIES)
+def test_quantized_weights(family: str, weights: str, tmp_path: Path, make_runner: Any) -> None:
+    make_model(tmp_path, family)
+    [tokens] = Driver(make_runner(tmp_path, weights=weights)).generate([prompt(45, 1)], 4)
+    assert len(tokens) == 4
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "named"),
+    [
+        ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers"),
+        ("exaone4", {"layer_types": None, "sliding_window_pattern": "LX"}, "sliding_window_pattern"),
+        ("granite", {"logits_scaling": 0}, "logits_scaling"),
+        ("phi3", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "longrope"),
+    ],
+)
+def test_refusals(family: str, changes: dict[str, Any], named: str, tmp_path: Path, make_runner: Any) -> None:
+    make_model(tmp_path, family)
+    edit_config(tmp_path, **changes)
+    with pytest.raises(UnsupportedError, match=named):
+        make_runner(tmp_path)
+
+
+def test_patterns_in_letters(tmp_path: Path, make_runner: Any) -> None:
+    make_model(tmp_path, "exaone4", layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+               num_hidden_layers=6)  # fmt: skip
+    wanted = reference_tokens(load_reference(tmp_path), prompt(70, 2), COUNT)
+    edit_config(tmp_path, layer_types=None, sliding_window_pattern="LLG")
+    assert Driver(make_runner(tmp_path)).generate([prompt(70, 2)], COUNT) == [wanted]

@@ -174,13 +174,19 @@ class _Builder:
             x = self._rms_norm(x, norm, d)
         if rope is None:
             return ops.reshape(x, _i64([0, heads * d]), True)
-        one, last = _i64([1]), _i64([3])
-        first = ops.slice(x, _i64([0]), _i64([d // 2]), one, last)
-        second = ops.slice(x, _i64([d // 2]), _i64([2**63 - 1]), one, last)
+        half = len(rope.inv_freq)
+        first, second = _part(x, 0, half), _part(x, half, 2 * half)
         turned = ops.concat([ops.multiply(second, _f32(-1.0)), first], -1)
         cos, sin = self._turns[rope]
-        x = ops.add(ops.multiply(x, cos), ops.multiply(turned, sin))
+        whole = x if 2 * half == d else _part(x, 0, 2 * half)
+        whole = ops.add(ops.multiply(whole, cos), ops.multiply(turned, sin))
+        x = whole if 2 * half == d else ops.concat([whole, _part(x, 2 * half, d)], -1)
         return ops.reshape(x, _i64([0, heads * d]), True)
+
+
+def _part(x: Node, begin: int, end: int) -> Node:
+    """Of the last axis of four."""
+    return ops.slice(x, _i64([begin]), _i64([end]), _i64([1]), _i64([3]))
 
 
 def _scaled(x: Node, factor: float) -> Node:

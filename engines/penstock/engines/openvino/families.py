@@ -24,12 +24,13 @@ from penstock.engines.openvino.layer_kinds import (
     gemma3_ropes,
     olmo3_ropes,
     one_rope,
+    partial_rope,
     positive,
     smollm3_rotates,
     smollm3_windows,
     upper_layers,
 )
-from penstock.engines.openvino.rope import Rope
+from penstock.engines.openvino.rope import Rope, context_length
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "Phi3ForCausalLM": Family(
         sliding_windows=every_layer,
+        ropes=partial_rope,
         qkv_bias=lambda c: False,
         o_bias=lambda c: False,
         fused=True,
@@ -190,8 +192,9 @@ _REFUSED = {
 }
 
 
-def parse_config(config: Mapping[str, Any]) -> DecoderSpec:
-    """`config` is config.json. Raises UnsupportedError, naming what is not supported and what is."""
+def parse_config(config: Mapping[str, Any], max_model_len: int | None = None) -> DecoderSpec:
+    """`config` is config.json; `max_model_len`, the longest context that is wanted. Raises UnsupportedError,
+    naming what is not supported and what is."""
     family = _family(config)
     for key, meaning in _REFUSED.items():
         value = config.get(key)
@@ -199,7 +202,7 @@ def parse_config(config: Mapping[str, Any]) -> DecoderSpec:
             raise UnsupportedError(f"config.json has {key}: {meaning} are not supported")
     check_model_sizes(config)
     try:
-        return _spec(family, {**family.defaults, **config})
+        return _spec(family, {**family.defaults, **config, "max_model_len": max_model_len})
     except KeyError as e:
         raise UnsupportedError(f"config.json lacks {e.args[0]!r}") from None
 
@@ -243,7 +246,7 @@ def _spec(family: Family, c: Mapping[str, Any]) -> DecoderSpec:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         rms_norm_eps=positive({"rms_norm_eps": 1e-6, **c}, "rms_norm_eps"),
-        max_position_embeddings=c["max_position_embeddings"],
+        max_position_embeddings=context_length(c),
         ropes=tuple(
             (windowed if window else whole) if turns else None for window, turns in zip(windows, rotates, strict=True)
         ),

@@ -69,6 +69,11 @@ def one_rope(c: Mapping[str, Any], head_dim: int) -> tuple[Rope, Rope]:
     return (parse_rope(c, head_dim),) * 2
 
 
+def partial_rope(c: Mapping[str, Any], head_dim: int) -> tuple[Rope, Rope]:
+    """Perhaps of a part of each head."""
+    return (parse_rope(c, head_dim, may_be_partial=True),) * 2
+
+
 def every_layer_rotates(c: Mapping[str, Any], windows: list[int]) -> list[bool]:
     return [True] * len(windows)
 

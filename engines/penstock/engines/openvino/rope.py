@@ -1,8 +1,9 @@
 """Rotary position embedding: inverse frequencies and the factor on cos and sin, from either style of config.
 
-Types: default, linear, llama3 (Llama 3.1's smoothed bands), yarn (arXiv:2309.00071) and divided (by a number for each
-frequency, as GGUF files have it). Types whose frequencies depend on the length of the sequence (dynamic, longrope) are
-refused: cached keys would have to be rotated again.
+Types: default, linear, llama3 (Llama 3.1's smoothed bands), yarn (arXiv:2309.00071), longrope (arXiv:2402.13753) and
+divided (by a number for each frequency, as GGUF files have it). What depends on the length of the sequence cannot be,
+since cached keys would have to be rotated again: dynamic is refused, and longrope has the frequencies of the longest
+context that is served.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ class Rope:
     """Position p turns pair i of a head by p * inv_freq[i]."""
 
     inv_freq: Frequencies
-    """[head_dim / 2]"""
+    """[head_dim / 2], or less: then the last values of a head stay as they are."""
     attention_factor: float = 1.0
     """Multiplies cos and sin."""
 
 
-def parse_rope(config: Mapping[str, Any], head_dim: int) -> Rope:
-    """`config` is config.json; raises UnsupportedError for a type that is not offered."""
+def parse_rope(config: Mapping[str, Any], head_dim: int, *, may_be_partial: bool = False) -> Rope:
+    """`config` is config.json, with `max_model_len` as the longest context that is served, where one was chosen.
+    `may_be_partial`: the family may rotate a part of each head. Raises UnsupportedError for a type that is not offered.
+    """
     settings = settings_in(config, "rope_parameters") or settings_in(config, "rope_scaling")
     if any(isinstance(value, Mapping) for value in settings.values()):
         raise UnsupportedError("rope_parameters for each layer type are not supported")
@@ -39,13 +42,14 @@ def parse_rope(config: Mapping[str, Any], head_dim: int) -> Rope:
     if kind not in _KINDS:
         raise UnsupportedError(f"RoPE type {kind!r} is not supported; supported are {', '.join(_KINDS)}")
     partial = settings.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
-    if partial != 1.0:
+    if partial != 1.0 and not may_be_partial:
         raise UnsupportedError(f"partial_rotary_factor={partial} is not supported")
-    given = {"max_position_embeddings": config.get("max_position_embeddings"), **settings}
+    outside = ("max_position_embeddings", "original_max_position_embeddings", "max_model_len")
+    given = {key: config[key] for key in outside if key in config} | {**settings}
     try:
         theta = float(settings.get("rope_theta") or config.get("rope_theta") or 10000.0)
         with np.errstate(divide="raise", over="raise", invalid="raise"):
-            return _KINDS[kind](given, _base_frequencies(theta, head_dim), theta)
+            return _KINDS[kind](given, _base_frequencies(theta, int(head_dim * partial)), theta)
     except KeyError as e:
         raise UnsupportedError(f"RoPE type {kind!r} needs {e.args[0]!r} in config.json") from None
     except (TypeError, ValueError, ArithmeticError) as e:
@@ -136,6 +140,30 @@ def _yarn_attention_factor(settings: Mapping[str, Any], factor: float) -> float:
     return scale(1.0)
 
 
+def context_length(config: Mapping[str, Any]) -> int:
+    """The longest context by config.json. With longrope, that of the short frequencies unless more was chosen."""
+    longest: int = config["max_position_embeddings"]
+    settings = settings_in(config, "rope_parameters") or settings_in(config, "rope_scaling")
+    if (settings.get("rope_type") or settings.get("type")) not in _LONGROPE:
+        return longest
+    original = settings.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+    if type(original) is not int or original < 1:
+        raise UnsupportedError("RoPE type 'longrope' needs 'original_max_position_embeddings' in config.json")
+    return longest if (config.get("max_model_len") or 0) > original else min(longest, original)
+
+
+def _longrope(settings: Mapping[str, Any], inv_freq: Frequencies, theta: float) -> Rope:
+    """One list of divisors for contexts up to the original length, one for longer ones."""
+    original = int(settings["original_max_position_embeddings"])
+    is_long = (settings.get("max_model_len") or 0) > original
+    rope = _divided({"divisors": settings["long_factor" if is_long else "short_factor"]}, inv_freq, theta)
+    given = settings.get("attention_factor")
+    if given is not None:
+        return Rope(rope.inv_freq, float(given))
+    factor = float(settings.get("factor") or settings["max_position_embeddings"] / original)
+    return Rope(rope.inv_freq, 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original)))
+
+
 def _divided(settings: Mapping[str, Any], inv_freq: Frequencies, theta: float) -> Rope:
     divisors = np.asarray(settings["divisors"], np.float32)
     if divisors.shape != inv_freq.shape:
@@ -149,4 +177,8 @@ _KINDS: dict[str, Callable[[Mapping[str, Any], Frequencies, float], Rope]] = {
     "llama3": _llama3,
     "yarn": _yarn,
     "divided": _divided,
+    "longrope": _longrope,
+    "su": _longrope,
 }
+_LONGROPE = ("longrope", "su")
+"""The second is the name of older checkpoints."""

@@ -57,7 +57,7 @@ class OpenVINORunner(StepRunner):
         started = time.monotonic()
         settings = read_json(config.model_dir / "config.json")
         check_model_sizes(settings)
-        spec = parse_config(settings)
+        spec = parse_config(settings, config.max_model_len)
         model_len = max_model_len(config.max_model_len, spec.max_position_embeddings)
         eos = eos_token_ids(config.model_dir, settings, spec.vocab_size)
         self._checkpoint = Checkpoint(config.model_dir, full_name)

@@ -13,6 +13,18 @@ from penstock.engines.errors import UnsupportedError
 
 COUNT = 24
 LENGTHS = (1, 45, 70)
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.5, 2.0, 2.5],
+    "long_factor": [1.0, 3.0, 9.0, 20.0],
+}
+LONG: dict[str, Any] = {
+    "rope_parameters": LONGROPE,
+    "max_position_embeddings": 512,
+    "original_max_position_embeddings": 128,
+}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 5e5}
 DEFAULT = {"rope_type": "default", "rope_theta": 5e5}
 
@@ -33,6 +45,7 @@ DEFAULT = {"rope_type": "default", "rope_theta": 5e5}
         ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
         ("phi3", {}),
         ("phi3", {"sliding_window": 24, "num_key_value_heads": 1}),
+        ("phi3", LONG),
     ],
 )
 def test_tokens(family: str, settings: dict[str, Any], tmp_path: Path, make_runner: Any) -> None:
@@ -59,6 +72,8 @@ def test_quantized_weights(family: str, weights: str, tmp_path: Path, make_runne
         ("exaone4", {"layer_types": None, "sliding_window_pattern": "LX"}, "sliding_window_pattern"),
         ("granite", {"logits_scaling": 0}, "logits_scaling"),
         ("phi3", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "longrope"),
+        ("phi3", {"rope_parameters": LONGROPE | {"short_factor": [1.0]}}, "1 divisors for 4"),
+        ("olmo2", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
     ],
 )
 def test_refusals(family: str, changes: dict[str, Any], named: str, tmp_path: Path, make_runner: Any) -> None:
@@ -74,3 +89,11 @@ def test_patterns_in_letters(tmp_path: Path, make_runner: Any) -> None:
     wanted = reference_tokens(load_reference(tmp_path), prompt(70, 2), COUNT)
     edit_config(tmp_path, layer_types=None, sliding_window_pattern="LLG")
     assert Driver(make_runner(tmp_path)).generate([prompt(70, 2)], COUNT) == [wanted]
+
+
+def test_longrope_has_the_frequencies_of_the_longest_context(tmp_path: Path, make_runner: Any) -> None:
+    make_model(tmp_path, "phi3", **LONG)
+    assert make_runner(tmp_path).info.max_model_len == 128
+    wanted = reference_tokens(load_reference(tmp_path), prompt(140, 3), COUNT)  # behind 128 tokens from its start
+    runner = make_runner(tmp_path, max_model_len=256)
+    assert Driver(runner).generate([prompt(140, 3)], COUNT) == [wanted]

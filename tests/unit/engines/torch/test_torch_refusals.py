@@ -27,7 +27,6 @@ from unit.engines.torch.families import make_family
         ("diffllama", {}, "called attention 8 times, from 4 places|does not let its attention be replaced"),
         ("doge", {"head_dim": 16}, "DogeForCausalLM cannot be run: it brings a mask of its own"),
         ("falcon", {}, "falcon does not let its attention be replaced"),
-        ("gptj", {"n_embd": 64, "n_head": 4, "rotary_dim": 8}, "gptj does not let its attention be replaced"),
         ("gpt_neox_japanese", {}, "GPTNeoXJapaneseForCausalLM cannot be run: it does not let its attention"),
         ("lfm2", {"layer_types": ["conv", "full_attention"] * 2}, "lfm2 has layers of type conv"),
         ("llama4_text", {"layer_types": ["chunked_attention"] * 4}, "layers of type chunked_attention"),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openvino as ov
 import torch
 import transformers
 from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerFast
@@ -45,6 +47,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 """By the beginning of the classes' names: what the config says beyond the common shape."""
+_EXPORTED_ONLY: dict[str, dict[str, Any]] = {"Albert": {"embedding_size": 16}}
+"""Families that run from an exported graph alone."""
 
 
 def make_encoder(
@@ -55,7 +59,7 @@ def make_encoder(
     torch.manual_seed(3)
     config_class = getattr(transformers, f"{family}Config")
     model_class = getattr(transformers, f"{family}{'ForSequenceClassification' if labels else 'Model'}")
-    differences = FAMILIES[family] | ({"num_labels": labels} if labels else {})
+    differences = (FAMILIES | _EXPORTED_ONLY)[family] | ({"num_labels": labels} if labels else {})
     model = model_class(config_class(**{**_SHAPE, **differences, **overrides}))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -122,3 +126,55 @@ def _row(model: PreTrainedModel, text: TokenizedText, mode: str) -> Any:
         "weightedmean_tokens": lambda: (hidden * weights).sum(0) / weights.sum(),
     }[mode]()
     return pooled.numpy()
+
+
+def export_graph(folder: Path, kind: str) -> Path:
+    """Puts a graph of the model in `folder` beside its weights, where Optimum would: "onnx" or "openvino". Its path."""
+    model, ids = reference(folder), torch.full((2, 7), 5)
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
+    if getattr(model.config, "type_vocab_size", 0) < 2:
+        del given["token_type_ids"]
+    [output] = {"logits", "last_hidden_state"} & set(model(**given))
+    traced = _Traced(model, list(given), output)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # both trace, which torch no longer likes; what is newer needs more packages
+        return (_export_openvino if kind == "openvino" else _export_onnx)(folder, traced, given, output)
+
+
+def _export_openvino(folder: Path, traced: torch.nn.Module, given: dict[str, torch.Tensor], output: str) -> Path:
+    graph = ov.convert_model(traced, example_input=tuple(given.values()))
+    for port, name in zip(graph.inputs, given, strict=True):
+        port.set_names({name})
+    graph.output(0).set_names({output})
+    path = folder / "openvino" / "openvino_model.xml"
+    ov.save_model(graph, path, compress_to_fp16=False)
+    return path
+
+
+def _export_onnx(folder: Path, traced: torch.nn.Module, given: dict[str, torch.Tensor], output: str) -> Path:
+    path = folder / "onnx" / "model.onnx"
+    path.parent.mkdir()
+    axes = {name: {0: "batch", 1: "length"} for name in given}
+    torch.onnx.export(
+        traced,
+        tuple(given.values()),
+        path,
+        input_names=list(given),
+        output_names=[output],
+        dynamic_axes=axes | {output: {0: "batch"} | ({} if output == "logits" else {1: "length"})},
+        dynamo=False,
+    )
+    return path
+
+
+class _Traced(torch.nn.Module):
+    """Takes what an exporter gives: tensors in an order."""
+
+    def __init__(self, model: PreTrainedModel, inputs: list[str], output: str) -> None:
+        super().__init__()
+        self.model = model
+        self.inputs = inputs
+        self.output = output
+
+    def forward(self, *given: torch.Tensor) -> Any:
+        return self.model(**dict(zip(self.inputs, given, strict=True)))[self.output]

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import helpers_models
-from helpers_encoders import make_encoder, reference, reference_rows, sentence_files, tokenizer
+from helpers_encoders import export_graph, make_encoder, reference, reference_rows, sentence_files, tokenizer
 from helpers_server import Server, serving
 from penstock.engines.encoder.text import TokenizedText
 
@@ -31,6 +31,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "scorer": make_encoder(base / "scorer", "XLMRoberta", labels=1),
         "classifier": make_encoder(base / "classifier", "DistilBert", labels=3),
         "decoder": make_decoder(base / "decoder"),
+        "exported": make_exported(base / "exported"),
     }
 
 
@@ -43,6 +44,13 @@ def make_decoder(folder: Path) -> Path:
     for path, content in sentence_files("lasttoken").items():
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(json.dumps(content))
+    return folder
+
+
+def make_exported(folder: Path) -> Path:
+    """A family that is known from its graph alone. Its weights stay, for the comparison; they are not read."""
+    make_encoder(folder, "Albert", files=sentence_files())
+    export_graph(folder, "onnx")
     return folder
 
 
@@ -65,18 +73,19 @@ def far(found: Any, wanted: Any) -> float:
     return float(np.abs(np.array(found) - wanted).max())
 
 
-def test_embeddings_are_those_of_transformers(server: Server, folders: dict[str, Path]) -> None:
-    wanted = unit(reference_rows(reference(folders["embedder"]), tokenized(TEXTS)))
+@pytest.mark.parametrize("name", ["embedder", "exported"])
+def test_embeddings_are_those_of_transformers(server: Server, folders: dict[str, Path], name: str) -> None:
+    wanted = unit(reference_rows(reference(folders[name]), tokenized(TEXTS)))
     client = server.client()
     for encoding in ("float", "base64", openai.omit):
-        found = client.embeddings.create(model="embedder", input=TEXTS, encoding_format=encoding)  # type: ignore[arg-type]
+        found = client.embeddings.create(model=name, input=TEXTS, encoding_format=encoding)  # type: ignore[arg-type]
         rows = [each.embedding for each in found.data]
         if encoding == "base64":
             rows = [np.frombuffer(base64.b64decode(row), "<f4") for row in rows]  # type: ignore[arg-type]
         assert far(rows, wanted) < 1e-5
     assert found.usage.prompt_tokens == found.usage.total_tokens == sum(map(len, tokenized(TEXTS)))
     ids = [list(text.ids) for text in tokenized(TEXTS)]
-    assert far([each.embedding for each in client.embeddings.create(model="embedder", input=ids).data], wanted) < 1e-5
+    assert far([each.embedding for each in client.embeddings.create(model=name, input=ids).data], wanted) < 1e-5
 
 
 def test_dimensions(server: Server) -> None:
@@ -123,7 +132,7 @@ def test_classes(server: Server, folders: dict[str, Path]) -> None:
 def test_they_stand_beside_the_language_model(server: Server) -> None:
     client = server.client()
     names = [model.id for model in client.models.list()]
-    assert names == ["penstock-demo", "embedder", "scorer", "classifier", "decoder"]
+    assert names == ["penstock-demo", "embedder", "scorer", "classifier", "decoder", "exported"]
     hi: Any = [{"role": "user", "content": "hi"}]
     assert client.chat.completions.create(model="penstock-demo", messages=hi, max_tokens=2).choices
     with pytest.raises(openai.BadRequestError, match="generates no text; see /v1/embeddings"):
@@ -156,6 +165,7 @@ def test_a_folder_is_known_by_its_files(folders: dict[str, Path]) -> None:
     ("flags", "message"),
     [
         (["{embedder}", "--engine", "torch"], "engine: encoders run on openvino"),
+        (["{exported}", "--weights", "int8"], "weights: model.onnx is computed with the weights that it has"),
         (["{embedder}", "--device", "cuda"], "device: encoders run on cpu"),
         (["{embedder}", "--chat-template", "x"], "chat-template: this model gives embeddings"),
         (["{embedder}", "--max-model-len", "999"], "max_model_len=999 is more than the model's 80 tokens"),

@@ -26,10 +26,10 @@ ACTIVATIONS = {
     "tanh": "tanh",
 }
 
-_CLASSIFIER = "ForSequenceClassification"
-_ENDINGS = ("Model", "ForMaskedLM", "ForPreTraining", _CLASSIFIER)
+CLASSIFIER = "ForSequenceClassification"
+_ENDINGS = ("Model", "ForMaskedLM", "ForPreTraining", CLASSIFIER)
 _OF_THE_TRAINING = ("cls.", "lm_head.", "decoder.", "discriminator_predictions.", "generator_", "vocab_")
-_OF_CLASSIFIERS = ("pooler.", "head.", "classifier.", "pre_classifier.")
+_OFCLASSIFIERS = ("pooler.", "head.", "classifier.", "pre_classifier.")
 """Tensors with such names give no vectors."""
 _BUFFERS = ("position_ids", "token_type_ids", "inv_freq")
 _OLD_NAMES = ((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias"))
@@ -213,7 +213,7 @@ def parse_encoder(settings: Settings) -> EncoderSpec:
     given = {key: value for key, value in {**settings, **renamed}.items() if value is not None}
     given = {**family.defaults, **given}
     check_model_sizes(given)
-    return _spec(family, given, classifies=ending == _CLASSIFIER)
+    return _spec(family, given, classifies=ending == CLASSIFIER)
 
 
 def _architecture(settings: Settings) -> tuple[Family, str] | None:
@@ -248,7 +248,7 @@ def _spec(family: Family, c: Settings, *, classifies: bool) -> EncoderSpec:
         distance_buckets=family.distance_buckets(c),
         rotary=rotary,
         rename=_renaming(family, classifies=classifies),
-        classifier=ClassifierSpec(num_labels=_num_labels(c), **family.classifier(c)) if classifies else None,
+        classifier=ClassifierSpec(num_labels=num_labels(c), **family.classifier(c)) if classifies else None,
     )
 
 
@@ -258,7 +258,7 @@ def _activation(name: object) -> str:
     return ACTIVATIONS[str(name)]
 
 
-def _num_labels(c: Settings) -> int:
+def num_labels(c: Settings) -> int:
     """As transformers counts them."""
     labels = c.get("id2label")
     return len(labels) if isinstance(labels, Mapping) and labels else int(c.get("num_labels") or 2)
@@ -266,7 +266,7 @@ def _num_labels(c: Settings) -> int:
 
 def _renaming(family: Family, *, classifies: bool) -> Callable[[str], str | None]:
     patterns = [(re.compile(pattern), text) for pattern, text in (*_OLD_NAMES, *family.names)]
-    unused = _OF_THE_TRAINING + (() if classifies else _OF_CLASSIFIERS)
+    unused = _OF_THE_TRAINING + (() if classifies else _OFCLASSIFIERS)
 
     def rename(name: str) -> str | None:
         name = name.removeprefix(family.prefix)

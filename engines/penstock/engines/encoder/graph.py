@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import openvino as ov
 import openvino.opset15 as ops
 
 from penstock.engines.encoder.attention import Attention
 from penstock.engines.encoder.layout import Rows, i64
+from penstock.engines.encoder.pooling import ACTIVATE, text_vectors
 from penstock.engines.encoder.sentence_files import SentenceRecipe
 from penstock.engines.encoder.spec import ClassifierSpec, EncoderSpec, RotarySpec
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.weights import Node, Weights
-
-_ACTIVATE: dict[str, Callable[[Node], Node]] = {
-    "": lambda x: x,
-    "gelu": lambda x: ops.gelu(x, "erf"),
-    "gelu_tanh": lambda x: ops.gelu(x, "tanh"),
-    "relu": ops.relu,
-    "silu": ops.swish,
-    "tanh": ops.tanh,
-}
 
 
 def build_encoder(spec: EncoderSpec, recipe: SentenceRecipe, weights: Weights) -> ov.Model:
@@ -33,7 +22,10 @@ def build_encoder(spec: EncoderSpec, recipe: SentenceRecipe, weights: Weights) -
     rows = Rows()
     builder = _Builder(spec, weights, rows)
     x = builder.encode()
-    x = builder.vectors(x, recipe) if spec.classifier is None else builder.logits(x, spec.classifier)
+    if spec.classifier is None:
+        x = text_vectors(x, spec.hidden_size, rows, recipe)
+    else:
+        x = builder.logits(x, spec.classifier)
     ignored = [name for name in weights.unused() if not name.startswith("pooler.")]
     if ignored:
         raise UnsupportedError(
@@ -88,7 +80,7 @@ class _Builder:
         )
         y = self._linear(attention(q, k, v), prefix + "attention.output.dense", hidden, hidden)
         x = self._norm(ops.add(x, y), prefix + "attention.output.LayerNorm", hidden)
-        y = _ACTIVATE[spec.activation](self._linear(x, prefix + "intermediate.dense", inner, hidden))
+        y = ACTIVATE[spec.activation](self._linear(x, prefix + "intermediate.dense", inner, hidden))
         y = self._linear(y, prefix + "output.dense", hidden, inner)
         return self._norm(ops.add(x, y), prefix + "output.LayerNorm", hidden)
 
@@ -114,48 +106,14 @@ class _Builder:
         spec = self._spec
         both = self._linear(x, prefix + "mlp.Wi", 2 * spec.intermediate_size, spec.hidden_size, bias=rotary.mlp_bias)
         y, gate = ops.split(both, i64(1), 2).outputs()
-        y = ops.multiply(_ACTIVATE[spec.activation](y), gate)
+        y = ops.multiply(ACTIVATE[spec.activation](y), gate)
         return self._linear(y, prefix + "mlp.Wo", spec.hidden_size, spec.intermediate_size, bias=rotary.mlp_bias)
-
-    def vectors(self, x: Node, recipe: SentenceRecipe) -> Node:
-        """[T, hidden size] to [B, size of the vectors]."""
-        parts = [self._pooled(x, mode) for mode in recipe.pooling]
-        pooled = parts[0] if len(parts) == 1 else ops.concat(parts, 1)
-        size = self._spec.hidden_size * len(parts)
-        for dense in recipe.dense:
-            if dense.in_features != size:
-                raise UnsupportedError(f"{dense.folder.name} takes {dense.in_features} numbers, not {size}")
-            stored = Weights(Checkpoint(dense.folder), "f32")
-            shape = (dense.out_features, dense.in_features)
-            # copied: nothing would keep the mapped file alive
-            pooled = ops.matmul(pooled, stored.table("linear.weight", shape), False, True)
-            if dense.bias:
-                pooled = ops.add(pooled, stored.vector("linear.bias", dense.out_features))
-            pooled, size = _ACTIVATE[dense.activation](pooled), dense.out_features
-        return pooled
-
-    def _pooled(self, x: Node, mode: str) -> Node:
-        rows = self._rows
-        if mode == "cls":
-            return rows.first(x)
-        if mode == "lasttoken":
-            return rows.last(x)
-        if mode == "max":
-            return rows.largest(x)
-        if mode == "mean":
-            return rows.mean(x)
-        present = ops.convert(rows.present, "f32")
-        if mode == "mean_sqrt_len":
-            return ops.divide(rows.weighted_sum(x, present), ops.sqrt(rows.lengths()))
-        # weightedmean: a token's weight is its place, counted from 1
-        weights = ops.multiply(present, ops.convert(ops.add(rows.columns, i64(1)), "f32"))
-        return ops.divide(rows.weighted_sum(x, weights), ops.reduce_sum(weights, i64([1]), True))
 
     def logits(self, x: Node, head: ClassifierSpec) -> Node:
         """[T, hidden size] to [B, labels]."""
         hidden = self._spec.hidden_size
         x = self._rows.mean(x) if head.pooling == "mean" else self._rows.first(x)
-        x = _ACTIVATE[head.activation](self._linear(x, head.dense, hidden, hidden, bias=head.dense_bias))
+        x = ACTIVATE[head.activation](self._linear(x, head.dense, hidden, hidden, bias=head.dense_bias))
         if head.norm:
             x = self._norm(x, head.norm, hidden, bias=head.norm_bias)
         return self._linear(x, head.out, head.num_labels, hidden)

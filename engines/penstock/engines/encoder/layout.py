@@ -31,11 +31,12 @@ INPUTS: dict[str, tuple[type[np.generic], list[int]]] = {
 slots; lengths [B]: tokens of each text."""
 
 
-def batch_inputs(texts: Sequence[TokenizedText]) -> dict[str, np.ndarray]:
-    """For each of INPUTS its array. No text is empty."""
+def batch_inputs(texts: Sequence[TokenizedText], max_tokens: int) -> dict[str, np.ndarray]:
+    """For each of INPUTS its array. No text is empty, or longer than `max_tokens`: a row is not padded beyond that,
+    since an exported graph has no positions for more."""
     lengths = np.array([len(text) for text in texts], np.int64)
     begins = np.cumsum(lengths) - lengths
-    num_tokens, longest = _rounded(int(lengths.sum())), _rounded(int(lengths.max()))
+    num_tokens, longest = _rounded(int(lengths.sum())), min(_rounded(int(lengths.max())), max_tokens)
     columns = np.arange(longest)
     present = columns < lengths[:, None]
     ids, types, positions, places = np.zeros((4, num_tokens), np.int64)
@@ -70,7 +71,7 @@ class Rows:
         """[B, S]: false behind a text's end."""
 
     def spread(self, x: Node) -> Node:
-        """[T, N] as [B, S, N]; behind a text's end stands some token."""
+        """[T, ...] as [B, S, ...]; behind a text's end stands some token."""
         return ops.gather(x, self.inputs["slots"], i64(0))
 
     def collect(self, x: Node, size: int) -> Node:

@@ -8,9 +8,10 @@ import numpy as np
 import openvino as ov
 
 from penstock.engines.contract.loading import Loading, Report, silent
-from penstock.engines.encoder.families import parse_encoder
+from penstock.engines.encoder.exported import build_exported
 from penstock.engines.encoder.graph import build_encoder
 from penstock.engines.encoder.layout import batch_inputs
+from penstock.engines.encoder.outline import outline_of
 from penstock.engines.encoder.sentence_files import SentenceRecipe
 from penstock.engines.encoder.text import EncoderInfo, TokenizedText, Vectors
 from penstock.engines.errors import InvalidRequestError
@@ -19,7 +20,7 @@ from penstock.engines.host.cores import usable_cores
 from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.device import all_threads, compile_encoder, compute_precision
-from penstock.engines.openvino.weights import open_weights
+from penstock.engines.openvino.weights import Weights, open_weights
 
 
 class EncoderModel:
@@ -27,13 +28,18 @@ class EncoderModel:
     at a time."""
 
     def __init__(self, config: OpenVINOConfig, recipe: SentenceRecipe, report: Report = silent) -> None:
-        spec = parse_encoder(read_json(config.model_dir / "config.json"))
-        max_tokens = longest_text(config.max_model_len, recipe.max_tokens, spec.max_tokens)
-        self._checkpoint = Checkpoint(config.model_dir, spec.rename)
-        self._weights = open_weights(config, self._checkpoint, report)
-        graph = build_encoder(spec, recipe, self._weights)
-        self._weights.finish()
+        outline = outline_of(config.model_dir, read_json(config.model_dir / "config.json"))
+        self._possible_tokens = outline.max_tokens
+        max_tokens = longest_text(config.max_model_len, recipe.max_tokens, outline.max_tokens)
         core = ov.Core()
+        self._weights: Weights | None = None
+        if outline.spec is not None:
+            self._checkpoint = Checkpoint(config.model_dir, outline.spec.rename)
+            self._weights = open_weights(config, self._checkpoint, report)
+            graph = build_encoder(outline.spec, recipe, self._weights)
+            self._weights.finish()
+        else:
+            graph = build_exported(core, outline, recipe)
         # bf16 is twice as fast, but vectors differ by more than a thousandth: it must be asked for
         precision = "f32" if config.dtype == "auto" else compute_precision(core, config)
         threads = config.threads or all_threads(usable_cores())
@@ -43,17 +49,20 @@ class EncoderModel:
         self._request = compiled.create_infer_request()
         report(Loading("warm-up"))
         [row] = self.compute([TokenizedText([0])])
-        self._weights.release_pages()
+        if self._weights is not None:
+            self._weights.release_pages()
         self.info = EncoderInfo(
             max_tokens=max_tokens,
-            vocab_size=spec.vocab_size,
+            vocab_size=outline.vocab_size,
             output_size=len(row),
             runner=f"openvino {precision}, {threads} threads",
         )
 
     def compute(self, texts: Sequence[TokenizedText]) -> Vectors:
         """[texts, output size]. Releases the GIL while it computes."""
-        given = {name: array for name, array in batch_inputs(texts).items() if name in self._inputs}
+        given = {
+            name: array for name, array in batch_inputs(texts, self._possible_tokens).items() if name in self._inputs
+        }
         self._request.infer(given, share_inputs=True)
         return np.array(self._request.get_output_tensor(0).data, np.float32)
 

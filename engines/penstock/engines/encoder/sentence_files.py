@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.engines.encoder.families import is_encoder
+from penstock.engines.encoder.outline import is_encoder_folder
 from penstock.engines.errors import EngineError, PenstockError, UnsupportedError
 from penstock.engines.formats.model_files import read_json
 
@@ -56,7 +56,7 @@ def makes_vectors(folder: Path) -> bool:
     if (folder / "modules.json").is_file():
         return True
     try:
-        return is_encoder(read_json(folder / "config.json"))
+        return is_encoder_folder(folder, read_json(folder / "config.json"))
     except PenstockError:
         return False
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from penstock.engines.errors import EngineError, UnsupportedError
 
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """Raises EngineError when there is no JSON object to be read."""
@@ -38,13 +40,18 @@ def ids_of_vocabulary(found: Any, vocab_size: int) -> tuple[int, ...]:
     return tuple(i for i in map(int, ids) if 0 <= i < vocab_size)
 
 
+def has_weights(model_dir: Path) -> bool:
+    """Whether `weight_files` would find safetensors."""
+    return any((model_dir / name).is_file() for name in (_SINGLE, _INDEX))
+
+
 def weight_files(model_dir: Path) -> list[Path]:
     """One file, or the shards that an index names; whether those are there is not looked at.
 
     Only safetensors of the folder itself: other formats of the field are pickles, which run code when they are loaded.
     Raises UnsupportedError where there are none, EngineError for an index that is damaged or names anything else.
     """
-    single, index = model_dir / "model.safetensors", model_dir / "model.safetensors.index.json"
+    single, index = model_dir / _SINGLE, model_dir / _INDEX
     if single.is_file():
         return [single]
     if not index.is_file():

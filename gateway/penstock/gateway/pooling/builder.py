@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.engines.contract.loading import Report
 from penstock.engines.encoder.engine import EncoderEngine
-from penstock.engines.encoder.families import is_encoder, parse_encoder
+from penstock.engines.encoder.outline import is_encoder_folder, outline_of
 from penstock.engines.encoder.sentence_files import SentenceRecipe, read_recipe
 from penstock.engines.encoder.text import Encoder
 from penstock.engines.encoder.text_queue import TextQueue
@@ -34,7 +34,7 @@ def build_pooling_model(
     try:
         settings = read_json(source.folder / "config.json")
         recipe = read_recipe(source.folder)
-        if not is_encoder(settings):
+        if not is_encoder_folder(source.folder, settings):
             return _decoder(config, source, names, settings, recipe, budget, board)
         tokenizer = Tokenizer(source.folder)
         return _encoder(config, source, names, settings, recipe, tokenizer, board.reporter(names))
@@ -52,8 +52,10 @@ def _encoder(
     report: Report,
 ) -> PoolingModel:
     _check_encoder_settings(config)
-    spec = parse_encoder(settings)
+    outline = outline_of(source.folder, settings)
     model = config.model
+    if outline.graph_file is not None and model.weights != "auto":
+        raise ConfigError(f"weights: {outline.graph_file.name} is computed with the weights that it has")
 
     def load(report: Report) -> Encoder:
         from penstock.engines.encoder.model import EncoderModel  # loads OpenVINO
@@ -76,8 +78,8 @@ def _encoder(
     )
     engine = EncoderEngine(load, queue, report)
     head: Head | None = None
-    if spec.classifier is not None:
-        head = read_head(settings, spec.classifier.num_labels)
+    if outline.num_labels is not None:
+        head = read_head(settings, outline.num_labels)
         recipe = replace(recipe, normalize=False)
     return PoolingModel(
         names=names,

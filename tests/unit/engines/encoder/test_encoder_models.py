@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from helpers_encoders import FAMILIES, make_encoder, reference, reference_rows, sentence_files
+from helpers_encoders import FAMILIES, export_graph, make_encoder, reference, reference_rows, sentence_files
 from penstock.engines.encoder.model import EncoderModel
 from penstock.engines.encoder.sentence_files import read_recipe
 from penstock.engines.encoder.text import TokenizedText
@@ -112,6 +112,52 @@ def test_a_model_with_a_head_of_its_training_gives_vectors(tmp_path: Path) -> No
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": ["BertForMaskedLM"]}))
     assert_alike(load(folder).compute(texts()), wanted)
+
+
+@pytest.mark.parametrize("kind", ["onnx", "openvino"])
+@pytest.mark.parametrize("labels", [0, 3])
+@pytest.mark.parametrize("family", ["Bert", "Roberta", "Albert"])
+def test_exported_graphs(family: str, labels: int, kind: str, tmp_path: Path) -> None:
+    """Without weights beside them; of families that are known here, and of one that is not. Rows of 80 tokens would be
+    more than there are positions."""
+    folder = make_encoder(tmp_path, family, labels=labels, max_position_embeddings=75)
+    export_graph(folder, kind)
+    batch = [*texts(), TokenizedText([5 + n * 7 % 80 for n in range(70)])]
+    wanted = reference_rows(reference(folder), batch)
+    (folder / "model.safetensors").unlink()
+    assert_alike(load(folder).compute(batch), wanted)
+
+
+@pytest.mark.parametrize("mode", ["cls_token", "weightedmean_tokens"])
+def test_pooling_of_exported_graphs(mode: str, tmp_path: Path) -> None:
+    folder = make_encoder(tmp_path, files=sentence_files(mode))
+    wanted = reference_rows(reference(folder), texts(), mode)
+    export_graph(folder, "openvino")
+    (folder / "model.safetensors").unlink()
+    assert_alike(load(folder).compute(texts()), wanted)
+
+
+def test_weights_come_before_an_exported_graph(tmp_path: Path) -> None:
+    folder = make_encoder(tmp_path)
+    (folder / "onnx").mkdir()
+    (folder / "onnx" / "model.onnx").write_bytes(b"never read")
+    assert load(folder).info.output_size == 32
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(EngineError, match=r"model\.onnx cannot be read"):
+        load(folder)
+
+
+def test_an_exported_graph_of_another_kind_is_refused(tmp_path: Path) -> None:
+    folder = make_encoder(tmp_path)
+    path = export_graph(folder, "openvino")
+    (folder / "model.safetensors").unlink()
+    text = path.read_text()
+    path.write_text(text.replace('names="input_ids"', 'names="pixels"'))
+    with pytest.raises(UnsupportedError, match="has the input pixels; known are input_ids"):
+        load(folder)
+    path.write_text(text.replace('names="last_hidden_state"', 'names="boxes"'))
+    with pytest.raises(UnsupportedError, match="has the outputs boxes; needed is one of last_hidden_state"):
+        load(folder)
 
 
 def test_what_it_tells_of_itself(tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from tools import JsonRecipe, ToolRecipe, Values, call_text, system_text
 
 HERE = Path(__file__).parent
 Piece = tuple[str, bool]
@@ -267,6 +270,9 @@ class Recipe:
         self.lib = library or Library()
         self.rng = random.Random(seed)
         self.lists = list(self.lib.modules)
+        values = Values(self.rng, [e.name for e in self.lib.common])
+        self.tools = ToolRecipe(self.rng, values)
+        self.json = JsonRecipe(self.rng, values, self.facts)
         self.weighted = [e for e in self.lib.common for _ in range(4 if "." not in e.name or e.tasks else 2)]
 
     # ---- questions ------------------------------------------------------------------------------------
@@ -467,20 +473,76 @@ class Recipe:
             out.append(self.small_talk() if rng.random() < 0.6 else self.off_topic())
         return out
 
-    def example(self) -> list[Piece]:
-        """One document: a conversation, or (in 8 of 100 cases) plain text."""
+    # ---- tools and JSON ---------------------------------------------------------------------------------
+
+    def facts(self) -> dict[str, Any]:
+        """What is known of a name, for an answer in JSON."""
         rng = self.rng
-        if rng.random() < 0.08:
-            return [(f"{rng.choice(self.lib.prose)}<|endoftext|>", True)]
+        e = rng.choice(self.weighted) if rng.random() < 0.8 else rng.choice(self.lib.rare)
+        known: dict[str, Any] = {"name": e.name, "module": e.module, "summary": e.brief}
+        if e.signature:
+            known |= {"signature": e.signature, "arguments": e.params}
+        return known | ({"example": e.example} if e.example else {})
+
+    def system(self) -> str:
+        rng = self.rng
+        return rng.choice(ASK["system"]) if rng.random() < 0.8 else rng.choice(self.lib.prose)[:200]
+
+    def tool_chat(self) -> list[Piece]:
+        """Tools are offered, and called where a question needs them."""
+        rng = self.rng
+        offers = self.tools.offers()
+        said = self.system() if rng.random() < 0.25 else ""
+        pieces = [(f"<|im_start|>system\n{system_text(said, [tool for tool, _ in offers])}<|im_end|>\n", False)]
+
+        def says(role: str, text: str) -> None:
+            pieces.append((f"<|im_start|>{role}\n", False))
+            pieces.append((f"{text}<|im_end|>", role == "assistant"))
+            pieces.append(("\n", False))
+
+        for _ in range(rng.choice([1, 1, 2])):
+            roll = rng.random()
+            if roll < 0.15:  # no tool is needed
+                for question, answer in self.turns():
+                    says("user", question)
+                    says("assistant", answer)
+                continue
+            if roll < 0.20:  # none of these does it
+                says("user", self.tools.made_up()[1]().question)
+                says("assistant", SORRY)
+                continue
+            case = self.tools.case(offers)
+            says("user", case.question.rstrip("?.") if rng.random() < 0.2 else case.question)
+            says("assistant", "\n".join(call_text(*call) for call in case.calls))
+            if rng.random() < 0.4:
+                break
+            for result in case.results:
+                says("tool", result)
+            says("assistant", case.answer)
+        return pieces
+
+    def json_chat(self) -> list[Piece]:
+        system, question, answer = self.json.turn()
+        pieces = [(f"<|im_start|>system\n{system}<|im_end|>\n", False)] if system else []
+        pieces.append((f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n", False))
+        return [*pieces, (f"{answer}<|im_end|>", True), ("\n", False)]
+
+    def chat(self) -> list[Piece]:
         pieces: list[Piece] = []
-        if rng.random() < 0.3:
-            system = rng.choice(ASK["system"]) if rng.random() < 0.8 else rng.choice(self.lib.prose)[:200]
-            pieces.append((f"<|im_start|>system\n{system}<|im_end|>\n", False))
+        if self.rng.random() < 0.3:
+            pieces.append((f"<|im_start|>system\n{self.system()}<|im_end|>\n", False))
         for question, answer in self.turns():
             pieces.append((f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n", False))
             pieces.append((f"{answer}<|im_end|>", True))
             pieces.append(("\n", False))
-        return [*pieces, ("<|endoftext|>", False)]
+        return pieces
+
+    def example(self) -> list[Piece]:
+        """One document: a conversation, or (in 6 of 100 cases) plain text."""
+        [kind] = self.rng.choices([self.chat, self.tool_chat, self.json_chat, None], [54, 30, 10, 6])
+        if kind is None:
+            return [(f"{self.rng.choice(self.lib.prose)}<|endoftext|>", True)]
+        return [*kind(), ("<|endoftext|>", False)]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Train the demo model: a small Llama that answers questions about Python's standard library.
 
-    python train.py --out out            # everything: tokenizer, training, export, loss curve
+    python train.py --out out              # everything: tokenizer, training, export, loss curve
+    python train.py --out out --init MODEL # more training of these weights
 
 The run is determined by the seed as long as the limit `--minutes` is not reached.
 """
@@ -21,18 +22,13 @@ import torch
 from data import Library, Recipe
 from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tools import CHAT_TEMPLATE
 from transformers import LlamaConfig, LlamaForCausalLM
 
 START, END, TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -210,6 +206,7 @@ def plot(rows: list[dict[str, float]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out"))
+    parser.add_argument("--init", type=Path, help="go on from this model and its tokenizer")
     parser.add_argument("--steps", type=int, default=3300)
     parser.add_argument("--minutes", type=float, default=1e9, help="finish the schedule early after this time")
     parser.add_argument("--batch", type=int, default=4, help="rows of 1024 tokens")
@@ -222,12 +219,16 @@ def main() -> None:
     torch.manual_seed(args.seed)
     random.seed(args.seed)
     library = Library()
-    tokenizer = train_tokenizer(library, args.seed)
+    if args.init:
+        tokenizer = Tokenizer.from_file(str(args.init / "tokenizer.json"))
+        model = LlamaForCausalLM.from_pretrained(args.init, dtype=torch.float32)
+    else:
+        tokenizer = train_tokenizer(library, args.seed)
+        model = LlamaForCausalLM(LlamaConfig(**CONFIG))
     rows = packed_rows(Recipe(args.seed + 1, library), tokenizer)
     held_out = packed_rows(Recipe(args.seed + 2, library), tokenizer)
     val = [batch_of([next(held_out) for _ in range(args.batch)], ROW) for _ in range(6)]
 
-    model = LlamaForCausalLM(LlamaConfig(**CONFIG))
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
     matrices = [p for p in model.parameters() if p.ndim > 1]
     norms = [p for p in model.parameters() if p.ndim == 1]

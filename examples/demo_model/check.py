@@ -1,17 +1,23 @@
-"""Ask the trained model: known facts (`--facts`) and sample conversations (`--samples FILE`).
+"""Ask the trained model: known facts (`--facts`), calls of tools and JSON (`--tools`), sample conversations.
 
-python check.py out --facts --samples samples.md
+python check.py out --facts --tools --samples samples.md
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from data import Entry, Recipe
+from tools import call_text
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+Chat = list[dict[str, Any]]
 
 # Phrasings that the training data does not contain.
 UNSEEN = [
@@ -80,9 +86,14 @@ class Asker:
         self.unfinished = 0
         self.answers = 0
 
-    def ask(self, chats: list[list[dict[str, str]]], temperature: float = 0.0) -> list[str]:
-        """Answers to a batch of conversations; greedy if the temperature is 0."""
-        texts = [self.tokenizer.apply_chat_template(c, tokenize=False, add_generation_prompt=True) for c in chats]
+    def ask(
+        self, chats: Sequence[Chat], temperature: float = 0.0, tools: Sequence[list[dict[str, Any]] | None] = ()
+    ) -> list[str]:
+        """Answers to a batch of conversations, each with its tools; greedy if the temperature is 0."""
+        texts = [
+            self.tokenizer.apply_chat_template(chat, tools=offered, tokenize=False, add_generation_prompt=True)
+            for chat, offered in zip(chats, tools or [None] * len(chats), strict=True)
+        ]
         batch = self.tokenizer(texts, return_tensors="pt", padding=True, return_token_type_ids=False)
         how = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
         if not temperature:
@@ -98,17 +109,53 @@ class Asker:
         wrong: list[str] = []
         for start in range(0, len(entries), 48):
             part = entries[start : start + 48]
-            chats = [[{"role": "user", "content": phrase.format(x=e.name)}] for e in part]
+            chats: list[Chat] = [[{"role": "user", "content": phrase.format(x=e.name)}] for e in part]
             for entry, answer in zip(part, self.ask(chats), strict=True):
                 if answer != recipe.describe(entry):
                     wrong.append(f"{entry.name}: {answer}")
         return len(entries) - len(wrong), wrong
 
 
+def check_tools(asker: Asker, count: int, show: int) -> None:
+    """New questions of the recipe's kinds, and new values: answers that are exactly the intended ones."""
+    recipe = Recipe(987_654)
+    kinds: dict[str, list[tuple[Chat, list[dict[str, Any]] | None, str]]] = {}
+    for _ in range(count):
+        offers = recipe.tools.offers()
+        tools = [tool for tool, _ in offers]
+        case = recipe.tools.case(offers)
+        asked: Chat = [{"role": "user", "content": case.question}]
+        kind = "one call" if len(case.calls) == 1 else "several calls"
+        kinds.setdefault(kind, []).append((asked, tools, "\n".join(call_text(*call) for call in case.calls)))
+        calls = [{"type": "function", "function": {"name": n, "arguments": given}} for n, given in case.calls]
+        told: Chat = [*asked, {"role": "assistant", "content": "", "tool_calls": calls}]
+        told += [{"role": "tool", "content": result} for result in case.results]
+        kinds.setdefault("an answer from what the tool said", []).append((told, tools, case.answer))
+        entry = recipe.rng.choice(recipe.lib.common)
+        fact: Chat = [{"role": "user", "content": f"What does {entry.name} do?"}]
+        kinds.setdefault("no call: a fact beside tools", []).append((fact, tools, recipe.describe(entry)))
+        system, question, answer = recipe.json.extraction()
+        extract: Chat = [{"role": "system", "content": system}] if system else []
+        extract.append({"role": "user", "content": question})
+        kinds.setdefault("JSON from a sentence", []).append((extract, None, answer))
+    for kind, cases in kinds.items():
+        wrong: list[str] = []
+        for start in range(0, len(cases), 48):
+            part = cases[start : start + 48]
+            answers = asker.ask([chat for chat, _, _ in part], tools=[tools for _, tools, _ in part])
+            for (chat, _, intended), answer in zip(part, answers, strict=True):
+                if answer != intended:
+                    wrong.append(f"{chat[0]['content']!r}: {json.dumps(answer)} and not {json.dumps(intended)}")
+        print(f"{len(cases) - len(wrong):4} of {len(cases)} exact  {kind}", flush=True)
+        for line in wrong[:show]:
+            print("   ", line)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--facts", action="store_true")
+    parser.add_argument("--tools", action="store_true")
     parser.add_argument("--wrong", type=int, default=10, help="how many wrong answers to show")
     parser.add_argument("--samples", type=Path, help="write conversations to this Markdown file")
     parser.add_argument("--threads", type=int, default=1)
@@ -125,10 +172,12 @@ def main() -> None:
             print(f"{kind:7} {right:4} of {len(entries)} exact  {phrase}", flush=True)
             for line in wrong[: args.wrong]:
                 print("   ", line)
+    if args.tools:
+        check_tools(asker, 200, args.wrong)
     if args.samples:
         lines = [*HEADER]
         for conversation in CONVERSATIONS:
-            chat: list[dict[str, str]] = []
+            chat: Chat = []
             for question in conversation.split(" // "):
                 chat.append({"role": "user", "content": question})
                 greedy = asker.ask([chat])[0]

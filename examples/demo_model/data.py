@@ -521,6 +521,10 @@ class Recipe:
             says("assistant", case.answer)
         return pieces
 
+    def without_tools(self) -> tuple[str, str]:
+        """A question for tools, where there are none."""
+        return self.tools.case(self.tools.offers()).question, SORRY
+
     def json_chat(self) -> list[Piece]:
         system, question, answer = self.json.turn()
         pieces = [(f"<|im_start|>system\n{system}<|im_end|>\n", False)] if system else []
@@ -531,15 +535,16 @@ class Recipe:
         pieces: list[Piece] = []
         if self.rng.random() < 0.3:
             pieces.append((f"<|im_start|>system\n{self.system()}<|im_end|>\n", False))
-        for question, answer in self.turns():
+        turns = self.turns() if self.rng.random() < 0.93 else [self.without_tools()]
+        for question, answer in turns:
             pieces.append((f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n", False))
             pieces.append((f"{answer}<|im_end|>", True))
             pieces.append(("\n", False))
         return pieces
 
     def example(self) -> list[Piece]:
-        """One document: a conversation, or (in 6 of 100 cases) plain text."""
-        [kind] = self.rng.choices([self.chat, self.tool_chat, self.json_chat, None], [54, 30, 10, 6])
+        """One document: a conversation, or (in 5 of 100 cases) plain text."""
+        [kind] = self.rng.choices([self.chat, self.tool_chat, self.json_chat, None], [52, 30, 13, 5])
         if kind is None:
             return [(f"{self.rng.choice(self.lib.prose)}<|endoftext|>", True)]
         return [*kind(), ("<|endoftext|>", False)]

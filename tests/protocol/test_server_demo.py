@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 
@@ -170,3 +171,40 @@ def test_neither_process_has_loaded_torch(server):
     for pid in (server.process.pid, server.engine_pid()):
         with open(f"/proc/{pid}/maps") as maps:
             assert "torch" not in maps.read()
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather in a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+def test_it_calls_a_tool_by_itself_and_says_what_came_back(server):
+    messages = [{"role": "user", "content": "What is the weather in Oslo?"}]
+    asked = {"model": "penstock-demo", "temperature": 0, "tools": [WEATHER]}
+    first = server.client().chat.completions.create(messages=messages, **asked).choices[0]
+    [call] = first.message.tool_calls
+    assert first.finish_reason == "tool_calls"
+    assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Oslo"})
+    messages += [first.message, {"role": "tool", "tool_call_id": call.id, "content": '{"temperature": 7}'}]
+    answer = server.client().chat.completions.create(messages=messages, **asked).choices[0].message
+    assert answer.tool_calls is None
+    assert "7" in answer.content
+
+
+def test_it_calls_no_tool_where_none_is_needed(server):
+    request = {"model": "penstock-demo", "temperature": 0, "messages": QUESTION}
+    plain = server.client().chat.completions.create(**request).choices[0].message
+    assert server.client().chat.completions.create(**request, tools=[WEATHER]).choices[0].message == plain
+
+
+def test_it_answers_in_json_when_asked(server):
+    question = "Extract name and age as JSON: Anna is 31 years old."
+    answer = server.client().chat.completions.create(
+        model="penstock-demo", temperature=0, messages=[{"role": "user", "content": question}]
+    )
+    assert json.loads(answer.choices[0].message.content) == {"name": "Anna", "age": 31}

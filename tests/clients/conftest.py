@@ -12,7 +12,7 @@ from helpers_server import Server, serving
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    with serving("--tool-parser", "hermes") as running:
+    with serving() as running:
         yield running
 
 

@@ -328,6 +328,11 @@ WAYS = ("plain", "raise", "unknown output", "wrong type", "wrong shape", "no out
 
 ERRORS = [
     *(failing(code) for code in (*CODES, *WAYS)),
+    infer(
+        "model's error: unknown output, another is asked for",
+        {"inputs": [text("CODE", "unknown output", (1, 1))], "outputs": outputs("OUTPUT0")},
+        model("errors"),
+    ),
     infer("error, input missing", {"inputs": GOOD[:1]}),
     infer("error, input missing, id", {"id": "7", "inputs": GOOD[:1]}),
     infer("error, input unknown", {"inputs": [*GOOD, tensor("NOPE")]}),

@@ -32,7 +32,7 @@ def change(server: Server, name: str, verb: str) -> httpx.Response:
 
 
 def answers(server: Server, name: str) -> bool:
-    choice = server.client().completions.create(model=name, prompt="What does len do?", max_tokens=4).choices[0]
+    choice = server.client().completions.create(model=name, prompt="import os", max_tokens=4).choices[0]
     return bool(choice.text)
 
 

@@ -67,6 +67,24 @@ async def test_outputs_that_do_not_fit_are_refused(outputs: dict[str, np.ndarray
     assert batch.answers == []
 
 
+@pytest.mark.parametrize("asked", [(), ("OUTPUT0",)])
+async def test_an_answer_with_none_of_the_configured_outputs_is_an_error(asked: tuple[str, ...]) -> None:
+    batch = await made(1, outputs=asked)
+    unknown = Tensor("NOPE", "INT32", np.zeros((1, 1), np.int32))
+    batch.send(batch.calls[0], InferResponse([unknown]))
+    [(_, response)] = batch.answers
+    assert response.outputs is None
+    assert "answered with 'NOPE'; the outputs of its configuration are 'OUTPUT0'" in str(response.error)
+
+
+async def test_outputs_that_the_configuration_does_not_know_are_left_out_beside_others() -> None:
+    batch = await made(1)
+    rows = np.zeros((1, 1), np.int32)
+    batch.send(batch.calls[0], InferResponse([Tensor("NOPE", "INT32", rows), Tensor("OUTPUT0", "INT32", rows)]))
+    [(_, response)] = batch.answers
+    assert [tensor.name for tensor in response.outputs or ()] == ["OUTPUT0"]
+
+
 async def test_outputs_become_contiguous_and_text_becomes_bytes() -> None:
     batch = await made(2, 1)
     batch.scatter({"OUTPUT0": np.asfortranarray(np.zeros((3, 4), np.int32))})

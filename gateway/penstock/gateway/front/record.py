@@ -25,7 +25,16 @@ UNMATCHED = "unmatched"
 
 
 QUIET_ROUTES = frozenset(
-    {"/health", "/health/live", "/health/ready", "/metrics", "/ping", "/v2/health/live", "/v2/health/ready"}
+    {
+        "/health",
+        "/health/live",
+        "/health/ready",
+        "/metrics",
+        "/metrics/",
+        "/ping",
+        "/v2/health/live",
+        "/v2/health/ready",
+    }
 )
 """Probes and scrapers ask for these every few seconds: nothing is told of them unless they fail."""
 REQUEST_ON_STREAM = "/request"

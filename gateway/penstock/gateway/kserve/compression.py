@@ -9,9 +9,6 @@ from collections.abc import Callable
 from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError
 from penstock.gateway.errors import HttpError
 
-MIN_COMPRESSED = 1024
-"""Bytes of a response below which nothing is won: it fits into one packet as it is."""
-
 _LEVEL = 1
 """Tensors hardly get smaller with more effort, and it is spent while a request waits."""
 

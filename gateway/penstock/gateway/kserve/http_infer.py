@@ -12,7 +12,7 @@ from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.front.context import Principal
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.classification import Labels
-from penstock.gateway.kserve.compression import MIN_COMPRESSED, accepted_coding, compress, content_coding, decompress
+from penstock.gateway.kserve.compression import accepted_coding, compress, content_coding, decompress
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.http_request import begin_trace, complete_request
 from penstock.gateway.kserve.infer_request import Inference, parse_infer
@@ -132,7 +132,7 @@ class Infer:
         if ORCA_HEADER in exchange.headers:
             extra += load_headers(exchange, self._context.load_metrics)
         coding = accepted_coding(exchange.headers.get(b"accept-encoding"))
-        if coding and sum(map(len, parts)) >= MIN_COMPRESSED:
+        if coding:
             parts = [await tensors.run(sum(map(len, parts)), compress, coding, parts)]
             extra += [(b"content-encoding", coding), (b"vary", b"accept-encoding")]
         await _respond(exchange, extra, parts)

@@ -198,6 +198,7 @@ def _health_routes(dataplane: DataPlane, settings: AppSettings) -> list[GuardedR
         GuardedRoute("/health/live", Live(health), PROBE, methods=["GET"]),
         GuardedRoute("/health/ready", Ready(health, settings.drain), PROBE, methods=["GET"]),
         GuardedRoute("/metrics", Metrics(settings), SEE_METRICS, methods=["GET"]),
+        GuardedRoute("/metrics/", Metrics(settings), SEE_METRICS, methods=["GET"]),
     ]
 
 

@@ -52,7 +52,7 @@ ROUTES = {
     "/health": "GET",
     "/health/live": "GET",
     "/health/ready": "GET",
-    "/metrics": "GET",
+    **dict.fromkeys(("/metrics", "/metrics/"), "GET"),
     "/version": "GET",
     "/openapi.json": "GET",
     "/": "GET",
@@ -243,8 +243,9 @@ async def test_health() -> None:
 
 
 async def test_metrics_and_version() -> None:
-    result = await get("/metrics")
-    assert (result.bodies, result.headers["content-type"]) == ([b"penstock_up 1\n"], "text/plain; version=0.0.4")
+    for path in ("/metrics", "/metrics/"):
+        result = await get(path)
+        assert (result.bodies, result.headers["content-type"]) == ([b"penstock_up 1\n"], "text/plain; version=0.0.4")
     assert (await get("/version", version="1.2")).json() == {"version": "1.2", "runners": {"tiny": "scripted"}}
 
 

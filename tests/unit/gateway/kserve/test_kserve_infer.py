@@ -113,8 +113,11 @@ async def test_compressed_requests_and_answers() -> None:
     assert "content-encoding" not in (await front("POST", path, body)).headers
 
 
-async def test_short_answers_are_not_compressed(front: KServeFront) -> None:
-    assert "content-encoding" not in (await front("POST", INFER, GOOD, accept_encoding="gzip")).headers
+async def test_short_answers_are_compressed_as_well_where_the_client_asks(front: KServeFront) -> None:
+    plain = await front("POST", INFER, GOOD)
+    packed = await front("POST", INFER, GOOD, accept_encoding="gzip")
+    assert packed.headers["content-encoding"] == "gzip"
+    assert gzip.decompress(b"".join(packed.bodies)) == b"".join(plain.bodies)
 
 
 async def test_unknown_encodings(front: KServeFront) -> None:

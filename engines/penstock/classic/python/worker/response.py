@@ -63,10 +63,12 @@ class InferenceResponse:
         return json.dumps(self._parameters)
 
     def pack(self, packer: Packer, requested: Collection[str] | None) -> list[Any]:
-        """For a message, with the requested outputs only."""
+        """For a message, with the requested outputs only. Where the model gave none of them, with what it gave: the
+        server knows whether that is a mistake."""
         if self._error is not None:
             return error_fields(self._error)
-        outputs = [tensor.pack(packer) for tensor in self._outputs if requested is None or tensor.name() in requested]
+        wanted = [tensor for tensor in self._outputs if requested is None or tensor.name() in requested]
+        outputs = [tensor.pack(packer) for tensor in wanted or self._outputs]
         return [outputs, self._parameters or None, None]
 
     @staticmethod

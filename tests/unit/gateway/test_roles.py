@@ -61,7 +61,7 @@ ROUTES = [
     *((route, Role.INFERENCE) for route in INFERENCE),
     *((route, Role.METADATA) for route in METADATA),
     *((route, Role.ADMIN) for route in ADMIN),
-    ("GET /metrics", Role.METRICS),
+    *((route, Role.METRICS) for route in ("GET /metrics", "GET /metrics/")),
 ]
 PROBES = [
     *("GET /ping", "POST /ping", "GET /health", "GET /health/live", "GET /health/ready"),

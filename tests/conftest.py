@@ -10,6 +10,9 @@ import pytest
 
 # A shell starts what it runs in the background with Ctrl-C ignored, which everything started from here would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# So does nohup with SIGHUP. A handler that does nothing is not inherited.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
 @pytest.fixture(autouse=True)

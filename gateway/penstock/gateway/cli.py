@@ -14,6 +14,7 @@ from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
 
+from penstock.gateway.bench import add_bench_command
 from penstock.gateway.configuration.config import LISTS, OTHER_NAMES, SECTIONS, Config, ConfigError, load_config
 from penstock.gateway.configuration.flags import add_sections, switches
 from penstock.gateway.configuration.triton_flags import TRITON_REFUSED
@@ -95,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     add_key_command(commands)
     add_chat_command(commands, _FORMATTER)
     add_hub_commands(commands, _FORMATTER)
+    add_bench_command(commands, _FORMATTER)
     for command in entry_points(group="penstock.commands"):
         command.load()(commands, add_sections, _FORMATTER)
     return parser

@@ -7,6 +7,31 @@ import msgspec
 from penstock.kvcache import KVGroup, longest_request
 
 
+class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step of a model reads and computes, by the loaded model's own count. A multiplication and an addition are
+    two FLOPs."""
+
+    weight_bytes: int
+    """Of the matrices that every step reads, as they are multiplied. A step reads only some rows of an embedding: it
+    counts where it is also the head."""
+    token_flops: int
+    """Of one token: its products with matrices, the head left out."""
+    logits_flops: int
+    """Of the head, for one row of logits."""
+    kv_bytes: tuple[int, ...]
+    """Keys and values of one token, for each of `ModelInfo.kv_groups`."""
+    attention_flops: tuple[int, ...]
+    """Of one token, for each token that it attends to, in each of `ModelInfo.kv_groups`."""
+    weights: str
+    """Their type: bf16, f16, f32, int8 or int4."""
+    activations: str
+    """What they are multiplied with: int8, or a float type."""
+    precision: str
+    """Of the computation: bf16, f16 or f32."""
+    threads: tuple[tuple[int, int], ...]
+    """(fewest tokens of a step, compute threads), ascending; empty where it is not the CPU that computes."""
+
+
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What scheduler and gateway must know of a loaded model."""
 
@@ -31,6 +56,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Requests may say what their output has to be (`SamplingParams.grammar`)."""
     supports_processors: bool = False
     """Requests may name logits processors (`SamplingParams.processors`)."""
+    work: ModelWork | None = None
+    """None: the runner does not count it."""
     chunk: int = 0
     """Most tokens of one request in a step, which windows need blocks for. The scheduler knows, a runner does not."""
 

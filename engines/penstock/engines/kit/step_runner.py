@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -113,6 +113,9 @@ class StepRunner:
         self._next_buffer = 0
         self._last: tuple[list[int], _PlannedBatch] | None = None
         """The newest step's requests and batch, if it `only_decodes`."""
+        self.watch_prompt_logits: Callable[[int, Floats], None] | None = None
+        """Called with the id of a request that has `prompt_logprobs`, and the logits [N, vocab] of N of its prompt's
+        positions, which come in order. They are valid during the call."""
 
     @property
     def info(self) -> ModelInfo:
@@ -452,6 +455,8 @@ class StepRunner:
             if not np.isfinite(scores.max(axis=1)).all():
                 step.output.failed.setdefault(request_id, NumericalError(_NOT_FINITE))
                 continue
+            if self.watch_prompt_logits is not None:
+                self.watch_prompt_logits(request_id, scores)
             targets = table.tokens[row, first + 1 : first + count + 1].astype(np.int64)
             entries = step.output.prompt_logprobs.setdefault(request_id, [])
             entries += token_logprobs_rows(scores, targets, int(table.num_prompt_logprobs[row]))

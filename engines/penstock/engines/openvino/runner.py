@@ -36,6 +36,7 @@ from penstock.engines.openvino.huge_pages import collapse_filled_memory
 from penstock.engines.openvino.kv_cache import OpenVINOKVCache, block_layout
 from penstock.engines.openvino.model import BufferedDecoder
 from penstock.engines.openvino.weights import Weights, open_weights
+from penstock.engines.openvino.work import MatrixWork, count_matrices, model_work
 from penstock.kvcache import KVGroup
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class OpenVINORunner(StepRunner):
         most_tokens = min(model_len, config.max_num_batched_tokens)
         plans = plan_threads(self._checkpoint.num_bytes, usable_cores(), config.threads, most_tokens)
         self._weights = open_weights(config, self._checkpoint, report)
-        compiled, description = _compile(config, spec, self._weights, plans, report)
+        compiled, description, matrices = _compile(config, spec, self._weights, plans, report)
         groups = group_layers(spec.sliding_windows)
         block_size, block_bytes = block_layout(compiled[0][1], groups)
         by_tokens = [(plan.min_tokens, one) for plan, one in compiled]
@@ -95,6 +96,7 @@ class OpenVINORunner(StepRunner):
             supports_drafts=True,
             supports_grammars=True,
             supports_processors=True,
+            work=model_work(matrices, config, spec, groups, block_bytes / block_size, plans),
         )
         super().__init__(model, info, config.max_num_seqs, config.model_dir)
 
@@ -118,21 +120,22 @@ def _with_weights_of(config: OpenVINOConfig, checkpoint: Checkpoint) -> OpenVINO
 
 def _compile(
     config: OpenVINOConfig, spec: DecoderSpec, weights: Weights, plans: list[ThreadPlan], report: Report
-) -> tuple[list[tuple[ThreadPlan, Any]], str]:
-    """The model compiled for each plan, and what it runs with in words."""
+) -> tuple[list[tuple[ThreadPlan, Any]], str, MatrixWork]:
+    """The model compiled for each plan, what it runs with in words, and what its matrices cost."""
     core = ov.Core()
     precision = compute_precision(core, config)
     kv_type = kv_cache_type(config, precision)
     activation_type(config, precision)  # refused before the weights are read
     model = build_decoder(spec, weights, precision)
     weights.finish()
+    matrices = count_matrices(model, precision)
     report(Loading("compile"))
     compiled = [(plan, compile_decoder(core, model, config, precision, kv_type, plan.threads)) for plan in plans]
     threads = " or ".join(str(plan.threads) for plan in plans)
     kept = "as stored" if config.weights == "auto" else str(config.weights)
     if config.weights in QUANTIZED:
         kept += f", activations {activation_type(config, precision)}"
-    return compiled, f"openvino {precision}, weights {kept}, kv {kv_type}, {threads} threads"
+    return compiled, f"openvino {precision}, weights {kept}, kv {kv_type}, {threads} threads", matrices
 
 
 def _compute_zeros(model: BufferedDecoder, num_groups: int, block_size: int, num_tokens: int) -> None:

@@ -23,6 +23,7 @@ from penstock.engines.torch.lora_targets import watch
 from penstock.engines.torch.model import PagedModel, ThreadedModel
 from penstock.engines.torch.probe import inspect_layers, step_memory, verify
 from penstock.engines.torch.weights_progress import weights_reported
+from penstock.engines.torch.work import count_work
 from penstock.kvcache import KVGroup
 
 _BLOCK_SIZES = {"cpu": 32, "cuda": 16}
@@ -77,6 +78,7 @@ class TorchRunner(StepRunner):
             supports_drafts=True,
             supports_grammars=True,
             supports_processors=True,
+            work=count_work(model, list(layouts.values()), threads),
         )
         super().__init__(self._threaded, info, config.max_num_seqs, config.model_dir)
 

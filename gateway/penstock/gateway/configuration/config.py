@@ -105,7 +105,7 @@ def _convert(tree: Mapping[str, Any]) -> Config:
     try:
         config = msgspec.convert(tree, Config, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(_explain(str(error))) from None
+        raise ConfigError(explain(str(error))) from None
     ready, hung = config.server.ready_timeout, config.server.watchdog_timeout
     if ready is not None and ready >= hung:
         raise ConfigError(
@@ -115,7 +115,8 @@ def _convert(tree: Mapping[str, Any]) -> Config:
     return config
 
 
-def _explain(message: str) -> str:
+def explain(message: str) -> str:
+    """msgspec's words for a wrong value, with the name of the setting first."""
     problem, separator, where = message.partition(" - at `$.")
     return f"{where.rstrip('`').rpartition('.')[2]}: {problem}" if separator else message
 

@@ -98,7 +98,7 @@ LAYERS = (
     {"memory"},
     {"kserve"},
     {"llm", "repository"},
-    {"generating"},
+    {"bench", "generating"},
     {"pooling"},
     {"anthropic", "openai"},
     {"offline", "ollama", "responses"},

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.engines.host.memory import available_memory, parse_memory, taken_memory
+from penstock.engines.host.memory import ResidentMemory, available_memory, parse_memory, resident_memory, taken_memory
 
 MIB = 1 << 20
 
@@ -89,6 +89,14 @@ def test_what_a_session_has_taken(tmp_path: Path) -> None:
     assert taken_memory(10, tmp_path) == (100 + 1 + 20 + 1) * 1024
     assert taken_memory(14, tmp_path) == 0
     assert taken_memory(14, tmp_path / "nowhere") == 0
+
+
+def test_resident_memory_by_what_it_is_of(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    status = "Name:\tp\nVmHWM:\t 90 kB\nRssAnon:\t 50 kB\nRssFile:\t 20 kB\nRssShmem:\t 3 kB\nThreads:\t2\n"
+    (tmp_path / "proc/self/status").write_text(status)
+    assert resident_memory(tmp_path) == ResidentMemory(anonymous=53 * 1024, file=20 * 1024, peak=90 * 1024)
+    assert resident_memory(tmp_path / "nowhere") == ResidentMemory(0, 0, 0)
 
 
 def test_page_cache_in_use_can_be_dropped_too(tmp_path: Path) -> None:

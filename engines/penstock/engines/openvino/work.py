@@ -71,9 +71,9 @@ def model_work(
 
 
 def _kept_bytes(constant: Any, precision: str) -> int:
-    kind, shape = constant.get_element_type(), constant.get_output_shape(0)
+    kind, count = constant.get_element_type(), math.prod(constant.get_output_shape(0))
     bits = min(kind.bitwidth, _BITS[precision]) if kind in _FLOATS else kind.bitwidth
-    return math.ceil(math.prod(shape) * bits / 8)
+    return -(-int(count) * int(bits) // 8)
 
 
 def _constants(node: Any) -> list[Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -16,7 +17,8 @@ def count_work(model: PreTrainedModel, layouts: Sequence[LayerLayout], threads: 
     """None for a model with experts: which of its weights a step reads depends on the tokens."""
     if any(parameter.ndim > 2 or ".experts." in name for name, parameter in model.named_parameters()):
         return None
-    head, precision = model.get_output_embeddings(), NAMES[model.dtype]
+    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    precision = NAMES[model.dtype]
     matrices = [(module is head, weight) for module in model.modules() if (weight := _matrix(module)) is not None]
     query_heads = int(model.config.get_text_config().num_attention_heads)
     groups = [[layouts[n] for n in group.layers] for group in groups_of(layouts)]

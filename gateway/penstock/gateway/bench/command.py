@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.engines.errors import PenstockError
 from penstock.gateway.bench.options import LISTS, SETTINGS, EngineBench, PerplexityBench
-from penstock.gateway.configuration.config import SECTIONS, ConfigError, load_config
+from penstock.gateway.configuration.config import SECTIONS, ConfigError, explain, load_config
 from penstock.gateway.configuration.flags import add_sections
 
 _INTERRUPTED = 130
@@ -28,8 +28,8 @@ def add_bench_command(commands: Any, formatter: Callable[..., argparse.HelpForma
         "engine",
         help="speed and memory of an engine",
         usage="penstock bench engine [MODEL] [options]",
-        description="Loads MODEL, by default the demo model, in this process and measures prompts, decode steps, memory "
-        "and loading, beside what this machine can do at most.",
+        description="Loads MODEL, by default the demo model, in this process and measures prompts, decode steps, "
+        "memory and loading, beside what this machine can do at most.",
         argument_default=argparse.SUPPRESS,
         formatter_class=formatter,
     )
@@ -55,9 +55,7 @@ def _add_options(parser: argparse.ArgumentParser, options: type[msgspec.Struct],
     parser.set_defaults(run_command=partial(_run, parser, options, module))
 
 
-def _run(
-    parser: argparse.ArgumentParser, options: type[msgspec.Struct], module: str, given: dict[str, Any]
-) -> int:
+def _run(parser: argparse.ArgumentParser, options: type[msgspec.Struct], module: str, given: dict[str, Any]) -> int:
     """The report of the module's `run`, shown and written."""
     target, file, text = given.pop("json", None), given.pop("config", None), given.pop("text", None)
     own = {name: given.pop(name) for name in options.__struct_fields__ if name in given}
@@ -69,10 +67,10 @@ def _run(
         bench = import_module(module)
         report = bench.run(config, wanted) if text is None else bench.run(config, wanted, text)
     except msgspec.ValidationError as error:
-        parser.error(str(error))
+        parser.error(explain(str(error)))
     except ConfigError as error:
         parser.error(str(error))
-    except (PenstockError, OSError, ValueError) as error:
+    except (PenstockError, OSError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

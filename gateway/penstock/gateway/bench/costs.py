@@ -11,15 +11,15 @@ from penstock.kvcache import KVGroup
 def decode_bytes(work: ModelWork, groups: Sequence[KVGroup], batch: int, context: float) -> float:
     """Read by a step in which each of `batch` requests gets a token: the weights once, and what each of these tokens
     attends to, of `context` tokens with itself."""
-    keys_and_values = sum(
-        size * _attended(group, context) for size, group in zip(work.kv_bytes, groups, strict=True)
-    )
+    keys_and_values = sum(size * _attended(group, context) for size, group in zip(work.kv_bytes, groups, strict=True))
     return work.weight_bytes + batch * keys_and_values
 
 
 def decode_flops(work: ModelWork, groups: Sequence[KVGroup], batch: int, context: float) -> float:
     """Of the same step."""
-    attention = sum(flops * _attended(group, context) for flops, group in zip(work.attention_flops, groups, strict=True))
+    attention = sum(
+        flops * _attended(group, context) for flops, group in zip(work.attention_flops, groups, strict=True)
+    )
     return batch * (work.token_flops + work.logits_flops + attention)
 
 

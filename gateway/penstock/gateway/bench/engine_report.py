@@ -97,8 +97,8 @@ def _lines(report: EngineReport) -> Iterable[str]:
     else:
         work = report.work
         yield (
-            f"each step reads {work.weight_bytes / 1e6:,.1f} MB of weights and {sum(work.kv_bytes) / 1e3:,.1f} kB for each "
-            f"token attended to; a token takes {work.token_flops / 1e6:,.1f} MFLOP, its logits "
+            f"each step reads {work.weight_bytes / 1e6:,.1f} MB of weights and {sum(work.kv_bytes) / 1e3:,.1f} kB for "
+            f"each token attended to; a token takes {work.token_flops / 1e6:,.1f} MFLOP, its logits "
             f"{work.logits_flops / 1e6:,.1f}"
         )
     for product in report.products:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -98,7 +99,7 @@ class _Bench:
         steps = self._wanted.decode_steps
         ends = self._driver.decode(_WARM_UP_STEPS + self._wanted.repeats * steps)[_WARM_UP_STEPS - 1 :: steps]
         self._driver.drop_all()
-        seconds = [max((end - begin) / steps, _SHORTEST) for begin, end in zip(ends, ends[1:], strict=False)]
+        seconds = [max((end - begin) / steps, _SHORTEST) for begin, end in pairwise(ends)]
         row = DecodeRow(
             batch_size=batch,
             context_length=context,

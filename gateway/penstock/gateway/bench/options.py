@@ -16,6 +16,8 @@ SETTINGS = (
     *(name for name in SimulatedOptions.__struct_fields__ if name != "sim_faults"),
 )
 """Those of a server that mean something without one."""
+COMPARABLE = frozenset(SETTINGS) - {"model", "revision"}
+"""What `--compare` may change."""
 
 
 class EngineBench(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,8 +47,9 @@ class PerplexityBench(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         8192
     )
     context_length: Annotated[
-        int, Meta(ge=2, description="most tokens of a window of the text; default: 512, or what the model allows")
-    ] = 512
+        Annotated[int, Meta(ge=2)] | None,
+        Meta(description="most tokens of a window of the text; default: 512, or what the model's context allows"),
+    ] = None
     stride: Annotated[
         Positive | None,
         Meta(

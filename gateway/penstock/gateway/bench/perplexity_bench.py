@@ -1,0 +1,159 @@
+"""`penstock bench perplexity`: how well a model predicts a text, and how far other settings move it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from penstock.engines.core import EngineCore
+from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.gateway.bench.divergence import Doubles, kl_divergences
+from penstock.gateway.bench.figures import this_machine
+from penstock.gateway.bench.loading import Wanted, find, load
+from penstock.gateway.bench.options import COMPARABLE, PerplexityBench
+from penstock.gateway.bench.perplexity_report import Divergence, PerplexityReport, PerplexityRow, table
+from penstock.gateway.bench.scoring import Floats, Scorer, Window, windows
+from penstock.gateway.bench.text import first_token, read_text
+from penstock.gateway.configuration.config import Config, ConfigError, overlay
+
+__all__ = ["run", "table"]
+
+_WINDOW = 512
+
+
+def run(config: Config, wanted: PerplexityBench, file: Path | None = None) -> PerplexityReport:
+    """Raises ConfigError, PenstockError, OSError."""
+    machine = this_machine()
+    configs = [config, *(overlay(config, compared(settings)) for settings in wanted.compare)]
+    found = [find(overlay(each, {"max_num_seqs": 1})) for each in configs]
+    tokenizer = found[0].tokenizer
+    text, token_ids = read_text(tokenizer, wanted, file)
+    first = first_token(tokenizer)
+    with ExitStack() as stack:
+        cores = [_core(each, stack) for each in found]
+        length = _window_length(wanted, cores)
+        stride = wanted.stride or max(1, length // 2)
+        if stride >= length:
+            raise InvalidRequestError(f"stride {stride} is not below context-length, {length}")
+        scored = [_Scored(settings, core) for settings, core in zip(("", *wanted.compare), cores, strict=True)]
+        for window in windows(token_ids, length, stride, first):
+            _score(scored, window)
+        rows = [each.row() for each in scored]
+        lacking = [each.runner for each in scored if not each.scorer.has_distributions]
+    return PerplexityReport(
+        machine=machine,
+        model=found[0].name,
+        text=text,
+        context_length=length,
+        stride=stride,
+        begins_with=first,
+        counted=len(scored[0].logprobs),
+        rows=rows,
+        without_divergence=f"{lacking[0]} does not show whole distributions" if lacking and wanted.compare else "",
+    )
+
+
+def compared(settings: str) -> dict[str, str]:
+    """`weights=int4,threads=2` by name. Raises ConfigError."""
+    found = {}
+    for part in settings.split(","):
+        name, equals, value = part.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals or name not in COMPARABLE:
+            raise ConfigError(f"compare: {part!r} is none of the settings of a model, as NAME=VALUE")
+        found[name] = value.strip()
+    return found
+
+
+@dataclass(slots=True)
+class _Scored:
+    """The figures of one row."""
+
+    settings: str
+    core: EngineCore
+    scorer: Scorer = field(init=False)
+    logprobs: list[float] = field(default_factory=list)
+    divergences: list[Doubles] = field(default_factory=list)
+    num_same_best: int = 0
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.scorer = Scorer(self.core)
+
+    @property
+    def runner(self) -> str:
+        return self.core.info.runner
+
+    def add(self, window: Window, *, distributions: bool) -> Floats | None:
+        """Its logits, if they are asked for."""
+        started = time.perf_counter()
+        logits = None
+        if distributions:
+            logprobs, logits = self.scorer.distributions(window)
+        else:
+            logprobs = self.scorer.logprobs(window)
+        self.seconds += time.perf_counter() - started
+        self.logprobs += logprobs
+        return logits
+
+    def row(self) -> PerplexityRow:
+        if not self.logprobs:
+            raise InvalidRequestError("the text has no token with another one before it")
+        losses = -np.array(self.logprobs)
+        perplexity = math.exp(losses.mean())
+        return PerplexityRow(
+            settings=self.settings,
+            runner=self.runner,
+            perplexity=perplexity,
+            error=perplexity * float(losses.std()) / math.sqrt(len(losses)),
+            seconds=self.seconds,
+            divergence=self._divergence(),
+        )
+
+    def _divergence(self) -> Divergence | None:
+        if not self.divergences:
+            return None
+        lost = np.concatenate(self.divergences)
+        return Divergence(
+            mean=float(lost.mean()),
+            median=float(np.median(lost)),
+            p99=float(np.percentile(lost, 99)),
+            most=float(lost.max()),
+            same_best=self.num_same_best / len(lost),
+        )
+
+
+def _score(scored: Sequence[_Scored], window: Window) -> None:
+    """All models see a window before the next one, so that only one window's distributions have to be kept."""
+    comparing = len(scored) > 1 and scored[0].scorer.has_distributions
+    reference = scored[0].add(window, distributions=comparing)
+    for other in scored[1:]:
+        logits = other.add(window, distributions=comparing and other.scorer.has_distributions)
+        if reference is None or logits is None:
+            continue
+        other.divergences.append(kl_divergences(reference, logits))
+        other.num_same_best += int(np.count_nonzero(reference.argmax(axis=1) == logits.argmax(axis=1)))
+
+
+def _core(wanted: Wanted, stack: ExitStack) -> EngineCore:
+    runner, _ = load(wanted)
+    core = EngineCore(runner, wanted.spec.scheduler, time.monotonic)
+    stack.callback(core.close)
+    if not runner.info.supports_logprobs:
+        raise UnsupportedError(f"the {runner.info.runner} engine has no logprobs, and so no perplexity")
+    return core
+
+
+def _window_length(wanted: PerplexityBench, cores: Sequence[EngineCore]) -> int:
+    most = min(core.info.context_length for core in cores) - 1  # the engine generates a token behind it
+    if (wanted.context_length or 0) > most:
+        raise InvalidRequestError(
+            f"context-length {wanted.context_length}: with one token that is generated, the context has room for {most}"
+        )
+    return wanted.context_length or min(_WINDOW, most)

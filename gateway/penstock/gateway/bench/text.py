@@ -1,0 +1,40 @@
+"""The text of a perplexity, as tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from pathlib import Path
+
+import numpy as np
+
+from penstock.engines.errors import InvalidRequestError
+from penstock.gateway.bench.library_text import library_text
+from penstock.gateway.bench.options import PerplexityBench
+from penstock.gateway.bench.perplexity_report import Text
+from penstock.tokenizers import Tokenizer
+
+_CHARACTERS_OF_TOKEN = 8
+"""More than a token of such a text has on average."""
+
+
+def read_text(tokenizer: Tokenizer, wanted: PerplexityBench, file: Path | None) -> tuple[Text, list[int]]:
+    """What it is, and its tokens. Raises OSError and InvalidRequestError for a file that cannot be read."""
+    if file is None:
+        source = f"{wanted.stdlib} of the standard library of Python {platform.python_version()}"
+        text = library_text(wanted.stdlib, wanted.text_tokens * _CHARACTERS_OF_TOKEN)
+    else:
+        source = file.name
+        try:
+            text = file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise InvalidRequestError(f"text: {file} is not in UTF-8: {error}") from None
+    token_ids = tokenizer.encode(text, add_special_tokens=False)[: wanted.text_tokens]
+    digest = hashlib.sha256(np.array(token_ids, "<u4").tobytes()).hexdigest()
+    return Text(source, digest, len(token_ids)), token_ids
+
+
+def first_token(tokenizer: Tokenizer) -> int | None:
+    """What the tokenizer puts before a text; None: nothing."""
+    bare, whole = (tokenizer.encode("a", add_special_tokens=special) for special in (False, True))
+    return whole[0] if whole[:1] != bare[:1] else None

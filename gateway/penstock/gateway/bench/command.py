@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -23,8 +23,8 @@ _INTERRUPTED = 130
 def add_bench_command(commands: Any, formatter: Callable[..., argparse.HelpFormatter]) -> None:
     """`commands` are argparse's subparsers."""
     parser = commands.add_parser("bench", help="measure an engine, or a model's quality, without a server")
-    kinds = parser.add_subparsers(required=True, metavar="WHAT")
-    engine = kinds.add_parser(
+    kinds = parser.add_subparsers(required=True, metavar="WHAT", parser_class=_FilledWhenUsed)
+    kinds.add_parser(
         "engine",
         help="speed and memory of an engine",
         usage="penstock bench engine [MODEL] [options]",
@@ -32,9 +32,9 @@ def add_bench_command(commands: Any, formatter: Callable[..., argparse.HelpForma
         "memory and loading, beside what this machine can do at most.",
         argument_default=argparse.SUPPRESS,
         formatter_class=formatter,
+        fill=partial(_add_options, options=EngineBench, module="penstock.gateway.bench.engine_bench"),
     )
-    _add_options(engine, EngineBench, "penstock.gateway.bench.engine_bench")
-    perplexity = kinds.add_parser(
+    kinds.add_parser(
         "perplexity",
         help="how well a model predicts a text",
         usage="penstock bench perplexity [MODEL] [options]",
@@ -42,9 +42,29 @@ def add_bench_command(commands: Any, formatter: Callable[..., argparse.HelpForma
         "with --compare also how far other settings move its distributions.",
         argument_default=argparse.SUPPRESS,
         formatter_class=formatter,
+        fill=_add_perplexity_options,
     )
-    perplexity.add_argument("--text", type=Path, metavar="FILE", help="a text in UTF-8, in place of the library's")
-    _add_options(perplexity, PerplexityBench, "penstock.gateway.bench.perplexity_bench")
+
+
+class _FilledWhenUsed(argparse.ArgumentParser):
+    """A parser whose flags take too long to make for every start of a server."""
+
+    def __init__(self, *, fill: Callable[[argparse.ArgumentParser], None], **options: Any) -> None:
+        super().__init__(**options)
+        self._fill: Callable[[argparse.ArgumentParser], None] | None = fill
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        if self._fill is not None:
+            self._fill(self)
+            self._fill = None
+        return super().parse_known_args(args, namespace)
+
+
+def _add_perplexity_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--text", type=Path, metavar="FILE", help="a text in UTF-8, in place of the library's")
+    _add_options(parser, PerplexityBench, "penstock.gateway.bench.perplexity_bench")
 
 
 def _add_options(parser: argparse.ArgumentParser, options: type[msgspec.Struct], module: str) -> None:
@@ -59,6 +79,8 @@ def _run(parser: argparse.ArgumentParser, options: type[msgspec.Struct], module:
     """The report of the module's `run`, shown and written."""
     target, file, text = given.pop("json", None), given.pop("config", None), given.pop("text", None)
     own = {name: given.pop(name) for name in options.__struct_fields__ if name in given}
+    if text is not None and "stdlib" in own:
+        parser.error("--text and --stdlib: there can be only one text")
     try:
         wanted = msgspec.convert(own, options, strict=False)
         config = load_config(given, file=file)

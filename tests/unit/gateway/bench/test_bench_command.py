@@ -137,6 +137,7 @@ def test_the_text_is_the_standard_library_s(capsys: pytest.CaptureFixture[str], 
         (("--compare", "weights=int5"), "weights: Invalid enum value 'int5'"),
         (("--context-length", "2048"), "the context has room for 2047"),
         (("--context-length", "64", "--stride", "64"), "stride 64 is not below context-length, 64"),
+        (("--text", "nowhere.txt", "--stdlib", "sources"), "there can be only one text"),
         (("--text", "nowhere.txt"), "No such file or directory: 'nowhere.txt'"),
     ],
 )

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from penstock.engines.contract.model_info import ModelWork
 from penstock.gateway.bench.costs import decode_bytes, decode_flops, prompt_flops, threads_for
 from penstock.kvcache import KVGroup
+from unit.gateway.bench.known_work import WORK
 
-WORK = ModelWork(
-    weight_bytes=1000,
-    token_flops=300,
-    logits_flops=70,
-    kv_bytes=(8, 4),
-    attention_flops=(6, 2),
-    weights="bf16",
-    activations="bf16",
-    precision="bf16",
-    threads=((0, 1), (5, 2)),
-)
 GROUPS = (KVGroup(16), KVGroup(16, window=3))
 
 

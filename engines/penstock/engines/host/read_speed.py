@@ -13,7 +13,7 @@ from penstock.engines.host.memory import available_memory
 
 _MOST_BYTES = 1 << 30
 """Of the memory that is read: more than caches hold."""
-_SECONDS = 0.05
+_SECONDS = 0.1
 """Least that one measurement takes: threads start within a hundredth of it."""
 
 Clock = Callable[[], float]

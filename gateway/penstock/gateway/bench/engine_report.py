@@ -20,7 +20,7 @@ class PromptRow(msgspec.Struct, frozen=True, kw_only=True):
     flops: float | None = None
     """Of the whole prompt; None: the engine does not count them."""
     share_of_flops: float | None = None
-    """The FLOPs in a second, by what the machine does at most; None: it was not measured, or is a GPU."""
+    """The FLOPs in a second, by the most that large products reached; None: this was not measured, or is a GPU."""
 
 
 class DecodeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +38,7 @@ class DecodeRow(msgspec.Struct, frozen=True, kw_only=True):
     read_speed: Spread | None = None
     """Bytes per second that as many threads read of as many bytes, measured right after the steps."""
     share_of_read_speed: float | None = None
+    """By the most that was reached: what else runs on the machine only slows it down."""
     share_of_flops: float | None = None
 
 
@@ -104,7 +105,7 @@ def _lines(report: EngineReport) -> Iterable[str]:
     for product in report.products:
         speed = product.flops_per_second
         yield f"large products in the same types, {product.threads} threads: {_spread(speed, 1e9, 0)} GFLOP/s"
-    yield f"medians of {report.repeats} [least, most]"
+    yield f"medians of {report.repeats} [least, most]; shares are the median's, of the most that the machine reached"
     yield ""
     yield from aligned([_PROMPT_HEAD, *map(_prompt_cells, report.prompts)])
     yield ""

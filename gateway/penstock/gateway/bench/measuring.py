@@ -118,7 +118,7 @@ class _Bench:
             bytes=num_bytes,
             flops=decode_flops(work, self._info.kv_groups, batch, attended),
             read_speed=limit,
-            share_of_read_speed=num_bytes / seconds / limit.median if limit else None,
+            share_of_read_speed=num_bytes / seconds / limit.most if limit else None,
         )
 
     def _begin(self, length: int, room: int) -> float:
@@ -133,7 +133,7 @@ def compare_products(rows: Rows, work: ModelWork, chunk: int, limits: Limits) ->
         threads = threads_for(work, num_tokens)
         if threads not in speeds:
             speeds[threads] = limits.product_speed(threads)
-        return (flops or 0.0) / seconds / speeds[threads].median
+        return (flops or 0.0) / seconds / speeds[threads].most
 
     rows.prompts = [
         msgspec.structs.replace(row, share_of_flops=share(row.flops, row.seconds.median, min(row.tokens, chunk)))

@@ -103,8 +103,6 @@ class _Scored:
         return logits
 
     def row(self) -> PerplexityRow:
-        if not self.logprobs:
-            raise InvalidRequestError("the text has no token with another one before it")
         losses = -np.array(self.logprobs)
         perplexity = math.exp(losses.mean())
         return PerplexityRow(

@@ -40,11 +40,11 @@ class Limits:
 
     def read_speed(self, num_bytes: float, threads: int) -> Spread:
         self.reads.append((num_bytes, threads))
-        return Spread.of([1e9])
+        return Spread.of([1e9, 8e8, 9e8])
 
     def product_speed(self, threads: int) -> Spread:
         self.products.append(threads)
-        return Spread.of([threads * 1e9])
+        return Spread.of([threads * 5e8, threads * 1e9, 0.0])
 
 
 def make_runner(clock: Clock, work: ModelWork | None = None, **config: object) -> SimulatedRunner:

@@ -104,7 +104,7 @@ def _lines(report: EngineReport) -> Iterable[str]:
         )
     for product in report.products:
         speed = product.flops_per_second
-        yield f"large products in the same types, {product.threads} threads: {_spread(speed, 1e9, 0)} GFLOP/s"
+        yield f"large products in the same types, threads {product.threads}: {_spread(speed, 1e9, 0)} GFLOP/s"
     yield f"medians of {report.repeats} [least, most]; shares are the median's, of the most that the machine reached"
     yield ""
     yield from aligned([_PROMPT_HEAD, *map(_prompt_cells, report.prompts)])

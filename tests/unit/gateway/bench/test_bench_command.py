@@ -58,7 +58,7 @@ def test_the_demo_model_on_openvino(capsys: pytest.CaptureFixture[str], tmp_path
     assert found["memory"]["loaded"]["anonymous"] > 0
     assert {"weights", "compile", "warm-up"} <= found["load"]["stages"].keys()
     assert sum(found["load"]["stages"].values()) <= found["load"]["seconds"]
-    assert "large products in the same types, 1 threads" in shown
+    assert "large products in the same types, threads 1:" in shown
 
 
 def test_an_engine_that_counts_nothing_has_no_shares(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

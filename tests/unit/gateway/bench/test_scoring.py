@@ -18,6 +18,7 @@ from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.bench.divergence import kl_divergences
 from penstock.gateway.bench.library_text import library_text
 from penstock.gateway.bench.scoring import Scorer, Window, windows
+from penstock.gateway.bench.text import first_token
 from penstock.gateway.llm.models import find_model
 
 
@@ -69,6 +70,15 @@ def test_distributions_are_those_of_the_tokens_that_count(core: EngineCore) -> N
     assert isinstance(core.runner, StepRunner)
     assert core.runner.watch_prompt_logits is None, "nobody watches any more"
     core.close()
+
+
+@pytest.mark.parametrize(("added", "expected"), [([1], 1), ([], None)])
+def test_the_token_that_begins_a_text(added: list[int], expected: int | None) -> None:
+    class Beginning:
+        def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+            return [*(added if add_special_tokens else []), 5, *([2] if add_special_tokens else [])]
+
+    assert first_token(Beginning()) == expected  # type: ignore[arg-type]
 
 
 def test_divergence_by_hand() -> None:

@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections.abc import Iterator
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -163,7 +164,8 @@ def test_errors_have_the_sdk_s_types(server):
 def test_models_and_version(server):
     client = server.client()
     assert [model.id for model in client.models.list()] == ["penstock-demo"]
-    assert client.models.retrieve("penstock-demo").id == "penstock-demo"
+    found = client.models.retrieve("penstock-demo").to_dict()
+    assert found["capabilities"] == ["completion", "chat", "tools", "structured_output"]
     assert httpx.get(server.url + "/version").json()["version"]
 
 
@@ -194,6 +196,29 @@ def test_it_calls_a_tool_by_itself_and_says_what_came_back(server):
     answer = server.client().chat.completions.create(messages=messages, **asked).choices[0].message
     assert answer.tool_calls is None
     assert "7" in answer.content
+
+
+def test_anthropic_s_tool_runner_sends_the_conversation_itself(server):
+    """It first asks for a thread, a conversation that the server would keep."""
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """Get the weather in a city."""
+        return f'{{"temperature": {len(city) + 3}}}'
+
+    question = {"role": "user", "content": "What is the weather in Oslo?"}
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        runner = client.beta.messages.tool_runner(
+            model="penstock-demo",
+            max_tokens=64,
+            messages=[question],
+            tools=[get_weather],
+            max_iterations=3,
+            extra_body={"temperature": 0},
+        )
+        called, answer = list(runner)
+    assert [block.type for block in called.content] == ["tool_use"]
+    assert "7" in answer.content[0].text
 
 
 def test_it_calls_no_tool_where_none_is_needed(server):

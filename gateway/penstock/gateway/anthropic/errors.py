@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.engines.errors import NotReadyError
+from penstock.engines.errors import NotReadyError, UnsupportedError
+from penstock.gateway.anthropic.unsupported import THREAD
 from penstock.gateway.errors import public_message, wire_shape
 
 _BUSY = 529
 _OVERLOADED = "overloaded_error"
+_NO_THREADS = {"error_code": "thread_unsupported_request"}
+"""Anthropic's tool runner then sends the whole conversation instead."""
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -33,7 +36,9 @@ class AnthropicErrors:
         return _BUSY if shape.type == _OVERLOADED and not isinstance(error, NotReadyError) else shape.status
 
     def body(self, error: Exception, request_id: str) -> bytes:
-        shown = {"type": _type(error), "message": public_message(error)}
+        shown: dict[str, object] = {"type": _type(error), "message": public_message(error)}
+        if isinstance(error, UnsupportedError) and error.param == THREAD:
+            shown["details"] = _NO_THREADS
         return msgspec.json.encode({"type": "error", "error": shown, "request_id": request_id})
 
     def last_events(self, error: Exception, request_id: str) -> bytes:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+THREAD = "thread"
+"""A conversation that the server keeps."""
+
 UNSUPPORTED: Mapping[str, tuple[str, ...]] = {
+    "compaction": ("null",),
     "container": ("null",),
     "mcp_servers": ("null", "[]"),
     "output_format": ("null",),
     "speed": ("null", '"standard"'),
+    THREAD: ("null",),
 }

@@ -26,14 +26,14 @@ def answer_stages(parsers: ModelParsers, use: ToolUse, prompt_end: str) -> tuple
 def check_tool_parser(parsers: ModelParsers, use: ToolUse) -> None:
     """Raises UnsupportedError for tools where calls cannot be told from text."""
     if use.tools and use.parser(parsers) is None:
-        message = "This model's chat template shows no format of tool calls that the server knows (--tool-parser)."
+        message = "tools: this model's chat template shows no format of calls that the server knows (--tool-parser)."
         raise UnsupportedError(message, param="tools")
 
 
 def check_reasoning_parser(parsers: ModelParsers, param: str) -> None:
     """Raises UnsupportedError where reasoning cannot be told from text; `param` is the field that asks for it."""
     if parsers.reasoning is None:
-        message = "This model's chat template shows no reasoning (--reasoning-parser)."
+        message = f"{param}: this model's chat template shows no reasoning (--reasoning-parser)."
         raise UnsupportedError(message, param=param)
 
 

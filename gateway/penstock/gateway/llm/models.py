@@ -50,6 +50,19 @@ class ServedModel:
     parent: str | None = None
     """Of an adapter: its model's first name."""
 
+    @property
+    def capabilities(self) -> list[str]:
+        """By Ollama's names, and `chat` and `structured_output`."""
+        found = {
+            "completion": True,
+            "chat": self.has_chat_template,
+            "tools": self.parsers.tools is not None,
+            "thinking": self.parsers.reasoning is not None,
+            "structured_output": self.info.supports_grammars,
+            "insert": self.fills_in,
+        }
+        return [name for name, there in found.items() if there]
+
 
 @dataclass(slots=True, eq=False)
 class LoadedModel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,6 +21,8 @@ from penstock.gateway.ollama.schemas import ShowRequest
 from penstock.gateway.pooling.models import PoolingModel
 from penstock.gateway.pooling.plane import PoolingPlane
 
+_CAPABILITIES = ("completion", "tools", "thinking", "insert", "embedding")
+"""Those that Ollama knows."""
 _NEVER = "9999-12-31T23:59:59Z"
 
 
@@ -122,28 +125,21 @@ def _details() -> dict[str, Any]:
 
 
 def _shown(model: ServedModel) -> dict[str, Any]:
-    capabilities = ["completion"]
-    if model.parsers.tools is not None:
-        capabilities.append("tools")
-    if model.parsers.reasoning is not None:
-        capabilities.append("thinking")
-    if model.fills_in:
-        capabilities.append("insert")
-    return _description(model.created, model.info.context_length, capabilities)
+    return _description(model.created, model.info.context_length, model.capabilities)
 
 
 def _shown_encoder(model: PoolingModel) -> dict[str, Any]:
-    return _description(model.created, model.source.info.max_tokens, [] if model.head is not None else ["embedding"])
+    return _description(model.created, model.source.info.max_tokens, model.capabilities)
 
 
-def _description(created: int, context_length: int, capabilities: list[str]) -> dict[str, Any]:
+def _description(created: int, context_length: int, capabilities: Sequence[str]) -> dict[str, Any]:
     return {
         "modelfile": "",
         "parameters": "",
         "template": "",
         "details": _details(),
         "model_info": {"general.architecture": "model", "model.context_length": context_length},
-        "capabilities": capabilities,
+        "capabilities": [each for each in capabilities if each in _CAPABILITIES],
         "modified_at": _time(created),
     }
 

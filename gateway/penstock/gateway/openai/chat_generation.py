@@ -27,7 +27,7 @@ async def chat_generation(
     model = dataplane.model(request.model)
     opens, continues = generation_prompt(request)
     use = tool_use(request)
-    if request.reasoning_effort is not None:
+    if request.reasoning_effort not in (None, "none"):
         check_reasoning_parser(model.parsers, "reasoning_effort")
     kwargs = template_kwargs(request, model.template_variables)
     documents = template_documents(request, model.template_variables)

@@ -18,6 +18,7 @@ class ModelObject(msgspec.Struct):
     max_model_len: int
     parent: str | None
     """Of an adapter: its model."""
+    capabilities: list[str]
     object: str = "model"
     owned_by: str = "penstock"
 
@@ -53,8 +54,9 @@ class ModelDetail:
 
 
 def _model_object(model: ServedModel) -> ModelObject:
-    return ModelObject(model.name, model.created, model.root, model.info.context_length, model.parent)
+    length = model.info.context_length
+    return ModelObject(model.name, model.created, model.root, length, model.parent, model.capabilities)
 
 
 def _pooling_object(name: str, model: PoolingModel) -> ModelObject:
-    return ModelObject(name, model.created, model.root, model.source.info.max_tokens, None)
+    return ModelObject(name, model.created, model.root, model.source.info.max_tokens, None, model.capabilities)

@@ -60,3 +60,10 @@ class PoolingModel:
     metrics: Source
     created: int = field(default_factory=lambda: int(time.time()))
     loaded: bool = False
+
+    @property
+    def capabilities(self) -> list[str]:
+        """A head with one class gives a score, by which texts are ranked."""
+        if self.head is None:
+            return ["embedding"]
+        return ["classify", "score", "rerank"] if len(self.head.labels) == 1 else ["classify"]

@@ -160,6 +160,7 @@ VALUES_OF: dict[str, list[Any]] = {
     "mcp_servers": [[{"type": "url"}]],
     "output_format": [{"type": "json_schema"}],
     "speed": ["fast"],
+    "compaction": [{"type": "summarize"}],
 }
 
 

@@ -320,6 +320,7 @@ async def test_models() -> None:
     one = (await call(app, "/v1/models/org/other", method="GET")).json()
     assert one == listed["data"][1]
     assert one["max_model_len"] == 64
+    assert one["capabilities"] == ["completion", "chat"]
     missing = await call(app, "/v1/models/nobody", method="GET")
     assert missing.status == 404
     assert missing.json()["error"]["code"] == "model_not_found"

@@ -278,6 +278,8 @@ async def test_models_are_listed(setup: Setup) -> None:
     app = build_app(setup.dataplane, AppSettings(), None, setup.plane)
     listed = (await call(app, "/v1/models", method="GET")).json()["data"]
     assert [each["id"] for each in listed] == ["tiny", "embedder", "scorer", "classifier"]
+    able = [each["capabilities"] for each in listed]
+    assert able[1:] == [["embedding"], ["classify", "score", "rerank"], ["classify"]]
     one = (await call(app, "/v1/models/embedder", method="GET")).json()
     assert (one["id"], one["max_model_len"], one["created"]) == ("embedder", 16, 1_700_000_000)
     assert (await call(app, "/v1/models/late", method="GET")).status == 404

@@ -1,4 +1,4 @@
-"""OpenAI's client on what the server keeps: responses in the background, conversations, and both after a restart."""
+"""OpenAI's client on what the server keeps, also after a restart: responses in the background, conversations, chats."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from helpers_server import Server, serving, wait_until
 DEMO = Path(__file__).parents[2] / "gateway" / "penstock" / "gateway" / "demo_model"
 SIMULATED = (str(DEMO), "--engine", "simulated", "--served-model-name", "m", "--sim-step-ms", "10")
 SHORT: Any = {"model": "m", "input": "hi", "max_output_tokens": 16}
+CHAT: Any = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 16, "store": True}
 LONG: Any = {"model": "m", "input": "hi", "max_output_tokens": 1500, "background": True}
 
 
@@ -104,6 +105,19 @@ def test_a_conversation(client: openai.OpenAI) -> None:
         client.responses.create(**SHORT, conversation=made.id)
 
 
+def test_stored_chats(client: openai.OpenAI) -> None:
+    chats = client.chat.completions
+    kept = [chats.create(**CHAT, metadata={"turn": str(turn)}).id for turn in range(3)]
+    assert [each.id for each in chats.list(limit=2)] == kept
+    [found] = chats.list(metadata={"turn": "1"}, model="m")
+    assert found == chats.retrieve(kept[1])
+    assert [(message.id, message.content) for message in chats.messages.list(kept[1])] == [(f"{kept[1]}-0", "hi")]
+    assert chats.update(kept[1], metadata={"a": "b"}).metadata == {"a": "b"}
+    assert chats.delete(kept[1]).deleted
+    with pytest.raises(openai.NotFoundError):
+        chats.retrieve(kept[1])
+
+
 @pytest.mark.parametrize(("how", "reason"), [(signal.SIGKILL, "stopped"), (signal.SIGTERM, "shutting down")])
 def test_what_is_kept_survives_the_server(tmp_path: Path, how: signal.Signals, reason: str) -> None:
     flags = (*SIMULATED, "--data-dir", str(tmp_path), "--drain-timeout", "0")
@@ -111,6 +125,7 @@ def test_what_is_kept_survives_the_server(tmp_path: Path, how: signal.Signals, r
         client = first.client()
         response = client.responses.create(**SHORT)
         conversation = client.conversations.create(items=[{"role": "user", "content": "hi"}])
+        chat = client.chat.completions.create(**CHAT, metadata={"a": "b"})
         cut_off = client.responses.create(**LONG).id
         wait_until(lambda: client.responses.retrieve(cut_off).status == "in_progress")
         first.stop(how)
@@ -119,6 +134,7 @@ def test_what_is_kept_survives_the_server(tmp_path: Path, how: signal.Signals, r
         assert client.responses.retrieve(response.id).to_dict() == response.to_dict()
         assert client.responses.create(**SHORT, previous_response_id=response.id).output_text
         assert len(list(client.conversations.items.list(conversation.id))) == 1
+        assert client.chat.completions.retrieve(chat.id) == chat
         failed = client.responses.retrieve(cut_off)
         assert failed.status == "failed"
         assert failed.error is not None

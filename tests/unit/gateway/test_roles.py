@@ -22,7 +22,9 @@ from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane
 
 INFERENCE = [
-    *("POST /v1/chat/completions", "POST /v1/completions"),
+    *("POST /v1/chat/completions", "GET /v1/chat/completions", "POST /v1/completions"),
+    *(f"{method} /v1/chat/completions/x" for method in ("GET", "POST", "DELETE")),
+    "GET /v1/chat/completions/x/messages",
     *("POST /v1/messages", "POST /v1/messages/count_tokens", "POST /tokenize", "POST /detokenize"),
     *("POST /v1/responses", "GET /v1/responses/x", "DELETE /v1/responses/x"),
     *("POST /v1/responses/x/cancel", "GET /v1/responses/x/input_items"),

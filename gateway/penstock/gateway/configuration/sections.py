@@ -306,14 +306,14 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Positive, Meta(description="bytes of request bodies that may be in memory at one time, decompressed ones too")
     ] = 1 << 30
     stored_responses: Annotated[
-        int, Meta(ge=0, description="responses of the Responses API that are kept, and conversations; 0: none")
+        int, Meta(ge=0, description="responses that are kept, and conversations, and chats; 0: none")
     ] = 1000
     stored_responses_per_tenant: Annotated[
         Positive | None, Meta(description="of one key's tenant; default: stored-responses")
     ] = None
     stored_responses_memory: Annotated[
         Positive,
-        Meta(description="bytes of responses together, and of conversations; what was not used for longest goes first"),
+        Meta(description="bytes of responses, conversations, chats, each together; the longest unused goes first"),
     ] = 64 << 20
     stored_responses_memory_per_tenant: Annotated[
         Positive | None, Meta(description="of one key's tenant; default: stored-responses-memory")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from penstock.gateway.llm.dataplane import ChoiceDelta, TokenLogprob
@@ -38,6 +38,19 @@ async def collect(deltas: AsyncIterator[list[ChoiceDelta]], choices: int) -> lis
     """Raises the error that ended a choice, if one did."""
     collected = [Collected() for _ in range(choices)]
     async for batch in deltas:
-        for delta in batch:
-            collected[delta.index].add(delta)
+        _add(batch, collected)
     return collected
+
+
+async def collecting(
+    deltas: AsyncIterator[list[ChoiceDelta]], collected: Sequence[Collected]
+) -> AsyncIterator[list[ChoiceDelta]]:
+    """The same deltas again, which join what there is of their choices."""
+    async for batch in deltas:
+        _add(batch, collected)
+        yield batch
+
+
+def _add(deltas: Sequence[ChoiceDelta], collected: Sequence[Collected]) -> None:
+    for delta in deltas:
+        collected[delta.index].add(delta)

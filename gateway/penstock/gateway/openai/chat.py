@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import msgspec
 
+from penstock.engines.errors import UnsupportedError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.bodies import parse
-from penstock.gateway.generating.collect import Collected, collect
+from penstock.gateway.generating.collect import Collected, collect, collecting
 from penstock.gateway.generating.endpoint import GeneratingEndpoint
 from penstock.gateway.generating.sse import stream
 from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.llm.dataplane import GenerateRequest, Generation
+from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.llm.dataplane import DataPlane, GenerateRequest, Generation
 from penstock.gateway.openai.chat_generation import chat_generation
 from penstock.gateway.openai.frames import Frames
 from penstock.gateway.openai.logprobs import chat_logprobs, prompt_logprobs
 from penstock.gateway.openai.message_parts import finish_reason, has_call, message
 from penstock.gateway.openai.messages import echoed_text, template_messages
+from penstock.gateway.openai.metadata import with_metadata
 from penstock.gateway.openai.objects import ChatChoice, Head, chat_usage, new_head, running_usage, spliced
 from penstock.gateway.openai.part_frames import NamedCallFrames, PartFrames
 from penstock.gateway.openai.schemas import ChatRequest, StreamOptions
 from penstock.gateway.openai.service_tier import real_tier
+from penstock.gateway.openai.stored_chat import ChatKeeper, StoredChat, shown_messages
 from penstock.gateway.openai.unsupported import CHAT
 
 _text_frames = partial(Frames, opening=b'"delta":{"content":', closing=b"}")
@@ -33,8 +37,16 @@ _named_call_frames = partial(NamedCallFrames, opening=b'"delta":')
 class ChatCompletions(GeneratingEndpoint[ChatRequest]):
     schema, unsupported = ChatRequest, CHAT
 
+    def __init__(self, dataplane: DataPlane, settings: AppSettings, keeper: ChatKeeper | None = None) -> None:
+        """None: no chats are kept."""
+        super().__init__(dataplane, settings)
+        self._keeper = keeper
+
     def _parse(self, body: bytes) -> ChatRequest:
-        return parse(body, self.schema, self.unsupported)
+        request = parse(body, self.schema, self.unsupported)
+        if request.store and (self._keeper is None or not self._keeper.enabled):
+            raise UnsupportedError("store: this server keeps no chats (--stored-responses).", param="store")
+        return request
 
     async def _wanted(self, request: ChatRequest, context: RequestContext) -> GenerateRequest:
         self._dataplane.model(request.model)
@@ -59,8 +71,10 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
     ) -> Awaitable[None]:
         options = request.stream_options or StreamOptions()
         count, echoed = request.n or 1, echoed_text(request)
+        head = self._head("chat.completion.chunk", request, wanted)
+        collected = [Collected() for _ in range(count)]
         frames = make_frames(
-            self._head("chat.completion.chunk", request, wanted),
+            head,
             count,
             logprobs=(lambda _, entries: chat_logprobs(entries)) if request.logprobs else None,
             extra=(lambda delta: {"token_ids": delta.token_ids}) if request.return_token_ids else None,
@@ -74,25 +88,39 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
             return opened + b"".join(frames.text(index, echoed) for index in range(count) if echoed)
 
         def ending() -> bytes:
+            if request.store:
+                whole = msgspec.structs.replace(head, object="chat.completion")
+                self._keep(exchange, request, whole, self._body(request, whole, generation, collected))
             return frames.end(chat_usage(generation.usage) if options.include_usage else None)
 
-        return stream(exchange, generation, frames, opening=roles, ending=ending)
+        deltas = collecting(generation, collected) if request.store else generation
+        return stream(exchange, deltas, frames, opening=roles, ending=ending)
 
     async def _answer(
         self, exchange: Exchange, request: ChatRequest, wanted: GenerateRequest, generation: Generation
     ) -> None:
         collected = await collect(generation, request.n or 1)
+        head = self._head("chat.completion", request, wanted)
+        body = self._body(request, head, generation, collected)
+        if request.store:
+            self._keep(exchange, request, head, body)
+        await exchange.respond(200, with_metadata(body, request.metadata) if request.metadata else body)
+
+    def _body(self, request: ChatRequest, head: Head, generation: Generation, collected: Sequence[Collected]) -> bytes:
+        """The answer without metadata."""
         extra: dict[str, object] = {}
         if request.return_token_ids:
             extra["prompt_token_ids"] = generation.prompt_token_ids[0]
         if request.prompt_logprobs is not None and generation.prompt_logprobs is not None:
             extra["prompt_logprobs"] = prompt_logprobs(generation.prompt_logprobs[0], request.prompt_logprobs)
-        if request.metadata:
-            extra["metadata"] = request.metadata
-        head = self._head("chat.completion", request, wanted)
         choices = [_choice(request, index, each) for index, each in enumerate(collected)]
-        body = spliced(head, choices=choices, usage=chat_usage(generation.usage), **extra)
-        await exchange.respond(200, body)
+        return spliced(head, choices=choices, usage=chat_usage(generation.usage), **extra)
+
+    def _keep(self, exchange: Exchange, request: ChatRequest, head: Head, body: bytes) -> None:
+        if self._keeper is not None:
+            messages = msgspec.json.encode(shown_messages(head.id, request.messages))
+            chat = StoredChat(head.id, request.model, body, messages, request.metadata or {})
+            self._keeper.keep(exchange.context.tenant, chat)
 
     def _head(self, kind: str, request: ChatRequest, wanted: GenerateRequest) -> Head:
         tier: str | msgspec.UnsetType = msgspec.UNSET

@@ -106,6 +106,8 @@ class ChatRequest(CommonRequest, kw_only=True):
     service_tier: ServiceTier | None = None
     metadata: dict[str, str] | None = None
     """Shown again in the answer."""
+    store: bool | None = None
+    """Whether the chat is kept."""
     safety_identifier: ShortId | None = None
     """The newer name of `user`."""
     prompt_cache_key: ShortId | None = None

@@ -47,7 +47,6 @@ CHAT: Mapping[str, tuple[str, ...]] = _BOTH | {
     "mm_processor_kwargs": _EMPTY,
     "modalities": ("null", '["text"]'),
     "moderation": _NOTHING,
-    "store": _OFF,
     "suffix": _NOTHING,
     "web_search_options": _NOTHING,
 }

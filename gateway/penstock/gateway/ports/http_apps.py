@@ -49,6 +49,8 @@ from penstock.gateway.ports.health import Live, Metrics, Ready, Version
 from penstock.gateway.ports.openapi import OpenApi
 from penstock.gateway.ports.request_paths import drop_trailing_slash
 from penstock.gateway.ports.routes import GuardedRoute, Routes
+from penstock.gateway.responses.chat_routes import ChatMessages, DeleteChat, GetChat, ListChats, UpdateChat
+from penstock.gateway.responses.chat_store import ChatStore
 from penstock.gateway.responses.conversation_routes import (
     CreateConversation,
     CreateItems,
@@ -77,10 +79,11 @@ def build_app(
     """The public port: the OpenAI API, the Anthropic API, and KServe v2 below /v2, behind the same keys."""
     adapters = AdapterControl(dataplane)
     pooling = pooling or PoolingPlane(dataplane)
+    responses = responses or ResponseService(Database(None), settings)
     routes = [
-        GuardedRoute("/v1/chat/completions", ChatCompletions(dataplane, settings), INFER, methods=["POST"]),
+        *_chat_routes(ChatCompletions(dataplane, settings, responses.chats), responses.chats),
         GuardedRoute("/v1/completions", Completions(dataplane, settings), INFER, methods=["POST"]),
-        *_response_routes(dataplane, settings, responses or ResponseService(Database(None), settings)),
+        *_response_routes(dataplane, settings, responses),
         GuardedRoute("/v1/messages", Messages(dataplane, settings), INFER, methods=["POST"]),
         GuardedRoute("/v1/messages/count_tokens", CountTokens(dataplane, settings), INFER, methods=["POST"]),
         *_pooling_routes(pooling, settings),
@@ -168,6 +171,18 @@ def build_metrics_app(
 ) -> ASGIApp:
     """The metrics port: metrics and health."""
     return App([*_health_routes(dataplane, settings), *extra_routes], settings)
+
+
+def _chat_routes(completions: ChatCompletions, chats: ChatStore) -> list[GuardedRoute]:
+    every, one = "/v1/chat/completions", "/v1/chat/completions/{completion_id}"
+    return [
+        GuardedRoute(every, completions, INFER, methods=["POST"]),
+        GuardedRoute(every, ListChats(chats), INFER, methods=["GET"]),
+        GuardedRoute(one, GetChat(chats), INFER, methods=["GET"]),
+        GuardedRoute(one, UpdateChat(chats), INFER, methods=["POST"]),
+        GuardedRoute(one, DeleteChat(chats), INFER, methods=["DELETE"]),
+        GuardedRoute(f"{one}/messages", ChatMessages(chats), INFER, methods=["GET"]),
+    ]
 
 
 def _response_routes(dataplane: DataPlane, settings: AppSettings, responses: ResponseService) -> list[GuardedRoute]:

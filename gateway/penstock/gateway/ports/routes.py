@@ -24,16 +24,18 @@ class Routes:
 
     def __init__(self, routes: Sequence[GuardedRoute]) -> None:
         self.all = tuple(routes)
-        self._plain = {route.path: route for route in routes if "{" not in route.path}
+        plain = [route for route in routes if "{" not in route.path]
+        self._paths = frozenset(route.path for route in plain)
+        self._plain = {(route.path, method): route for route in plain for method in route.methods or ()}
 
     def has(self, path: str) -> bool:
         """Whether there is a route without names for this path, whatever its methods."""
-        return path in self._plain
+        return path in self._paths
 
     def find(self, scope: Scope) -> GuardedRoute | HttpError:
         """The route for a path and method, with the names in the path put into the scope; or what to answer."""
-        route = self._plain.get(scope["path"])
-        if route is not None and scope["method"] in (route.methods or ()):
+        route = self._plain.get((scope["path"], scope["method"]))
+        if route is not None:
             return route
         for each in self.all:
             match, found = each.matches(scope)

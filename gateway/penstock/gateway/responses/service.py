@@ -10,6 +10,7 @@ from penstock.gateway.database import Database, is_disk_error
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.responses.background import BackgroundResponses
 from penstock.gateway.responses.bounds import bounds_of
+from penstock.gateway.responses.chat_store import ChatStore
 from penstock.gateway.responses.conversation_store import ConversationStore
 from penstock.gateway.responses.store import ResponseStore
 
@@ -20,11 +21,11 @@ _TIDY_EVERY_S = 600.0
 
 class ResponseService:
     def __init__(self, database: Database, settings: AppSettings, *, retention: float | None = None) -> None:
-        """`retention`: seconds after which responses and conversations are deleted; None: never. Raises
-        sqlite3.Error."""
+        """`retention`: seconds after which all of it is deleted; None: never. Raises sqlite3.Error."""
         bounds = bounds_of(settings)
         self.store = ResponseStore(database, bounds)
         self.conversations = ConversationStore(database, bounds)
+        self.chats = ChatStore(database, bounds)
         self.background = BackgroundResponses(settings)
         self._retention = retention
         self._tidying: asyncio.Task[None] | None = None
@@ -44,6 +45,7 @@ class ResponseService:
             try:
                 await self.store.delete_old(time.time() - retention)
                 await self.conversations.delete_old(time.time() - retention)
+                await self.chats.delete_old(time.time() - retention)
             except Exception as error:
                 if not is_disk_error(error):
                     raise

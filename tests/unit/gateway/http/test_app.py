@@ -21,6 +21,7 @@ from protocol.fake_dataplane import FakeDataPlane
 
 ROUTES = {
     "/v1/chat/completions": "POST",
+    **dict.fromkeys(("/v1/chat/completions/{completion_id}", "/v1/chat/completions/{completion_id}/messages"), "GET"),
     "/v1/completions": "POST",
     "/v1/messages": "POST",
     "/v1/messages/count_tokens": "POST",
@@ -194,7 +195,7 @@ async def test_the_root_says_what_this_is_and_where_to_go() -> None:
     assert (about["name"], about["version"]) == ("penstock", "1.2")
     for each in (*about["openai"], *about["ranking"], *about["server"]):
         method, path = each.split()
-        assert method in (ROUTES[path.replace("{name}", "tiny")], "DELETE", "POST")
+        assert method in (ROUTES[path.replace("{name}", "tiny")], "DELETE", "GET", "POST")
     text = await get("/", headers={"accept": "*/*"}, version="1.2")
     assert text.headers["content-type"].startswith("text/plain")
     shown = text.bodies[0].decode()

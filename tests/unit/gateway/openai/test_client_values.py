@@ -125,7 +125,6 @@ REFUSED: list[tuple[str, dict[str, Any], str, str | None]] = [
             ({"moderation": {"model": "m"}}, "moderation", UNSUPPORTED),
         )
     ],
-    (CHAT, {"store": True}, "store", UNSUPPORTED),
     (CHAT, {"verbosity": "low"}, "verbosity", UNSUPPORTED),
     (CHAT, {"reasoning_effort": "low"}, "reasoning_effort", UNSUPPORTED),
     (RESPONSES, {"reasoning": {"effort": "low"}}, "reasoning.effort", UNSUPPORTED),

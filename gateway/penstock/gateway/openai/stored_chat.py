@@ -1,0 +1,46 @@
+"""Chats that are to be kept (`store`), as their front hands them over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from penstock.gateway.openai.schemas import ChatMessage
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChat:
+    id: str
+    model: str
+    completion: bytes
+    """JSON of the answer, without metadata."""
+    messages: bytes
+    """JSON of `shown_messages`."""
+    metadata: Mapping[str, str]
+
+
+class ChatKeeper(Protocol):
+    @property
+    def enabled(self) -> bool:
+        """False: nothing is kept."""
+        ...
+
+    def keep(self, tenant: str, chat: StoredChat) -> object:
+        """Does not wait."""
+        ...
+
+
+def shown_messages(chat_id: str, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """The request's messages as OpenAI shows those of a stored chat: with ids, and parts apart from texts."""
+    return [_shown(f"{chat_id}-{number}", message) for number, message in enumerate(messages)]
+
+
+def _shown(message_id: str, message: ChatMessage) -> dict[str, Any]:
+    given = {name: value for name, value in msgspec.to_builtins(message).items() if value is not None}
+    content = given.pop("content", None)
+    in_parts = isinstance(content, list)
+    contents = {"content": None if in_parts else content, "content_parts": content if in_parts else None}
+    return {"id": message_id, "name": None, **given, **contents}

@@ -1,0 +1,98 @@
+"""Chats that were kept: https://platform.openai.com/docs/api-reference/chat/list."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.gateway.generating.bodies import parse
+from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.pages import page
+from penstock.gateway.openai.metadata import check_metadata
+from penstock.gateway.responses.chat_store import ChatStore
+from penstock.gateway.responses.response_routes import DEFAULT_PAGE, LONGEST_PAGE
+
+_METADATA = re.compile(r"metadata\[(.*)\]", re.DOTALL)
+_MAX_BODY = 64 << 10
+
+
+class _UpdateChat(msgspec.Struct):
+    metadata: dict[str, str] | None
+
+
+class _Endpoint(ABC):
+    def __init__(self, store: ChatStore) -> None:
+        self._store = store
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._store.enabled:
+            raise UnsupportedError("This server keeps no chats (--stored-responses).")
+        exchange: Exchange = scope[SCOPE_KEY]
+        chat_id = scope.get("path_params", {}).get("completion_id", "")
+        with exchange.call():
+            await exchange.respond(200, await self._answer(exchange, chat_id, exchange.context.tenant))
+
+    @abstractmethod
+    async def _answer(self, exchange: Exchange, chat_id: str, tenant: str) -> bytes:
+        """JSON. Raises PenstockError."""
+
+
+class ListChats(_Endpoint):
+    """A page of them, the oldest first unless `order` is desc: all, those of a model, or those with some metadata."""
+
+    async def _answer(self, exchange: Exchange, chat_id: str, tenant: str) -> bytes:
+        query = Request(exchange.scope).query_params
+        model, metadata = query.get("model"), _asked_metadata(query)
+        ids = [
+            {"id": entry.id}
+            for entry in await self._store.entries(tenant)
+            if model in (None, entry.model) and metadata.items() <= entry.metadata.items()
+        ]
+        found = page(ids, query, default=DEFAULT_PAGE, most=LONGEST_PAGE, order="asc")
+        bodies = await self._store.find_all([each["id"] for each in found["data"]], tenant)
+        return msgspec.json.encode(found | {"data": [msgspec.Raw(body) for body in bodies]})
+
+
+class GetChat(_Endpoint):
+    async def _answer(self, exchange: Exchange, chat_id: str, tenant: str) -> bytes:
+        return await self._store.find(chat_id, tenant)
+
+
+class UpdateChat(_Endpoint):
+    schema = _UpdateChat
+
+    async def _answer(self, exchange: Exchange, chat_id: str, tenant: str) -> bytes:
+        metadata = parse(await exchange.body(_MAX_BODY), self.schema, {}).metadata or {}
+        check_metadata(metadata)
+        await self._store.update(chat_id, tenant, metadata)
+        return await self._store.find(chat_id, tenant)
+
+
+class DeleteChat(_Endpoint):
+    async def _answer(self, exchange: Exchange, chat_id: str, tenant: str) -> bytes:
+        await self._store.delete(chat_id, tenant)
+        return msgspec.json.encode({"object": "chat.completion.deleted", "id": chat_id, "deleted": True})
+
+
+class ChatMessages(_Endpoint):
+    """A page of the request's messages, the first one first unless `order` is desc."""
+
+    async def _answer(self, exchange: Exchange, chat_id: str, tenant: str) -> bytes:
+        messages = await self._store.messages(chat_id, tenant)
+        query = Request(exchange.scope).query_params
+        return msgspec.json.encode(page(messages, query, default=DEFAULT_PAGE, most=LONGEST_PAGE, order="asc"))
+
+
+def _asked_metadata(query: Mapping[str, str]) -> dict[str, str]:
+    """Of `metadata[key]=value`. Raises InvalidRequestError."""
+    given = {name: value for name, value in query.items() if name.startswith("metadata")}
+    found = {match[1]: value for name, value in given.items() if (match := _METADATA.fullmatch(name))}
+    if len(found) < len(given):
+        raise InvalidRequestError("metadata is asked for as metadata[key]=value.", param="metadata")
+    return found

@@ -157,7 +157,7 @@ def test_errors_have_the_sdk_s_types(server):
             client.chat.completions.create(model="penstock-demo", messages=[{"role": "user", "content": text}])
         assert too_long.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError) as unsupported:
-        client.chat.completions.create(model="penstock-demo", messages=QUESTION, extra_body={"store": True})
+        client.chat.completions.create(model="penstock-demo", messages=QUESTION, extra_body={"use_beam_search": True})
     assert unsupported.value.code == "unsupported_parameter"
 
 

@@ -135,6 +135,16 @@ def test_forced_calls(client: openai.OpenAI, choice: Any, parallel: bool) -> Non
     assert chunks[-1].choices[0].finish_reason == answer.finish_reason
 
 
+def test_a_forced_call_that_is_cut_off_is_no_text(client: openai.OpenAI) -> None:
+    for limit in (1, 3, 6):
+        asked = ASKED | {"tools": TOOLS, "tool_choice": "required", "max_tokens": limit}
+        answer = client.chat.completions.create(**asked).choices[0]
+        assert (answer.message.content or "", answer.finish_reason) == ("", "length")
+        chunks = list(client.chat.completions.create(**asked, stream=True))
+        assert not any(chunk.choices[0].delta.content for chunk in chunks)
+        assert chunks[-1].choices[0].finish_reason == "length"
+
+
 def test_allowed_and_strict_tools(client: openai.OpenAI) -> None:
     allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "cut"}}]}
     choice: Any = {"type": "allowed_tools", "allowed_tools": allowed}

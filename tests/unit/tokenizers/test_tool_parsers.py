@@ -20,6 +20,18 @@ def test_example(name: str, text: str, expected: Found) -> None:
     assert found(pushed(tool_stage(name), text)) == expected
 
 
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "deepseek_v31", "kimi_k2", "glm45", "mistral", "granite"])
+def test_a_closing_that_is_cut_off_is_no_text(name: str) -> None:
+    """However many of the last tokens are missing: behind the last argument there is nothing but a call."""
+    text, expected = EXAMPLES[name][0]
+    last = expected.calls[-1]
+    for end in range(len(text), 0, -1):
+        cut = found(pushed(tool_stage(name), [text[:end]]))
+        if not cut.calls or cut.calls[-1].arguments != last.arguments:
+            break
+        assert cut.text == expected.text
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_complete_calls_have_arguments_that_are_json(name: str) -> None:
     text, expected = EXAMPLES[name][0]

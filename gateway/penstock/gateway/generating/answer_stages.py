@@ -8,18 +8,20 @@ from functools import partial
 from penstock.engines.errors import UnsupportedError
 from penstock.gateway.generating.tool_use import ToolUse
 from penstock.gateway.llm.model_parsers import ModelParsers
-from penstock.tokenizers import OutputStage, Part, StageFactory, ToolCallPart
+from penstock.tokenizers import OutputStage, Part, StageFactory, TextPart, ToolCallPart
 
 
 def answer_stages(parsers: ModelParsers, use: ToolUse, prompt_end: str) -> tuple[StageFactory, ...]:
-    """`prompt_end` is that of the rendered prompt. Without calls in parallel, all but the first are left out."""
+    """`prompt_end` is that of the rendered prompt. Without calls in parallel, all but the first are left out. Beside
+    forced calls there is no text: what looks like one is the beginning of a call that was cut off."""
     stages: list[StageFactory] = []
     if parsers.reasoning is not None:
         stages.append(parsers.reasoning(prompt_end))
     parser = use.parser(parsers)
     if use.tools and parser is not None:
         calls = parser(use.tools)
-        stages.append(calls if use.in_parallel else _without(calls, _is_later_call))
+        calls = calls if use.in_parallel else _without(calls, _is_later_call)
+        stages.append(_without(calls, _is_text) if use.is_forced else calls)
     return tuple(stages)
 
 
@@ -39,6 +41,10 @@ def check_reasoning_parser(parsers: ModelParsers, param: str) -> None:
 
 def _is_later_call(part: Part) -> bool:
     return isinstance(part, ToolCallPart) and part.index > 0
+
+
+def _is_text(part: Part) -> bool:
+    return isinstance(part, TextPart)
 
 
 class _Filter(OutputStage):

@@ -77,6 +77,10 @@ class Reader:
                 return None
             yield
 
+    def ends_within(self, tags: Tags) -> bool:
+        """Whether no more text comes, and what is left of it is the beginning of one of these tags."""
+        return self._ended and self._mark < len(self._text) and tags.may_be_at(self._text, self._mark)
+
     def run(self, kind: re.Pattern[str], pass_on: Callable[[str], object], most: int | None = None) -> Reading[None]:
         """Reads the characters that `kind` matches (a pattern such as `[a-z]*`), and passes them on as they come."""
         room = most

@@ -21,7 +21,7 @@ class ToolCallStage(ParserStage):
 
     What has been read from the tag on becomes text again, exactly as written, if it turns out to be no call. As soon as
     `begin` has been called it is one, and what it has told of its arguments stays, even if it is cut off. White space
-    between calls and behind the last one is dropped.
+    between calls and behind the last one is dropped, and so is a closing of which the end is missing.
     """
 
     openings: ClassVar[tuple[str, ...]] = ()
@@ -36,6 +36,7 @@ class ToolCallStage(ParserStage):
     """How a grammar makes models write calls in this format; None: it cannot."""
     _openings: ClassVar[Tags]
     _behind_call: ClassVar[Tags]
+    _closings: ClassVar[Tags | None] = None
 
     def __init__(self, tools: Sequence[Tool] = ()) -> None:
         super().__init__()
@@ -49,6 +50,8 @@ class ToolCallStage(ParserStage):
         if cls.openings:
             cls._openings = Tags(*cls.openings)
             cls._behind_call = Tags(*cls.openings, *cls.separators, *cls.closings)
+        if cls.closings:
+            cls._closings = Tags(*cls.closings)
 
     @abstractmethod
     def read_call(self, opening: str) -> Reading[bool]:
@@ -65,7 +68,7 @@ class ToolCallStage(ParserStage):
             opening = (yield from self._next_opening()) if called else None
             self.follows_call = opening is not None
             if opening is None:
-                if called and (yield from self.reader.at_end()):
+                if called and ((yield from self.reader.at_end()) or self._closing_is_cut_off()):
                     return
                 self.text(self.reader.recorded())
                 opening = yield from self.reader.until(self._openings, self.text)
@@ -73,6 +76,9 @@ class ToolCallStage(ParserStage):
                     return
                 self.reader.record(opening)
             called = yield from self.read_call(opening)
+
+    def _closing_is_cut_off(self) -> bool:
+        return self._closings is not None and self.reader.ends_within(self._closings)
 
     def _next_opening(self) -> Reading[str | None]:
         """What is read from behind the last closing on stays recorded."""

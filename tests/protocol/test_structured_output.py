@@ -41,7 +41,7 @@ def function(name: str, **fields: Any) -> Any:
     return {"type": "function", "function": {"name": name, "parameters": PARAMETERS} | fields}
 
 
-WRONG: Any = {"type": "function", "function": {"name": "cut", "parameters": {"type": "rose"}}}
+WRONG: Any = {"type": "function", "function": {"name": "cut", "parameters": {"properties": {"a": {"type": "rose"}}}}}
 TOOLS = [function("cut"), function("smell")]
 
 

@@ -133,6 +133,7 @@ def test_without_parsers_all_is_text(rig: Rig) -> None:
         ({"tools": [{"type": "function"}]}, "tools[0]"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"tools": [tool("no blanks")]}, "tools[0].function.name"),
+        ({"tools": [tool("a", parameters={"type": "array"})]}, "tools[0].function.parameters"),
         ({"tools": [tool("a", strict=True)]}, "tools"),
         ({"tools": [tool(f"t{n}") for n in range(513)]}, "tools"),
         ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),

@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.anthropic.schemas import ToolChoice
-from penstock.gateway.generating.tool_use import NO_TOOLS, ToolUse
+from penstock.gateway.generating.tool_use import NO_TOOLS, ToolUse, check_arguments_schema
 from penstock.tokenizers import Tool
 
 _MAX_TOOLS = 512
@@ -70,6 +70,7 @@ def _definition(given: dict[str, Any], where: str) -> _Definition:
     if not _NAME.fullmatch(tool.name):
         message = f"{where}.name must have 1 to 128 letters, digits, underscores, dots or dashes."
         raise InvalidRequestError(message, param=f"{where}.name")
+    check_arguments_schema(tool.input_schema, f"{where}.input_schema")
     return tool
 
 

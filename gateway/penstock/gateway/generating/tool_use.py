@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.llm.model_parsers import ModelParsers
 from penstock.tokenizers import JSON_LIST_OF_CALLS, Tool, ToolParser
 
@@ -29,3 +31,10 @@ class ToolUse:
 
 
 NO_TOOLS = ToolUse()
+
+
+def check_arguments_schema(schema: Mapping[str, Any] | None, where: str) -> None:
+    """Arguments of calls are objects. Raises InvalidRequestError; `where` is the caller's field."""
+    kind = "object" if schema is None else schema.get("type", "object")
+    if kind not in ("object", ["object"]):
+        raise InvalidRequestError(f"{where}: the schema's type must be object.", param=where)

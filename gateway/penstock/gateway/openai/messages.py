@@ -104,6 +104,9 @@ def _message(message: ChatMessage, where: str) -> dict[str, Any]:
     if role is None:
         text = f"{where}.role must be system, developer, user, assistant or tool."
         raise InvalidRequestError(text, param=f"{where}.role")
+    for name in ("function_call", "audio"):
+        if getattr(message, name) is not None:
+            raise UnsupportedError(f"{where}.{name} is not supported.", param=f"{where}.{name}")
     if message.content is None and not (role == "assistant" and message.tool_calls):
         raise InvalidRequestError(f"{where}.content is missing.", param=f"{where}.content")
     result: dict[str, Any] = {"role": role, "content": _content(message.content, where)}

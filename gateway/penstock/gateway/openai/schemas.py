@@ -22,6 +22,8 @@ ShortId = Annotated[str, msgspec.Meta(max_length=64)]
 class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+    """True is refused."""
 
 
 class CommonRequest(SamplingFields, kw_only=True):
@@ -69,6 +71,9 @@ class ChatMessage(msgspec.Struct):
     reasoning_content: str | None = None
     """What the assistant thought; `reasoning` is the same."""
     reasoning: str | None = None
+    function_call: dict[str, Any] | None = None
+    """The older form of `tool_calls`: refused, as is what follows."""
+    audio: dict[str, Any] | None = None
 
 
 class Prediction(msgspec.Struct):

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.gateway.generating.tool_use import ToolUse
+from penstock.gateway.generating.tool_use import ToolUse, check_arguments_schema
 from penstock.gateway.openai.schemas import ChatRequest
 from penstock.tokenizers import Tool
 
@@ -105,4 +105,5 @@ def _tool(number: int, given: dict[str, Any]) -> Tool:
     if not _NAME.fullmatch(function.name):
         message = f"{where}.function.name must have 1 to 64 letters, digits, underscores, dots or dashes."
         raise InvalidRequestError(message, param=f"{where}.function.name")
+    check_arguments_schema(function.parameters, f"{where}.function.parameters")
     return Tool(function.name, function.parameters, bool(function.strict))

@@ -119,6 +119,9 @@ def _generate_request(
         raise InvalidRequestError(message, param="n")
     if request.stream_options is not None and not request.stream:
         raise InvalidRequestError("stream_options needs stream to be true.", param="stream_options")
+    if request.stream_options is not None and request.stream_options.include_obfuscation:
+        param = "stream_options.include_obfuscation"
+        raise UnsupportedError(f"{param} is not supported.", param=param)
     return GenerateRequest(
         model=request.model,
         prompts=prompts,

@@ -7,12 +7,8 @@ from collections.abc import Mapping
 from penstock.gateway.openai.unsupported import CHAT
 
 _NOTHING = ("null",)
-_OF_CHATS = frozenset({"store"})
-"""Refused there, and taken here."""
 
-_CHAT = {name: values for name, values in CHAT.items() if name not in _OF_CHATS}
-
-UNSUPPORTED: Mapping[str, tuple[str, ...]] = _CHAT | {
+UNSUPPORTED: Mapping[str, tuple[str, ...]] = dict(CHAT) | {
     "access_programs": _NOTHING,
     "background_options": _NOTHING,
     "best_of": ("null", "1"),

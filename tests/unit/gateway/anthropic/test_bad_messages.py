@@ -118,6 +118,7 @@ ROWS: list[tuple[dict[str, Any], str]] = [
     (body(tools=[{"name": "time"}]), "tools[0]"),
     (body(tools=[TOOL | {"name": "no blanks"}]), "tools[0].name"),
     (body(tools=[TOOL | {"input_schema": []}]), "tools[0]"),
+    (body(tools=[TOOL | {"input_schema": {"type": "array"}}]), "tools[0].input_schema"),
     (body(tools=[TOOL | {"strict": True}]), "structured output"),
     (body(tools=[TOOL | {"strict": 1}]), "tools[0]"),
     (body(tools=[{"type": "web_search_20250305", "name": "web_search"}]), "tools[0]"),

@@ -24,6 +24,8 @@ BODIES: dict[str, dict[str, Any]] = {
     RESPONSES: {"model": "tiny", "input": "hi"},
     ANTHROPIC: {"model": "tiny", "messages": HI, "max_tokens": 5},
 }
+CALL = {"name": "f", "arguments": "{}"}
+CALLED: dict[str, Any] = {"role": "assistant", "content": "x", "function_call": None, "audio": None}
 VERBOSE = ServedModel("verbose", "root", 0, INFO, template_variables=frozenset({"verbosity"}))
 MODEL = ServedModel("tiny", "root", 0, INFO, template_variables=frozenset())
 
@@ -72,6 +74,7 @@ TAKEN: list[tuple[str, dict[str, Any]]] = [
     ],
     (CHAT, {"logprobs": False, "top_logprobs": 0}),
     (CHAT, {"verbosity": "medium"}),
+    (CHAT, {"messages": [CALLED], "stream": True, "stream_options": {"include_obfuscation": False}}),
     (CHAT, {"reasoning_effort": "none"}),
     (RESPONSES, {"reasoning": {"effort": "none"}}),
     (CHAT, {"verbosity": "low", "model": "verbose"}),
@@ -88,6 +91,7 @@ async def test_taken(path: str, fields: dict[str, Any]) -> None:
 
 
 INVALID, UNSUPPORTED = None, "unsupported_parameter"
+OBFUSCATION = "stream_options.include_obfuscation"
 REFUSED: list[tuple[str, dict[str, Any], str, str | None]] = [
     *[
         (path, fields, param, code)
@@ -125,6 +129,12 @@ REFUSED: list[tuple[str, dict[str, Any], str, str | None]] = [
             ({"moderation": {"model": "m"}}, "moderation", UNSUPPORTED),
         )
     ],
+    *[
+        (path, {"stream": True, "stream_options": {"include_obfuscation": True}}, OBFUSCATION, UNSUPPORTED)
+        for path in (CHAT, TEXT)
+    ],
+    (CHAT, {"messages": [CALLED | {"function_call": CALL}]}, "messages[0].function_call", UNSUPPORTED),
+    (CHAT, {"messages": [CALLED | {"audio": {"id": "a"}}]}, "messages[0].audio", UNSUPPORTED),
     (CHAT, {"verbosity": "low"}, "verbosity", UNSUPPORTED),
     (CHAT, {"reasoning_effort": "low"}, "reasoning_effort", UNSUPPORTED),
     (RESPONSES, {"reasoning": {"effort": "low"}}, "reasoning.effort", UNSUPPORTED),

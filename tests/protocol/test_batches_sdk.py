@@ -162,6 +162,10 @@ def test_bad_files(client: openai.OpenAI, server: Server) -> None:
     assert full.value.status_code == 503
     url, key = f"{server.url}/v1/files", {"Authorization": "Bearer red"}
     assert httpx.post(url, json={"purpose": "batch"}, headers=key).status_code == 400
+    for seconds in ("9" * 5000, "3599", "x", "²"):
+        form = {"purpose": "batch", "expires_after[anchor]": "created_at", "expires_after[seconds]": seconds}
+        late = httpx.post(url, data=form, files={"file": b"x"}, headers=key)
+        assert (late.status_code, late.json()["error"]["param"]) == (400, "expires_after.seconds")
     broken = {"Content-Type": "multipart/form-data; boundary=x"} | key
     assert httpx.post(url, content=b"--y\r\nnothing", headers=broken).status_code == 400
     assert httpx.get(f"{url}?limit=0", headers=key).status_code == 400

@@ -15,7 +15,7 @@ from penstock.gateway.batches.service import BatchService
 from penstock.gateway.batches.upload import checked_lifetime
 from penstock.gateway.generating.bodies import parse
 from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.pages import page
+from penstock.gateway.http.pages import QUERY, page
 from penstock.gateway.openai.metadata import check_metadata
 
 _PAGE, _MOST = 20, 100
@@ -72,6 +72,8 @@ class CreateBatch(BatchEndpoint):
 
 
 class ListBatches(BatchEndpoint):
+    query = QUERY
+
     async def answer(self, exchange: Exchange, service: BatchService) -> None:
         kept = await service.batches.of_tenant(exchange.context.tenant)
         shown = [(service.runner.find(batch.id) or batch).shown() for batch in kept]

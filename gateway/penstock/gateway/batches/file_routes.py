@@ -12,9 +12,9 @@ from starlette.requests import Request
 from penstock.engines.errors import OverloadedError
 from penstock.gateway.batches.endpoint import BatchEndpoint
 from penstock.gateway.batches.service import BatchService
-from penstock.gateway.batches.upload import content_length, read_upload
+from penstock.gateway.batches.upload import FORM, content_length, read_upload
 from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.pages import page
+from penstock.gateway.http.pages import QUERY, page
 
 _PAGE, _MOST = 10_000, 10_000
 _PIECE = 1 << 20
@@ -22,6 +22,7 @@ _MOST_UPLOADS = 16
 
 
 class CreateFile(BatchEndpoint):
+    form = FORM
     _under_way = 0
 
     @contextmanager
@@ -50,6 +51,8 @@ class CreateFile(BatchEndpoint):
 
 
 class ListFiles(BatchEndpoint):
+    query = (*QUERY, "purpose")
+
     async def answer(self, exchange: Exchange, service: BatchService) -> None:
         query = Request(exchange.scope).query_params
         files = await service.files.of_tenant(exchange.context.tenant, query.get("purpose"))

@@ -21,6 +21,17 @@ _ROOM_FOR_FIELDS = 64 << 10
 _MAX_FIELDS = 8
 _MAX_FILENAME = 255
 _LIFETIMES = range(3600, 30 * 86400 + 1)
+FORM = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"enum": ["batch"]},
+        "expires_after[anchor]": {"enum": ["created_at"]},
+        "expires_after[seconds]": {"type": "integer", "minimum": _LIFETIMES[0], "maximum": _LIFETIMES[-1]},
+    },
+}
+"""As a JSON schema."""
 _PURPOSES = frozenset({"assistants", "evals", "fine-tune", "user_data", "vision"})
 """OpenAI has uses for these."""
 
@@ -93,7 +104,8 @@ def _lifetime(form: FormData) -> float | None:
         return None
     if anchor != "created_at":
         raise InvalidRequestError("expires_after.anchor must be created_at.", param="expires_after.anchor")
-    return checked_lifetime(int(seconds) if isinstance(seconds, str) and seconds.isdecimal() else None, "expires_after")
+    given = seconds if isinstance(seconds, str) and len(seconds) <= len(str(_LIFETIMES[-1])) else ""
+    return checked_lifetime(int(given) if given.isdecimal() else None, "expires_after")
 
 
 def checked_lifetime(seconds: int | None, where: str) -> int:

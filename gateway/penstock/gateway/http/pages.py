@@ -7,6 +7,9 @@ from typing import Any
 
 from penstock.engines.errors import InvalidRequestError
 
+QUERY = ("limit", "order", "after")
+"""What `page` reads."""
+
 
 def page(
     items: Sequence[Mapping[str, Any]], query: Mapping[str, str], *, default: int, most: int, order: str = "desc"

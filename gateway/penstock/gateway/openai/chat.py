@@ -38,13 +38,15 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
     schema, unsupported = ChatRequest, CHAT
 
     def __init__(self, dataplane: DataPlane, settings: AppSettings, keeper: ChatKeeper | None = None) -> None:
-        """None: no chats are kept."""
+        """None: no chats are kept, because their answers are in a file."""
         super().__init__(dataplane, settings)
         self._keeper = keeper
 
     def _parse(self, body: bytes) -> ChatRequest:
         request = parse(body, self.schema, self.unsupported)
-        if request.store and (self._keeper is None or not self._keeper.enabled):
+        if request.store and self._keeper is None:
+            raise UnsupportedError("store: lines of batches are not kept.", param="store")
+        if request.store and self._keeper is not None and not self._keeper.enabled:
             raise UnsupportedError("store: this server keeps no chats (--stored-responses).", param="store")
         return request
 

@@ -26,6 +26,10 @@ class _Control(ABC):
     takes: tuple[str, ...] = ()
     """Names in the query, beside `model`."""
 
+    @property
+    def query(self) -> tuple[str, ...]:
+        return ("model", *self.takes)
+
     def __init__(self, dataplane: DataPlane) -> None:
         self._dataplane = dataplane
 

@@ -1,7 +1,7 @@
 """GET /openapi.json: the public port's routes, and the fields that their readers read.
 
-Nothing here is written by hand: paths come from the tables that find routes, fields from the structs that bodies are
-decoded into. Fields that an endpoint refuses are left out.
+Paths come from the tables that find routes, fields from the structs that bodies are decoded into, without those that an
+endpoint refuses. What is read of a query or a form stands at the endpoint, as `query` and `form`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,16 @@ from penstock.gateway.ports.routes import GuardedRoute
 
 _NAME = re.compile(r"{(\w+)}")
 _REF = "#/components/schemas/{name}"
+_TEXT: Mapping[str, Any] = {"schema": {"type": "string"}}
+_INTEGER: Mapping[str, Any] = {"schema": {"type": "integer"}}
+_QUERY: Mapping[str, Mapping[str, Any]] = {
+    "include": {"schema": {"type": "array", "items": {"type": "string"}}},
+    **dict.fromkeys(("level", "limit", "starting_after"), _INTEGER),
+    "metadata": {"style": "deepObject", "schema": {"type": "object", "additionalProperties": {"type": "string"}}},
+    "order": {"schema": {"enum": ["asc", "desc"]}},
+    "stream": {"schema": {"type": "boolean"}},
+}
+"""Parameters that are no plain texts."""
 _ANSWERS = {"200": {"description": "The answer"}, "default": {"description": "An error, in the form of this API"}}
 
 
@@ -51,31 +61,42 @@ def description(version: str, routes: Sequence[GuardedRoute], kserve_paths: Mapp
     for route in routes:
         kind = _schema_of(route)
         body = None if kind is None else _accepted(bodies[kind], _refused_by(route))
+        operation = _operation(route.name_in_records, body, getattr(route.app, "query", ()))
+        if (form := getattr(route.app, "form", None)) is not None:
+            operation["requestBody"] = _required("multipart/form-data", form)
         for method in sorted((route.methods or set()) - {"HEAD"}):
-            paths.setdefault(route.name_in_records, {})[method.lower()] = _operation(route.name_in_records, body)
+            paths.setdefault(route.name_in_records, {})[method.lower()] = operation
     for path, methods in kserve_paths.items():
         for method in methods:
             paths.setdefault(path, {})[method.lower()] = _operation(path, None)
-    keys = {"bearer": {"type": "http", "scheme": "bearer"}}
+    keys = {
+        "bearer": {"type": "http", "scheme": "bearer"},
+        "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    }
     return {
         "openapi": "3.1.0",
         "info": {"title": "Penstock", "version": version},
         "paths": paths,
         "components": {"schemas": schemas, "securitySchemes": keys},
-        "security": [{"bearer": []}, {}],
+        "security": [{name: []} for name in keys] + [{}],
     }
 
 
-def _operation(path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+def _operation(path: str, body: dict[str, Any] | None, query: Sequence[str] = ()) -> dict[str, Any]:
     names = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in _NAME.findall(path)
     ]
+    names += [{"name": name, "in": "query", **_QUERY.get(name, _TEXT)} for name in query]
     operation: dict[str, Any] = {"responses": _ANSWERS}
     if names:
         operation["parameters"] = names
     if body is not None:
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+        operation["requestBody"] = _required("application/json", body)
     return operation
+
+
+def _required(content_type: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"required": True, "content": {content_type: {"schema": schema}}}
 
 
 def _accepted(body: Mapping[str, Any], refused: Mapping[str, Any]) -> dict[str, Any]:

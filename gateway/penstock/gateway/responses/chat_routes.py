@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.generating.bodies import parse
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
-from penstock.gateway.http.pages import page
+from penstock.gateway.http.pages import QUERY, page
 from penstock.gateway.openai.metadata import check_metadata
 from penstock.gateway.responses.chat_store import ChatStore
 from penstock.gateway.responses.response_routes import DEFAULT_PAGE, LONGEST_PAGE
@@ -45,6 +45,8 @@ class _Endpoint(ABC):
 
 class ListChats(_Endpoint):
     """A page of them, the oldest first unless `order` is desc: all, those of a model, or those with some metadata."""
+
+    query = (*QUERY, "model", "metadata")
 
     async def _answer(self, exchange: Exchange, chat_id: str, tenant: str) -> bytes:
         query = Request(exchange.scope).query_params
@@ -82,6 +84,8 @@ class DeleteChat(_Endpoint):
 
 class ChatMessages(_Endpoint):
     """A page of the request's messages, the first one first unless `order` is desc."""
+
+    query = QUERY
 
     async def _answer(self, exchange: Exchange, chat_id: str, tenant: str) -> bytes:
         messages = await self._store.messages(chat_id, tenant)

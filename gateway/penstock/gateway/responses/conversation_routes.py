@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.generating.bodies import parse
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
-from penstock.gateway.http.pages import page
+from penstock.gateway.http.pages import QUERY, page
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.openai.metadata import check_metadata
 from penstock.gateway.responses.conversation_store import ConversationStore, Item
@@ -89,7 +89,7 @@ class DeleteConversation(_Endpoint):
 
 
 class CreateItems(_Endpoint):
-    schema = _CreateItems
+    schema, query = _CreateItems, ("include",)
 
     async def _answer(self, exchange: Exchange, conversation_id: str, tenant: str) -> bytes:
         checked_query(exchange)
@@ -99,6 +99,8 @@ class CreateItems(_Endpoint):
 
 
 class ListItems(_Endpoint):
+    query = (*QUERY, "include")
+
     async def _answer(self, exchange: Exchange, conversation_id: str, tenant: str) -> bytes:
         query = checked_query(exchange)
         items = msgspec.json.decode(await self._store.items(conversation_id, tenant))
@@ -106,6 +108,8 @@ class ListItems(_Endpoint):
 
 
 class GetItem(_Endpoint):
+    query = ("include",)
+
     async def _answer(self, exchange: Exchange, conversation_id: str, tenant: str) -> bytes:
         checked_query(exchange)
         return await self._store.item(conversation_id, tenant, exchange.scope["path_params"]["item_id"])

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
-from penstock.gateway.http.pages import page
+from penstock.gateway.http.pages import QUERY, page
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.responses.chat_request import check_include
 from penstock.gateway.responses.event_log import send_events
@@ -45,6 +45,8 @@ class _Endpoint(ABC):
 
 class GetResponse(_Endpoint):
     """The response, or the events of one that was begun in the background."""
+
+    query = ("stream", "starting_after", "include")
 
     def __init__(self, responses: ResponseService, settings: AppSettings) -> None:
         super().__init__(responses)
@@ -99,6 +101,8 @@ class CancelResponse(_Endpoint):
 
 class InputItems(_Endpoint):
     """A page of them, the newest first unless `order` is asc."""
+
+    query = (*QUERY, "include")
 
     async def _answer(self, response_id: str, exchange: Exchange, query: Mapping[str, str]) -> bytes:
         stored = await self._store.get(response_id, exchange.context.tenant)

@@ -74,7 +74,7 @@ async def test_references_lead_somewhere_and_names_are_parameters() -> None:
         assert name in description["components"]["schemas"]
     for path, verbs in description["paths"].items():
         for operation in verbs.values():
-            names = [each["name"] for each in operation.get("parameters", [])]
+            names = [each["name"] for each in operation.get("parameters", []) if each["in"] == "path"]
             assert names == re.findall(r"{(\w+)}", path)
 
 
@@ -112,6 +112,29 @@ async def test_the_fields_of_a_body_are_read_and_taken(path: str) -> None:
         if name not in body["required"]:
             answer = await call(app, path, {**BODIES[path], name: None})
             assert answer.status == 200, (name, answer.bodies)
+
+
+async def test_what_is_read_of_queries() -> None:
+    """Whatever shows pages says so."""
+    app = app_of()
+    said = {}
+    for path, verbs in (await described(app))["paths"].items():
+        query = [each["name"] for each in verbs.get("get", {}).get("parameters", []) if each["in"] == "query"]
+        if path.startswith("/v1/") and query:
+            said[path] = query
+    assert {path for path, query in said.items() if query[:3] == ["limit", "order", "after"]} == {
+        *("/v1/chat/completions", "/v1/chat/completions/{completion_id}/messages"),
+        *("/v1/responses/{response_id}/input_items", "/v1/conversations/{conversation_id}/items"),
+        *("/v1/files", "/v1/batches"),
+    }
+    for name in [*said["/v1/chat/completions"][:3], "metadata"]:
+        answer = await call(app, f"/v1/chat/completions?{name}=0", method="GET")
+        assert (answer.status, answer.json()["error"]["param"]) == (400, name)
+
+
+async def test_a_file_comes_as_a_form() -> None:
+    content = (await described(app_of()))["paths"]["/v1/files"]["post"]["requestBody"]["content"]
+    assert set(content["multipart/form-data"]["schema"]["properties"]) >= {"file", "purpose"}
 
 
 async def test_refused_fields_are_not_shown() -> None:

@@ -196,6 +196,20 @@ def test_a_conversation_that_the_server_keeps(rig: Rig) -> None:
     assert [item.type for item in listed] == ["message", *[kind for kind, *_ in OUTPUT], *["function_call_output"] * 2]
 
 
+def test_the_tokens_of_a_prompt(rig: Rig) -> None:
+    first = rig.create(tools=TOOLS, instructions="Be kind.")
+    follow: Any = {"model": "m", "previous_response_id": first.id, "input": outputs(first)}
+    second = rig.create(**follow, max_output_tokens=9)
+    count = rig.client.responses.input_tokens.count
+    for response, fields in ((first, {"input": HI, "tools": TOOLS, "instructions": "Be kind."}), (second, follow)):
+        counted = count(**{"model": "m"} | fields)
+        assert response.usage is not None
+        assert (counted.object, counted.input_tokens) == ("response.input_tokens", response.usage.input_tokens)
+    with pytest.raises(openai.BadRequestError) as refused:
+        count(model="m", input=HI, text={"format": {"type": "yaml"}})  # type: ignore[typeddict-item]
+    assert (refused.value.param or "").startswith("text.format")
+
+
 def test_what_is_kept_is_shown_and_deleted(rig: Rig) -> None:
     response = rig.create()
     assert rig.client.responses.retrieve(response.id).to_dict() == response.to_dict()

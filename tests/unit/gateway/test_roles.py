@@ -26,6 +26,7 @@ INFERENCE = [
     *(f"{method} /v1/chat/completions/x" for method in ("GET", "POST", "DELETE")),
     "GET /v1/chat/completions/x/messages",
     *("POST /v1/messages", "POST /v1/messages/count_tokens", "POST /tokenize", "POST /detokenize"),
+    "POST /v1/responses/input_tokens",
     *("POST /v1/responses", "GET /v1/responses/x", "DELETE /v1/responses/x"),
     *("POST /v1/responses/x/cancel", "GET /v1/responses/x/input_items"),
     *("POST /v1/conversations", "GET /v1/conversations/x", "POST /v1/conversations/x", "DELETE /v1/conversations/x"),

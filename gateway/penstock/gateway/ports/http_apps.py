@@ -62,6 +62,7 @@ from penstock.gateway.responses.conversation_routes import (
     UpdateConversation,
 )
 from penstock.gateway.responses.create import CreateResponse
+from penstock.gateway.responses.input_tokens import InputTokens
 from penstock.gateway.responses.response_routes import CancelResponse, DeleteResponse, GetResponse, InputItems
 from penstock.gateway.responses.service import ResponseService
 
@@ -191,6 +192,9 @@ def _response_routes(dataplane: DataPlane, settings: AppSettings, responses: Res
     items, item = f"{conversation}/items", f"{conversation}/items/{{item_id}}"
     return [
         GuardedRoute("/v1/responses", CreateResponse(dataplane, settings, responses), INFER, methods=["POST"]),
+        GuardedRoute(
+            "/v1/responses/input_tokens", InputTokens(dataplane, settings, responses), INFER, methods=["POST"]
+        ),
         GuardedRoute(one, GetResponse(responses, settings), INFER, methods=["GET"]),
         GuardedRoute(one, DeleteResponse(responses), INFER, methods=["DELETE"]),
         GuardedRoute(f"{one}/cancel", CancelResponse(responses), INFER, methods=["POST"]),

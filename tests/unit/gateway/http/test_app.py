@@ -32,7 +32,7 @@ ROUTES = {
     "/v1/models/tiny": "GET",
     "/v1/load_lora_adapter": "POST",
     "/v1/unload_lora_adapter": "POST",
-    "/v1/responses": "POST",
+    **dict.fromkeys(("/v1/responses", "/v1/responses/input_tokens"), "POST"),
     "/v1/responses/{response_id}": "GET",
     "/v1/responses/{response_id}/cancel": "POST",
     "/v1/responses/{response_id}/input_items": "GET",

@@ -197,6 +197,9 @@ def test_anthropic(url: str) -> None:
             assert {block.type for block in message.content} == {"tool_use"}
             assert message.stop_reason == "tool_use"
             assert all(block.to_dict()["input"]["thorns"] in (1, 2) for block in message.content)
+        wrong: Any = {"format": {"type": "json_schema", "schema": {"type": "rose"}}}
+        with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format\.schema: .*rose"):
+            made.messages.create(model=MODEL, max_tokens=9, messages=HI, output_config=wrong)
 
 
 def test_kserve(url: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.engines.errors import NotReadyError, UnsupportedError
+from penstock.engines.errors import NotReadyError, PenstockError, UnsupportedError
 from penstock.gateway.anthropic.unsupported import THREAD
 from penstock.gateway.errors import public_message, wire_shape
 
@@ -36,13 +36,20 @@ class AnthropicErrors:
         return _BUSY if shape.type == _OVERLOADED and not isinstance(error, NotReadyError) else shape.status
 
     def body(self, error: Exception, request_id: str) -> bytes:
-        shown: dict[str, object] = {"type": _type(error), "message": public_message(error)}
+        shown: dict[str, object] = {"type": _type(error), "message": _message(error)}
         if isinstance(error, UnsupportedError) and error.param == THREAD:
             shown["details"] = _NO_THREADS
         return msgspec.json.encode({"type": "error", "error": shown, "request_id": request_id})
 
     def last_events(self, error: Exception, request_id: str) -> bytes:
         return b"event: error\ndata: " + self.body(error, request_id) + b"\n\n"
+
+
+def _message(error: Exception) -> str:
+    """Names the field, for which this form has no place of its own."""
+    message = public_message(error)
+    param = error.param if isinstance(error, PenstockError) else None
+    return message if param is None or param in message else f"{param}: {message}"
 
 
 ANTHROPIC_ERRORS = AnthropicErrors()

@@ -41,6 +41,8 @@ class TaggedPart(msgspec.Struct):
 class ResponseFormat(msgspec.Struct, kw_only=True):
     type: str
     json_schema: JsonSchema | None = None
+    schema: Schema | None = None
+    """llama.cpp's: of a `json_object`, or instead of `json_schema`."""
     structures: list[TaggedPart] | None = None
     triggers: list[str] | None = None
 
@@ -93,6 +95,8 @@ def grammar_field(fields: SamplingFields) -> str | None:
 def _of_format(given: ResponseFormat, where: str) -> Grammar | None:
     if given.type == "text":
         return None
+    if given.type in ("json_object", "json_schema") and given.json_schema is None and given.schema is not None:
+        return json_schema(given.schema, f"{where}.schema")
     if given.type == "json_object":
         return json_schema(_ANY_OBJECT, where)
     if given.type == "json_schema":

@@ -42,6 +42,8 @@ def schema_format(schema: Any, **others: Any) -> dict[str, Any]:
         ({FORMAT: schema_format(True)}, "json_schema", "{}"),
         ({FORMAT: schema_format(None)}, "json_schema", OBJECT.text),
         ({FORMAT: {"type": "json_object"}}, "json_schema", OBJECT.text),
+        ({FORMAT: {"type": "json_object", "schema": SCHEMA}}, "json_schema", json.dumps(SCHEMA, separators=(",", ":"))),
+        ({FORMAT: {"type": "json_schema", "schema": True}}, "json_schema", "{}"),
         ({OUTPUTS: {"json": SCHEMA}}, "json_schema", json.dumps(SCHEMA, separators=(",", ":"))),
         ({OUTPUTS: {"json": json.dumps(SCHEMA)}}, "json_schema", json.dumps(SCHEMA, separators=(",", ":"))),
         ({OUTPUTS: {"json_object": True}}, "json_schema", OBJECT.text),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -58,6 +59,8 @@ def test_adapters_with_weights(tmp_path: Path, engine: str) -> None:
         names = {"penstock-demo": None, **folders}
         assert {name: tokens(name) for name in names} == {name: expected(folder) for name, folder in names.items()}
         assert len({tuple(tokens(name)) for name in names}) == 3
+        shape = {"model": "second", "prompt": PROMPT, "max_tokens": 9, "guided_regex": "[ab]{4}"}
+        assert re.fullmatch("[ab]{4}", server.post("/v1/completions", shape).json()["choices"][0]["text"])
         make_adapter(tmp_path / "large", base, rank=64)
         refused = server.post("/v1/load_lora_adapter", {"lora_name": "large", "lora_path": "large"})
         assert refused.status_code in (400, 503)

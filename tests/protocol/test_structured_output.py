@@ -99,6 +99,8 @@ def test_what_is_cut_off_says_so(client: openai.OpenAI) -> None:
         ({"guided_regex": "[0-9]{4}"}, "[0-9]{4}"),
         ({"guided_json": {"type": "integer", "minimum": 3, "maximum": 5}}, "[345]"),
         ({"response_format": {"type": "text"}}, r"[^$]*"),
+        ({"guided_regex": "[ab]{3}-[0-9]{2}", "stop": ["-"]}, "[ab]{3}"),
+        ({"response_format": {"type": "json_object", "schema": {"const": 7}}}, "7"),
     ],
 )
 def test_other_forms(client: openai.OpenAI, fields: dict[str, Any], pattern: str) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import math
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +23,8 @@ Shape = tuple[int, ...]
 _Made = TypeVar("_Made")
 
 _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+_INTEGERS = {"I8": np.int8, "U8": np.uint8, "I32": np.int32, "I64": np.int64, "F8_E4M3": np.uint8}
+"""What tensors of quantized checkpoints are read as."""
 _HEADER_LIMIT = 100_000_000
 """The format's own bound on the header, in bytes."""
 _MISFIT = "tensor {} does not fit its bytes"
@@ -42,7 +45,7 @@ class StoredTensor:
     """One tensor; `data` are its bytes, in row-major order, mapped from the file."""
 
     dtype: str
-    """F32, F16 or BF16."""
+    """F32, F16 or BF16; in quantized checkpoints I8, U8, I32, I64 and F8_E4M3, too."""
     shape: Shape
     data: npt.NDArray[np.uint8]
 
@@ -57,20 +60,28 @@ class StoredTensor:
         return source.astype(np.float32).reshape(shape)
 
     def f32(self) -> npt.NDArray[np.float32]:
-        return self.rows_f32(0, self.shape[0])
+        rows = self if self.shape else StoredTensor(self.dtype, (1,), self.data)
+        return rows.rows_f32(0, rows.shape[0]).reshape(self.shape)
+
+    def integers(self) -> npt.NDArray[Any]:
+        """Those of a type that is no float; of F8_E4M3 the bytes."""
+        return self.data.view(_INTEGERS[self.dtype]).reshape(self.shape)
 
 
 def read_safetensors(
-    path: Path, wanted: Callable[[str], bool] = lambda name: True
+    path: Path, wanted: Callable[[str], bool] = lambda name: True, *, quantized: bool = False
 ) -> tuple[dict[str, StoredTensor], mmap.mmap]:
     """Tensors by name, and the mapping that they look into, which lives as long as they do. Only those that are
-    `wanted`: the others may be of any type.
+    `wanted`: the others may be of any type. `quantized`: with the types of quantized checkpoints.
 
     Raises EngineError for what is no such file, UnsupportedError for a tensor of another type than those of
     `StoredTensor.dtype`. Neither says where the file lies.
     """
     mapping = _map(path)
-    return _read(path.name, mapping, _tensor, wanted), mapping
+    item_bytes = _ITEM_BYTES | (
+        {name: np.dtype(kind).itemsize for name, kind in _INTEGERS.items()} if quantized else {}
+    )
+    return _read(path.name, mapping, partial(_tensor, item_bytes), wanted), mapping
 
 
 def read_header(path: Path) -> dict[str, Described]:
@@ -108,11 +119,13 @@ def _read(
         raise EngineError(f"{name} cannot be read as safetensors: {e!r}") from e
 
 
-def _tensor(name: str, entry: dict[str, Any], data: npt.NDArray[np.uint8]) -> StoredTensor:
+def _tensor(
+    item_bytes: Mapping[str, int], name: str, entry: dict[str, Any], data: npt.NDArray[np.uint8]
+) -> StoredTensor:
     found, stored = _described(name, entry, data)
-    if found.dtype not in _ITEM_BYTES:
-        raise UnsupportedError(f"tensor {name} has dtype {found.dtype}; supported are {', '.join(_ITEM_BYTES)}")
-    if found.num_bytes != _ITEM_BYTES[found.dtype] * math.prod(found.shape):
+    if found.dtype not in item_bytes:
+        raise UnsupportedError(f"tensor {name} has dtype {found.dtype}; supported are {', '.join(item_bytes)}")
+    if found.num_bytes != item_bytes[found.dtype] * math.prod(found.shape):
         raise ValueError(_MISFIT.format(name))
     return StoredTensor(found.dtype, found.shape, stored)
 

@@ -1,17 +1,22 @@
-"""Checkpoints, memory-mapped: safetensors or GGUF, in one file or in several."""
+"""Checkpoints, memory-mapped: safetensors or GGUF, in one file or in several, quantized or not."""
 
 from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from penstock.engines.errors import EngineError
 from penstock.engines.formats.gguf.files import gguf_files, read_tensors
 from penstock.engines.formats.gguf.tensors import BlockTensor
 from penstock.engines.formats.model_files import weight_files
+from penstock.engines.formats.quantized.float8 import Float8Tensor
+from penstock.engines.formats.quantized.integers import IntegerTensor
+from penstock.engines.formats.quantized.schemes import Scheme
 from penstock.engines.formats.safetensors_file import StoredTensor, read_safetensors
+
+Tensor = StoredTensor | BlockTensor | IntegerTensor | Float8Tensor
 
 
 def full_name(name: str) -> str:
@@ -22,19 +27,25 @@ def full_name(name: str) -> str:
 class Checkpoint:
     """Tensors by name. The mapping lives as long as the arrays that look into it."""
 
-    def __init__(self, model_dir: Path, rename: Callable[[str], str | None] = lambda name: name) -> None:
-        """`rename`: what a tensor of the files is called here; None: it is left out."""
-        self._tensors: dict[str, StoredTensor | BlockTensor] = {}
+    def __init__(
+        self, model_dir: Path, rename: Callable[[str], str | None] = lambda name: name, scheme: Scheme | None = None
+    ) -> None:
+        """`rename`: what a tensor of the files is called here; None: it is left out. `scheme`: of a quantized
+        checkpoint."""
+        self.scheme = scheme
+        self._tensors: dict[str, Tensor] = {}
         self._maps: list[mmap.mmap] = []
         gguf = gguf_files(model_dir)
         if gguf:
             tensors, self._maps = read_tensors(gguf)
             self._tensors.update((rename(name) or name, tensor) for name, tensor in tensors.items())
             return
+        found: dict[str, StoredTensor] = {}
         for path in weight_files(model_dir):
-            stored, mapping = read_safetensors(path, lambda name: rename(name) is not None)
+            stored, mapping = read_safetensors(path, lambda name: rename(name) is not None, quantized=bool(scheme))
             self._maps.append(mapping)
-            self._tensors.update((rename(name) or name, tensor) for name, tensor in stored.items())
+            found.update((rename(name) or name, tensor) for name, tensor in stored.items())
+        self._tensors.update(found if scheme is None else scheme.assemble(found))
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -45,7 +56,12 @@ class Checkpoint:
     @property
     def num_bytes(self) -> int:
         """Of all tensors together."""
-        return sum(tensor.data.nbytes for tensor in self._tensors.values())
+        return sum(part.data.nbytes for name in self for part in self.stored_parts(name))
+
+    @property
+    def has_integers(self) -> bool:
+        """Whether it has matrices of integers, which are held as they are."""
+        return any(isinstance(tensor, IntegerTensor) for tensor in self._tensors.values())
 
     @property
     def bits_of_blocks(self) -> float | None:
@@ -56,13 +72,23 @@ class Checkpoint:
             return None
         return 8 * sum(each.data.nbytes for each in blocks) / sum(math.prod(each.shape) for each in blocks)
 
+    def stored_parts(self, name: str) -> Sequence[StoredTensor | BlockTensor]:
+        """What the files hold of a tensor."""
+        tensor = self[name]
+        return tensor.parts if isinstance(tensor, IntegerTensor | Float8Tensor) else (tensor,)
+
+    def spare_bias(self, name: str) -> bool:
+        """Whether this is the bias of a quantized matrix, and is all zeros: some tools write one for each."""
+        matrix = self._tensors.get(name.removesuffix("bias") + "weight")
+        return isinstance(matrix, IntegerTensor | Float8Tensor) and not self[name].f32().any()
+
     def release_pages(self) -> None:
         """Gives the memory behind the mapping back to the system; what is read again comes from the file again."""
         if hasattr(mmap, "MADV_DONTNEED"):
             for mapping in self._maps:
                 mapping.madvise(mmap.MADV_DONTNEED)
 
-    def __getitem__(self, name: str) -> StoredTensor | BlockTensor:
+    def __getitem__(self, name: str) -> Tensor:
         try:
             return self._tensors[name]
         except KeyError:

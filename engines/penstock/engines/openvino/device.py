@@ -88,14 +88,14 @@ def kv_cache_type(config: OpenVINOConfig, precision: str) -> str:
     return config.kv_cache_dtype
 
 
-def activation_type(config: OpenVINOConfig, precision: str) -> str:
-    """What is multiplied by the weights: int8, or the precision of the computation.
+def activation_type(config: OpenVINOConfig, precision: str, quantized: bool) -> str:
+    """What is multiplied by the weights: int8, or the precision of the computation. `quantized`: whether matrices are
+    in 8 or 4 bits.
 
     With weights in 8 or 4 bits, activations in int8 halve the time of a step: unpacking the weights to floats instead
     takes longer than reading twice as many bytes of bf16. Raises InvalidRequestError for a type that does not go with
     the others.
     """
-    quantized = config.weights in QUANTIZED
     allowed = ("int8", precision) if quantized else (precision,)
     if config.activations == "auto":
         return allowed[0]
@@ -122,15 +122,28 @@ def all_threads(cores: int) -> int:
 
 
 def compile_decoder(
-    core: ov.Core, model: ov.Model, config: OpenVINOConfig, precision: str, kv_type: str, threads: int
+    core: ov.Core,
+    model: ov.Model,
+    config: OpenVINOConfig,
+    precision: str,
+    kv_type: str,
+    threads: int,
+    activations: str | None,
 ) -> Any:
-    """The compiled model. Its cache inputs show the layout that the device wants."""
-    return _compile(core, model, config, precision, threads, {"KV_CACHE_PRECISION": kv_type})
+    """The compiled model. Its cache inputs show the layout that the device wants. `activations`: what weights in 8 and
+    4 bits are multiplied with; None: there are none."""
+    more = {"KV_CACHE_PRECISION": kv_type, **_dynamic_quantization(activations)}
+    return _compile(core, model, config, precision, threads, more)
 
 
 def compile_encoder(core: ov.Core, model: ov.Model, config: OpenVINOConfig, precision: str, threads: int) -> Any:
     """The compiled model."""
-    return _compile(core, model, config, precision, threads, {})
+    activations = activation_type(config, precision, True) if config.weights in QUANTIZED else None
+    return _compile(core, model, config, precision, threads, _dynamic_quantization(activations))
+
+
+def _dynamic_quantization(activations: str | None) -> dict[str, Any]:
+    return {} if activations is None else {"DYNAMIC_QUANTIZATION_GROUP_SIZE": GROUP if activations == "int8" else 0}
 
 
 def _compile(
@@ -147,8 +160,6 @@ def _compile(
         _RUNTIME_CACHE: _cached_kernels(),
         **more,
     }
-    if config.weights in QUANTIZED:
-        properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = GROUP if activation_type(config, precision) == "int8" else 0
     try:
         return core.compile_model(model, config.device, properties)
     except RuntimeError as e:

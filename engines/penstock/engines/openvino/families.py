@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.engines.errors import UnsupportedError
+from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.kit.cache_size import check_model_sizes
 from penstock.engines.openvino.decoder_spec import ACTIVATIONS, DecoderSpec, LayerNorms, QKNorm
 from penstock.engines.openvino.layer_kinds import (
@@ -184,7 +185,6 @@ FAMILIES: dict[str, Family] = {
 }
 
 _REFUSED = {
-    "quantization_config": "quantized checkpoints",
     "text_config": "multimodal models",
     "attn_logit_softcapping": "soft-capped attention",
     "final_logit_softcapping": "soft-capped logits",
@@ -200,6 +200,7 @@ def parse_config(config: Mapping[str, Any], max_model_len: int | None = None) ->
         value = config.get(key)
         if value is not None and value is not False:
             raise UnsupportedError(f"config.json has {key}: {meaning} are not supported")
+    parse_scheme(config)
     check_model_sizes(config)
     try:
         return _spec(family, {**family.defaults, **config, "max_model_len": max_model_len})

@@ -11,10 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engines.formats.gguf.tensors import BlockTensor
-from penstock.engines.formats.safetensors_file import StoredTensor
-
-Tensor = StoredTensor | BlockTensor
+from penstock.engines.openvino.checkpoint import Tensor
 
 GROUP = 128
 """Weights of a row that share a scale and a zero point in 4 bits. The plugin quantizes activations by the same number:
@@ -69,7 +66,7 @@ def quantize_groups(tensor: Tensor) -> tuple[npt.NDArray[np.uint8], npt.NDArray[
         levels = grouped.astype(np.uint8).reshape(stop - start, width)
         packed[start:stop] = levels[:, 0::2] | (levels[:, 1::2] << 4)
         scales[start:stop], zeros[start:stop] = scale, zero
-    return packed.reshape(-1), _packed(zeros), scales
+    return packed.reshape(-1), packed_halves(zeros), scales
 
 
 def keeps_8_bits(name: str, num_layers: int) -> bool:
@@ -91,7 +88,8 @@ def row_chunks(tensor: Tensor) -> Iterator[tuple[int, int]]:
         yield start, min(rows, start + height)
 
 
-def _packed(values: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+def packed_halves(values: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Numbers below 16, two in a byte, the first in its low half."""
     flat = np.zeros(values.size + values.size % 2, np.uint8)
     flat[: values.size] = values.reshape(-1)
     packed: npt.NDArray[np.uint8] = np.bitwise_or(flat[0::2], flat[1::2] << 4)

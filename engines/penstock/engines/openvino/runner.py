@@ -13,6 +13,7 @@ import openvino as ov
 from penstock.engines.contract.loading import Loading, Report, silent
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.formats.model_files import eos_token_ids, read_json
+from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.host.cores import usable_cores
 from penstock.engines.host.memory import available_memory
 from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, Batch, GroupTables
@@ -20,7 +21,7 @@ from penstock.engines.kit.cache_size import check_model_sizes, max_model_len, nu
 from penstock.engines.kit.layer_groups import group_layers
 from penstock.engines.kit.step_runner import StepRunner
 from penstock.engines.openvino.checkpoint import Checkpoint, full_name
-from penstock.engines.openvino.config import QUANTIZED, OpenVINOConfig, WeightsType
+from penstock.engines.openvino.config import OpenVINOConfig, WeightsType
 from penstock.engines.openvino.decoder import build_decoder
 from penstock.engines.openvino.decoder_spec import DecoderSpec
 from penstock.engines.openvino.device import (
@@ -35,7 +36,7 @@ from penstock.engines.openvino.families import parse_config
 from penstock.engines.openvino.huge_pages import collapse_filled_memory
 from penstock.engines.openvino.kv_cache import OpenVINOKVCache, block_layout
 from penstock.engines.openvino.model import BufferedDecoder
-from penstock.engines.openvino.weights import Weights, open_weights
+from penstock.engines.openvino.weights import Weights, integer_type, open_weights
 from penstock.engines.openvino.work import MatrixWork, count_matrices, model_work
 from penstock.kvcache import KVGroup
 
@@ -61,12 +62,13 @@ class OpenVINORunner(StepRunner):
         spec = parse_config(settings, config.max_model_len)
         model_len = max_model_len(config.max_model_len, spec.max_position_embeddings)
         eos = eos_token_ids(config.model_dir, settings, spec.vocab_size)
-        self._checkpoint = Checkpoint(config.model_dir, full_name)
+        self._checkpoint = Checkpoint(config.model_dir, full_name, parse_scheme(settings))
         config = _with_weights_of(config, self._checkpoint)
         most_tokens = min(model_len, config.max_num_batched_tokens)
         plans = plan_threads(self._checkpoint.num_bytes, usable_cores(), config.threads, most_tokens)
         self._weights = open_weights(config, self._checkpoint, report)
-        compiled, description, matrices = _compile(config, spec, self._weights, plans, report)
+        integers = integer_type(config, self._checkpoint)
+        compiled, description, matrices = _compile(config, spec, self._weights, plans, report, integers)
         groups = group_layers(spec.sliding_windows)
         block_size, block_bytes = block_layout(compiled[0][1], groups)
         by_tokens = [(plan.min_tokens, one) for plan, one in compiled]
@@ -96,7 +98,7 @@ class OpenVINORunner(StepRunner):
             supports_drafts=True,
             supports_grammars=True,
             supports_processors=True,
-            work=model_work(matrices, config, spec, groups, block_bytes / block_size, plans),
+            work=model_work(matrices, spec, groups, block_bytes / block_size, plans),
         )
         super().__init__(model, info, config.max_num_seqs, config.model_dir)
 
@@ -119,22 +121,31 @@ def _with_weights_of(config: OpenVINOConfig, checkpoint: Checkpoint) -> OpenVINO
 
 
 def _compile(
-    config: OpenVINOConfig, spec: DecoderSpec, weights: Weights, plans: list[ThreadPlan], report: Report
+    config: OpenVINOConfig,
+    spec: DecoderSpec,
+    weights: Weights,
+    plans: list[ThreadPlan],
+    report: Report,
+    integers: str | None,
 ) -> tuple[list[tuple[ThreadPlan, Any]], str, MatrixWork]:
-    """The model compiled for each plan, what it runs with in words, and what its matrices cost."""
+    """The model compiled for each plan, what it runs with in words, and what its matrices cost. `integers`: see
+    `integer_type`."""
     core = ov.Core()
     precision = compute_precision(core, config)
     kv_type = kv_cache_type(config, precision)
-    activation_type(config, precision)  # refused before the weights are read
+    activations = activation_type(config, precision, integers is not None)  # refused before the weights are read
     model = build_decoder(spec, weights, precision)
     weights.finish()
-    matrices = count_matrices(model, precision)
+    matrices = count_matrices(model, precision, integers or precision, activations)
     report(Loading("compile"))
-    compiled = [(plan, compile_decoder(core, model, config, precision, kv_type, plan.threads)) for plan in plans]
+    chosen = None if integers is None else activations
+    compiled = [
+        (plan, compile_decoder(core, model, config, precision, kv_type, plan.threads, chosen)) for plan in plans
+    ]
     threads = " or ".join(str(plan.threads) for plan in plans)
     kept = "as stored" if config.weights == "auto" else str(config.weights)
-    if config.weights in QUANTIZED:
-        kept += f", activations {activation_type(config, precision)}"
+    if integers is not None:
+        kept += f", activations {activations}"
     return compiled, f"openvino {precision}, weights {kept}, kv {kv_type}, {threads} threads", matrices
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,22 @@ from openvino.op import Constant
 
 from penstock.engines.contract.loading import Loading, Report, silent
 from penstock.engines.errors import UnsupportedError
+from penstock.engines.formats.quantized.float8 import Float8Tensor
+from penstock.engines.formats.quantized.integers import IntegerTensor
+from penstock.engines.formats.safetensors_file import StoredTensor
 from penstock.engines.host.user_cache import user_cache
-from penstock.engines.openvino.checkpoint import Checkpoint
+from penstock.engines.openvino.carried import (
+    beyond_float16,
+    carried_groups,
+    carried_rows,
+    column_order,
+    is_rows,
+    obstacle,
+)
+from penstock.engines.openvino.checkpoint import Checkpoint, Tensor
 from penstock.engines.openvino.config import QUANTIZED, OpenVINOConfig, WeightsType
 from penstock.engines.openvino.quantization import (
     GROUP,
-    Tensor,
     keeps_8_bits,
     quantize_groups,
     quantize_rows,
@@ -28,11 +40,14 @@ from penstock.engines.openvino.quantization import (
 )
 from penstock.engines.openvino.weight_cache import Array, WeightCache, content_key
 
+logger = logging.getLogger(__name__)
+
 Node = Any
 """An OpenVINO graph node; the package has no types of its own for mypy."""
 
 _OV_TYPES = {"BF16": ov.Type.bf16, "F16": ov.Type.f16, "F32": ov.Type.f32}
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
+_BYTE = 8
 _STORAGE = {"bf16": "BF16", "f16": "F16", "f32": "F32"}
 
 
@@ -51,6 +66,8 @@ class Weights:
         self._report = report
         self._kind = kind
         self._used: set[str] = set()
+        self._changed: Counter[str] = Counter()
+        """How many matrices of a quantized checkpoint get another form, by why and which."""
         self._tables: dict[str, tuple[Node, Node | None]] = {}
         self._num_layers = 1 + max((int(match[1]) for name in checkpoint if (match := _LAYER.search(name))), default=0)
 
@@ -64,8 +81,12 @@ class Weights:
 
     def project(self, x: Node, name: str, shape: tuple[int, int], *, is_head: bool = False) -> Node:
         """x [T, in] times the transposed matrix of `shape` (out, in): [T, out]. `is_head`: the result are logits."""
-        if self._kind == "int4" and name not in self._tables and not is_head and self._fits_groups(name, shape):
-            return ops.matmul(x, self._grouped(name, self._take(name, shape)), False, True)
+        tensor = self._take(name, shape)
+        if name not in self._tables and isinstance(tensor, IntegerTensor) and self._is_carried(tensor):
+            return self._project_carried(x, name, tensor)
+        kind = self._kind_of(tensor)
+        if kind == "int4" and name not in self._tables and not is_head and self._fits_groups(name, tensor):
+            return ops.matmul(x, self._grouped(name, tensor), False, True)
         values, scales = self._matrix(name, shape)
         matrix = values if values.get_element_type() == ov.Type.f32 else ops.convert(values, "f32")
         if scales is not None:
@@ -84,11 +105,14 @@ class Weights:
         return rows if scales is None else ops.multiply(rows, ops.gather(scales, ids, axis))
 
     def unused(self) -> list[str]:
-        return sorted(set(self._checkpoint) - self._used)
+        """Tensors that the graph does not have, although it should."""
+        return sorted(name for name in set(self._checkpoint) - self._used if not self._is_spare(name))
 
     def finish(self) -> None:
         """The graph has all that it needs."""
         self._cache.finish()
+        for change, count in self._changed.items():
+            logger.info("%d matrices of the quantized checkpoint have %s", count, change)
 
     def release_pages(self) -> None:
         """Gives the memory of mapped files back to the system; what is read again comes from the files again."""
@@ -103,23 +127,58 @@ class Weights:
         self._report(Loading("weights", len(self._used), self._num_tensors, "tensors"))
         return tensor
 
+    def _is_spare(self, name: str) -> bool:
+        return name.endswith(".bias") and self._checkpoint.spare_bias(name)
+
+    def _kind_of(self, tensor: Tensor) -> WeightsType:
+        """How a matrix is held. What a quantized checkpoint has stays in as many bits; there are no 8-bit floats."""
+        if self._kind != "auto" or not isinstance(tensor, IntegerTensor | Float8Tensor):
+            return self._kind
+        if isinstance(tensor, Float8Tensor):
+            return "bf16"
+        return "int8" if tensor.bits == _BYTE else "int4"
+
+    def _is_carried(self, tensor: IntegerTensor) -> bool:
+        """Whether this matrix is held as the checkpoint has it, in groups."""
+        fits = (tensor.bits == _BYTE) == (self._kind_of(tensor) == "int8") and self._kind_of(tensor) in QUANTIZED
+        return fits and not is_rows(tensor) and obstacle(tensor) is None
+
+    def _project_carried(self, x: Node, name: str, tensor: IntegerTensor) -> Node:
+        """x times the transposed matrix, with x's values in the order of the matrix's columns."""
+        arrays = self._quantized(name, "carried", lambda: carried_groups(tensor))
+        order = column_order(tensor)
+        if order is not None:
+            x = ops.gather(x, ops.constant(order.astype(np.int32)), ops.constant(np.int64(1)))
+        stored = ov.Type.u8 if tensor.bits == _BYTE else ov.Type.u4
+        return ops.matmul(x, _offset_and_scaled(arrays, tensor.shape, stored), False, True)
+
     def _matrix(self, name: str, shape: tuple[int, int]) -> tuple[Node, Node | None]:
         if name not in self._tables:
             self._tables[name] = self._make(name, self._take(name, shape))
         return self._tables[name]
 
-    def _fits_groups(self, name: str, shape: tuple[int, int]) -> bool:
-        return shape[1] % GROUP == 0 and not keeps_8_bits(name, self._num_layers)
+    def _fits_groups(self, name: str, tensor: Tensor) -> bool:
+        if isinstance(tensor, IntegerTensor) and beyond_float16(tensor):
+            return False
+        return tensor.shape[1] % GROUP == 0 and not keeps_8_bits(name, self._num_layers)
 
     def _grouped(self, name: str, tensor: Tensor) -> Node:
-        """The matrix, f32, out of 4 bits. The plugin knows just this form of it: zero points in 4 bits, too, the
-        arithmetic in f16, and the groups joined after it."""
-        values, zeros, scales = self._quantized(name, "int4", lambda: quantize_groups(tensor))
-        rows, groups, _ = scales.shape
-        whole = _constant(values, (rows, groups, GROUP), ov.Type.u4)
-        offset = ops.subtract(ops.convert(whole, "f16"), ops.convert(_constant(zeros, scales.shape, ov.Type.u4), "f16"))
-        scaled = ops.multiply(offset, _constant(scales, scales.shape, ov.Type.f16))
-        return ops.convert(ops.reshape(scaled, np.array(tensor.shape), False), "f32")
+        """The matrix, f32, out of 4 bits."""
+        self._note_change(tensor, "int4")
+        arrays = self._quantized(name, "int4", lambda: quantize_groups(tensor))
+        return _offset_and_scaled(arrays, tensor.shape, ov.Type.u4)
+
+    def _in_rows(self, tensor: Tensor) -> Sequence[Array]:
+        if isinstance(tensor, IntegerTensor) and is_rows(tensor):
+            return carried_rows(tensor)
+        return quantize_rows(tensor)
+
+    def _note_change(self, tensor: Tensor, kind: str) -> None:
+        if isinstance(tensor, Float8Tensor):
+            self._changed[f"8-bit floats, which become {kind}"] += 1
+        elif isinstance(tensor, IntegerTensor) and not (kind == "int8" and is_rows(tensor)):
+            reason = obstacle(tensor) or f"{tensor.bits} bits"
+            self._changed[f"{reason}, and are converted to {kind}"] += 1
 
     def _quantized(self, name: str, kind: str, make: Callable[[], Sequence[Array]]) -> Sequence[Array]:
         """From the cache, if it is there."""
@@ -129,27 +188,53 @@ class Weights:
         return arrays
 
     def _make(self, name: str, tensor: Tensor) -> tuple[Node, Node | None]:
-        if self._kind in QUANTIZED:
-            values, scales = self._quantized(name, "int8", lambda: quantize_rows(tensor))
+        kind = self._kind_of(tensor)
+        if kind in QUANTIZED:
+            self._note_change(tensor, "int8")
+            values, scales = self._quantized(name, "int8", lambda: self._in_rows(tensor))
             return _constant(values, tensor.shape, ov.Type.i8), ops.constant(scales)
-        storage = tensor.dtype if self._kind == "auto" else _STORAGE[self._kind]
-        if storage == tensor.dtype:
+        self._note_change(tensor, kind)
+        storage = tensor.dtype if kind == "auto" else _STORAGE[kind]
+        if storage == tensor.dtype and isinstance(tensor, StoredTensor):
             typed = tensor.data.view(np.float32 if storage == "F32" else np.uint16)
             values = ov.Tensor(typed, list(tensor.shape), _OV_TYPES[storage])
         else:
             # Memory of OpenVINO's own: an array of ours would have to be kept alive beside the graph.
             values = ov.Tensor(_OV_TYPES[storage], ov.Shape(tensor.shape))
             _convert(tensor, values.data, storage)
+            self._checkpoint.release_pages()
         return Constant(values, True), None
 
 
 def open_weights(config: OpenVINOConfig, checkpoint: Checkpoint, report: Report) -> Weights:
     """With a cache, if the weights are quantized."""
-    if config.weights not in QUANTIZED or not config.weights_cache:
+    if integer_type(config, checkpoint) is None or not config.weights_cache:
         return Weights(checkpoint, config.weights, report)
-    tensors = ((name, (tensor := checkpoint[name]).dtype, tensor.shape, tensor.data) for name in checkpoint)
-    cache = WeightCache(user_cache("weights"), config.weights_cache, content_key(config.weights, tensors))
+    parts = ((name, part) for name in checkpoint for part in checkpoint.stored_parts(name))
+    tensors = ((name, part.dtype, part.shape, part.data) for name, part in parts)
+    kind = config.weights if checkpoint.scheme is None else f"{config.weights} of {checkpoint.scheme}"
+    cache = WeightCache(user_cache("weights"), config.weights_cache, content_key(kind, tensors))
     return Weights(checkpoint, config.weights, report, cache)
+
+
+def integer_type(config: OpenVINOConfig, checkpoint: Checkpoint) -> str | None:
+    """Of the graph's matrices: int8, int4, which may be beside int8, or None."""
+    if config.weights != "auto":
+        return config.weights if config.weights in QUANTIZED else None
+    if checkpoint.scheme is None or not checkpoint.has_integers:
+        return None
+    return "int8" if checkpoint.scheme.bits == _BYTE else "int4"
+
+
+def _offset_and_scaled(arrays: Sequence[Array], shape: Sequence[int], stored: ov.Type) -> Node:
+    """The matrix, f32, of values, zero points and scales [rows, groups, 1]. The plugin knows just this form of it: zero
+    points of the type of the values, the arithmetic in f16, and the groups joined after it."""
+    values, zeros, scales = arrays
+    rows, groups, _ = scales.shape
+    whole = _constant(values, (rows, groups, shape[1] // groups), stored)
+    offset = ops.subtract(ops.convert(whole, "f16"), ops.convert(_constant(zeros, scales.shape, stored), "f16"))
+    scaled = ops.multiply(offset, _constant(scales, scales.shape, ov.Type.f16))
+    return ops.convert(ops.reshape(scaled, np.array(shape), False), "f32")
 
 
 def _constant(values: Array, shape: Sequence[int], dtype: ov.Type) -> Node:

@@ -10,9 +10,8 @@ import openvino as ov
 
 from penstock.engines.contract.model_info import ModelWork
 from penstock.engines.kit.layer_groups import LayerGroup
-from penstock.engines.openvino.config import QUANTIZED, OpenVINOConfig
 from penstock.engines.openvino.decoder_spec import DecoderSpec
-from penstock.engines.openvino.device import ThreadPlan, activation_type
+from penstock.engines.openvino.device import ThreadPlan
 
 _BITS = {"bf16": 16, "f16": 16, "f32": 32}
 _FLOATS = (ov.Type.bf16, ov.Type.f16, ov.Type.f32)
@@ -24,10 +23,12 @@ class MatrixWork(NamedTuple):
     weight_bytes: int
     token_flops: int
     logits_flops: int
+    weights: str
+    activations: str
     precision: str
 
 
-def count_matrices(model: ov.Model, precision: str) -> MatrixWork:
+def count_matrices(model: ov.Model, precision: str, weights: str, activations: str) -> MatrixWork:
     """Of all products with constant matrices. The plugin keeps floats in the precision of the computation where that is
     smaller than what the file has."""
     behind_choice = _nodes_behind(_parameter(model, "sampled_tokens_indices"))
@@ -44,28 +45,22 @@ def count_matrices(model: ov.Model, precision: str) -> MatrixWork:
             logits_flops += flops
         else:
             token_flops += flops
-    return MatrixWork(weight_bytes, token_flops, logits_flops, precision)
+    return MatrixWork(weight_bytes, token_flops, logits_flops, weights, activations, precision)
 
 
 def model_work(
     matrices: MatrixWork,
-    config: OpenVINOConfig,
     spec: DecoderSpec,
     groups: Sequence[LayerGroup],
     token_bytes: float,
     plans: Sequence[ThreadPlan],
 ) -> ModelWork:
     """`token_bytes`: keys and values of one token in the layers of the largest group."""
-    precision, most_layers = matrices.precision, max(len(group.layers) for group in groups)
+    most_layers = max(len(group.layers) for group in groups)
     return ModelWork(
-        weight_bytes=matrices.weight_bytes,
-        token_flops=matrices.token_flops,
-        logits_flops=matrices.logits_flops,
+        **matrices._asdict(),
         kv_bytes=tuple(round(token_bytes * len(group.layers) / most_layers) for group in groups),
         attention_flops=tuple(4 * spec.num_heads * spec.head_dim * len(group.layers) for group in groups),
-        weights=str(config.weights) if config.weights in QUANTIZED else precision,
-        activations=activation_type(config, precision),
-        precision=precision,
         threads=tuple((plan.min_tokens, plan.threads) for plan in plans),
     )
 

@@ -35,7 +35,7 @@ CONFIG: dict[str, Any] = {
         ({"architectures": None}, "unnamed is not supported"),
         ({"architectures": ["X"], "auto_map": {"AutoModel": "evil.py"}}, r"auto_map\) is never run"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported; supported are silu, gelu_pytorch_tanh"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "quant_method=aqlm, which is not supported"),
         ({"text_config": {}}, "text_config"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),

@@ -116,6 +116,54 @@ def test_weights_as_they_are_kept(folder: Path, runner: str, options: dict[str, 
     assert demand(runner, folder, **options).host.weights == pytest.approx(PARAMETERS * bytes_each, rel=1e-3)
 
 
+def save_quantized(folder: Path, config: dict[str, Any], pack: Any) -> None:
+    """With the matrices of layers as `pack` makes them of (rows, width)."""
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "quantization_config": config}))
+    tensors = {}
+    for name, (dtype, shape, item) in llama().items():
+        if name.startswith("layers.") and len(shape) == 2:
+            tensors |= {f"{name}.{part}": tensor for part, tensor in pack(*shape).items()}
+        else:
+            tensors[name] = (dtype, shape, item)
+    save_header(folder / "model.safetensors", tensors)
+
+
+def gptq(rows: int, width: int) -> dict[str, tuple[str, list[int], int]]:
+    groups = width // 128
+    return {
+        "qweight": ("I32", [width // 8, rows], 4),
+        "qzeros": ("I32", [groups, rows // 8], 4),
+        "scales": ("F16", [groups, rows], 2),
+        "g_idx": ("I32", [width], 4),
+    }
+
+
+def fp8(rows: int, width: int) -> dict[str, tuple[str, list[int], int]]:
+    return {"weight": ("F8_E4M3", [rows, width], 1), "weight_scale_inv": ("F32", [rows // 128, width // 128], 4)}
+
+
+IN_LAYERS = PARAMETERS - 2 * 128256 * 4096
+"""The rest are embeddings and head, which stay in bf16."""
+
+
+@pytest.mark.parametrize(
+    ("weights", "bytes_each", "of_floats"),
+    [("auto", 0.52, 2), ("int4", 0.51, 0.7), ("int8", 1.02, 1), ("bf16", 4.02, 2)],
+)
+def test_weights_of_gptq(folder: Path, weights: str, bytes_each: float, of_floats: float) -> None:
+    save_quantized(folder, {"quant_method": "gptq", "bits": 4}, gptq)
+    wanted = IN_LAYERS * bytes_each + (PARAMETERS - IN_LAYERS) * of_floats
+    assert demand("openvino", folder, weights=weights).host.weights == pytest.approx(wanted, rel=1e-2)
+
+
+@pytest.mark.parametrize(("weights", "bytes_each", "of_floats"), [("auto", 4, 2), ("int8", 1, 1)])
+def test_weights_of_fp8(folder: Path, weights: str, bytes_each: float, of_floats: float) -> None:
+    save_quantized(folder, {"quant_method": "fp8"}, fp8)
+    wanted = IN_LAYERS * bytes_each + (PARAMETERS - IN_LAYERS) * of_floats
+    assert demand("openvino", folder, weights=weights).host.weights == pytest.approx(wanted, rel=1e-2)
+
+
 def test_weights_in_f32_are_computed_with_as_the_engine_does(folder: Path) -> None:
     save_header(folder / "model.safetensors", llama("F32", 4))
     assert demand("torch", folder).host.weights == 4 * PARAMETERS

@@ -45,6 +45,10 @@ _BYTES = {"u8": 1.0, "fp8": 1.0, "bf16": 2.0, "f16": 2.0, "f32": 4.0}
 _QUANTIZED_BYTES = {"int8": 1.0, "int4": 0.7}
 """Of a weight in the copy that kernels work on; int4 keeps some matrices in 8 bits. Another copy is in a file, unless
 there is no cache of weights."""
+_HELD_BYTES = {"int2": 0.5, "int4": 0.5, "int8": 1.0, "I8": 1.0}
+"""Of a weight in a quantized checkpoint, which is held as it is."""
+_FP8, _WORDS = "F8_E4M3", "I32"
+_SAFETENSORS_TYPES = {*FLOAT_BYTES, *_HELD_BYTES, _FP8, _WORDS, "I64", "U8"}
 _U8_SCALES = 8
 """Bytes beside the values of one head of one token, in a cache of u8."""
 
@@ -128,23 +132,27 @@ def _openvino_weights(sizes: Sequence[StoredSize], options: dict[str, Any]) -> i
     kind, item = options["weights"], _item("openvino", sizes, options)
     small = sum(size.num_bytes for size in sizes) <= _TWO_LANES and options["threads"] is None
     lanes, total = 2 if small else 1, 0.0
-    if kind == "auto" and any(size.dtype not in FLOAT_BYTES for size in sizes):
+    if kind == "auto" and any(size.dtype not in _SAFETENSORS_TYPES for size in sizes):  # blocks of GGUF
         kind = "int8"
     copies = lanes if options["weights_cache"] else lanes + 1
     for size in sizes:
-        if not size.is_matrix:
-            total += size.count * 4
-            continue
-        if kind in _QUANTIZED_BYTES:
-            total += size.count * _QUANTIZED_BYTES[kind] * copies
-            continue
-        stored = FLOAT_BYTES.get(size.dtype, 4)
-        kept = float(stored) if kind == "auto" else _BYTES[kind]
-        if kept == stored:
-            total += size.count * min(kept, item) * lanes
-        else:
-            total += size.count * (kept + min(kept, item) * lanes)
+        total += _openvino_matrix(size, kind, item, lanes, copies) if size.is_matrix else size.count * 4
     return int(total)
+
+
+def _openvino_matrix(size: StoredSize, kind: str, item: float, lanes: int, copies: int) -> float:
+    held = _HELD_BYTES.get(size.dtype)
+    if held is not None and kind in ("auto", "int8" if held == 1 else "int4"):
+        return size.count * held * copies
+    if size.dtype == _WORDS:  # zero points
+        return size.num_bytes
+    if kind == "auto" and size.dtype == _FP8:
+        kind = "bf16"
+    if kind in _QUANTIZED_BYTES:
+        return size.count * _QUANTIZED_BYTES[kind] * copies
+    stored = FLOAT_BYTES.get(size.dtype)
+    kept = float(stored or 4) if kind == "auto" else _BYTES[kind]
+    return size.count * (min(kept, item) * lanes + (0 if kept == stored else kept))
 
 
 def _item(runner: str, sizes: Sequence[StoredSize], options: dict[str, Any]) -> float:

@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.engines.errors import EngineError
+from penstock.engines.errors import EngineError, PenstockError
 from penstock.engines.formats.gguf.files import gguf_files, read_parts
-from penstock.engines.formats.safetensors_file import read_header
+from penstock.engines.formats.quantized.schemes import parse_scheme
+from penstock.engines.formats.safetensors_file import Described, read_header
 
 FLOAT_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
+_WORDS = (".qweight", ".weight_packed")
+"""Ends of the names of matrices whose weights are packed into words."""
 _OTHER_CACHES = ("kv_lora_rank", "layer_block_type", "hybrid_override_pattern", "attn_layer_indices", "ssm_cfg")
 """Keys of models that keep something else than keys and values of each head in each layer."""
 
@@ -44,9 +47,9 @@ class StoredSize:
     """Of one tensor in a checkpoint."""
 
     dtype: str
-    """As the format names it, "BF16" or "Q4_K" for one."""
+    """As the format names it, "BF16" or "Q4_K" for one; "int4" for weights of 4 bits in words."""
     count: int
-    """Elements, where `dtype` is in FLOAT_BYTES."""
+    """Elements; of weights in words as many as these stand for."""
     num_bytes: int
     is_matrix: bool
 
@@ -80,7 +83,8 @@ def stored_sizes(folder: Path) -> list[StoredSize]:
         gguf = gguf_files(folder)
         if gguf:
             return _block_sizes(gguf)
-        return [size for path in _weight_files(folder) for size in _sizes(path)]
+        bits = _bits_of_words(folder)
+        return [size for path in _weight_files(folder) for size in _sizes(path, bits)]
     except (EngineError, OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return []
 
@@ -104,8 +108,20 @@ def _block_sizes(paths: list[Path]) -> list[StoredSize]:
     ]
 
 
-def _sizes(path: Path) -> list[StoredSize]:
-    return [
-        StoredSize(found.dtype, math.prod(found.shape), found.num_bytes, len(found.shape) == 2)
-        for found in read_header(path).values()
-    ]
+def _bits_of_words(folder: Path) -> int | None:
+    """Of a weight in a quantized checkpoint; None: it is none that is known."""
+    try:
+        scheme = parse_scheme(json.loads((folder / "config.json").read_bytes()))
+    except (PenstockError, OSError, ValueError, AttributeError, RecursionError):
+        return None
+    return None if scheme is None else scheme.bits
+
+
+def _sizes(path: Path, bits: int | None) -> list[StoredSize]:
+    return [_size(name, found, bits) for name, found in read_header(path).items()]
+
+
+def _size(name: str, found: Described, bits: int | None) -> StoredSize:
+    if bits is not None and found.dtype == "I32" and name.endswith(_WORDS):
+        return StoredSize(f"int{bits}", found.num_bytes * 8 // bits, found.num_bytes, is_matrix=True)
+    return StoredSize(found.dtype, math.prod(found.shape), found.num_bytes, len(found.shape) == 2)

@@ -68,6 +68,20 @@ def test_vllm_or_torch_on_gpus(machine) -> None:
     assert choose_engine(DEMO) == "openvino"
 
 
+def test_quantized_checkpoints_are_not_for_torch(machine, tmp_path: Path) -> None:
+    settings = json.loads((DEMO / "config.json").read_text())
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**settings, "quantization_config": {"quant_method": "gptq", "bits": 4}}))
+    machine(gpus=1)
+    assert choose_engine(tmp_path) == "openvino"
+    machine(gpus=1, vllm=True)
+    assert choose_engine(tmp_path) == "vllm"
+    config.write_text(json.dumps({**settings, "quantization_config": {"quant_method": "aqlm"}}))
+    machine()
+    with pytest.raises(ConfigError, match=r"quant_method=aqlm, which is not supported.* vllm may"):
+        choose_engine(tmp_path)
+
+
 @pytest.mark.parametrize("text", [None, "{", "[]"])
 def test_a_config_that_cannot_be_read(machine, tmp_path: Path, text: str | None) -> None:
     machine()

@@ -28,10 +28,10 @@ class OpenVINOConfig:
     dtype: Precision = "auto"
     """Precision of the computation. auto: bf16 where the device computes in it, else f32."""
     weights: WeightsType = "auto"
-    """How weights are held. auto: as in the checkpoint. int8: symmetric, one scale for each output row. int4: see
-    `quantization`."""
+    """How weights are held. auto: as in the checkpoint; of a quantized one, 8-bit floats become bf16. int8: symmetric,
+    one scale for each output row. int4: see `quantization`."""
     activations: Activations = "auto"
-    """What is multiplied by weights in int8 and int4. auto: int8, rounded as they come, with a scale for each group of
+    """What is multiplied by weights in 8 and 4 bits. auto: int8, rounded as they come, with a scale for each group of
     a token's values. A float type has to be that of the computation."""
     weights_cache: int = 20 << 30
     """Bytes of quantized weights that are kept on disk for later starts; 0: none."""

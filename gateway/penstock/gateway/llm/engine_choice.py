@@ -6,6 +6,7 @@ import json
 import logging
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from penstock.engines.errors import PenstockError
 from penstock.engines.formats.gguf.files import gguf_files
@@ -18,38 +19,47 @@ logger = logging.getLogger("penstock")
 
 def choose_engine(folder: Path, *, adapters: bool = False) -> str:
     """With a GPU vllm or torch, as installed; on a CPU openvino, and torch for what it does not have: some
-    architectures, and LoRA adapters. GGUF files are openvino's everywhere.
+    architectures, and LoRA adapters. GGUF files are openvino's everywhere, quantized checkpoints wherever vllm is not.
 
-    Raises ConfigError when the folder has no readable config.json, and when torch would be needed and is not there.
+    Raises ConfigError when the folder has no readable config.json, and when torch would be needed and is not there, or
+    would refuse the model, too.
     """
     if gguf_files(folder):
-        refusal = _openvino_refusal(folder)
+        refusal = _openvino_refusal(_read_settings(folder))
         if refusal is not None:
             raise ConfigError(f"model: {refusal}; no other engine reads GGUF files")
         return "openvino"
     if visible_gpus() and find_spec("vllm") is not None:
         return "vllm"
+    settings = _read_settings(folder)
+    is_quantized = bool(settings.get("quantization_config"))
     has_torch = find_spec("torch") is not None and find_spec("transformers") is not None
-    if visible_gpus() and has_torch:
+    if visible_gpus() and has_torch and not is_quantized:
         return "torch"
-    refusal = _openvino_refusal(folder) or ("it has no LoRA adapters" if adapters else None)
+    refusal = _openvino_refusal(settings) or ("it has no LoRA adapters" if adapters else None)
     if refusal is None:
         return "openvino"
+    if is_quantized:
+        raise ConfigError(f"model: {refusal}; torch runs no quantized checkpoints, vllm may (--engine vllm)")
     if not has_torch:
         raise ConfigError(f"model: {refusal}; the torch engine may run it: pip install 'penstock[torch]'")
     logger.info("engine torch: openvino does not run this model: %s", refusal)
     return "torch"
 
 
-def _openvino_refusal(folder: Path) -> str | None:
+def _read_settings(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"model: config.json cannot be read: {error}") from None
     if not isinstance(found, dict):
         raise ConfigError("model: config.json does not hold an object")
+    return found
+
+
+def _openvino_refusal(settings: dict[str, Any]) -> str | None:
     try:
-        parse_config(found)
+        parse_config(settings)
     except PenstockError as error:
         return error.message
     return None

@@ -130,6 +130,42 @@ def fp8(
     return {"weight": values, name: torch.from_numpy(scales)}, values.float().numpy() * whole
 
 
+def bnb_int8(matrix: Levels) -> Tensors:
+    return {
+        "weight": torch.from_numpy((matrix.levels - 128).astype(np.int8)),
+        "SCB": torch.from_numpy(matrix.scales[:, 0] * 127),
+        "weight_format": torch.tensor(0, dtype=torch.uint8),
+    }
+
+
+def bnb_nf4(matrix: npt.NDArray[np.float32], *, nested: bool, block: int = 48) -> tuple[Tensors, Any]:
+    """With any table of 16 values; blocks go over the ends of rows."""
+    table = np.linspace(-1, 1, 16, dtype=np.float32) ** 3
+    flat = matrix.reshape(-1)
+    count = -(-len(flat) // block)
+    scales = np.array([np.abs(flat[i * block : (i + 1) * block]).max() for i in range(count)], np.float32)
+    state: dict[str, Any] = {"quant_type": "nf4", "blocksize": block, "shape": list(matrix.shape), "dtype": "bfloat16"}
+    found: Tensors = {}
+    if nested:
+        offset, inner = float(scales.mean()), np.linspace(-1, 1, 256, dtype=np.float32)
+        outer = np.array([np.abs(scales[i : i + 7] - offset).max() for i in range(0, count, 7)], np.float32)
+        whole = outer.repeat(7)[:count]
+        codes = np.abs((scales - np.float32(offset))[:, None] / whole[:, None] - inner).argmin(1).astype(np.uint8)
+        scales = inner[codes] * whole + np.float32(offset)
+        state |= {"nested_blocksize": 7, "nested_offset": offset, "nested_dtype": "float32"}
+        found = {"weight.nested_absmax": torch.from_numpy(outer), "weight.nested_quant_map": torch.from_numpy(inner)}
+        found["weight.absmax"] = torch.from_numpy(codes)
+    else:
+        found["weight.absmax"] = torch.from_numpy(scales)
+    of_each = scales.repeat(block)[: len(flat)]
+    places = np.abs((flat / of_each)[:, None] - table).argmin(1).astype(np.uint8)
+    found["weight"] = torch.from_numpy((places[0::2] << 4) | places[1::2])[:, None]
+    found["weight.quant_map"] = torch.from_numpy(table)
+    text = json.dumps(state).encode()
+    found["weight.quant_state.bitsandbytes__nf4"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return found, (table[places] * of_each).reshape(matrix.shape)
+
+
 Pack = Callable[[str, npt.NDArray[np.float32]], tuple[Tensors, npt.NDArray[np.float32]]]
 """Of a matrix and its name, the tensors, and what they stand for."""
 

@@ -157,6 +157,16 @@ def test_weights_of_gptq(folder: Path, weights: str, bytes_each: float, of_float
     assert demand("openvino", folder, weights=weights).host.weights == pytest.approx(wanted, rel=1e-2)
 
 
+def test_weights_of_bitsandbytes(folder: Path) -> None:
+    save_quantized(
+        folder,
+        {"quant_method": "bitsandbytes", "load_in_4bit": True},
+        lambda rows, width: {"weight": ("U8", [rows * width // 2, 1], 1)},
+    )
+    wanted = IN_LAYERS * 0.7 + (PARAMETERS - IN_LAYERS) * 2
+    assert demand("openvino", folder).host.weights == pytest.approx(wanted, rel=1e-2)
+
+
 @pytest.mark.parametrize(("weights", "bytes_each", "of_floats"), [("auto", 4, 2), ("int8", 1, 1)])
 def test_weights_of_fp8(folder: Path, weights: str, bytes_each: float, of_floats: float) -> None:
     save_quantized(folder, {"quant_method": "fp8"}, fp8)

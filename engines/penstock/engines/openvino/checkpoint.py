@@ -11,12 +11,12 @@ from penstock.engines.errors import EngineError
 from penstock.engines.formats.gguf.files import gguf_files, read_tensors
 from penstock.engines.formats.gguf.tensors import BlockTensor
 from penstock.engines.formats.model_files import weight_files
-from penstock.engines.formats.quantized.float8 import Float8Tensor
+from penstock.engines.formats.quantized.codebook import CodebookTensor
 from penstock.engines.formats.quantized.integers import IntegerTensor
-from penstock.engines.formats.quantized.schemes import Scheme
+from penstock.engines.formats.quantized.schemes import QuantizedTensor, Scheme
 from penstock.engines.formats.safetensors_file import StoredTensor, read_safetensors
 
-Tensor = StoredTensor | BlockTensor | IntegerTensor | Float8Tensor
+Tensor = StoredTensor | BlockTensor | QuantizedTensor
 
 
 def full_name(name: str) -> str:
@@ -60,8 +60,8 @@ class Checkpoint:
 
     @property
     def has_integers(self) -> bool:
-        """Whether it has matrices of integers, which are held as they are."""
-        return any(isinstance(tensor, IntegerTensor) for tensor in self._tensors.values())
+        """Whether it has matrices that are held in 8 or 4 bits, if nothing else is asked for."""
+        return any(isinstance(tensor, IntegerTensor | CodebookTensor) for tensor in self._tensors.values())
 
     @property
     def bits_of_blocks(self) -> float | None:
@@ -75,12 +75,12 @@ class Checkpoint:
     def stored_parts(self, name: str) -> Sequence[StoredTensor | BlockTensor]:
         """What the files hold of a tensor."""
         tensor = self[name]
-        return tensor.parts if isinstance(tensor, IntegerTensor | Float8Tensor) else (tensor,)
+        return tensor.parts if isinstance(tensor, QuantizedTensor) else (tensor,)
 
     def spare_bias(self, name: str) -> bool:
         """Whether this is the bias of a quantized matrix, and is all zeros: some tools write one for each."""
         matrix = self._tensors.get(name.removesuffix("bias") + "weight")
-        return isinstance(matrix, IntegerTensor | Float8Tensor) and not self[name].f32().any()
+        return isinstance(matrix, QuantizedTensor) and not self[name].f32().any()
 
     def release_pages(self) -> None:
         """Gives the memory behind the mapping back to the system; what is read again comes from the file again."""

@@ -19,6 +19,7 @@ from penstock.engines.contract.loading import Loading, Report, silent
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.formats.quantized.float8 import Float8Tensor
 from penstock.engines.formats.quantized.integers import IntegerTensor
+from penstock.engines.formats.quantized.schemes import QuantizedTensor
 from penstock.engines.formats.safetensors_file import StoredTensor
 from penstock.engines.host.user_cache import user_cache
 from penstock.engines.openvino.carried import (
@@ -131,8 +132,9 @@ class Weights:
         return name.endswith(".bias") and self._checkpoint.spare_bias(name)
 
     def _kind_of(self, tensor: Tensor) -> WeightsType:
-        """How a matrix is held. What a quantized checkpoint has stays in as many bits; there are no 8-bit floats."""
-        if self._kind != "auto" or not isinstance(tensor, IntegerTensor | Float8Tensor):
+        """How a matrix is held. What a quantized checkpoint has stays in as many bits; there are no floats of
+        fewer than 16."""
+        if self._kind != "auto" or not isinstance(tensor, QuantizedTensor):
             return self._kind
         if isinstance(tensor, Float8Tensor):
             return "bf16"
@@ -174,9 +176,11 @@ class Weights:
         return quantize_rows(tensor)
 
     def _note_change(self, tensor: Tensor, kind: str) -> None:
-        if isinstance(tensor, Float8Tensor):
-            self._changed[f"8-bit floats, which become {kind}"] += 1
-        elif isinstance(tensor, IntegerTensor) and not (kind == "int8" and is_rows(tensor)):
+        if not isinstance(tensor, QuantizedTensor):
+            return
+        if not isinstance(tensor, IntegerTensor):
+            self._changed[f"{tensor.bits}-bit floats, which become {kind}"] += 1
+        elif not (kind == "int8" and is_rows(tensor)):
             reason = obstacle(tensor) or f"{tensor.bits} bits"
             self._changed[f"{reason}, and are converted to {kind}"] += 1
 

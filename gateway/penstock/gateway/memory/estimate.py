@@ -47,8 +47,9 @@ _QUANTIZED_BYTES = {"int8": 1.0, "int4": 0.7}
 there is no cache of weights."""
 _HELD_BYTES = {"int2": 0.5, "int4": 0.5, "int8": 1.0, "I8": 1.0}
 """Of a weight in a quantized checkpoint, which is held as it is."""
-_FP8, _WORDS = "F8_E4M3", "I32"
-_SAFETENSORS_TYPES = {*FLOAT_BYTES, *_HELD_BYTES, _FP8, _WORDS, "I64", "U8"}
+_BECOMES = {"F8_E4M3": "bf16", "fp4": "int4"}
+_WORDS = "I32"
+_SAFETENSORS_TYPES = {*FLOAT_BYTES, *_HELD_BYTES, *_BECOMES, _WORDS, "I64", "U8"}
 _U8_SCALES = 8
 """Bytes beside the values of one head of one token, in a cache of u8."""
 
@@ -146,8 +147,8 @@ def _openvino_matrix(size: StoredSize, kind: str, item: float, lanes: int, copie
         return size.count * held * copies
     if size.dtype == _WORDS:  # zero points
         return size.num_bytes
-    if kind == "auto" and size.dtype == _FP8:
-        kind = "bf16"
+    if kind == "auto":
+        kind = _BECOMES.get(size.dtype, kind)
     if kind in _QUANTIZED_BYTES:
         return size.count * _QUANTIZED_BYTES[kind] * copies
     stored = FLOAT_BYTES.get(size.dtype)

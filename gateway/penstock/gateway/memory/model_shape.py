@@ -124,4 +124,6 @@ def _sizes(path: Path, bits: int | None) -> list[StoredSize]:
 def _size(name: str, found: Described, bits: int | None) -> StoredSize:
     if bits is not None and found.dtype == "I32" and name.endswith(_WORDS):
         return StoredSize(f"int{bits}", found.num_bytes * 8 // bits, found.num_bytes, is_matrix=True)
+    if bits is not None and found.dtype == "U8" and name.endswith(".weight"):  # of bitsandbytes
+        return StoredSize(f"fp{bits}", found.num_bytes * 8 // bits, found.num_bytes, is_matrix=True)
     return StoredSize(found.dtype, math.prod(found.shape), found.num_bytes, len(found.shape) == 2)

@@ -20,6 +20,8 @@ from helpers_quantized import (
     Levels,
     Tensors,
     awq,
+    bnb_int8,
+    bnb_nf4,
     fp8,
     gptq,
     packed,
@@ -38,6 +40,8 @@ WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
 GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True, "desc_act": False}
 AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
 FP8: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+BNB: dict[str, Any] = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+BNB_INT8: dict[str, Any] = {"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": True}
 Floats = npt.NDArray[np.float32]
 
 
@@ -107,6 +111,9 @@ FORMATS: dict[str, tuple[dict[str, Any], Any]] = {
         lambda name, matrix: fp8(matrix, (48, 96), "weight_scale_inv"),
     ),
     "fp8, one scale": (FP8, lambda name, matrix: fp8(matrix, matrix.shape)),
+    "bitsandbytes, int8": (BNB_INT8, of_levels(bnb_int8, 8, **SYMMETRIC, **WHOLE_ROWS)),
+    "bitsandbytes, 4 bits": (BNB, lambda name, matrix: bnb_nf4(matrix, nested=False)),
+    "bitsandbytes, 4 bits, nested": (BNB, lambda name, matrix: bnb_nf4(matrix, nested=True)),
 }
 
 
@@ -154,7 +161,9 @@ def distance(runner: Any, reference: Path) -> float:
     return float(np.abs(logprobs(runner, tokens) - wanted).max())
 
 
-@pytest.mark.parametrize("name", ["gptq, desc_act", "gptq, int8", "awq", "pack-quantized", "int-quantized"])
+@pytest.mark.parametrize(
+    "name", ["gptq, desc_act", "gptq, int8", "awq", "pack-quantized", "int-quantized", "bitsandbytes, int8"]
+)
 def test_integers_are_held_as_they_are(
     name: str, original: Path, tmp_path: Path, make_runner: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -188,7 +197,7 @@ def test_floats_of_8_bits_become_bf16(
     assert distance(runner, reference_of(model)) < 1e-3
 
 
-@pytest.mark.parametrize("name", ["gptq, asymmetric", "fp8, one scale"])
+@pytest.mark.parametrize("name", ["gptq, asymmetric", "fp8, one scale", "bitsandbytes, 4 bits, nested"])
 def test_weights_may_be_unpacked(name: str, original: Path, tmp_path: Path, make_runner: Any) -> None:
     model = quantized(original, tmp_path, name)
     runner = make_runner(model, weights="f32")
@@ -220,6 +229,7 @@ def huge_scales(matrix: Levels) -> Tensors:
             {"weights": "int8"},
             "14 matrices of the quantized checkpoint have 4 bits, and are converted",
         ),
+        ("bitsandbytes, 4 bits", None, {}, "have 4-bit floats, which become int4"),
         (
             "pack-quantized",
             of_levels(huge_scales, **SYMMETRIC),
@@ -302,6 +312,7 @@ def test_biases_of_zeros_are_left_out(tmp_path: Path, make_runner: Any) -> None:
         ({**compressed("dense", num_bits=8), "transform_config": {"R1": {}}}, "rotated weights"),
         ({**compressed("dense", num_bits=8), "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse-24"),
         ({"quant_method": "compressed-tensors", "format": "dense"}, "no config_groups"),
+        ({"quant_method": "bitsandbytes"}, "neither load_in_4bit nor load_in_8bit, or both"),
     ],
 )
 def test_settings_that_are_refused(config: dict[str, Any], message: str) -> None:
@@ -349,6 +360,13 @@ def put(part: str, value: torch.Tensor) -> Callable[[Tensors], None]:
         ("int-quantized", put("weight_zero_point", torch.zeros(3, dtype=torch.int8)), r"zero points \(3,\)"),
         ("fp8, blocks", without("weight_scale_inv"), "has no tensor weight_scale"),
         ("fp8, blocks", cut("weight_scale_inv"), "do not go with the matrix"),
+        ("bitsandbytes, 4 bits", without("weight.quant_map"), "has no tensor quant_map"),
+        ("bitsandbytes, 4 bits", cut("weight"), r"has shape \(16383, 1\), which does not go with \(256, 128\)"),
+        ("bitsandbytes, 4 bits", cut("weight.absmax"), "absmax has shape"),
+        ("bitsandbytes, 4 bits", cut("weight.quant_state.bitsandbytes__nf4"), "is not JSON"),
+        ("bitsandbytes, 4 bits, nested", cut("weight.nested_absmax"), "nested_absmax has shape"),
+        ("bitsandbytes, int8", put("weight_format", torch.tensor(1, dtype=torch.uint8)), "a weight_format other than"),
+        ("bitsandbytes, int8", cut("SCB"), "SCB has shape"),
         ("fp8, one scale", put("weight_scale", torch.tensor([torch.nan])), "scales that are not finite"),
     ],
 )

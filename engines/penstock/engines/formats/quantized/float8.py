@@ -24,6 +24,7 @@ class Float8Tensor:
     parts: tuple[StoredTensor, ...]
     """What the file holds of it."""
 
+    bits = 8
     dtype = "fp8"
 
     def rows_f32(self, start: int, stop: int) -> npt.NDArray[np.float32]:

@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.formats.quantized import awq, compressed_tensors, fp8, gptq
+from penstock.engines.formats.quantized import awq, bitsandbytes, compressed_tensors, fp8, gptq
+from penstock.engines.formats.quantized.codebook import CodebookTensor
 from penstock.engines.formats.quantized.float8 import Float8Tensor
 from penstock.engines.formats.quantized.integers import IntegerTensor
 from penstock.engines.formats.quantized.settings import Settings
 from penstock.engines.formats.safetensors_file import StoredTensor
+
+QuantizedTensor = IntegerTensor | Float8Tensor | CodebookTensor
 
 
 class Scheme(Protocol):
@@ -24,7 +27,7 @@ class Scheme(Protocol):
         """Of a quantized weight."""
         ...
 
-    def assemble(self, stored: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor | IntegerTensor | Float8Tensor]:
+    def assemble(self, stored: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor | QuantizedTensor]:
         """Tensors by the names of a checkpoint of floats. Raises EngineError for tensors that do not go together."""
         ...
 
@@ -35,6 +38,7 @@ _METHODS: dict[str, Callable[[Settings], Scheme]] = {
     "compressed-tensors": compressed_tensors.parse,
     "fp8": fp8.parse,
     "fbgemm_fp8": fp8.parse,
+    "bitsandbytes": bitsandbytes.parse,
 }
 
 

@@ -170,14 +170,16 @@ Pack = Callable[[str, npt.NDArray[np.float32]], tuple[Tensors, npt.NDArray[np.fl
 """Of a matrix and its name, the tensors, and what they stand for."""
 
 
-def write_quantized(folder: Path, target: Path, config: dict[str, Any], pack: Pack, ending: str = "_proj") -> Path:
+def write_quantized(
+    folder: Path, target: Path, config: dict[str, Any], pack: Pack, endings: tuple[str, ...] = ("_proj",)
+) -> Path:
     """The model of `folder` with the matrices of modules that end so packed, in `target`, which is returned; and with
     what these stand for, in a folder beside it: `reference_of(target)`."""
     weights = load_file(folder / "model.safetensors")
     stored, rounded = {}, dict(weights)
     for name, values in weights.items():
         module, _, part = name.rpartition(".")
-        if part != "weight" or not module.endswith(ending):
+        if part != "weight" or not module.endswith(endings):
             stored[name] = values
             continue
         tensors, meant = pack(name, values.float().numpy())

@@ -49,6 +49,11 @@ class StoredTensor:
     shape: Shape
     data: npt.NDArray[np.uint8]
 
+    @property
+    def is_float(self) -> bool:
+        """Of more than 8 bits: what `rows_f32` is for."""
+        return self.dtype in _ITEM_BYTES
+
     def rows_f32(self, start: int, stop: int) -> npt.NDArray[np.float32]:
         """Rows [start, stop) of the first axis as float32."""
         row_bytes = _ITEM_BYTES[self.dtype] * math.prod(self.shape[1:])

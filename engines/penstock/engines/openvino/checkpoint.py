@@ -7,7 +7,7 @@ import mmap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from penstock.engines.errors import EngineError
+from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.formats.gguf.files import gguf_files, read_tensors
 from penstock.engines.formats.gguf.tensors import BlockTensor
 from penstock.engines.formats.model_files import weight_files
@@ -46,6 +46,9 @@ class Checkpoint:
             self._maps.append(mapping)
             found.update((rename(name) or name, tensor) for name, tensor in stored.items())
         self._tensors.update(found if scheme is None else scheme.assemble(found))
+        for name, tensor in self._tensors.items():
+            if isinstance(tensor, StoredTensor) and not tensor.is_float:
+                raise UnsupportedError(f"tensor {name} has dtype {tensor.dtype}, and is no part of a quantized matrix")
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors

@@ -28,9 +28,8 @@ class OpenVINOConfig:
     dtype: Precision = "auto"
     """Precision of the computation. auto: bf16 where the device computes in it, else f32."""
     weights: WeightsType = "auto"
-    """How weights are held. auto: as in the checkpoint; of a quantized one, 8-bit floats become bf16, and 4-bit
-    floats int4. int8: symmetric,
-    one scale for each output row. int4: see `quantization`."""
+    """How weights are held. auto: as in the checkpoint; of a quantized one, 8-bit floats become bf16, and 4-bit floats
+    int4. int8: symmetric, one scale for each output row. int4: see `quantization`."""
     activations: Activations = "auto"
     """What is multiplied by weights in 8 and 4 bits. auto: int8, rounded as they come, with a scale for each group of
     a token's values. A float type has to be that of the computation."""

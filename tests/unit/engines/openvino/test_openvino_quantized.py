@@ -35,6 +35,7 @@ from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.openvino.checkpoint import Checkpoint
+from penstock.engines.openvino.quantization import quantize_rows
 
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
 GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True, "desc_act": False}
@@ -174,6 +175,19 @@ def test_integers_are_held_as_they_are(
     assert distance(runner, reference_of(model)) < 1e-3
     assert "weights as stored, activations f32" in runner.info.runner
     assert "quantized checkpoint" not in caplog.text
+
+
+@pytest.mark.parametrize("name", ["int-quantized", "gptq, asymmetric"])
+def test_embeddings_may_be_quantized(name: str, original: Path, tmp_path: Path, make_runner: Any) -> None:
+    """Those of 4 bits become int8, from which rows can be taken."""
+    config, pack = FORMATS[name]
+    model = write_quantized(original, tmp_path / "model", config, pack, ("_proj", "embed_tokens"))
+    reference = reference_of(model) / "model.safetensors"
+    weights = load_file(reference)
+    integers, scales = quantize_rows(Checkpoint(reference.parent)["model.embed_tokens.weight"])
+    weights["model.embed_tokens.weight"] = torch.from_numpy(integers * scales)
+    save_file(weights, reference, {"format": "pt"})
+    assert distance(make_runner(model, activations="f32"), reference.parent) < 1e-3
 
 
 def test_activations_are_rounded_as_with_other_integers(original: Path, tmp_path: Path, make_runner: Any) -> None:
@@ -350,6 +364,7 @@ def put(part: str, value: torch.Tensor) -> Callable[[Tensors], None]:
         ("gptq", put("scales", torch.full((4, 256), torch.inf)), "scales of quantized weights that are not finite"),
         ("gptq", put("qzeros", torch.zeros(4, 32)), "up_proj.qzeros has dtype F32, which should be I32"),
         ("gptq", put("lora_A", torch.zeros(4)), "up_proj has lora_A, which is not supported"),
+        ("gptq", put("bias", torch.zeros(256, dtype=torch.int32)), "up_proj.bias has dtype I32, and is no part of"),
         ("awq", cut("qzeros"), "up_proj.qzeros has shape"),
         ("awq", cut("qweight"), r"up_proj.weight has shape \(256, 127\), config.json asks for \(256, 128\)"),
         ("pack-quantized", without("weight_shape"), "has no tensor weight_shape"),

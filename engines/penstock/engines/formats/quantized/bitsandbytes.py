@@ -2,7 +2,8 @@
 
 In 4 bits `weight` has two weights in a byte, and beside it are `weight.absmax` (a scale for each block),
 `weight.quant_map` (the 16 values) and `weight.quant_state.bitsandbytes__nf4`, JSON in bytes; scales that are quantized,
-too, have `weight.nested_absmax` and `weight.nested_quant_map`. In 8 bits `SCB` [rows] is 127 times the scale of each row.
+too, have `weight.nested_absmax` and `weight.nested_quant_map`. In 8 bits `SCB` [rows] is 127 times the scale of each
+row.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def _check_dynamic(rules: Any) -> None:
     changed = [str(key) for key in rules or () if not str(key).startswith("-")] if isinstance(rules, dict) else [rules]
     if rules and changed:
         raise UnsupportedError(
-            f"quantization_config has dynamic: settings of their own for {str(changed[0])[:50]} are not supported"
+            f"quantization_config has dynamic: other settings for {str(changed[0])[:50]} are not supported"
         )
 
 

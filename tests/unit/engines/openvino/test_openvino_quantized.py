@@ -191,8 +191,9 @@ def test_embeddings_may_be_quantized(name: str, original: Path, tmp_path: Path, 
 
 
 def test_activations_are_rounded_as_with_other_integers(original: Path, tmp_path: Path, make_runner: Any) -> None:
-    model = quantized(original, tmp_path, "gptq, asymmetric")
-    assert "weights as stored, activations int8" in make_runner(model).info.runner
+    info = make_runner(quantized(original, tmp_path, "gptq, asymmetric")).info
+    assert "weights as stored, activations int8" in info.runner
+    assert (info.work.weights, info.work.activations) == ("int4", "int8")
 
 
 def test_floats_of_8_bits_become_bf16(

@@ -20,7 +20,8 @@ def streamed_calls(model: ChatOpenAI, messages: list[Any]) -> list[ToolCall]:
     whole: AIMessageChunk | None = None
     for chunk in bound.stream(messages, max_tokens=300):
         for call in chunk.tool_call_chunks:
-            print(f"\n{call['name']} <- " if call["name"] else call["args"], end="", flush=True)
+            name = f"\n{call['name']} <- " if call["name"] else ""
+            print(name + (call["args"] or ""), end="", flush=True)
         whole = chunk if whole is None else whole + chunk
     print()
     if whole is None:
@@ -32,7 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--model", default="penstock-demo")
-    parser.add_argument("--question", default="Should I take the train from Rome to Oslo?")
+    parser.add_argument("--question", default="What is the weather like in Oslo and Rome? Where should I go?")
     arguments = parser.parse_args()
 
     model = ChatOpenAI(base_url=f"{arguments.url.rstrip('/')}/v1", api_key="none", model=arguments.model)

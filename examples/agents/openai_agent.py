@@ -20,12 +20,14 @@ def streamed_calls(client: OpenAI, asked: dict[str, Any]) -> list[ParsedFunction
     """At least one call, printed while the model writes it. A call that `max_tokens` cuts off is dropped."""
     tools = [pydantic_function_tool(tool) for tool in TOOLS.values()]
     with client.chat.completions.stream(**asked, tools=tools, tool_choice="required", max_tokens=300) as stream:
+        begun = -1
         try:
             for event in stream:
                 if event.type == "tool_calls.function.arguments.delta":
-                    print(event.arguments_delta, end="", flush=True)
-                elif event.type == "tool_calls.function.arguments.done":
-                    print(f" -> {event.name}")
+                    name = f"\n{event.name} <- " if event.index > begun else ""
+                    print(name + event.arguments_delta, end="", flush=True)
+                    begun = event.index
+            print()
             return list(stream.get_final_completion().choices[0].message.tool_calls or [])
         except LengthFinishReasonError as error:
             print(" (cut off)")
@@ -46,7 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--model", default="penstock-demo")
-    parser.add_argument("--question", default="Should I take the train from Rome to Oslo?")
+    parser.add_argument("--question", default="What is the weather like in Oslo and Rome? Where should I go?")
     arguments = parser.parse_args()
 
     client = OpenAI(base_url=f"{arguments.url.rstrip('/')}/v1", api_key="none")

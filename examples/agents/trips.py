@@ -5,17 +5,17 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 City = Literal["Oslo", "Rome", "Vienna"]
-DEGREES = {"Oslo": 4, "Rome": 18, "Vienna": 9}
+WEATHER = {"Oslo": "4 degrees, rain", "Rome": "18 degrees, sunny", "Vienna": "9 degrees, cloudy"}
 KILOMETRES = {("Oslo", "Rome"): 2540, ("Oslo", "Vienna"): 1850, ("Rome", "Vienna"): 1120}
 
 
-class Temperature(BaseModel):
-    """The temperature in a city, in degrees Celsius."""
+class Weather(BaseModel):
+    """The weather in a city."""
 
     city: City
 
     def run(self) -> str:
-        return str(DEGREES[self.city])
+        return WEATHER[self.city]
 
 
 class Distance(BaseModel):
@@ -29,14 +29,14 @@ class Distance(BaseModel):
         return str(KILOMETRES.get(ends, 0))
 
 
-class Timetable(BaseModel):
+class Trains(BaseModel):
     """When trains leave a city."""
 
     city: City
-    day: Literal["weekday", "weekend"]
+    day: Literal["today", "tomorrow"]
 
     def run(self) -> str:
-        return "06:10, 14:40, 21:05" if self.day == "weekday" else "09:25"
+        return "14:40, 21:05" if self.day == "today" else "06:10, 14:40, 21:05"
 
 
 class Trip(BaseModel):
@@ -49,6 +49,6 @@ class Trip(BaseModel):
     bring: Literal["coat", "umbrella", "sunglasses"]
 
 
-TOOLS: dict[str, type[Temperature | Distance | Timetable]] = {
-    tool.__name__: tool for tool in (Temperature, Distance, Timetable)
+TOOLS: dict[str, type[Weather | Distance | Trains]] = {
+    tool.__name__: tool for tool in (Weather, Distance, Trains)
 }

@@ -88,8 +88,10 @@ def test_a_call_of_tools(rig: Rig) -> None:
 @pytest.mark.usefixtures("parsed")
 def test_a_stream_adds_up_to_the_same(rig: Rig) -> None:
     with rig.client.chat.completions.stream(**ASKED, tools=TOOLS) as stream:
+        done = [event.name for event in stream if event.type == "tool_calls.function.arguments.done"]
         final = stream.get_final_completion().choices[0]
     assert (final.finish_reason, calls_of(final.message)) == ("tool_calls", CALLS)
+    assert done == [name for name, _ in CALLS]
     assert (final.message.content or "").strip() == "I will look."
     chunks = [chunk.choices[0].delta for chunk in rig.client.chat.completions.create(**ASKED, tools=TOOLS, stream=True)]
     assert "".join(getattr(delta, "reasoning", "") for delta in chunks) == "They want the weather."

@@ -9,7 +9,7 @@ import msgspec
 from penstock.gateway.llm.dataplane import ChoiceDelta
 from penstock.gateway.openai.frames import Frames
 from penstock.gateway.openai.message_parts import finish_reason, has_call, message_delta
-from penstock.tokenizers import TextPart
+from penstock.tokenizers import TextPart, ToolCallPart
 
 _encode = msgspec.json.Encoder().encode
 _RUNNING: dict[str, object] = {"logprobs": None, "finish_reason": None}
@@ -18,7 +18,8 @@ _NOTHING = TextPart("")
 
 class PartFrames(Frames):
     """Each part has a chunk of its own, so that their order is kept. The last chunk of a delta has what belongs to all
-    of it: finish reason, logprobs, token ids."""
+    of it: finish reason, logprobs, token ids. That is a chunk without a part where a call ends the answer: OpenAI's client
+    looks at the finish reason before it looks at the call, and would not tell that the call is complete."""
 
     _with_calls: frozenset[int] = frozenset()
     """Choices that have called a tool."""
@@ -30,6 +31,8 @@ class PartFrames(Frames):
 
     def _chunks(self, delta: ChoiceDelta) -> list[bytes]:
         index, parts = delta.index, delta.parts or (_NOTHING,)
+        if delta.finish_reason is not None and isinstance(parts[-1], ToolCallPart):
+            parts = (*parts, _NOTHING)
         if has_call(parts):
             self._with_calls |= {index}
         fields = self._fields(delta)

@@ -64,6 +64,12 @@ def test_only_the_choice_that_called_ends_with_tool_calls() -> None:
     assert made.live == 0
 
 
+def test_a_call_that_comes_with_the_end_has_a_chunk_of_its_own() -> None:
+    ended = choices_of(frames().render([delta(ToolCallPart(0, "{}", "look"), finish="stop")]))
+    assert [sorted(choice["delta"]) for choice in ended] == [["tool_calls"], ["content"]]
+    assert [choice["finish_reason"] for choice in ended] == [None, "tool_calls"]
+
+
 def test_every_chunk_has_the_usage_so_far() -> None:
     made = frames(usage=lambda index: {"of": index})
     events = made.render([delta(ReasoningPart("a"), TextPart("b"))]).decode().split("\n\n")

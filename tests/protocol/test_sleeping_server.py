@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from datetime import datetime
 
 import httpx
 import pytest
@@ -91,5 +92,7 @@ def test_an_idle_model_sleeps_until_the_next_request() -> None:
         assert seen(server, "/health/ready").status_code == 200
         kept = server.post("/api/chat", {"model": "penstock-demo", "messages": [], "keep_alive": "10m"})
         assert kept.json()["done_reason"] == "load"
+        [running] = seen(server, "/api/ps").json()["models"]
+        assert 500 < datetime.fromisoformat(running["expires_at"]).timestamp() - time.time() < 700
         assert not sleeps(server)
         assert chat(server).json()["choices"] == first.json()["choices"]

@@ -144,6 +144,10 @@ async def test_how_long_it_is_kept_may_change() -> None:
     stage.sleep.keep(0.0)
     await stage.until(1)
     assert stage.sleep.asleep
+    await stage.call()  # what was said is forgotten with the sleep: it does not sleep again behind each call
+    left = stage.sleep.seconds_left
+    assert left is not None
+    assert left > 900
     await stage.sleep.end()
 
 

@@ -36,7 +36,7 @@ class ModelSleep:
         self._calls = calls
         self.falls_asleep = idle_seconds > 0
         """Whether the operator wants it to sleep while it is idle."""
-        self._idle_seconds: float | None = idle_seconds or None
+        self._usual_idle_seconds = self._idle_seconds = idle_seconds or None
         self._clock = clock
         self.asleep = False
         """The engine is stopped, or about to be; or it starts again."""
@@ -72,7 +72,7 @@ class ModelSleep:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def keep(self, seconds: float | None) -> None:
-        """From now on it falls asleep after so long without a call; None: it stays awake."""
+        """Until it sleeps: it does so after so long without a call; None: it stays awake."""
         self._idle_seconds = seconds
         self._look_later()
 
@@ -116,6 +116,7 @@ class ModelSleep:
                 started = self._clock()
                 await self._engine.start()
                 self.asleep = False
+                self._idle_seconds = self._usual_idle_seconds
                 logger.info("%s is awake again, after %.1f s", self._name, self._clock() - started)
                 self._look_later()
 

@@ -60,11 +60,11 @@ class _Endpoint(GeneratingEndpoint[_R]):
         name = self._name(request)
         exchange.context.principal.require_model(name)
         model, _ = self._dataplane.find(name)
-        keep(model.sleep, request.keep_alive)
         leaves = request.keep_alive is not None and not seconds_of(request.keep_alive)
-        if not leaves:
-            with model.in_flight:
+        with model.in_flight:
+            if not leaves:
                 await model.sleep.awake()
+            keep(model.sleep, request.keep_alive)
         empty = {"message": {"role": "assistant", "content": ""}} if self.is_chat else {"response": ""}
         body = {"model": request.model, "created_at": now(), **empty, "done": True}
         body["done_reason"] = "unload" if leaves else "load"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,9 @@ def make_exported(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(folders: dict[str, Path]) -> Iterator[Server]:
+def server(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     beside = [f"--embedding-model={name}={folder}" for name, folder in folders.items()]
+    beside.append(f"--data-dir={tmp_path_factory.mktemp('data')}")
     with serving("penstock-demo", "--dtype", "f32", *beside) as process:
         yield process
 
@@ -178,3 +180,28 @@ def test_flags_that_do_not_fit(flags: list[str], message: str, folders: dict[str
     server = Server(*(flag.format(**folders) for flag in flags))
     server.wait_for_log(message)
     assert server.process.wait(30) == 1
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        ("/v1/rerank", {"model": "scorer", "query": "weather", "documents": ["rain", "a brown fox"]}),
+        ("/v1/score", {"model": "embedder", "text_1": "weather", "text_2": "rain"}),
+        ("/v1/classify", {"model": "classifier", "input": "rain"}),
+    ],
+)
+def test_batches_rank_and_classify(server: Server, endpoint: str, body: dict[str, Any]) -> None:
+    client = server.client()
+    line = json.dumps({"custom_id": "a", "method": "POST", "url": endpoint, "body": body}).encode()
+    file = client.files.create(file=("in.jsonl", line), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="1h")  # type: ignore[arg-type]
+    deadline = time.monotonic() + 60
+    while batch.status != "completed":
+        assert time.monotonic() < deadline, batch
+        batch = client.batches.retrieve(batch.id)
+    assert batch.output_file_id is not None, batch
+    answer = json.loads(client.files.content(batch.output_file_id).text)["response"]["body"]
+    for each in (answer, expected := server.post(endpoint, body).json()):
+        del each["id"]
+        each.pop("created", None)
+    assert answer == expected

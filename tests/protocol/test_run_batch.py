@@ -44,7 +44,11 @@ def test_files_that_are_wrong_end_it_with_the_line(tmp_path: Path) -> None:
     wrong = run(source, target)
     assert wrong.returncode == 1
     assert "line 2: Another line has the same custom_id." in wrong.stderr
+    assert "ready: " not in wrong.stderr, "the file is checked before the model loads"
     assert not target.exists()
+    missing = run(tmp_path / "no file", target)
+    assert missing.returncode == 1
+    assert "no file cannot be read: No such file or directory" in missing.stderr
     source.write_text(lines("a"))
     target.write_text("a poem\n")
     assert run(source, target).returncode == 1

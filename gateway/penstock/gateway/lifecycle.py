@@ -233,6 +233,8 @@ class _Server:
             self._signals.on_hangup(self._read_keys_again)
         self._intake.lag.start()
         self._responses.start()
+        if file is not None:
+            file.check(self._endpoints, self._settings)
         await self._ports.open()
         loading = asyncio.create_task(self._load(file))
         stopping = asyncio.create_task(self._signals.end.wait())

@@ -51,6 +51,8 @@ class OpenPorts:
         if server.allow_grpc:
             self._grpc = await self._open_grpc()
             self._reload_certificates_of(self._grpc, tls_settings(self._config, "grpc"))
+        if not self._open:
+            return
         logger.info(
             "listening on %s (gRPC %s, metrics %s)",
             self.http_url(server.address("http")) if server.allow_http else "-",

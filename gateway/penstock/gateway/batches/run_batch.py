@@ -41,17 +41,26 @@ class BatchFile:
         self._seats = asyncio.Semaphore(lines_in_flight)
         self._lines: Counter[bool] = Counter()
 
+    def check(self, endpoints: Mapping[str, ASGIApp], settings: AppSettings) -> int:
+        """How many lines there are. Before models load, which may take long. Raises ConfigError for what is wrong with
+        the file."""
+        try:
+            total, errors = check_lines(self._source, endpoints, settings.max_body_bytes)
+        except OSError as error:
+            raise ConfigError(f"{self._source} cannot be read: {error.strerror}") from None
+        if errors:
+            first = errors[0]
+            where = "" if first["line"] is None else f", line {first['line']}"
+            raise ConfigError(f"{self._source}{where}: {first['message']}")
+        return total
+
     async def answer(
         self, endpoints: Mapping[str, ASGIApp], settings: AppSettings, is_live: Callable[[], bool]
     ) -> None:
         """`is_live` says whether the models can still answer. Raises ConfigError for what is wrong with the files,
         EngineDeadError."""
+        total = self.check(endpoints, settings)
         try:
-            total, errors = check_lines(self._source, endpoints, settings.max_body_bytes)
-            if errors:
-                first = errors[0]
-                where = "" if first["line"] is None else f", line {first['line']}"
-                raise ConfigError(f"{self._source}{where}: {first['message']}")
             done = _written(self._target)
             with self._target.open("ab") as out:
                 async with asyncio.TaskGroup() as watched:

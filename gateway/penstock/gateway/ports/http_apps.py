@@ -117,6 +117,9 @@ def batch_endpoints(dataplane: DataPlane, settings: AppSettings, pooling: Poolin
         "/v1/chat/completions": ChatCompletions(dataplane, settings),
         "/v1/completions": Completions(dataplane, settings),
         "/v1/embeddings": Embeddings(pooling, settings),
+        "/v1/rerank": Rerank(pooling, settings),
+        "/v1/score": Score(pooling, settings),
+        "/v1/classify": Classify(pooling, settings),
         "/v1/responses": CreateResponse(dataplane, settings, _keeping_nothing(settings)),
     }
 

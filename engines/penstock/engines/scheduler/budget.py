@@ -109,8 +109,11 @@ class StepBudget:
         prompts: Sequence[tuple[Run, int]],
         running: Sequence[Run],
         head: Request | None,
+        *,
+        short: bool = False,
     ) -> Plan:
-        """`ready`, `prompts`: see `RunningRequests.ready`; `head`: the next request that waits, if a seat is free."""
+        """`ready`, `prompts`: see `RunningRequests.ready`; `head`: the next request that waits, if a seat is free;
+        `short`: so are steps in the background."""
         if not prompts and head is None and not self._guesses:
             return ONLY_DECODES
         num_singles, num_generating, base_seconds = len(ready) - len(prompts), 0, 0.0
@@ -126,10 +129,22 @@ class StepBudget:
             first = ready[0].request if ready else head
             in_background = first is not None and first.background
             patience = self._target if num_generating or in_background else self._target * _QUIET_FACTOR
+            if short and in_background:
+                patience = min(patience, self._short_seconds)
             context = prompts[0][0].num_computed_tokens if prompts else 0
             within = self.pace.tokens_within(patience - base_seconds, context)
             limit = max(min(limit, _PROMPT_FLOOR), int(min(limit, within)))
         return Plan(limit, _shares(prompts, limit, self.chunk, head), guess_saves)
+
+    def short_step(self, context: float) -> int:
+        """How many requests a short step may have, which compute one token each and attend to `context`. At least 1."""
+        within = self.pace.tokens_within(self._short_seconds - self.pace.seconds(0, 0.0), context)
+        return max(1, int(min(within, self._config.max_num_seqs)))
+
+    @property
+    def _short_seconds(self) -> float:
+        """Twice what a step takes with hardly anything in it. Longer ones save little time for those that are in them."""
+        return 2 * self.pace.seconds(0, 0.0)
 
     def guesses(self, run: Run, room: int, plan: Plan) -> list[int]:
         """Tokens to verify beside the request's next one, at most `room`. `plan`: of the step, or of the newest one.

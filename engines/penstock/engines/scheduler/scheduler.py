@@ -18,6 +18,7 @@ from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.errors import PenstockError
 from penstock.engines.scheduler.admission import Admission
+from penstock.engines.scheduler.background import Background
 from penstock.engines.scheduler.budget import ONLY_DECODES, Plan, StepBudget
 from penstock.engines.scheduler.compilation import Compilation
 from penstock.engines.scheduler.config import SchedulerConfig
@@ -53,6 +54,7 @@ class Scheduler:
         self.info = msgspec.structs.replace(info, chunk=chunk)
         self.intake = Intake(config, self.info)
         self.budget = StepBudget(config, chunk)
+        self._background = Background(self.running, self.intake.waiting, self.budget)
         self._charges = config.policy is Policy.FAIR
         always = config.speculative != "off" and info.vocab_size <= MAX_VOCAB_SIZE
         self._always_speculates = self._speculates = always
@@ -152,15 +154,21 @@ class Scheduler:
         if self.running.num_free_seats < 1:
             self._displace_background()
         num_preemptions = self.intake.stats.preemptions
-        ready, prompts = self.running.ready(background=self._background_may_compute())
-        if ready and ready[0].request.background and self.under_way:
-            return  # a request that comes now has one step to wait for, not two
+        ready, prompts = self.running.ready(background=self._background.may_compute(now))
+        short, crowded = self._background.has_short_steps(now), False
+        if ready and ready[0].request.background:
+            if self.under_way:
+                return  # a request that comes now has one step to wait for, not two
+            if short:
+                first = self._background.first(ready)
+                crowded, ready = len(first) < len(ready), first
+                prompts = [entry for entry in prompts if entry[0] in first]
         if self._speculates and self.under_way and self._waits_for_guesses(ready):
             return
         head = self.intake.waiting.peek() if self.running.num_free_seats > 0 else None
-        if head is not None and head.background and self.running.has_others:
+        if head is not None and head.background and (crowded or self.running.has_others):
             head = None
-        plan = self.budget.plan(ready, prompts, self.running.runs, head)
+        plan = self.budget.plan(ready, prompts, self.running.runs, head, short=short)
         self._schedule_running(new, ready, plan)
         if not plan.prompt_tokens or self._must_drain or self.intake.stats.preemptions != num_preemptions:
             return
@@ -171,13 +179,6 @@ class Scheduler:
             left = self._admission.schedule(new, left, now)
         if left > 0:
             new.top_up(left, self.budget.chunk)
-
-    def _background_may_compute(self) -> bool:
-        """No other request runs, or could."""
-        if not self.running.has_background:
-            return True
-        head = self.intake.waiting.peek()
-        return not self.running.has_others and (head is None or head.background)
 
     def _displace_background(self) -> bool:
         """Preempts the last request if it is in the background and the next one that waits is not. False when there is

@@ -10,6 +10,7 @@ from penstock.engines.contract.messages import AddRequest, SamplingParams
 from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.scheduler.budget import _PROMPT_FLOOR, Pace, StepBudget
 from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.engines.scheduler.queues import Policy
 from penstock.engines.scheduler.request import Request, Run
 from penstock.kvcache import BlockTables
 from unit.engines.scheduler.harness import FIRST, Rig, make_rig
@@ -105,6 +106,12 @@ def learn(rig: Rig) -> None:
         rig.run(rig.request([1, length] * (length // 2), max_tokens=20))
 
 
+def run_to_its_end(rig: Rig, message: AddRequest) -> None:
+    rig.step(message)
+    while message.ids[0] not in rig.ended:
+        rig.step()
+
+
 def durations(rig: Rig, request_id: int) -> list[float]:
     """Of the steps until the request has its first token."""
     taken = []
@@ -149,6 +156,38 @@ def test_steps_in_the_background_stay_within_the_target() -> None:
     late = rig.request([4] * 900, max_tokens=2, background=True)
     rig.step(late)
     assert max(durations(rig, late.ids[0])) <= 0.022
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+def test_steps_in_the_background_are_short_while_others_come(policy: Policy) -> None:
+    """5 ms and 0.2 ms for each request: some 25 of them make a step twice as long."""
+    rig = timed_rig(20, policy=policy)
+    learn(rig)
+    rig.clock.now += 3
+    lines = [rig.request([n, 2, 3], max_tokens=300, background=True) for n in range(60)]
+    rig.step(*lines)
+    while len(rig.last.request_ids) < 60:
+        rig.step()
+    run_to_its_end(rig, rig.request([7, 7], max_tokens=2))
+    rig.step()
+    first = rig.last.request_ids
+    assert 15 < len(first) < 28
+    assert first == [line.ids[0] for line in lines[: len(first)]]
+    rig.clock.now += 1
+    rig.step()
+    assert rig.last.request_ids == first
+    rig.clock.now += 3
+    rig.step()
+    assert len(rig.last.request_ids) == 60
+
+
+def test_prompts_in_the_background_are_divided_while_others_come() -> None:
+    rig = timed_rig(20)
+    learn(rig)
+    run_to_its_end(rig, rig.request([7, 7], max_tokens=2))
+    late = rig.request([4] * 900, max_tokens=2, background=True)
+    rig.step(late)
+    assert max(durations(rig, late.ids[0])) <= 0.015, "32 tokens, and what they attend to"
 
 
 def test_prompts_keep_a_floor_where_decodes_alone_exceed_the_target() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import openvino as ov
 import torch
 import transformers
+from safetensors.torch import save_file
 from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerFast
 
 from helpers_tokenizers import bert
@@ -72,6 +73,9 @@ def make_encoder(
     for path, content in (files or {}).items():
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(json.dumps(content))
+        if "in_features" in content and not content["bias"]:
+            weight = torch.randn(content["out_features"], content["in_features"])
+            save_file({"linear.weight": weight}, (folder / path).with_name("model.safetensors"))
     return folder
 
 
@@ -86,6 +90,19 @@ def sentence_files(mode: str = "mean_tokens", *, normalize: bool = True, max_tok
         "modules.json": modules,
         "1_Pooling/config.json": {"word_embedding_dimension": 32, f"pooling_mode_{mode}": True},
         "sentence_bert_config.json": {"max_seq_length": max_tokens, "do_lower_case": False},
+    }
+
+
+def token_files() -> dict[str, Any]:
+    """As PyLate writes them for a ColBERT: a vector for each token."""
+    dense = {"in_features": 32, "out_features": 8, "bias": False}
+    return {
+        "modules.json": [
+            {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+            {"idx": 1, "name": "1", "path": "1_Dense", "type": "pylate.models.Dense.Dense"},
+        ],
+        "1_Dense/config.json": dense | {"activation_function": "torch.nn.modules.linear.Identity"},
+        "config_sentence_transformers.json": {"query_prefix": "what ", "document_prefix": "rain "},
     }
 
 

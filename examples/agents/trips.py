@@ -49,6 +49,4 @@ class Trip(BaseModel):
     bring: Literal["coat", "umbrella", "sunglasses"]
 
 
-TOOLS: dict[str, type[Weather | Distance | Trains]] = {
-    tool.__name__: tool for tool in (Weather, Distance, Trains)
-}
+TOOLS: dict[str, type[Weather | Distance | Trains]] = {tool.__name__: tool for tool in (Weather, Distance, Trains)}

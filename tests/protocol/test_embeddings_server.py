@@ -17,7 +17,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import helpers_models
-from helpers_encoders import export_graph, make_encoder, reference, reference_rows, sentence_files, tokenizer
+from helpers_encoders import (
+    export_graph,
+    make_encoder,
+    reference,
+    reference_rows,
+    sentence_files,
+    token_files,
+    tokenizer,
+)
 from helpers_server import Server, serving
 from penstock.engines.encoder.text import TokenizedText
 
@@ -32,6 +40,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "scorer": make_encoder(base / "scorer", "XLMRoberta", labels=1),
         "classifier": make_encoder(base / "classifier", "DistilBert", labels=3),
         "decoder": make_decoder(base / "decoder"),
+        "tokenwise": make_encoder(base / "tokenwise", "Bert", files=token_files()),
         "exported": make_exported(base / "exported"),
     }
 
@@ -134,7 +143,7 @@ def test_classes(server: Server, folders: dict[str, Path]) -> None:
 def test_they_stand_beside_the_language_model(server: Server) -> None:
     client = server.client()
     names = [model.id for model in client.models.list()]
-    assert names == ["penstock-demo", "embedder", "scorer", "classifier", "decoder", "exported"]
+    assert names == ["penstock-demo", "embedder", "scorer", "classifier", "decoder", "tokenwise", "exported"]
     hi: Any = [{"role": "user", "content": "hi"}]
     assert client.chat.completions.create(model="penstock-demo", messages=hi, max_tokens=2).choices
     with pytest.raises(openai.BadRequestError, match="generates no text; see /v1/embeddings"):
@@ -180,6 +189,37 @@ def test_flags_that_do_not_fit(flags: list[str], message: str, folders: dict[str
     server = Server(*(flag.format(**folders) for flag in flags))
     server.wait_for_log(message)
     assert server.process.wait(30) == 1
+
+
+def test_a_vector_for_each_token(server: Server) -> None:
+    asked = {"model": "tokenwise", "input": ["a quick brown fox", "rain"], "task": "token_embed"}
+    answer = server.post("/pooling", asked).json()
+    shapes = [np.array(each["data"]).shape for each in answer["data"]]
+    assert shapes == [(6, 8), (3, 8)], "with the tokens at both ends"
+    assert answer["usage"]["prompt_tokens"] == 9
+    alone = server.post("/pooling", asked | {"input": "rain", "encoding_format": "base64", "prompt_name": None}).json()
+    rows = [np.frombuffer(base64.b64decode(row), "<f4") for row in alone["data"][0]["data"]]
+    assert np.allclose(rows, answer["data"][1]["data"], atol=1e-5)
+    assert np.allclose(np.linalg.norm(rows, axis=1), 1)
+    prefixed = server.post("/pooling", asked | {"input": "rain", "prompt_name": "query"}).json()
+    assert len(prefixed["data"][0]["data"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "rain"}),
+        ("/v1/rerank", {"query": "rain", "documents": ["rain"]}),
+        ("/v1/score", {"text_1": "rain", "text_2": "rain"}),
+        ("/api/embed", {"input": "rain"}),
+    ],
+)
+def test_where_one_vector_is_needed_those_of_tokens_are_refused(
+    server: Server, path: str, body: dict[str, Any]
+) -> None:
+    refused = server.post(path, body | {"model": "tokenwise"})
+    assert refused.status_code == 400
+    assert "gives a vector for each token; see /pooling" in refused.text
 
 
 @pytest.mark.parametrize(

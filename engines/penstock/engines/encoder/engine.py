@@ -82,8 +82,8 @@ class EncoderEngine:
         self._thread.start()
 
     async def encode(self, texts: Sequence[TokenizedText]) -> Vectors:
-        """A row for each text, none of which is empty. Cancelling takes those that are in no batch yet out of the
-        queue. Raises QueueFullError, NotReadyError, EngineError."""
+        """A row for each text, or for each token of each text; no text is empty. Cancelling takes those that are in no
+        batch yet out of the queue. Raises QueueFullError, NotReadyError, EngineError."""
         if not self.ready:
             raise NotReadyError("The model is not ready.", retry_after=2)
         request = EncodeRequest(texts)
@@ -98,7 +98,7 @@ class EncoderEngine:
             if request.missing:
                 with self._changed:
                     self._queue.remove(request)
-        return np.array(request.rows)
+        return np.vstack([row for row in request.rows if row is not None])
 
     async def stop(self) -> None:
         """Ends what still waits with NotReadyError; returns when the batch under way is over."""
@@ -148,9 +148,9 @@ class EncoderEngine:
             logger.warning("a batch of %d texts failed and is computed text by text: %r", len(batch), error)
             return {key: each for text in batch for key, each in self._compute(encoder, [text]).items()}
         found: dict[EncodeRequest, PenstockError] = {}
-        for each, row, finite in zip(batch, rows, np.isfinite(rows.sum(axis=1)), strict=True):
+        for each, row in zip(batch, rows, strict=True):
             each.request.put(each.number, row)
-            if not finite:
+            if not np.isfinite(row.sum()):
                 found[each.request] = NumericalError("The model gave numbers that are not finite.")
         return found
 

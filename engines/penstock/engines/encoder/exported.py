@@ -71,7 +71,7 @@ def _result(given: ov.Model, rows: Rows, outline: EncoderOutline, recipe: Senten
                 raise UnsupportedError(f"{file} does not say how long the vectors of {name} are")
             x = rows.collect(_source(outputs[name]), size.get_length())
             return text_vectors(x, size.get_length(), rows, recipe)
-    if _TEXT_OUTPUT in outputs and not recipe.dense:
+    if _TEXT_OUTPUT in outputs and recipe.pooling and not recipe.dense:
         return _source(outputs[_TEXT_OUTPUT])
     raise UnsupportedError(
         f"{file} has the outputs {', '.join(sorted(outputs))}; needed is one of {', '.join(_TOKEN_OUTPUTS)}"

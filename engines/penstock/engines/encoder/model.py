@@ -30,6 +30,7 @@ class EncoderModel:
     def __init__(self, config: OpenVINOConfig, recipe: SentenceRecipe, report: Report = silent) -> None:
         outline = outline_of(config.model_dir, read_json(config.model_dir / "config.json"))
         self._possible_tokens = outline.max_tokens
+        self._has_rows_of_tokens = not recipe.pooling and outline.num_labels is None
         max_tokens = longest_text(config.max_model_len, recipe.max_tokens, outline.max_tokens)
         core = ov.Core()
         self._weights: Weights | None = None
@@ -54,17 +55,21 @@ class EncoderModel:
         self.info = EncoderInfo(
             max_tokens=max_tokens,
             vocab_size=outline.vocab_size,
-            output_size=len(row),
+            output_size=row.shape[-1],
             runner=f"openvino {precision}, {threads} threads",
         )
 
-    def compute(self, texts: Sequence[TokenizedText]) -> Vectors:
-        """[texts, output size]. Releases the GIL while it computes."""
+    def compute(self, texts: Sequence[TokenizedText]) -> Vectors | list[Vectors]:
+        """Of each text [output size], or [tokens, output size]. Releases the GIL while it computes."""
         given = {
             name: array for name, array in batch_inputs(texts, self._possible_tokens).items() if name in self._inputs
         }
         self._request.infer(given, share_inputs=True)
-        return np.array(self._request.get_output_tensor(0).data, np.float32)
+        rows = np.array(self._request.get_output_tensor(0).data, np.float32)
+        if not self._has_rows_of_tokens:
+            return rows
+        ends = np.cumsum([len(text) for text in texts])
+        return np.split(rows, ends)[:-1]  # behind the last text stands what rounds the batch up
 
 
 def longest_text(asked: int | None, said: int | None, possible: int) -> int:

@@ -1,4 +1,4 @@
-"""From a vector for each token to one for each text, as sentence-transformers' modules do it."""
+"""What stands behind an encoder, as sentence-transformers' modules have it: most often one vector for each text."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ ACTIVATE: dict[str, Callable[[Node], Node]] = {
 
 
 def text_vectors(x: Node, size: int, rows: Rows, recipe: SentenceRecipe) -> Node:
-    """[T, size] to [B, size of the vectors], not normalised. Raises UnsupportedError for a dense layer that does not
-    take what comes before it."""
-    parts = [_pooled(x, mode, rows) for mode in recipe.pooling]
+    """[T, size] to [B, size of the vectors], not normalised; without a pooling to [T, size of the vectors]. Raises
+    UnsupportedError for a dense layer that does not take what comes before it."""
+    parts = [_pooled(x, mode, rows) for mode in recipe.pooling] or [x]
     pooled = parts[0] if len(parts) == 1 else ops.concat(parts, 1)
     size *= len(parts)
     for dense in recipe.dense:

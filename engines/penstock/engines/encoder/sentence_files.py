@@ -41,7 +41,7 @@ class DenseLayer:
 @dataclass(frozen=True, kw_only=True)
 class SentenceRecipe:
     pooling: tuple[str, ...] = ("mean",)
-    """Of several, the results are concatenated."""
+    """Of several, the results are concatenated. None: each token keeps its vector (ColBERT)."""
     dense: tuple[DenseLayer, ...] = ()
     normalize: bool = False
     max_tokens: int | None = None
@@ -73,6 +73,9 @@ def _recipe(folder: Path) -> SentenceRecipe:
     limits = _read(folder / "sentence_bert_config.json")
     said = _read(folder / "config_sentence_transformers.json")
     prompts = {str(name): str(text) for name, text in (said.get("prompts") or {}).items()}
+    for name in ("query", "document"):  # of models with a vector for each token
+        if said.get(f"{name}_prefix"):
+            prompts.setdefault(name, str(said[f"{name}_prefix"]))
     found: dict[str, Any] = {
         "max_tokens": limits.get("max_seq_length"),
         "lower_case": bool(limits.get("do_lower_case")),
@@ -80,7 +83,10 @@ def _recipe(folder: Path) -> SentenceRecipe:
         "default_prompt": prompts.get(said.get("default_prompt_name") or "", ""),
     }
     dense: list[DenseLayer] = []
-    for module in _modules(folder):
+    modules = _modules(folder)
+    if modules:
+        found["pooling"] = ()
+    for module in modules:
         kind, path = str(module["type"]).rpartition(".")[2], folder / str(module["path"])
         if not path.resolve().is_relative_to(folder.resolve()):
             raise UnsupportedError(f"modules.json names {module['path']}, which is not in the model's folder")
@@ -94,6 +100,8 @@ def _recipe(folder: Path) -> SentenceRecipe:
             found["normalize"] = True
         elif kind != "Transformer":
             raise UnsupportedError(f"modules.json has {kind}; supported are Transformer, Pooling, Dense and Normalize")
+    if found.get("pooling") == ():
+        found["normalize"] = True  # by ColBERT itself: no module says so
     return SentenceRecipe(dense=tuple(dense), **found)
 
 

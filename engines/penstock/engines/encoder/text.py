@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 Vectors = npt.NDArray[np.float32]
-"""A row for each text."""
+"""A row for each text; of models with a vector for each token, a row for each token of each text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,4 +41,6 @@ class Encoder(Protocol):
 
     info: EncoderInfo
 
-    def compute(self, texts: Sequence[TokenizedText]) -> Vectors: ...
+    def compute(self, texts: Sequence[TokenizedText]) -> Vectors | list[Vectors]:
+        """Of each text its row, or the rows of its tokens."""
+        ...

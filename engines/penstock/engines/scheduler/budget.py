@@ -143,7 +143,7 @@ class StepBudget:
 
     @property
     def _short_seconds(self) -> float:
-        """Twice what a step takes with hardly anything in it. Longer ones save little time for those that are in them."""
+        """Twice what the shortest step takes. Longer ones save little time for those that are in them."""
         return 2 * self.pace.seconds(0, 0.0)
 
     def guesses(self, run: Run, room: int, plan: Plan) -> list[int]:

@@ -18,7 +18,7 @@ _NOTHING = TextPart("")
 
 class PartFrames(Frames):
     """Each part has a chunk of its own, so that their order is kept. The last chunk of a delta has what belongs to all
-    of it: finish reason, logprobs, token ids. That is a chunk without a part where a call ends the answer: OpenAI's client
+    of it: finish reason, logprobs, token ids. Where a call ends the answer, that is one more chunk: OpenAI's client
     looks at the finish reason before it looks at the call, and would not tell that the call is complete."""
 
     _with_calls: frozenset[int] = frozenset()

@@ -105,7 +105,7 @@ def _decoder(
     if recipe.pooling != ("lasttoken",) or recipe.dense:
         raise UnsupportedError(
             f"of {settings.get('architectures')} embeddings are the last token's; this model has the pooling "
-            f"{', '.join(recipe.pooling)}{' and dense layers' if recipe.dense else ''}"
+            f"{', '.join(recipe.pooling) or 'none'}{' and dense layers' if recipe.dense else ''}"
         )
     if config.model.engine == "auto" and choose_engine(source.folder) == "vllm":
         config = overlay(config, {"engine": "torch"})  # which gives vectors, and comes with vLLM

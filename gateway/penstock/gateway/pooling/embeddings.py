@@ -26,10 +26,26 @@ class Embeddings(PoolingEndpoint[EmbeddingRequest]):
         return await self.plane.in_pool(vectors.size, partial(_answer, request, vectors, texts))
 
 
+def require_one_vector(model: PoolingModel) -> None:
+    """For each text. Raises InvalidRequestError."""
+    if model.task == "token_embed":
+        raise InvalidRequestError(
+            f"The model `{model.names[0]}` gives a vector for each token; see /pooling.", param="model"
+        )
+
+
 async def embed(
     plane: PoolingPlane, model: PoolingModel, request: EmbeddingRequest, context: RequestContext
 ) -> tuple[Vectors, Sequence[TokenizedText]]:
-    """As long and as scaled as the request wants them. Raises PenstockError."""
+    """A vector for each text, as long and as scaled as the request wants them. Raises PenstockError."""
+    require_one_vector(model)
+    return await vectors_of(plane, model, request, context)
+
+
+async def vectors_of(
+    plane: PoolingPlane, model: PoolingModel, request: EmbeddingRequest, context: RequestContext
+) -> tuple[Vectors, Sequence[TokenizedText]]:
+    """As `embed`, also of a model with a vector for each token."""
     if model.head is not None:
         raise InvalidRequestError(
             f"The model `{request.model}` gives scores or classes and no embeddings; see /v1/rerank, /v1/score, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from penstock.engines.encoder.sentence_files import SentenceRecipe
 from penstock.engines.encoder.text import EncoderInfo, TokenizedText, Vectors
@@ -38,7 +38,8 @@ class RowSource(Protocol):
         ...
 
     async def rows(self, texts: Sequence[TokenizedText], context: RequestContext) -> Vectors:
-        """A row for each text, none of which is empty: a vector as the model gives it, or logits. Cancelling gives up
+        """A row for each text, none of which is empty: a vector as the model gives it, or logits. For the task
+        token_embed a row for each token. Cancelling gives up
         what is not computed yet. Raises PenstockError."""
         ...
 
@@ -65,5 +66,12 @@ class PoolingModel:
     def capabilities(self) -> list[str]:
         """A head with one class gives a score, by which texts are ranked."""
         if self.head is None:
-            return ["embedding"]
+            return ["embedding" if self.recipe.pooling else "token_embedding"]
         return ["classify", "score", "rerank"] if len(self.head.labels) == 1 else ["classify"]
+
+    @property
+    def task(self) -> Literal["embed", "token_embed", "classify"]:
+        """vLLM's name of what it gives: a vector for each text or token, or logits."""
+        if self.head is not None:
+            return "classify"
+        return "embed" if self.recipe.pooling else "token_embed"

@@ -13,6 +13,7 @@ from penstock.engines.encoder.text import TokenizedText
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.pooling.answers import finished
+from penstock.gateway.pooling.embeddings import require_one_vector
 from penstock.gateway.pooling.models import PoolingModel
 from penstock.gateway.pooling.plane import PoolingPlane
 from penstock.gateway.pooling.tokenizing import Cut, tokenize_inputs, tokenize_pairs
@@ -41,6 +42,7 @@ async def scores_of(
     plane: PoolingPlane, model: PoolingModel, pairs: Pairs, cut: Cut, context: RequestContext
 ) -> tuple[Scores, Sequence[TokenizedText]]:
     """One for each of `pairs.seconds`. Raises PenstockError."""
+    require_one_vector(model)
     if model.head is None:
         return await _angles(plane, model, pairs, cut, context)
     if len(model.head.labels) != 1:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import islice
+from typing import Any
 
 from penstock.engines.encoder.text import TokenizedText, Vectors
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.pooling.answers import list_object, written
 from penstock.gateway.pooling.classify import class_rows
-from penstock.gateway.pooling.embeddings import embed
+from penstock.gateway.pooling.embeddings import vectors_of
 from penstock.gateway.pooling.endpoint import PoolingEndpoint
 from penstock.gateway.pooling.models import PoolingModel
 from penstock.gateway.pooling.schemas import PoolingTaskRequest
@@ -23,15 +25,15 @@ class Pooling(PoolingEndpoint[PoolingTaskRequest]):
         model = self.plane.model(request.model, context)
         _check_task(request, model)
         if model.head is None:
-            rows, texts = await embed(self.plane, model, request, context)
+            rows, texts = await vectors_of(self.plane, model, request, context)
         else:
             rows, texts = await class_rows(self.plane, model, request, request.use_activation, context)
-        return await self.plane.in_pool(rows.size, partial(_answer, request, rows, texts))
+        return await self.plane.in_pool(rows.size, partial(_answer, request, model.task, rows, texts))
 
 
 def _check_task(request: PoolingTaskRequest, model: PoolingModel) -> None:
     """Raises InvalidRequestError for what is not this model's to do."""
-    task = "embed" if model.head is None else "classify"
+    task = model.task
     if request.task not in (None, task):
         raise InvalidRequestError(f"task: the model `{request.model}` offers {task}.", param="task")
     meaningless = ("use_activation",) if model.head is None else ("dimensions", "normalize", "prompt_name")
@@ -40,9 +42,10 @@ def _check_task(request: PoolingTaskRequest, model: PoolingModel) -> None:
             raise InvalidRequestError(f"{name} means nothing to a model for the task {task}.", param=name)
 
 
-def _answer(request: PoolingTaskRequest, rows: Vectors, texts: Sequence[TokenizedText]) -> bytes:
-    data = [
-        {"index": index, "object": "pooling", "data": each}
-        for index, each in enumerate(written(rows, request.encoding_format))
-    ]
+def _answer(request: PoolingTaskRequest, task: str, rows: Vectors, texts: Sequence[TokenizedText]) -> bytes:
+    found: list[Any] = written(rows, request.encoding_format)
+    if task == "token_embed":
+        values = iter(found)
+        found = [list(islice(values, len(text))) for text in texts]
+    data = [{"index": index, "object": "pooling", "data": each} for index, each in enumerate(found)]
     return list_object("pool", request.model, data, texts)

@@ -39,7 +39,7 @@ class EmbeddingRequest(InputRequest, kw_only=True):
 class PoolingTaskRequest(EmbeddingRequest, kw_only=True):
     """Of /pooling."""
 
-    task: Literal["embed", "classify"] | None = None
+    task: Literal["embed", "token_embed", "classify"] | None = None
     use_activation: bool | None = None
 
 

@@ -8,9 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from helpers_encoders import FAMILIES, export_graph, make_encoder, reference, reference_rows, sentence_files
+from helpers_encoders import (
+    FAMILIES,
+    export_graph,
+    make_encoder,
+    reference,
+    reference_rows,
+    sentence_files,
+    token_files,
+)
 from penstock.engines.encoder.model import EncoderModel
 from penstock.engines.encoder.sentence_files import read_recipe
 from penstock.engines.encoder.text import TokenizedText
@@ -104,6 +112,17 @@ def test_pooling_of_several_kinds_and_a_dense_layer(tmp_path: Path) -> None:
     model = reference(folder)
     both = np.hstack([reference_rows(model, texts(), mode) for mode in ("cls_token", "mean_tokens")])
     assert_alike(load(folder).compute(texts()), np.tanh(both @ weight.numpy().T + bias.numpy()))
+
+
+def test_a_vector_for_each_token(tmp_path: Path) -> None:
+    folder = make_encoder(tmp_path, files=token_files())
+    found = load(folder).compute(texts())
+    weight = load_file(folder / "1_Dense" / "model.safetensors")["linear.weight"].numpy()
+    model = reference(folder)
+    for rows, text in zip(found, texts(), strict=True):
+        with torch.no_grad():
+            hidden = model(torch.tensor([list(text.ids)])).last_hidden_state[0].numpy()
+        assert_alike(rows, hidden @ weight.T)
 
 
 def test_a_model_with_a_head_of_its_training_gives_vectors(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import logging
 from penstock.engines.encoder.sentence_files import makes_vectors
 from penstock.gateway.configuration.config import Config
 from penstock.gateway.embedding_models import EmbeddingModels
+from penstock.gateway.front.first_steps import Kind
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.llm.hub import check_revision, fetch_model
@@ -89,9 +90,11 @@ class CommandLineModel:
         )
 
     @property
-    def chat_name(self) -> str | None:
-        """To name the loaded model in a chat; None where it has no chat template."""
-        return None if self._model is None or self._model.chat_template is None else self._model.names[0]
+    def name_and_kind(self) -> tuple[str, Kind] | None:
+        """Of the loaded model; None while there is none, and for one that gives embeddings or scores."""
+        if self._model is None:
+            return None
+        return self._model.names[0], "completion" if self._model.chat_template is None else "chat"
 
     async def stop(self) -> None:
         if self._model is not None:

@@ -43,7 +43,7 @@ from penstock.gateway.configuration.config import Config, ConfigError, overlay
 from penstock.gateway.embedding_models import EmbeddingModels
 from penstock.gateway.front.descriptors import connections_within_limit
 from penstock.gateway.front.exposure import check_exposure
-from penstock.gateway.front.first_steps import first_steps, reachable_host
+from penstock.gateway.front.first_steps import Kind, first_steps, reachable_host
 from penstock.gateway.front.journal import Hook, RequestJournal, name_request
 from penstock.gateway.front.loading_board import LoadingBoard, LoadingLog, LoadingView
 from penstock.gateway.front.server_health import ServerHealth, is_live
@@ -280,10 +280,14 @@ class _Server:
     def _show_first_steps(self) -> None:
         """For a person who has just started a server and looks at its log."""
         server = self._config.server
-        model = None if self._model is None else self._model.chat_name
-        if model is not None and server.allow_http:
-            url = self._ports.http_url(reachable_host(server.address("http")))
-            logger.info("%s", first_steps(url, model, needs_key=self._keys.needed))
+        if not server.allow_http:
+            return
+        url = self._ports.http_url(reachable_host(server.address("http")))
+        known: list[tuple[str, Kind]] = [(name, model.task) for name, model in self._pooling.loaded_names()]
+        if self._model is not None and self._model.name_and_kind is not None:
+            known.insert(0, self._model.name_and_kind)
+        if known:
+            logger.info("%s", first_steps(url, *known[0], needs_key=self._keys.needed))
 
     def _read_keys_again(self) -> None:
         try:

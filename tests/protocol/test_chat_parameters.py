@@ -224,3 +224,13 @@ def test_predicted_output(client: openai.OpenAI) -> None:
         assert details.accepted_prediction_tokens > 10
     wrong: Any = {"type": "content", "content": "Nothing of this kind. " * 9}
     assert ask(client, temperature=0, prediction=wrong).choices[0].message.reasoning == expected
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [({"allowed_token_ids": [5], "bad_words": ["a"]}, "allowed_token_ids"), ({"bad_words": ["y"]}, "bad_words")],
+)
+def test_what_leaves_nothing_of_a_grammar_is_named(client: openai.OpenAI, extra: dict[str, Any], param: str) -> None:
+    with pytest.raises(openai.BadRequestError, match="allows no token") as refused:
+        complete(client, {"structured_outputs": {"choice": ["y"]}} | extra)
+    assert refused.value.param == param

@@ -28,7 +28,7 @@ ANSWER = (
 )
 TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for m in messages %}{{ m.role }}: {{ m.reasoning_content }}{{ m.content }}"
     "{% for call in m.tool_calls or [] %}{{ call.function.arguments.city }}{% endfor %}\n{% endfor %}"
 )
 SCHEMA: Any = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -171,6 +171,7 @@ def test_a_conversation_with_tools(rig: Rig) -> None:
     response = rig.create(tools=TOOLS)
     assert response.status == "completed"
     assert shown(response.output) == OUTPUT
+    assert "encrypted_content" not in response.output[0].to_dict()
     assert response.usage is not None
     assert 0 < response.usage.output_tokens_details.reasoning_tokens < response.usage.output_tokens
     turns = [{"role": "user", "content": HI}, *response.output, *outputs(response)]
@@ -208,6 +209,24 @@ def test_the_tokens_of_a_prompt(rig: Rig) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         count(model="m", input=HI, text={"format": {"type": "yaml"}})  # type: ignore[typeddict-item]
     assert (refused.value.param or "").startswith("text.format")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_that_only_the_client_keeps(rig: Rig, stream: bool) -> None:
+    include: Any = ["reasoning.encrypted_content"]
+    response = rig.create(tools=TOOLS, store=False, include=include, reasoning={"summary": "auto"}, stream=stream)
+    if stream:
+        response = [event for event in response if event.type == "response.completed"][0].response
+    assert shown(response.output) == OUTPUT
+    thought, *others = response.to_dict()["output"]
+    assert thought["summary"] == []
+    lengths = []
+    for name in ("content", "encrypted_content", "status"):
+        sent = {"type": "reasoning", "id": thought["id"], "summary": [], name: thought[name]}
+        turns: Any = [{"role": "user", "content": HI}, sent, *others, *outputs(response)]
+        lengths.append(rig.client.responses.input_tokens.count(model="m", input=turns).input_tokens)
+    whole, encoded, without = lengths
+    assert whole == encoded > without
 
 
 def test_what_is_kept_is_shown_and_deleted(rig: Rig) -> None:

@@ -467,5 +467,5 @@ def _failure(state: SamplingState | None, logits: Floats) -> PenstockError:
     if state is not None and state.failure is not None:
         return state.failure
     if state is not None and len(logits) and np.isfinite(logits[-1].max()):
-        return InvalidRequestError(_NOTHING_ALLOWED)
+        return InvalidRequestError(_NOTHING_ALLOWED, param=state.limits.field if state.limits is not None else None)
     return NumericalError(_NOT_FINITE)

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from penstock.engines.errors import InvalidRequestError
+from penstock.gateway.responses.include import Include
 from penstock.gateway.responses.items import input_items, shown_item
 from penstock.gateway.responses.schemas import InputItem, ResponsesRequest
 from penstock.gateway.responses.service import ResponseService
@@ -25,6 +26,11 @@ class Asked:
     stream: bool | None
     items: list[InputItem] = field(default_factory=list)
     previous: StoredResponse | None = None
+
+    @cached_property
+    def include(self) -> Include:
+        """Raises InvalidRequestError, UnsupportedError."""
+        return Include.parse(self.request.include)
 
     @cached_property
     def shown_items(self) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from penstock.gateway.llm.dataplane import Generation
 from penstock.gateway.responses.answer import ResponseObject
 from penstock.gateway.responses.event_log import EventLog
 from penstock.gateway.responses.events import ResponseEvents
+from penstock.gateway.responses.include import Include
 
 logger = logging.getLogger("penstock")
 
@@ -35,16 +36,16 @@ class BackgroundResponse:
         response: ResponseObject,
         generate: Callable[[], Awaitable[Generation]],
         keep: Callable[[dict[str, Any]], None],
+        include: Include,
         *,
         stream: bool,
-        logprobs: bool,
     ) -> None:
         """`context` is its own, not that of the request, which ends before. `keep` is told its end."""
         self.context = context
         self.response = response
         self.log = EventLog(_LOG_BYTES) if stream else None
         self._generate = generate
-        self._events = ResponseEvents(response, keep, logprobs=logprobs)
+        self._events = ResponseEvents(response, keep, include)
         self._started = False
         self._log(self._events.queued())
 

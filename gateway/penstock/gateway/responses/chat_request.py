@@ -9,23 +9,16 @@ from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.llm.sampling import SamplingFields
 from penstock.gateway.llm.structured_output import JsonSchema, ResponseFormat
 from penstock.gateway.openai.schemas import ChatRequest
+from penstock.gateway.responses.include import LOGPROBS, Include
 from penstock.gateway.responses.schemas import Reasoning, ResponsesRequest, TextOptions
 
-LOGPROBS = "message.output_text.logprobs"
-_ELSEWHERE = frozenset(
-    {
-        "code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results",
-        "message.input_image.image_url", "reasoning.encrypted_content", "web_search_call.action.sources",
-        "web_search_call.results",
-    }
-)  # fmt: skip
 _SAMPLING = tuple(field for field in SamplingFields.__struct_fields__ if field not in ("max_tokens", "response_format"))
 
 
 def chat_request(request: ResponsesRequest) -> ChatRequest:
     """Still without messages. Raises InvalidRequestError, UnsupportedError."""
-    check_include(request.include)
-    if request.top_logprobs and not wants_logprobs(request):
+    logprobs = Include.parse(request.include).logprobs
+    if request.top_logprobs and not logprobs:
         raise InvalidRequestError(f"top_logprobs needs {LOGPROBS} in include.", param="top_logprobs")
     return ChatRequest(
         model=request.model,
@@ -36,7 +29,7 @@ def chat_request(request: ResponsesRequest) -> ChatRequest:
         parallel_tool_calls=request.parallel_tool_calls,
         reasoning_effort=_effort(request.reasoning),
         response_format=_response_format(request.text),
-        logprobs=wants_logprobs(request),
+        logprobs=logprobs,
         top_logprobs=request.top_logprobs,
         user=request.user,
         safety_identifier=request.safety_identifier,
@@ -50,19 +43,6 @@ def chat_request(request: ResponsesRequest) -> ChatRequest:
         max_reasoning_tokens=request.max_reasoning_tokens,
         **{name: getattr(request, name) for name in _SAMPLING},
     )
-
-
-def wants_logprobs(request: ResponsesRequest) -> bool:
-    return LOGPROBS in (request.include or ())
-
-
-def check_include(include: list[str] | None) -> None:
-    """Raises InvalidRequestError, UnsupportedError."""
-    for name in include or ():
-        if name in _ELSEWHERE:
-            raise UnsupportedError(f"include: '{name}' is not supported.", param="include")
-        if name != LOGPROBS:
-            raise InvalidRequestError(f"include may have '{LOGPROBS}', and nothing else.", param="include")
 
 
 def _tools(given: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
@@ -103,8 +83,8 @@ def _effort(reasoning: Reasoning | None) -> Any:
     if reasoning is None:
         return None
     for name in ("summary", "generate_summary"):
-        if getattr(reasoning, name) is not None:
-            message = f"reasoning.{name} is not supported: reasoning is shown as it is."
+        if getattr(reasoning, name) not in (None, "auto"):
+            message = f"reasoning.{name} may only be auto: reasoning is shown as it is, and not summarized."
             raise UnsupportedError(message, param=f"reasoning.{name}")
     return reasoning.effort
 

@@ -22,7 +22,7 @@ from penstock.gateway.openai.service_tier import real_tier
 from penstock.gateway.responses.answer import ResponseObject
 from penstock.gateway.responses.asked import Asked, Keeping
 from penstock.gateway.responses.background import BackgroundResponse
-from penstock.gateway.responses.chat_request import chat_request, wants_logprobs
+from penstock.gateway.responses.chat_request import chat_request
 from penstock.gateway.responses.conversation import template_messages
 from penstock.gateway.responses.event_log import send_events
 from penstock.gateway.responses.events import ResponseEvents, StreamErrors
@@ -77,7 +77,7 @@ class CreateResponse(GeneratingEndpoint[Asked]):
         chat = chat_request(request)
         with in_words_of_responses():
             wanted = await chat_generation(self._dataplane, self._settings, chat, messages, context)
-        if wanted.stages and wants_logprobs(request):
+        if wanted.stages and asked.include.logprobs:
             message = "include: this model's answers may have reasoning or calls, for which there are no logprobs here."
             raise UnsupportedError(message, param="include")
         return replace(wanted, grammar_field=name_of_responses(wanted.grammar_field))
@@ -108,8 +108,7 @@ class CreateResponse(GeneratingEndpoint[Asked]):
         own.record.route = _BACKGROUND_ROUTE
         context.hand_over_to(own)
         generate = partial(self._dataplane.generate, replace(wanted, context=own))
-        logprobs = wants_logprobs(asked.request)
-        begun = BackgroundResponse(own, response, generate, keeping.end, stream=bool(asked.stream), logprobs=logprobs)
+        begun = BackgroundResponse(own, response, generate, keeping.end, asked.include, stream=bool(asked.stream))
         store = self._responses.store
         background.begin(begun, store.keep(tenant, response.id, queued, asked.items_json, asked.previous, is_open=True))
         return begun
@@ -122,8 +121,8 @@ class CreateResponse(GeneratingEndpoint[Asked]):
         response = ResponseObject(asked.request, wanted, generation.usage, store=store, tier=tier)
         keep = Keeping(self._responses, asked, exchange.context.tenant).keep
         if not asked.stream:
-            return self._answer(exchange, Output(logprobs=wants_logprobs(asked.request)), generation, response, keep)
-        events = ResponseEvents(response, keep, logprobs=wants_logprobs(asked.request))
+            return self._answer(exchange, Output(asked.include), generation, response, keep)
+        events = ResponseEvents(response, keep, asked.include)
         exchange.error_form = StreamErrors(events)
         return stream(exchange, generation, events, opening=events.opening, ending=events.ending)
 

@@ -13,6 +13,7 @@ from penstock.gateway.http.error_form import OpenAIErrors
 from penstock.gateway.llm.dataplane import ChoiceDelta
 from penstock.gateway.openai.objects import ContentLogprob
 from penstock.gateway.responses.answer import ResponseObject
+from penstock.gateway.responses.include import Include
 from penstock.gateway.responses.output import OpenItem, Output
 
 _encode = msgspec.json.Encoder().encode
@@ -29,11 +30,9 @@ class ResponseEvents(Output):
 
     heartbeat = COMMENT
 
-    def __init__(
-        self, response: ResponseObject, keep: Callable[[dict[str, Any]], None], *, logprobs: bool = False
-    ) -> None:
+    def __init__(self, response: ResponseObject, keep: Callable[[dict[str, Any]], None], include: Include) -> None:
         """`keep` is given the response when it has ended, and may change it."""
-        super().__init__(logprobs=logprobs)
+        super().__init__(include)
         self.live = 1
         self.begun = False
         self._response = response

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.gateway.responses.encrypted_content import decode_reasoning
 from penstock.gateway.responses.schemas import ContentPart, InputItem
 
 _ROLES = {"user": "input_text", "system": "input_text", "developer": "input_text", "assistant": "output_text"}
@@ -44,7 +45,7 @@ def input_items(given: str | list[InputItem], field: str = "input") -> list[Inpu
         raise InvalidRequestError(f"{field} must not be empty.", param=field)
     for number, item in enumerate(given):
         _check(item, f"{field}[{number}]")
-    return given
+    return [_readable(item, f"{field}[{number}]") for number, item in enumerate(given)]
 
 
 def content_text(content: str | Sequence[ContentPart] | None) -> str:
@@ -101,6 +102,14 @@ def _check_message(item: InputItem, where: str) -> None:
         raise InvalidRequestError(message, param=f"{where}.role")
     _need(item, where, "content")
     _check_parts(item.content, kind, f"{where}.content")
+
+
+def _readable(item: InputItem, where: str) -> InputItem:
+    """Reasoning that has only `encrypted_content` is given its content. Raises InvalidRequestError."""
+    if item.type != "reasoning" or item.content or not item.encrypted_content:
+        return item
+    text = decode_reasoning(item.encrypted_content, f"{where}.encrypted_content")
+    return InputItem(type="reasoning", id=item.id, content=[ContentPart("reasoning_text", text)])
 
 
 def _need(item: InputItem, where: str, *names: str) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 from penstock.gateway.llm.dataplane import ChoiceDelta
 from penstock.gateway.openai.logprobs import chat_logprobs
 from penstock.gateway.openai.objects import ContentLogprob
+from penstock.gateway.responses.encrypted_content import encode_reasoning
+from penstock.gateway.responses.include import Include
 from penstock.gateway.responses.items import new_id
 from penstock.tokenizers import Part, ReasoningPart, TextPart, ToolCallPart
 
@@ -57,21 +59,21 @@ def kind_of(part: Part) -> object:
 class Output:
     """Of one response. A subclass may tell somebody of it as it grows."""
 
-    def __init__(self, *, logprobs: bool = False) -> None:
+    def __init__(self, include: Include) -> None:
         self.items: list[dict[str, Any]] = []
         """Those that are complete."""
         self.finish_reason: str | None = None
         self._open: OpenItem | None = None
-        self._logprobs = logprobs
+        self._include = include
 
     def add(self, delta: ChoiceDelta) -> None:
         parts = delta.parts
         if parts is None:
-            parts = (TextPart(delta.text),) if delta.text or (self._logprobs and delta.logprobs) else ()
+            parts = (TextPart(delta.text),) if delta.text or (self._include.logprobs and delta.logprobs) else ()
         for part in parts:
             item = self._item(part)
             piece = part.arguments if isinstance(part, ToolCallPart) else part.text
-            logprobs = chat_logprobs(delta.logprobs).content if self._logprobs and delta.logprobs else []
+            logprobs = chat_logprobs(delta.logprobs).content if self._include.logprobs and delta.logprobs else []
             item.pieces.append(piece)
             item.logprobs += logprobs
             self._grew(item, piece, logprobs)
@@ -83,8 +85,11 @@ class Output:
         """Ends the item that is being written."""
         item, self._open = self._open, None
         if item is not None:
-            self.items.append(item.shown(status))
-            self._closed(item, self.items[-1])
+            shown = item.shown(status)
+            if self._include.encrypted_reasoning and item.type == "reasoning":
+                shown["encrypted_content"] = encode_reasoning("".join(item.pieces))
+            self.items.append(shown)
+            self._closed(item, shown)
 
     def _item(self, part: Part) -> OpenItem:
         if self._open is None or self._open.kind != kind_of(part):

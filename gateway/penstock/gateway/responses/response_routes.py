@@ -13,8 +13,8 @@ from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 from penstock.gateway.http.pages import QUERY, page
 from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.responses.chat_request import check_include
 from penstock.gateway.responses.event_log import send_events
+from penstock.gateway.responses.include import ENCRYPTED_REASONING, Include
 from penstock.gateway.responses.service import ResponseService
 
 DEFAULT_PAGE, LONGEST_PAGE = 20, 100
@@ -112,7 +112,9 @@ class InputItems(_Endpoint):
 def checked_query(exchange: Exchange) -> Mapping[str, str]:
     """Raises InvalidRequestError, UnsupportedError."""
     query = Request(exchange.scope).query_params
-    check_include(query.getlist("include") + query.getlist("include[]"))
+    if Include.parse(query.getlist("include") + query.getlist("include[]")).encrypted_reasoning:
+        message = f"include: '{ENCRYPTED_REASONING}' is only for requests that make a response."
+        raise UnsupportedError(message, param="include")
     if query.get("include_obfuscation", "false") != "false":
         raise UnsupportedError("include_obfuscation is not supported.", param="include_obfuscation")
     return query

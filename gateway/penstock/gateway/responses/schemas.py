@@ -27,6 +27,8 @@ class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     name: str | None = None
     arguments: str | None = None
     output: str | list[ContentPart] | None = None
+    encrypted_content: str | None = None
+    """Of reasoning: `encode_reasoning`."""
 
 
 class Reasoning(msgspec.Struct):

@@ -15,7 +15,8 @@ from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import ServedModel
 from penstock.gateway.llm.model_parsers import ModelParsers
 from penstock.gateway.ports.http_apps import build_app
-from penstock.gateway.responses.chat_request import LOGPROBS
+from penstock.gateway.responses.encrypted_content import encode_reasoning
+from penstock.gateway.responses.include import ENCRYPTED_REASONING, LOGPROBS
 from penstock.gateway.responses.schemas import ResponsesRequest
 from penstock.gateway.responses.unsupported import UNSUPPORTED
 from penstock.tokenizers import find_reasoning_parser, find_tool_parser
@@ -45,6 +46,13 @@ def talk(*items: Any) -> dict[str, Any]:
 
 def user(*parts: Any) -> dict[str, Any]:
     return talk({"role": "user", "content": list(parts)})
+
+
+def thought(encoded: Any) -> dict[str, Any]:
+    return talk({"type": "reasoning", "summary": [], "encrypted_content": encoded})
+
+
+NOT_UTF8 = encode_reasoning("") + "/w=="
 
 
 async def refused(sent: bytes | dict[str, Any], status: int = 400) -> dict[str, Any]:
@@ -99,6 +107,12 @@ ROWS: list[tuple[dict[str, Any], str]] = [
     (talk({"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}), PART),
     (talk({"type": "reasoning", "content": "a"}), "input[0].content"),
     (talk({"type": "reasoning", "content": [{"type": "input_text", "text": "a"}]}), f"{PART}.type"),
+    (thought(5), "input[0].encrypted_content"),
+    (thought(CANARY), "input[0].encrypted_content"),
+    (thought(encode_reasoning("a")[1:]), "input[0].encrypted_content"),
+    (thought(encode_reasoning("a")[:-1]), "input[0].encrypted_content"),
+    (thought(encode_reasoning("a") + "é"), "input[0].encrypted_content"),
+    (thought(NOT_UTF8), "input[0].encrypted_content"),
     (talk(CALL), "input[0]"),
     (talk(HI, CALL, HI), "input[1]"),
     (talk(RESULT), "input[0].call_id"),
@@ -136,8 +150,10 @@ ROWS: list[tuple[dict[str, Any], str]] = [
     (body(tool_choice={"type": "function", "name": "time"}), "tool_choice"),
     (body(reasoning={"effort": "low"}, model="tiny"), "reasoning.effort"),
     (body(reasoning={"effort": CANARY}), "reasoning.effort"),
-    (body(reasoning={"summary": "auto"}), "reasoning.summary"),
-    (body(reasoning={"generate_summary": "auto"}), "reasoning.generate_summary"),
+    (body(reasoning={"summary": "concise"}), "reasoning.summary"),
+    (body(reasoning={"summary": "detailed"}), "reasoning.summary"),
+    (body(reasoning={"summary": CANARY}), "reasoning.summary"),
+    (body(reasoning={"generate_summary": "detailed"}), "reasoning.generate_summary"),
     (body(reasoning="low"), "reasoning"),
     (body(text={"format": {"type": CANARY}}), "text.format.type"),
     (body(text={"format": {"type": "json_schema", "name": "a"}}), "text.format.schema"),
@@ -145,7 +161,8 @@ ROWS: list[tuple[dict[str, Any], str]] = [
     (body(text={"format": {"type": "json_schema", "name": "a", "schema": 5}}), "text.format.schema"),
     (body(text={"format": {}}), "text.format.type"),
     (body(text={"verbosity": "high"}), "text.verbosity"),
-    (body(include=["reasoning.encrypted_content"]), "include"),
+    (body(include=["web_search_call.results"]), "include"),
+    (body(include=[ENCRYPTED_REASONING, CANARY]), "include"),
     (body(include=[CANARY]), "include"),
     (body(include=[LOGPROBS]), "include"),
     (body(include=LOGPROBS), "include"),
@@ -241,6 +258,14 @@ async def test_what_asks_for_nothing_is_taken() -> None:
     assert answer.status == 200, answer.json()
     [asked] = dataplane.requests
     assert (asked.stop, asked.params.temperature, asked.params.max_tokens) == (("x",), 2, 5)
+
+
+@pytest.mark.parametrize("name", ["summary", "generate_summary"])
+async def test_a_summary_may_be_left_to_the_server(name: str) -> None:
+    asked = body(model="tiny", include=[ENCRYPTED_REASONING], reasoning={name: "auto"})
+    answer = await call(build_app(FakeDataPlane(models=(PLAIN,)), AppSettings()), PATH, asked)
+    assert answer.status == 200, answer.json()
+    assert answer.json()["reasoning"] == {"effort": None, "summary": "auto"}
 
 
 async def test_values_are_refused_before_the_template_is_rendered() -> None:

@@ -6,10 +6,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from helpers_responses import validated_item
-from penstock.gateway.responses.chat_request import LOGPROBS, chat_request
+from penstock.gateway.responses.chat_request import chat_request
 from penstock.gateway.responses.conversation import template_messages
+from penstock.gateway.responses.encrypted_content import decode_reasoning, encode_reasoning
+from penstock.gateway.responses.include import LOGPROBS
 from penstock.gateway.responses.items import input_items, shown_item
 from penstock.gateway.responses.schemas import InputItem, ResponsesRequest
 
@@ -64,12 +68,35 @@ def test_a_text_is_the_user_s() -> None:
     assert template_messages(None, [], input_items("hi")) == [{"role": "user", "content": "hi"}]
 
 
-def test_thoughts_that_nobody_can_read_are_left_out() -> None:
-    sealed = {"type": "reasoning", "id": "rs", "summary": [], "encrypted_content": "x"}
-    assert template_messages(None, [], items_of([{"role": "user", "content": "a"}, sealed, CONVERSATION[3]])) == [
+@pytest.mark.parametrize("fields", [{}, {"content": []}, {"content": None, "encrypted_content": ""}])
+def test_thoughts_without_a_text_are_left_out(fields: dict[str, Any]) -> None:
+    thought = {"type": "reasoning", "id": "rs", "summary": []} | fields
+    assert template_messages(None, [], items_of([{"role": "user", "content": "a"}, thought, CONVERSATION[3]])) == [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "I look."},
     ]
+
+
+@pytest.mark.parametrize("empty", [{}, {"content": []}, {"content": None}])
+def test_a_thought_that_is_only_encoded_is_read(empty: dict[str, Any]) -> None:
+    encoded = {"type": "reasoning", "summary": [], "encrypted_content": encode_reasoning("Look.")} | empty
+    items = items_of([*CONVERSATION[:2], encoded, *CONVERSATION[3:]])
+    assert template_messages("Speak.", [], items) == MESSAGES
+    kept = msgspec.convert([shown_item(item) for item in items], list[InputItem])
+    assert template_messages("Speak.", kept, []) == MESSAGES
+
+
+def test_a_thought_s_content_comes_before_what_is_encoded() -> None:
+    for other in (encode_reasoning("Sleep."), "of another server"):
+        thought = CONVERSATION[2] | {"encrypted_content": other}
+        assert template_messages("Speak.", [], items_of([*CONVERSATION[:2], thought, *CONVERSATION[3:]])) == MESSAGES
+
+
+@given(text=st.text())
+def test_any_thought_can_be_encoded(text: str) -> None:
+    encoded = encode_reasoning(text)
+    assert encoded.isascii()
+    assert decode_reasoning(encoded, "f") == text
 
 
 @pytest.mark.parametrize("number", range(len(CONVERSATION)))

@@ -18,20 +18,23 @@ from penstock.engines.errors import EngineError, RateLimitedError
 from penstock.gateway.llm.dataplane import ChoiceDelta, Usage
 from penstock.gateway.llm.token_logprobs import TokenLogprob
 from penstock.gateway.responses.answer import ResponseObject
+from penstock.gateway.responses.encrypted_content import encode_reasoning
 from penstock.gateway.responses.events import ResponseEvents, StreamErrors
+from penstock.gateway.responses.include import Include
 from penstock.gateway.responses.output import Output
 from penstock.gateway.responses.schemas import ResponsesRequest
 from penstock.tokenizers import Part, ReasoningPart, TextPart, ToolCallPart
 
+NOTHING = Include()
 TEXT = st.text('a"\\\n é🙂', min_size=1, max_size=5)
 
 
 class Stream:
-    def __init__(self, *, logprobs: bool = False, usage: Usage | None = None) -> None:
+    def __init__(self, include: Include = NOTHING, usage: Usage | None = None) -> None:
         asked = msgspec.convert({"model": "m", "input": "hi"}, ResponsesRequest)
         response = ResponseObject(asked, request(), usage or Usage(), store=True, tier="default")
         self.kept: list[Mapping[str, Any]] = []
-        self.events = ResponseEvents(response, self.kept.append, logprobs=logprobs)
+        self.events = ResponseEvents(response, self.kept.append, include)
 
     def whole(self, *batches: list[ChoiceDelta]) -> list[dict[str, Any]]:
         data = self.events.opening() + b"".join([self.events.render(batch) for batch in batches])
@@ -97,7 +100,7 @@ def test_an_answer_of_nothing_has_no_item() -> None:
 
 def test_logprobs_are_those_of_the_text() -> None:
     entries = [TokenLogprob("a", 1, -1.0, [97], []), TokenLogprob("b", 2, -2.0, [98], [])]
-    stream = Stream(logprobs=True)
+    stream = Stream(Include(logprobs=True))
     batches = [delta(text=text, logprobs=[each]) for text, each in zip(("", "ab"), entries, strict=True)]
     events = stream.whole(batches, [delta(finish="stop")])
     [item] = accumulated(events)
@@ -105,6 +108,19 @@ def test_logprobs_are_those_of_the_text() -> None:
     assert said == [("a", -1.0), ("b", -2.0)]
     pieces = [event["logprobs"] for event in events if event["type"] == "response.output_text.delta"]
     assert [each["token"] for piece in pieces for each in piece] == ["a", "b"]
+
+
+@pytest.mark.parametrize("finish", ["stop", "length"])
+def test_thoughts_are_encoded_for_those_who_ask(finish: str) -> None:
+    include = Include(encrypted_reasoning=True)
+    parts: list[Part] = [ReasoningPart("H"), ReasoningPart("m"), TextPart("I."), ReasoningPart("Wait")]
+    events = Stream(include).whole([delta([part]) for part in parts], [delta([], finish=finish)])
+    streamed = accumulated(events)
+    whole = Output(include)
+    whole.add(delta(parts, finish=finish))
+    for items in (streamed, whole.items):
+        encoded = [item.get("encrypted_content") for item in items]
+        assert encoded == [encode_reasoning("Hm"), None, encode_reasoning("Wait")]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +166,7 @@ def test_however_it_arrives_a_stream_adds_up_to_the_whole_response(
 ) -> None:
     edges = [0, *sorted(cut for cut in cuts if cut < len(parts)), len(parts)]
     batches = [[delta(parts[start:end])] for start, end in pairwise(edges)]
-    whole = Output()
+    whole = Output(NOTHING)
     whole.add(delta(parts, finish=finish))
     streamed = accumulated(Stream().whole(*batches, [delta([], finish=finish)]))
     assert [plain(item) for item in streamed] == [plain(item) for item in whole.items]
@@ -162,7 +178,7 @@ def test_wherever_a_stream_fails_everything_is_closed(parts: list[Part], cut: in
     sent = parts[:cut]
     data = stream.events.opening() + b"".join([stream.events.render([delta([part])]) for part in sent])
     output = accumulated(events_of(data + stream.events.failing(EngineError("broken"))))
-    whole = Output()
+    whole = Output(NOTHING)
     whole.add(delta(sent))
     whole.close("incomplete")
     assert [plain(item) for item in output] == [plain(item) for item in whole.items]

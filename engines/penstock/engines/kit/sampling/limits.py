@@ -25,6 +25,11 @@ class TokenLimits:
         self._end = list(output)[-self._longest :]
 
     @property
+    def field(self) -> str:
+        """Of the request: the narrower one where it has both."""
+        return "bad_words" if self._allowed is None else "allowed_token_ids"
+
+    @property
     def depends_on_output(self) -> bool:
         return bool(self._words)
 

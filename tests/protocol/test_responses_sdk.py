@@ -216,7 +216,7 @@ def test_reasoning_that_only_the_client_keeps(rig: Rig, stream: bool) -> None:
     include: Any = ["reasoning.encrypted_content"]
     response = rig.create(tools=TOOLS, store=False, include=include, reasoning={"summary": "auto"}, stream=stream)
     if stream:
-        response = [event for event in response if event.type == "response.completed"][0].response
+        response = next(event for event in response if event.type == "response.completed").response
     assert shown(response.output) == OUTPUT
     thought, *others = response.to_dict()["output"]
     assert thought["summary"] == []

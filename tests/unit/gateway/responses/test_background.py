@@ -19,10 +19,12 @@ from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.front.quota import Limits, Quota
 from penstock.gateway.front.record import Outcome
 from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.llm.dataplane import GenerateRequest
+from penstock.gateway.llm.dataplane import ChoiceDelta, GenerateRequest
 from penstock.gateway.ports.http_apps import build_app
 from penstock.gateway.responses import background
+from penstock.gateway.responses.encrypted_content import encode_reasoning
 from penstock.gateway.responses.service import ResponseService
+from penstock.tokenizers import ReasoningPart
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane, Step, delta
 
@@ -32,11 +34,12 @@ ENDED = ("completed", "failed", "cancelled", "incomplete")
 
 
 class Rig:
-    """A server whose model says "one", and "two" when `go_on` is set."""
+    """A server whose model says `first`, and "two" when `go_on` is set."""
 
     def __init__(self, **settings: Any) -> None:
         self.go_on = asyncio.Event()
         self.error: Exception | None = None
+        self.first = delta(0, "one")
         self.plane = FakeDataPlane(self._script)
         self.settings = AppSettings(**settings)
         self.database = Database(None)
@@ -44,7 +47,7 @@ class Rig:
         self.app = build_app(self.plane, self.settings, responses=self.service)
 
     def _script(self, request: GenerateRequest) -> Iterable[Step]:
-        yield [delta(0, "one")]
+        yield [self.first]
         yield self.go_on
         if self.error is not None:
             yield self.error
@@ -99,6 +102,14 @@ async def make() -> AsyncIterator[Callable[..., Rig]]:
 @pytest.fixture
 def rig(make: Callable[..., Rig]) -> Rig:
     return make()
+
+
+async def test_reasoning_is_encoded_for_those_who_ask(rig: Rig) -> None:
+    rig.first = ChoiceDelta(0, "", [1], parts=[ReasoningPart("Hm.")])
+    rig.go_on.set()
+    for include, encoded in (([], None), (["reasoning.encrypted_content"], encode_reasoning("Hm."))):
+        ended = await rig.until(await rig.begin(include=include), *ENDED)
+        assert [item.get("encrypted_content") for item in ended["output"]] == [encoded, None]
 
 
 async def test_a_response_is_queued_in_progress_and_completed(rig: Rig) -> None:

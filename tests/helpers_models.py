@@ -6,6 +6,7 @@ Weights are larger than those of a fresh model, so that logits differ enough for
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,31 +15,55 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
     Exaone4Config,
     Exaone4ForCausalLM,
+    FalconConfig,
+    FalconForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GenerationConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Olmo3Config,
     Olmo3ForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
+    StableLmConfig,
+    StableLmForCausalLM,
+    Starcoder2Config,
+    Starcoder2ForCausalLM,
 )
 from transformers.pytorch_utils import Conv1D
 
@@ -102,6 +127,11 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
         Gemma3TextConfig,
         {"num_hidden_layers": 6, "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 24},
     ),
+    "qwen3-moe": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig,
+        {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "norm_topk_prob": True},
+    ),
 }
 """By name: the model's class, its config's class, and what its config says beyond the common shape."""
 OTHER_FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
@@ -115,6 +145,31 @@ OTHER_FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]
     "olmo3": (Olmo3ForCausalLM, Olmo3Config, {"num_hidden_layers": 4, "sliding_window": 24}),
     "exaone4": (Exaone4ForCausalLM, Exaone4Config, {"num_hidden_layers": 4, "sliding_window": 24}),
     "phi3": (Phi3ForCausalLM, Phi3Config, {}),
+    "mixtral": (MixtralForCausalLM, MixtralConfig, {"num_local_experts": 4}),
+    "qwen2-moe": (
+        Qwen2MoeForCausalLM,
+        Qwen2MoeConfig,
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "olmoe": (OlmoeForCausalLM, OlmoeConfig, {"num_experts": 4, "num_experts_per_tok": 2}),
+    "gpt-oss": (
+        GptOssForCausalLM,
+        GptOssConfig,
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24, "head_dim": 16, "swiglu_limit": 1.0},
+    ),
+    "stablelm": (StableLmForCausalLM, StableLmConfig, {"use_qkv_bias": True}),
+    "starcoder2": (Starcoder2ForCausalLM, Starcoder2Config, {"sliding_window": 24}),
+    "phi": (PhiForCausalLM, PhiConfig, {}),
+    "gpt-neox": (GPTNeoXForCausalLM, GPTNeoXConfig, {}),
+    "falcon": (FalconForCausalLM, FalconConfig, {}),
+    "gpt2": (GPT2LMHeadModel, GPT2Config, {}),
+    "bloom": (BloomForCausalLM, BloomConfig, {}),
 }
 """As FAMILIES, for the OpenVINO engine alone: the others have nothing of their own for them."""
 
@@ -257,7 +312,7 @@ def _spread(model: PreTrainedModel) -> None:
             if parameter.ndim == 2:
                 embedding = 0.05 if gemma else 0.4
                 parameter.copy_(noise * (embedding if "embed" in name else 2.0 / parameter.shape[1] ** 0.5))
-            elif name.endswith("norm.weight"):
+            elif re.search(r"(norm|ln_\w+)\.weight$", name):
                 parameter.copy_((0.0 if gemma else 1.0) + 0.2 * noise)
             else:
                 parameter.copy_(0.3 * noise)

@@ -28,9 +28,7 @@ def machine(monkeypatch: pytest.MonkeyPatch):
 @pytest.fixture
 def exotic(tmp_path: Path) -> Path:
     """A model of an architecture that OpenVINO's runner does not have."""
-    (tmp_path / "config.json").write_text(
-        json.dumps({"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"]})
-    )
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mpt", "architectures": ["MptForCausalLM"]}))
     return tmp_path
 
 
@@ -48,7 +46,7 @@ def test_torch_for_what_openvino_lacks(machine, exotic: Path, caplog: pytest.Log
     machine()
     with caplog.at_level("INFO", "penstock"):
         assert choose_engine(exotic) == "torch"
-    assert "GPTNeoXForCausalLM" in caplog.text
+    assert "MptForCausalLM" in caplog.text
 
 
 def test_what_to_install_is_told(machine, exotic: Path) -> None:

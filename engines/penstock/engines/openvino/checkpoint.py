@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import mmap
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.formats.gguf.files import gguf_files, read_tensors
@@ -18,10 +21,33 @@ from penstock.engines.formats.safetensors_file import StoredTensor, read_safeten
 
 Tensor = StoredTensor | BlockTensor | QuantizedTensor
 
+_MASKS = re.compile(r".*\.(attn|attention)\.(masked_)?bias")
+"""Of GPT-2 and GPT-NeoX, saved with older checkpoints."""
 
-def full_name(name: str) -> str:
-    """Of a decoder's tensor. Embedding models, saved without a head, leave out the beginning."""
-    return "model." + name if name.startswith(("embed_tokens.", "layers.", "norm.")) else name
+
+_STACKED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(_bias)?")
+"""Of GPT-OSS."""
+
+
+def full_name(name: str) -> str | None:
+    """Of a decoder's tensor; None for one that says nothing. Models that were saved without a head leave out the
+    beginning."""
+    if name.startswith(("embed_tokens.", "layers.", "norm.")):
+        return "model." + name
+    if _MASKS.fullmatch(name):
+        return None
+    return "transformer." + name if name.startswith(("h.", "wte.", "wpe.", "ln_f.", "word_embeddings")) else name
+
+
+def _each_expert(name: str, tensor: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
+    """Of a tensor that has all experts of a layer, each with a name of its own; else the tensor as it is."""
+    match = _STACKED.fullmatch(name)
+    if match is None or not tensor.shape or not tensor.shape[0]:
+        yield name, tensor
+        return
+    kind = "bias" if match[3] else "weight"
+    for number, data in enumerate(np.split(tensor.data, tensor.shape[0])):
+        yield f"{match[1]}.{number}.{match[2]}.{kind}", StoredTensor(tensor.dtype, tensor.shape[1:], data)
 
 
 class Checkpoint:
@@ -44,7 +70,8 @@ class Checkpoint:
         for path in weight_files(model_dir):
             stored, mapping = read_safetensors(path, lambda name: rename(name) is not None, quantized=bool(scheme))
             self._maps.append(mapping)
-            found.update((rename(name) or name, tensor) for name, tensor in stored.items())
+            for name, tensor in stored.items():
+                found.update(_each_expert(rename(name) or name, tensor))
         self._tensors.update(found if scheme is None else scheme.assemble(found))
         for name, tensor in self._tensors.items():
             if isinstance(tensor, StoredTensor) and not tensor.is_float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 
 import numpy as np
 import openvino as ov
@@ -12,8 +11,12 @@ from openvino.op import _PagedAttentionExtension as PagedAttention
 
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.kit.layer_groups import group_layers
+from penstock.engines.openvino import experts
+from penstock.engines.openvino.activations import ACTIVATIONS
+from penstock.engines.openvino.alibi import alibi_slopes
 from penstock.engines.openvino.decoder_inputs import GROUP_INPUTS, group_suffix, step_inputs
-from penstock.engines.openvino.decoder_spec import DecoderSpec
+from penstock.engines.openvino.decoder_spec import Clamp, DecoderSpec, Experts
+from penstock.engines.openvino.graph_nodes import f32, i32, i64, part, parts, scaled
 from penstock.engines.openvino.rope import Rope
 from penstock.engines.openvino.weights import Node, Weights, round_to
 
@@ -24,7 +27,7 @@ def build_decoder(spec: DecoderSpec, weights: Weights, precision: str) -> ov.Mod
     model = _Builder(spec, weights, precision).build()
     ignored = [n for n in weights.unused() if not n.endswith("rotary_emb.inv_freq")]
     if spec.tie_word_embeddings:
-        ignored = [n for n in ignored if n != "lm_head.weight"]
+        ignored = [n for n in ignored if n != spec.names.head + ".weight"]
     if ignored:
         raise UnsupportedError(
             f"the checkpoint has {len(ignored)} tensors that no part of the model uses: {ignored[0]} ..."
@@ -48,20 +51,13 @@ class _Builder:
         for name, (dtype, shape) in step_inputs(self._num_groups).items():
             self._add_input(name, dtype, shape)
         self._turns = {rope: self._rotations(rope) for rope in dict.fromkeys(spec.ropes) if rope is not None}
-        embedding = "model.embed_tokens.weight"
-        x = self._weights.look_up(self._inputs["input_ids"], embedding, (spec.vocab_size, spec.hidden_size))
-        if spec.embedding_scale != 1.0:
-            # Models were trained with the factor in their own precision: 55.5 in place of 55.43.
-            x = ops.multiply(x, _f32(round_to(np.float32(spec.embedding_scale), self._precision)))
+        x = self._embed()
         for n in range(spec.num_layers):
             x = self._layer(x, n)
         # Logits only where they are asked for: the head is the largest matrix of a small model.
-        x = ops.gather(x, self._inputs["sampled_tokens_indices"], _i64(0))
-        x = self._rms_norm(x, "model.norm.weight", spec.hidden_size)
-        head = embedding if spec.tie_word_embeddings else "lm_head.weight"
-        logits = _scaled(
-            self._weights.project(x, head, (spec.vocab_size, spec.hidden_size), is_head=True), spec.logits_scale
-        )
+        x = ops.gather(x, self._inputs["sampled_tokens_indices"], i64(0))
+        x = self._norm(x, spec.names.norm, spec.hidden_size)
+        logits = scaled(self._head(x), spec.logits_scale)
         logits.output(0).set_names({"logits"})
         x.output(0).set_names({"hidden"})
         return ov.Model([ops.result(logits), ops.result(x)], list(self._inputs.values()), "decoder")
@@ -72,50 +68,94 @@ class _Builder:
         self._inputs[name] = node
         return node
 
+    def _embed(self) -> Node:
+        spec, names = self._spec, self._spec.names
+        x = self._weights.look_up(
+            self._inputs["input_ids"], names.embedding + ".weight", (spec.vocab_size, spec.hidden_size)
+        )
+        if spec.embedding_scale != 1.0:
+            # Models were trained with the factor in their own precision: 55.5 in place of 55.43.
+            x = ops.multiply(x, f32(round_to(np.float32(spec.embedding_scale), self._precision)))
+        if names.positions:
+            shape = (spec.max_position_embeddings, spec.hidden_size)
+            x = ops.add(x, self._weights.look_up(self._inputs["position_ids"], names.positions + ".weight", shape))
+        return self._norm(x, names.embedding_norm, spec.hidden_size)
+
+    def _head(self, x: Node) -> Node:
+        spec, names = self._spec, self._spec.names
+        name = (names.embedding if spec.tie_word_embeddings else names.head) + ".weight"
+        logits = self._weights.project(x, name, (spec.vocab_size, spec.hidden_size), is_head=True)
+        return (
+            ops.add(logits, self._weights.vector(names.head + ".bias", spec.vocab_size)) if spec.head_bias else logits
+        )
+
     def _layer(self, x: Node, n: int) -> Node:
-        norms = self._spec.norms
-        y = self._attention(self._layer_norm(x, n, norms.before_attention), n)
-        x = ops.add(x, _scaled(self._layer_norm(y, n, norms.after_attention), self._spec.residual_scale))
+        spec, norms = self._spec, self._spec.norms
+        normed = self._layer_norm(x, n, norms.before_attention)
+        y = self._attention(normed, n)
+        if spec.parallel:
+            if norms.before_mlp != norms.before_attention:
+                normed = self._layer_norm(x, n, norms.before_mlp)
+            return ops.add(x, ops.add(y, self._mlp(normed, n)))
+        x = ops.add(x, scaled(self._layer_norm(y, n, norms.after_attention), spec.residual_scale))
         y = self._mlp(self._layer_norm(x, n, norms.before_mlp), n)
-        return ops.add(x, _scaled(self._layer_norm(y, n, norms.after_mlp), self._spec.residual_scale))
+        return ops.add(x, scaled(self._layer_norm(y, n, norms.after_mlp), spec.residual_scale))
 
     def _layer_norm(self, x: Node, n: int, name: str) -> Node:
-        return self._rms_norm(x, f"model.layers.{n}.{name}.weight", self._spec.hidden_size) if name else x
+        return self._norm(x, name and f"{self._spec.names.layers}.{n}.{name}", self._spec.hidden_size)
 
     def _attention(self, x: Node, n: int) -> Node:
-        spec, prefix = self._spec, f"model.layers.{n}.self_attn."
+        spec, names = self._spec, self._spec.names
+        prefix = f"{names.layers}.{n}.{names.attention}."
         q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        names, sizes = ("q_proj", "k_proj", "v_proj"), (q_size, kv_size, kv_size)
-        q, k, v = self._linears(x, prefix, names, sizes, "qkv_proj", spec.qkv_bias)
-        q = self._rotate(q, n, spec.num_heads, prefix + "q_norm.weight")
-        k = self._rotate(k, n, spec.num_kv_heads, prefix + "k_norm.weight")
-        return self._linear(self._paged_attention(q, k, v, n), prefix + "o_proj", spec.hidden_size, q_size, spec.o_bias)
+        sizes = (q_size, kv_size, kv_size)
+        if len(names.qkv) == 1 and spec.qkv_rows == "by key head":
+            y = self._linear(x, prefix + names.qkv[0], sum(sizes), spec.hidden_size, spec.qkv_bias)
+            q, k, v = self._by_key_head(y)
+        else:
+            q, k, v = self._linears(x, prefix, names.qkv, sizes, spec.qkv_bias)
+        q = self._rotate(q, n, spec.num_heads, prefix + "q_norm")
+        k = self._rotate(k, n, spec.num_kv_heads, prefix + "k_norm")
+        return self._linear(self._paged_attention(q, k, v, n), prefix + names.o, spec.hidden_size, q_size, spec.o_bias)
+
+    def _by_key_head(self, y: Node) -> list[Node]:
+        spec, heads = self._spec, (self._spec.num_heads // self._spec.num_kv_heads, 1, 1)
+        y = ops.reshape(y, i64([0, spec.num_kv_heads, sum(heads), spec.head_dim]), True)
+        return [
+            ops.reshape(each, i64([0, spec.num_kv_heads * count * spec.head_dim]), True)
+            for each, count in zip(parts(y, heads, 2), heads, strict=True)
+        ]
 
     def _paged_attention(self, q: Node, k: Node, v: Node, n: int) -> Node:
         spec, suffix = self._spec, group_suffix(self._group_of[n], self._num_groups)
         caches = [self._add_input(f"{kind}_cache.{n}", ov.Type.dynamic, [-1] * 4) for kind in ("key", "value")]
-        ints, floats = _i32([]), _f32([])
+        ints, floats = i32([]), f32([])
+        slopes = f32(alibi_slopes(spec.num_heads)) if spec.alibi else floats
         operands = [q, k, v, *caches]
         inputs = {name: self._inputs[name + suffix] for name in GROUP_INPUTS}
         operands += [inputs["past_lens"], self._inputs["subsequence_begins"]]
         operands += [inputs["block_indices"], inputs["block_indices_begins"]]
         operands += [
-            _f32(spec.query_scale),
-            _i32(spec.sliding_windows[n]),
-            floats,
+            f32(spec.query_scale),
+            i32(spec.sliding_windows[n]),
+            slopes,
             inputs["max_context_len"],
         ]
-        # The op's optional parts, left empty: score aggregation, cache rotation, xattention, sinks, eviction ...
+        sinks = f32(np.zeros((0, 0, 0, 0)))
+        if spec.sinks:
+            name = f"{spec.names.layers}.{n}.{spec.names.attention}.sinks"
+            sinks = ops.reshape(self._weights.vector(name, spec.num_heads), i64([1, spec.num_heads, 1, 1]), False)
+        # The op's optional parts, most of them empty: score aggregation, cache rotation, xattention, eviction ...
         operands += [
             ints,
             ints,
             ints,
             floats,
             floats,
-            _i32(0),
-            _i32(0),
-            _f32(np.zeros((0, 0, 0, 0))),
-            _i32(0),
+            i32(0),
+            i32(0),
+            sinks,
+            i32(0),
         ]
         operands += [ints, ints, ints, ints, ops.constant(np.zeros(0, np.uint8)), ints]
         attention = PagedAttention([operand.output(0) for operand in operands])
@@ -125,81 +165,97 @@ class _Builder:
         return attention.output(0)
 
     def _mlp(self, x: Node, n: int) -> Node:
-        spec, prefix = self._spec, f"model.layers.{n}.mlp."
-        hidden, inner = spec.hidden_size, spec.intermediate_size
-        gate, up = self._linears(x, prefix, ("gate_proj", "up_proj"), (inner, inner), "gate_up_proj", spec.mlp_bias)
-        gate = ops.swish(gate) if spec.activation == "silu" else ops.gelu(gate, "tanh")
-        return self._linear(ops.multiply(gate, up), prefix + "down_proj", hidden, inner, spec.mlp_bias)
+        spec, prefix = self._spec, f"{self._spec.names.layers}.{n}.{self._spec.names.mlp}."
+        if spec.experts is None or not spec.experts.layers[n]:
+            return self._one_mlp(x, prefix, spec.intermediate_size)
+        return self._experts(x, prefix, spec.experts)
 
-    def _linears(
-        self, x: Node, prefix: str, names: Sequence[str], sizes: Sequence[int], fused: str, bias: bool
-    ) -> list[Node]:
-        """Of the hidden state; in some families one matrix, `fused`, has all of their rows."""
+    def _one_mlp(self, x: Node, prefix: str, inner: int) -> Node:
+        spec, names = self._spec, self._spec.names
+        activate = ACTIVATIONS[spec.activation]
+        first, *second = self._linears(x, prefix, names.gate_up, (inner,) * (1 + spec.gated), spec.mlp_bias)
+        y = ops.multiply(activate(first), second[0]) if second else activate(first)
+        return self._linear(y, prefix + names.down, spec.hidden_size, inner, spec.mlp_bias)
+
+    def _experts(self, x: Node, prefix: str, mixture: Experts) -> Node:
+        names = self._spec.names
+
+        def expert(rows: Node, number: int) -> Node:
+            own = f"{prefix}{names.experts}.{number}."
+            if mixture.clamp is not None:
+                return self._clamped_mlp(rows, own, mixture, mixture.clamp)
+            return self._one_mlp(rows, own, mixture.intermediate_size)
+
+        y = experts.mix(x, self._route(x, prefix + names.router, mixture.count, mixture.bias), mixture, expert)
+        if not mixture.shared_intermediate_size:
+            return y
+        shared = self._one_mlp(x, f"{prefix}{names.shared_expert}.", mixture.shared_intermediate_size)
+        share = ops.sigmoid(self._route(x, f"{prefix}{names.shared_expert}_gate", 1, False))
+        return ops.add(y, ops.multiply(share, shared))
+
+    def _clamped_mlp(self, x: Node, prefix: str, mixture: Experts, clamp: Clamp) -> Node:
+        names, hidden, inner = self._spec.names, self._spec.hidden_size, mixture.intermediate_size
+        both = self._linear(x, prefix + names.gate_up[0], 2 * inner, hidden, mixture.bias, mixture.transposed)
+        y = experts.clamped(both, clamp)
+        return self._linear(y, prefix + names.down, hidden, inner, mixture.bias, mixture.transposed)
+
+    def _route(self, x: Node, name: str, count: int, bias: bool) -> Node:
+        """[T, count]; these weights stay as they are: rounding would choose other experts."""
+        y = ops.matmul(x, self._weights.table(name + ".weight", (count, self._spec.hidden_size)), False, True)
+        return ops.add(y, self._weights.vector(name + ".bias", count)) if bias else y
+
+    def _linears(self, x: Node, prefix: str, names: Sequence[str], sizes: Sequence[int], bias: bool) -> list[Node]:
+        """Of the hidden state; in some families one matrix has all of their rows."""
         hidden = self._spec.hidden_size
-        if not self._spec.fused:
+        if len(names) == len(sizes):
             return [self._linear(x, prefix + name, size, hidden, bias) for name, size in zip(names, sizes, strict=True)]
-        y = self._linear(x, prefix + fused, sum(sizes), hidden, bias)
-        ends = list(accumulate(sizes, initial=0))
-        one = _i64([1])
-        return [ops.slice(y, _i64([begin]), _i64([end]), one, one) for begin, end in pairwise(ends)]
+        return parts(self._linear(x, prefix + names[0], sum(sizes), hidden, bias), sizes, 1)
 
-    def _linear(self, x: Node, name: str, out: int, inner: int, bias: bool) -> Node:
-        y = self._weights.project(x, name + ".weight", (out, inner))
+    def _linear(self, x: Node, name: str, out: int, inner: int, bias: bool, transposed: bool = False) -> Node:
+        transposed = transposed or self._spec.transposed
+        y = self._weights.project(x, name + ".weight", (out, inner), transposed=transposed)
         return ops.add(y, self._weights.vector(name + ".bias", out)) if bias else y
 
-    def _rms_norm(self, x: Node, name: str, size: int) -> Node:
-        variance = ops.reduce_mean(ops.power(x, _f32(2.0)), _i64([-1]), True)
-        scale = ops.divide(_f32(1.0), ops.sqrt(ops.add(variance, _f32(self._spec.rms_norm_eps))))
-        return ops.multiply(ops.multiply(x, scale), self._weights.vector(name, size, plus=self._spec.norm_offset))
+    def _norm(self, x: Node, name: str, size: int) -> Node:
+        """Without a name, x as it is."""
+        spec = self._spec
+        if not name:
+            return x
+        if spec.norm == "layer":
+            y = ops.mvn(x, i64([-1]), True, spec.norm_eps, "inside_sqrt")
+            y = ops.multiply(y, self._weights.vector(name + ".weight", size, plus=spec.norm_offset))
+            return ops.add(y, self._weights.vector(name + ".bias", size))
+        variance = ops.reduce_mean(ops.power(x, f32(2.0)), i64([-1]), True)
+        scale = ops.divide(f32(1.0), ops.sqrt(ops.add(variance, f32(spec.norm_eps))))
+        return ops.multiply(ops.multiply(x, scale), self._weights.vector(name + ".weight", size, plus=spec.norm_offset))
 
     def _rotations(self, rope: Rope) -> tuple[Node, Node]:
         """cos and sin of every token's angles, [T, 1, 1, head_dim]: the two halves of a head turn together."""
-        positions = ops.unsqueeze(ops.convert(self._inputs["position_ids"], "f32"), _i64([1, 2]))
-        half = ops.matmul(_f32(rope.inv_freq[None, :, None]), positions, False, False)
-        angles = ops.transpose(half, _i64([0, 2, 1]))
+        positions = ops.unsqueeze(ops.convert(self._inputs["position_ids"], "f32"), i64([1, 2]))
+        half = ops.matmul(f32(rope.inv_freq[None, :, None]), positions, False, False)
+        angles = ops.transpose(half, i64([0, 2, 1]))
         angles = ops.concat([angles, angles], -1)
         cos, sin = ops.cos(angles), ops.sin(angles)
         if rope.attention_factor != 1.0:
-            factor = _f32(rope.attention_factor)
+            factor = f32(rope.attention_factor)
             cos, sin = ops.multiply(cos, factor), ops.multiply(sin, factor)
-        return ops.unsqueeze(cos, _i64(1)), ops.unsqueeze(sin, _i64(1))
+        return ops.unsqueeze(cos, i64(1)), ops.unsqueeze(sin, i64(1))
 
     def _rotate(self, x: Node, n: int, heads: int, norm: str) -> Node:
         """[T, heads * head_dim] rotated, behind a norm where the family has one."""
         d, rope = self._spec.head_dim, self._spec.ropes[n]
         if self._spec.qk_norm == "all heads":
-            x = self._rms_norm(x, norm, heads * d)
-        x = ops.reshape(x, _i64([0, heads, 1, d]), True)
+            x = self._norm(x, norm, heads * d)
+        x = ops.reshape(x, i64([0, heads, 1, d]), True)
         if self._spec.qk_norm == "each head":
-            x = self._rms_norm(x, norm, d)
+            x = self._norm(x, norm, d)
         if rope is None:
-            return ops.reshape(x, _i64([0, heads * d]), True)
+            return ops.reshape(x, i64([0, heads * d]), True)
         half = len(rope.inv_freq)
-        first, second = _part(x, 0, half), _part(x, half, 2 * half)
-        turned = ops.concat([ops.multiply(second, _f32(-1.0)), first], -1)
+        first, second = part(x, 0, half), part(x, half, 2 * half)
+        turned = ops.concat([ops.multiply(second, f32(-1.0)), first], -1)
         cos, sin = self._turns[rope]
-        whole = x if 2 * half == d else _part(x, 0, 2 * half)
+        whole = x if 2 * half == d else part(x, 0, 2 * half)
         whole = ops.add(ops.multiply(whole, cos), ops.multiply(turned, sin))
-        x = whole if 2 * half == d else ops.concat([whole, _part(x, 2 * half, d)], -1)
-        return ops.reshape(x, _i64([0, heads * d]), True)
-
-
-def _part(x: Node, begin: int, end: int) -> Node:
-    """Of the last axis of four."""
-    return ops.slice(x, _i64([begin]), _i64([end]), _i64([1]), _i64([3]))
-
-
-def _scaled(x: Node, factor: float) -> Node:
-    return x if factor == 1.0 else ops.multiply(x, _f32(factor))
-
-
-def _f32(value: object) -> Node:
-    return ops.constant(np.asarray(value, np.float32))
-
-
-def _i32(value: object) -> Node:
-    return ops.constant(np.asarray(value, np.int32))
-
-
-def _i64(value: object) -> Node:
-    return ops.constant(np.asarray(value, np.int64))
+        x = whole if 2 * half == d else ops.concat([whole, part(x, 2 * half, d)], -1)
+        return ops.reshape(x, i64([0, heads * d]), True)

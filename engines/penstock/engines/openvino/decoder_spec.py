@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from penstock.engines.openvino.rope import Rope
 
 QKNorm = Literal["", "each head", "all heads"]
 """Whether queries and keys are normed before they are rotated, and over what."""
-ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
-"""Of the MLP's gate."""
+NormKind = Literal["rms", "layer"]
+"""A layer norm has a bias, an RMS norm has none."""
+QKVRows = Literal["whole", "by key head"]
+"""Order of the rows in a matrix of queries, keys and values: all queries, then all keys, then all values; or for each
+head of keys its queries, its key and its value."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,62 @@ class LayerNorms:
 
 
 @dataclass(frozen=True)
+class TensorNames:
+    """What the checkpoint calls the parts of a decoder. "": there is no such part."""
+
+    embedding: str = "model.embed_tokens"
+    embedding_norm: str = ""
+    positions: str = ""
+    """Of learned position embeddings."""
+    layers: str = "model.layers"
+    """In front of a layer's number; the names of norms, attention and MLP stand behind it."""
+    norm: str = "model.norm"
+    head: str = "lm_head"
+    attention: str = "self_attn"
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    """One name: one matrix has the rows of all three."""
+    o: str = "o_proj"
+    mlp: str = "mlp"
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    """The matrix whose result is activated, and the one whose result it is multiplied by. One name: one matrix has
+    the rows of both, or there is just the first (`DecoderSpec.gated`)."""
+    down: str = "down_proj"
+    router: str = "gate"
+    """Of the experts; this and the next two stand behind `mlp`."""
+    experts: str = "experts"
+    shared_expert: str = "shared_expert"
+
+
+@dataclass(frozen=True)
+class Clamp:
+    """GPT-OSS's way in front of an expert's last matrix: gate * sigmoid(alpha * gate) * (up + 1), with gate and up
+    no farther from zero than `limit` (gate at its upper end alone); their columns alternate in one matrix."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in place of an MLP: a router chooses a few for each token."""
+
+    count: int
+    per_token: int
+    intermediate_size: int
+    normalized: bool
+    """The weights of those that were chosen are made to sum to 1."""
+    layers: tuple[bool, ...]
+    """Which have experts; the others have an MLP."""
+    shared_intermediate_size: int = 0
+    """Of one more expert, which every token has; 0: there is none."""
+    bias: bool = False
+    """Of the router and the experts."""
+    transposed: bool = False
+    """Their matrices are stored as [in, out]."""
+    clamp: Clamp | None = None
+
+
+@dataclass(frozen=True)
 class DecoderSpec:
     """The shape of one decoder: all that its graph depends on, beside the weights."""
 
@@ -35,7 +94,7 @@ class DecoderSpec:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rms_norm_eps: float
+    norm_eps: float
     max_position_embeddings: int
     ropes: tuple[Rope | None, ...]
     """For each layer; layers with the same angles have the same object. None: queries and keys stay as they are."""
@@ -45,7 +104,7 @@ class DecoderSpec:
     query_scale: float
     """Of the products of queries and keys."""
     activation: str
-    """One of `ACTIVATIONS`."""
+    """One of `activations.ACTIVATIONS`."""
     embedding_scale: float
     """Of the embeddings, not of a head that is tied to them."""
     norms: LayerNorms
@@ -58,5 +117,19 @@ class DecoderSpec:
     residual_scale: float = 1.0
     """Of what attention and MLP add."""
     logits_scale: float = 1.0
-    fused: bool = False
-    """One matrix for queries, keys and values, and one for the MLP's gate and its other half."""
+    names: TensorNames = field(default_factory=TensorNames)
+    norm: NormKind = "rms"
+    parallel: bool = False
+    """Attention and MLP both get the layer's input, and their results are added to it."""
+    gated: bool = True
+    """Two matrices in front of the MLP's activation, not one."""
+    qkv_rows: QKVRows = "whole"
+    """If one matrix has them all."""
+    transposed: bool = False
+    """The matrices of the layers are stored as [in, out]."""
+    alibi: bool = False
+    """Attention falls off with distance, by a slope of each head (arXiv:2108.12409)."""
+    sinks: bool = False
+    """Each head has one more score among those of all tokens, which draws attention to nothing."""
+    head_bias: bool = False
+    experts: Experts | None = None

@@ -29,11 +29,13 @@ _MAX_COPIED_BYTES = 256 << 20
 
 _RUNTIME_CACHE = "CPU_RUNTIME_CACHE_CAPACITY"
 _PRIMITIVE_CACHE = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
-_CACHED_KERNELS = "64"
+_CACHED_KERNELS = 64
 """How many kernels for shapes that occurred before the plugin and oneDNN each keep. Every length of a prompt is a new
 shape: with their own defaults (5,000 and 1,024) a process grows by hundreds of megabytes over some 10,000 requests.
 With 16 a prompt takes the place of what decodes need, and the other way round. The environment variables of these names
 say otherwise."""
+_CACHED_KERNELS_OF_EXPERTS = 512
+"""Each expert of a step has another number of rows: with 64, a prompt takes twice as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,19 +129,22 @@ def compile_decoder(
     config: OpenVINOConfig,
     precision: str,
     kv_type: str,
-    threads: int,
+    plan: ThreadPlan,
     activations: str | None,
+    experts: bool,
 ) -> Any:
     """The compiled model. Its cache inputs show the layout that the device wants. `activations`: what weights in 8 and
-    4 bits are multiplied with; None: there are none."""
-    more = {"KV_CACHE_PRECISION": kv_type, **_dynamic_quantization(activations)}
-    return _compile(core, model, config, precision, threads, more)
+    4 bits are multiplied with; None: there are none. `experts`: it has some."""
+    kernels = _cached_kernels(_CACHED_KERNELS_OF_EXPERTS if experts else _CACHED_KERNELS)
+    more = {"KV_CACHE_PRECISION": kv_type, _RUNTIME_CACHE: kernels, **_dynamic_quantization(activations)}
+    return _compile(core, model, config, precision, plan.threads, more)
 
 
 def compile_encoder(core: ov.Core, model: ov.Model, config: OpenVINOConfig, precision: str, threads: int) -> Any:
     """The compiled model."""
     activations = activation_type(config, precision, True) if config.weights in QUANTIZED else None
-    return _compile(core, model, config, precision, threads, _dynamic_quantization(activations))
+    more = {_RUNTIME_CACHE: _cached_kernels(_CACHED_KERNELS), **_dynamic_quantization(activations)}
+    return _compile(core, model, config, precision, threads, more)
 
 
 def _dynamic_quantization(activations: str | None) -> dict[str, Any]:
@@ -157,7 +162,6 @@ def _compile(
         "ENABLE_CPU_PINNING": False,
         # One batch computes at a time: the infer requests share one stream and its working memory.
         "NUM_STREAMS": 1,
-        _RUNTIME_CACHE: _cached_kernels(),
         **more,
     }
     try:
@@ -166,10 +170,10 @@ def _compile(
         raise UnsupportedError(f"OpenVINO does not compile the model for {config.device}: {_last_line(e)}") from e
 
 
-def _cached_kernels() -> int:
+def _cached_kernels(default: int) -> int:
     """An operator's environment variables take precedence. Raises InvalidRequestError for one that is no number."""
     for name in (_RUNTIME_CACHE, _PRIMITIVE_CACHE):
-        value = os.environ.setdefault(name, _CACHED_KERNELS)  # oneDNN reads its own when it makes its first kernel
+        value = os.environ.setdefault(name, str(default))  # oneDNN reads its own when it makes its first kernel
         if not value.isdecimal():
             raise InvalidRequestError(f"the environment variable {name}={value!r} is not a number of kernels")
     return int(os.environ[_RUNTIME_CACHE])

@@ -1,194 +1,39 @@
 """Which models can be run: config.json -> DecoderSpec.
 
-All families here are the same decoder (RMSNorm, rotary attention with grouped heads, a gated MLP) with small
-differences; a new one of that kind is a row of `FAMILIES`. Settings that change the computation and are not known here
-are refused.
+All families here are the same decoder with differences that `Family` names; a new one is a row in one of the tables.
+Settings that change the computation and are not known here are refused.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.kit.cache_size import check_model_sizes
-from penstock.engines.openvino.decoder_spec import ACTIVATIONS, DecoderSpec, LayerNorms, QKNorm
-from penstock.engines.openvino.layer_kinds import (
-    all_but_every_nth,
-    every_layer,
-    every_layer_rotates,
-    exaone4_rotates,
-    exaone4_windows,
-    gemma3_ropes,
-    olmo3_ropes,
-    one_rope,
-    partial_rope,
-    positive,
-    smollm3_rotates,
-    smollm3_windows,
-    upper_layers,
-)
-from penstock.engines.openvino.rope import Rope, context_length
+from penstock.engines.openvino.activations import ACTIVATIONS
+from penstock.engines.openvino.decoder_spec import DecoderSpec
+from penstock.engines.openvino.families_experts import EXPERT_FAMILIES
+from penstock.engines.openvino.families_layer_norm import LAYER_NORM_FAMILIES
+from penstock.engines.openvino.families_rms_norm import RMS_NORM_FAMILIES
+from penstock.engines.openvino.family import Family
+from penstock.engines.openvino.layer_kinds import positive
+from penstock.engines.openvino.rope import context_length
 
-
-@dataclass(frozen=True)
-class Family:
-    """How one architecture reads its config.json."""
-
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    """What a key means when config.json leaves it out, where the family's own default matters."""
-    sliding_windows: Callable[[Mapping[str, Any]], list[int]] = lambda c: [0] * c["num_hidden_layers"]
-    ropes: Callable[[Mapping[str, Any], int], tuple[Rope, Rope]] = one_rope
-    """Of layers that attend to all tokens, and of layers with a window; the int is head_dim."""
-    activation_key: str = "hidden_act"
-    query_scale: Callable[[Mapping[str, Any], int], float] = lambda c, head_dim: head_dim**-0.5
-    embedding_scale: Callable[[Mapping[str, Any]], float] = lambda c: 1.0
-    norms: LayerNorms = field(default_factory=LayerNorms)
-    norm_offset: float = 0.0
-    qkv_bias: Callable[[Mapping[str, Any]], bool] = lambda c: bool(c.get("attention_bias"))
-    o_bias: Callable[[Mapping[str, Any]], bool] = lambda c: bool(c.get("attention_bias"))
-    mlp_bias: Callable[[Mapping[str, Any]], bool] = lambda c: False
-    qk_norm: QKNorm = ""
-    rotates: Callable[[Mapping[str, Any], list[int]], list[bool]] = every_layer_rotates
-    """For each layer, whether queries and keys are rotated; the list has the windows."""
-    residual_scale: Callable[[Mapping[str, Any]], float] = lambda c: 1.0
-    logits_scale: Callable[[Mapping[str, Any]], float] = lambda c: 1.0
-    fused: bool = False
-
-
-_NORMS_BEHIND = LayerNorms("", "post_attention_layernorm", "", "post_feedforward_layernorm")
-
-FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": Family(
-        mlp_bias=lambda c: bool(c.get("mlp_bias")),
-        defaults={"max_position_embeddings": 2048},
-    ),
-    "MistralForCausalLM": Family(
-        sliding_windows=every_layer,
-        qkv_bias=lambda c: False,
-        o_bias=lambda c: False,
-        defaults={"sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131072},
-    ),
-    "Qwen2ForCausalLM": Family(
-        sliding_windows=upper_layers,
-        qkv_bias=lambda c: True,
-        o_bias=lambda c: False,
-        defaults={
-            "sliding_window": 4096,
-            "max_window_layers": 28,
-            "num_key_value_heads": 32,
-            "max_position_embeddings": 32768,
-        },
-    ),
-    "Qwen3ForCausalLM": Family(
-        sliding_windows=upper_layers,
-        qk_norm="each head",
-        defaults={
-            "sliding_window": 4096,
-            "max_window_layers": 28,
-            "num_key_value_heads": 32,
-            "head_dim": 128,
-            "max_position_embeddings": 32768,
-        },
-    ),
-    "Gemma3ForCausalLM": Family(
-        sliding_windows=all_but_every_nth,
-        ropes=gemma3_ropes,
-        activation_key="hidden_activation",
-        query_scale=lambda c, head_dim: positive(c, "query_pre_attn_scalar") ** -0.5,
-        embedding_scale=lambda c: math.sqrt(c["hidden_size"]),
-        norms=LayerNorms(
-            "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
-        ),
-        norm_offset=1.0,
-        qk_norm="each head",
-        defaults={
-            "sliding_window": 4096,
-            "sliding_window_pattern": 6,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "query_pre_attn_scalar": 256,
-            "hidden_activation": "gelu_pytorch_tanh",
-            "max_position_embeddings": 131072,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "GraniteForCausalLM": Family(
-        mlp_bias=lambda c: bool(c.get("mlp_bias")),
-        query_scale=lambda c, head_dim: positive(c, "attention_multiplier"),
-        embedding_scale=lambda c: positive(c, "embedding_multiplier"),
-        residual_scale=lambda c: positive(c, "residual_multiplier"),
-        logits_scale=lambda c: 1 / positive(c, "logits_scaling"),
-        defaults={
-            "max_position_embeddings": 2048,
-            "attention_multiplier": 1.0,
-            "embedding_multiplier": 1.0,
-            "residual_multiplier": 1.0,
-            "logits_scaling": 1.0,
-        },
-    ),
-    "SmolLM3ForCausalLM": Family(
-        sliding_windows=smollm3_windows,
-        rotates=smollm3_rotates,
-        mlp_bias=lambda c: bool(c.get("mlp_bias")),
-        defaults={
-            "num_key_value_heads": 4,
-            "no_rope_layer_interval": 4,
-            "rope_theta": 2e6,
-            "max_position_embeddings": 32768,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "Olmo2ForCausalLM": Family(
-        norms=_NORMS_BEHIND,
-        qk_norm="all heads",
-        defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
-    ),
-    "Olmo3ForCausalLM": Family(
-        sliding_windows=all_but_every_nth,
-        ropes=olmo3_ropes,
-        norms=_NORMS_BEHIND,
-        qk_norm="all heads",
-        defaults={
-            "sliding_window": 4096,
-            "sliding_window_pattern": 4,
-            "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-5,
-        },
-    ),
-    "Exaone4ForCausalLM": Family(
-        sliding_windows=exaone4_windows,
-        rotates=exaone4_rotates,
-        norms=_NORMS_BEHIND,
-        qkv_bias=lambda c: False,
-        o_bias=lambda c: False,
-        qk_norm="each head",
-        defaults={
-            "sliding_window": 4096,
-            "sliding_window_pattern": 4,
-            "num_key_value_heads": 32,
-            "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-5,
-        },
-    ),
-    "Phi3ForCausalLM": Family(
-        sliding_windows=every_layer,
-        ropes=partial_rope,
-        qkv_bias=lambda c: False,
-        o_bias=lambda c: False,
-        fused=True,
-        defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
-    ),
-}
+FAMILIES: dict[str, Family] = {**RMS_NORM_FAMILIES, **EXPERT_FAMILIES, **LAYER_NORM_FAMILIES}
 
 _REFUSED = {
     "text_config": "multimodal models",
     "attn_logit_softcapping": "soft-capped attention",
     "final_logit_softcapping": "soft-capped logits",
     "use_bidirectional_attention": "models that attend to later tokens",
+    "qk_layernorm": "norms of queries and keys in this family",
+    "clip_qkv": "queries, keys and values with a limit",
+    "scale_attn_by_inverse_layer_idx": "attention scaled by the layer",
+    "add_cross_attention": "models that attend to an encoder",
+    "apply_residual_connection_post_layernorm": "residuals behind the norm",
+    "alibi": "ALiBi in this family",
 }
 
 
@@ -203,7 +48,10 @@ def parse_config(config: Mapping[str, Any], max_model_len: int | None = None) ->
     parse_scheme(config)
     check_model_sizes(config)
     try:
-        return _spec(family, {**family.defaults, **config, "max_model_len": max_model_len})
+        config = {**family.defaults, **config}
+        config.update(family.usual(config))
+        check_model_sizes(config)
+        return _spec(family, {**config, "max_model_len": max_model_len})
     except KeyError as e:
         raise UnsupportedError(f"config.json lacks {e.args[0]!r}") from None
 
@@ -224,6 +72,9 @@ def _family(config: Mapping[str, Any]) -> Family:
 def _spec(family: Family, c: Mapping[str, Any]) -> DecoderSpec:
     heads = c["num_attention_heads"]
     sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings")
+    for key in ("num_attention_heads", *sizes):
+        if c[key] is None:
+            raise KeyError(key)
     if not heads or 0 in [c[key] for key in sizes]:
         raise UnsupportedError(f"config.json has a 0 among num_attention_heads, {', '.join(sizes)}")
     kv_heads = c.get("num_key_value_heads") or heads
@@ -246,7 +97,7 @@ def _spec(family: Family, c: Mapping[str, Any]) -> DecoderSpec:
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=positive({"rms_norm_eps": 1e-6, **c}, "rms_norm_eps"),
+        norm_eps=positive({family.eps_key: 1e-6, **c}, family.eps_key),
         max_position_embeddings=context_length(c),
         ropes=tuple(
             (windowed if window else whole) if turns else None for window, turns in zip(windows, rotates, strict=True)
@@ -256,7 +107,8 @@ def _spec(family: Family, c: Mapping[str, Any]) -> DecoderSpec:
         query_scale=family.query_scale(c, head_dim),
         activation=activation,
         embedding_scale=family.embedding_scale(c),
-        norms=family.norms,
+        norms=family.norms(c),
+        norm=family.norm,
         norm_offset=family.norm_offset,
         qkv_bias=family.qkv_bias(c),
         o_bias=family.o_bias(c),
@@ -264,5 +116,13 @@ def _spec(family: Family, c: Mapping[str, Any]) -> DecoderSpec:
         qk_norm=family.qk_norm,
         residual_scale=family.residual_scale(c),
         logits_scale=family.logits_scale(c),
-        fused=family.fused,
+        names=family.names,
+        qkv_rows=family.qkv_rows,
+        parallel=family.parallel(c),
+        gated=family.gated,
+        transposed=family.transposed,
+        alibi=family.alibi,
+        sinks=family.sinks,
+        head_bias=family.head_bias,
+        experts=family.experts(c),
     )

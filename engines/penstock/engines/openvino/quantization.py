@@ -22,7 +22,9 @@ _CHUNK_ELEMENTS = 4_000_000
 """Float32 elements converted at a time, which bounds the memory beyond the result."""
 _SMALLEST_SCALE = np.float32(6e-8)
 """The least positive float16."""
-_SENSITIVE = re.compile(r"\.layers\.(\d+)\..*(v_proj|down_proj)\.weight")
+_SENSITIVE = re.compile(
+    r"\.(?:layers|h)\.(\d+)\..*(v_proj|down_proj|mlp\.c_proj|fc2|dense_4h_to_h|experts\.\d+\.w2)\.weight"
+)
 
 
 def quantize_rows(tensor: Tensor) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:

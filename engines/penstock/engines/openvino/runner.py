@@ -16,7 +16,7 @@ from penstock.engines.formats.model_files import eos_token_ids, read_json
 from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.host.cores import usable_cores
 from penstock.engines.host.memory import available_memory
-from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, Batch, GroupTables
+from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, Batch, GroupTables, Ints
 from penstock.engines.kit.cache_size import check_model_sizes, max_model_len, num_blocks
 from penstock.engines.kit.layer_groups import group_layers
 from penstock.engines.kit.step_runner import StepRunner
@@ -48,6 +48,9 @@ _COLLAPSE_SECONDS = 3.0
 _LEAST_BITS_FOR_INT8 = 5.2
 """GGUF's Q4_K_M has 4.9, its Q5_0 5.5: what has more is not rounded to 4 bits."""
 
+_ROWS_OF_EXPERT = 8
+"""Mean number of an expert's rows when the model is loaded: an expert's weights are packed at its first row."""
+
 _SHARE_OF_FREE_MEMORY = 0.5
 """Of what is free once the weights are loaded: the rest is for activations, logits and other processes."""
 
@@ -75,11 +78,12 @@ class OpenVINORunner(StepRunner):
         model = BufferedDecoder(by_tokens, len(groups), block_size, config.max_num_batched_tokens)
         # Each compiled model packs its weights at its first tokens: the first request does not wait for that, and the
         # cache is sized by the memory that is left then.
-        warm_up = [max(1, plan.min_tokens) for plan in plans]
+        least = min(most_tokens, _tokens_for_experts(spec))
+        warm_up = [max(1, plan.min_tokens, least) for plan in plans]
         model.use_cache(OpenVINOKVCache(compiled[0][1], groups, -(-warm_up[-1] // block_size)))
         report(Loading("warm-up"))
         for num_tokens in warm_up:
-            _compute_zeros(model, len(groups), block_size, num_tokens)
+            _compute_prompt(model, len(groups), block_size, np.arange(num_tokens) % spec.vocab_size)
         self._weights.release_pages()
         collapse_filled_memory(max(_COLLAPSE_SECONDS, time.monotonic() - started))
         kv_groups = tuple(KVGroup(block_size, group.window) for group in groups)
@@ -140,7 +144,8 @@ def _compile(
     report(Loading("compile"))
     chosen = None if integers is None else activations
     compiled = [
-        (plan, compile_decoder(core, model, config, precision, kv_type, plan.threads, chosen)) for plan in plans
+        (plan, compile_decoder(core, model, config, precision, kv_type, plan, chosen, bool(spec.experts)))
+        for plan in plans
     ]
     threads = " or ".join(str(plan.threads) for plan in plans)
     kept = "as stored" if config.weights == "auto" else str(config.weights)
@@ -149,12 +154,18 @@ def _compile(
     return compiled, f"openvino {precision}, weights {kept}, kv {kv_type}, {threads} threads", matrices
 
 
-def _compute_zeros(model: BufferedDecoder, num_groups: int, block_size: int, num_tokens: int) -> None:
-    """A prompt of so many tokens, in the first blocks of the cache."""
+def _tokens_for_experts(spec: DecoderSpec) -> int:
+    """Different ones, that reach nearly every expert."""
+    return spec.experts.count * _ROWS_OF_EXPERT // spec.experts.per_token if spec.experts else 0
+
+
+def _compute_prompt(model: BufferedDecoder, num_groups: int, block_size: int, tokens: Ints) -> None:
+    """In the first blocks of the cache."""
+    num_tokens = len(tokens)
     end = -(-num_tokens // block_size)
     tables = GroupTables(np.arange(end, dtype=np.int32)[None], np.zeros(1, np.int64), np.array([end]))
     batch = Batch(
-        token_ids=np.zeros(num_tokens, np.int32),
+        token_ids=tokens.astype(np.int32),
         positions=np.arange(num_tokens),
         begins=np.array([0, num_tokens]),
         computed=np.zeros(1, np.int64),

@@ -47,7 +47,7 @@ Node = Any
 """An OpenVINO graph node; the package has no types of its own for mypy."""
 
 _OV_TYPES = {"BF16": ov.Type.bf16, "F16": ov.Type.f16, "F32": ov.Type.f32}
-_LAYER = re.compile(r"\.layers\.(\d+)\.")
+_LAYER = re.compile(r"\.(?:layers|h)\.(\d+)\.")
 _BYTE = 8
 _STORAGE = {"bf16": "BF16", "f16": "F16", "f32": "F32"}
 
@@ -80,15 +80,18 @@ class Weights:
         """A small matrix as it is, f32."""
         return ops.constant(self._take(name, shape).f32())
 
-    def project(self, x: Node, name: str, shape: tuple[int, int], *, is_head: bool = False) -> Node:
-        """x [T, in] times the transposed matrix of `shape` (out, in): [T, out]. `is_head`: the result are logits."""
-        tensor = self._take(name, shape)
+    def project(
+        self, x: Node, name: str, shape: tuple[int, int], *, is_head: bool = False, transposed: bool = False
+    ) -> Node:
+        """x [T, in] times the transposed matrix of `shape` (out, in): [T, out]. `is_head`: the result are logits.
+        `transposed`: the checkpoint has it as [in, out]."""
+        tensor = self._take(name, shape, transposed)
         if name not in self._tables and isinstance(tensor, IntegerTensor) and self._is_carried(tensor):
             return self._project_carried(x, name, tensor)
         kind = self._kind_of(tensor)
         if kind == "int4" and name not in self._tables and not is_head and self._fits_groups(name, tensor):
             return ops.matmul(x, self._grouped(name, tensor), False, True)
-        values, scales = self._matrix(name, shape)
+        values, scales = self._matrix(name, tensor)
         matrix = values if values.get_element_type() == ov.Type.f32 else ops.convert(values, "f32")
         if scales is not None:
             matrix = ops.multiply(matrix, scales)
@@ -98,7 +101,7 @@ class Weights:
 
     def look_up(self, ids: Node, name: str, shape: tuple[int, int]) -> Node:
         """Rows `ids` [T] of the matrix, f32 [T, in]. Converted after the look-up, so that no f32 table is ever made."""
-        values, scales = self._matrix(name, shape)
+        values, scales = self._matrix(name, self._take(name, shape))
         axis = ops.constant(np.int64(0))
         rows = ops.gather(values, ids, axis)
         if values.get_element_type() != ov.Type.f32:
@@ -120,13 +123,16 @@ class Weights:
         self._checkpoint.release_pages()
         self._cache.release_pages()
 
-    def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def _take(self, name: str, shape: tuple[int, ...], transposed: bool = False) -> Tensor:
+        """`transposed`: as floats, the checkpoint has it as [in, out]; what is quantized has the usual order."""
         tensor = self._checkpoint[name]
-        if tensor.shape != shape:
-            raise UnsupportedError(f"tensor {name} has shape {tensor.shape}, config.json asks for {shape}")
+        turns = transposed and isinstance(tensor, StoredTensor)
+        stored = shape[::-1] if turns else shape
+        if tensor.shape != stored:
+            raise UnsupportedError(f"tensor {name} has shape {tensor.shape}, config.json asks for {stored}")
         self._used.add(name)
         self._report(Loading("weights", len(self._used), self._num_tensors, "tensors"))
-        return tensor
+        return _turned(tensor) if turns else tensor
 
     def _is_spare(self, name: str) -> bool:
         return name.endswith(".bias") and self._checkpoint.spare_bias(name)
@@ -154,9 +160,9 @@ class Weights:
         stored = ov.Type.u8 if tensor.bits == _BYTE else ov.Type.u4
         return ops.matmul(x, _offset_and_scaled(arrays, tensor.shape, stored), False, True)
 
-    def _matrix(self, name: str, shape: tuple[int, int]) -> tuple[Node, Node | None]:
+    def _matrix(self, name: str, tensor: Tensor) -> tuple[Node, Node | None]:
         if name not in self._tables:
-            self._tables[name] = self._make(name, self._take(name, shape))
+            self._tables[name] = self._make(name, tensor)
         return self._tables[name]
 
     def _fits_groups(self, name: str, tensor: Tensor) -> bool:
@@ -202,6 +208,7 @@ class Weights:
         if storage == tensor.dtype and isinstance(tensor, StoredTensor):
             typed = tensor.data.view(np.float32 if storage == "F32" else np.uint16)
             values = ov.Tensor(typed, list(tensor.shape), _OV_TYPES[storage])
+            self._kept.append(typed)
         else:
             # Memory of OpenVINO's own: an array of ours would have to be kept alive beside the graph.
             values = ov.Tensor(_OV_TYPES[storage], ov.Shape(tensor.shape))
@@ -239,6 +246,12 @@ def _offset_and_scaled(arrays: Sequence[Array], shape: Sequence[int], stored: ov
     offset = ops.subtract(ops.convert(whole, "f16"), ops.convert(_constant(zeros, scales.shape, stored), "f16"))
     scaled = ops.multiply(offset, _constant(scales, scales.shape, ov.Type.f16))
     return ops.convert(ops.reshape(scaled, np.array(shape), False), "f32")
+
+
+def _turned(tensor: StoredTensor) -> StoredTensor:
+    """A copy with rows and columns exchanged."""
+    typed = tensor.data.view(np.float32 if tensor.dtype == "F32" else np.uint16).reshape(tensor.shape)
+    return StoredTensor(tensor.dtype, tensor.shape[::-1], np.ascontiguousarray(typed.T).reshape(-1).view(np.uint8))
 
 
 def _constant(values: Array, shape: Sequence[int], dtype: ov.Type) -> Node:

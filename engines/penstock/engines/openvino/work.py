@@ -54,8 +54,11 @@ def model_work(
     groups: Sequence[LayerGroup],
     token_bytes: float,
     plans: Sequence[ThreadPlan],
-) -> ModelWork:
-    """`token_bytes`: keys and values of one token in the layers of the largest group."""
+) -> ModelWork | None:
+    """`token_bytes`: keys and values of one token in the layers of the largest group. None: the model has experts, and
+    what a step reads and computes depends on its tokens."""
+    if spec.experts is not None:
+        return None
     most_layers = max(len(group.layers) for group in groups)
     return ModelWork(
         **matrices._asdict(),

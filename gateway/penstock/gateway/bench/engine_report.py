@@ -94,7 +94,7 @@ def _lines(report: EngineReport) -> Iterable[str]:
         yield f"memory {when}: {pages.anonymous / 1e6:,.0f} MB anonymous, {pages.file / 1e6:,.0f} MB of files"
     yield f"memory at most while it was loaded: {memory.peak_while_loading / 1e6:,.0f} MB"
     if report.work is None:
-        yield "shares: none, this engine does not count what a step reads and computes"
+        yield "shares: none, what a step of this model reads and computes is not counted"
     else:
         work = report.work
         yield (

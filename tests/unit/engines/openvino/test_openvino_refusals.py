@@ -29,12 +29,12 @@ CONFIG: dict[str, Any] = {
     ("changes", "message"),
     [
         (
-            {"architectures": ["GPT2LMHeadModel"]},
-            "GPT2LMHeadModel is not supported .* LlamaForCausalLM, Mistral",
+            {"architectures": ["MptForCausalLM"]},
+            "MptForCausalLM is not supported .* LlamaForCausalLM, Mistral",
         ),
         ({"architectures": None}, "unnamed is not supported"),
         ({"architectures": ["X"], "auto_map": {"AutoModel": "evil.py"}}, r"auto_map\) is never run"),
-        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported; supported are silu, gelu_pytorch_tanh"),
+        ({"hidden_act": "relu6"}, "hidden_act='relu6' is not supported; supported are silu, gelu_pytorch_tanh"),
         ({"quantization_config": {"quant_method": "aqlm"}}, "quant_method=aqlm, which is not supported"),
         ({"text_config": {}}, "text_config"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
@@ -58,7 +58,7 @@ CONFIG: dict[str, Any] = {
         ({"architectures": ["Gemma3ForCausalLM"], "layer_types": ["full_attention"] * 5}, "5 entries for 4 layers"),
         ({"architectures": ["Gemma3ForCausalLM"], "layer_types": [["full_attention"]] * 4}, "is not understood"),
         ({"architectures": ["Gemma3ForCausalLM"], "sliding_window": 0}, "no sliding window"),
-        ({"architectures": ["Gemma3ForCausalLM"], "hidden_activation": "relu"}, "hidden_activation='relu'"),
+        ({"architectures": ["Gemma3ForCausalLM"], "hidden_activation": "tanh"}, "hidden_activation='tanh'"),
         ({"architectures": ["Gemma3ForCausalLM"], "query_pre_attn_scalar": -1}, "query_pre_attn_scalar=-1"),
         (
             {"architectures": ["Gemma3ForCausalLM"], "rope_parameters": {"rope_type": "linear", "factor": 2.0}},
@@ -79,6 +79,21 @@ CONFIG: dict[str, Any] = {
         ),
         ({"architectures": ["Gemma3ForCausalLM"], "sliding_window_pattern": 2.5}, "sliding_window_pattern=2.5"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps=small, which is not a positive number"),
+        ({"architectures": ["MixtralForCausalLM"], "num_experts_per_tok": 9}, "chooses 9 of 8 experts"),
+        ({"architectures": ["MixtralForCausalLM"], "num_local_experts": 10**9}, "chooses 2 of 1000000000 experts"),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "decoder_sparse_step": 0}, "decoder_sparse_step"),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "moe_intermediate_size": "1"}, "moe_intermediate_size=1, which"),
+        (
+            {"architectures": ["Qwen2MoeForCausalLM"], "use_sliding_window": True},
+            "use_sliding_window without layer_types",
+        ),
+        ({"architectures": ["OlmoeForCausalLM"], "clip_qkv": 8.0}, "clip_qkv"),
+        ({"architectures": ["StableLmForCausalLM"], "qk_layernorm": True}, "qk_layernorm"),
+        ({"architectures": ["FalconForCausalLM"], "alibi": True}, "alibi: ALiBi in this family"),
+        ({"architectures": ["GPT2LMHeadModel"], "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse"),
+        ({"architectures": ["GptOssForCausalLM"], "swiglu_limit": 0}, "swiglu_limit=0, which is not a positive number"),
+        ({"architectures": ["GPT2LMHeadModel"], "n_embd": -1}, "hidden_size=-1, which is not a number"),
+        ({"architectures": ["BloomForCausalLM"], "apply_residual_connection_post_layernorm": True}, "residuals behind"),
     ],
 )
 def test_settings_that_are_not_supported(changes: dict[str, Any], message: str) -> None:
@@ -111,6 +126,13 @@ def test_sizes_that_no_model_has(architecture: str, key: str, value: Any) -> Non
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"])
+def test_sizes_that_are_null(architecture: str, key: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"lacks '{key}'"):
+        parse_config({**CONFIG, "architectures": [architecture], key: None})
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)

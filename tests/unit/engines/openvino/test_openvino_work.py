@@ -105,3 +105,8 @@ def test_products_of_each_type_can_be_timed(monkeypatch: pytest.MonkeyPatch, wei
     ticks = iter(range(100))
     speeds = product_speeds(work, 1, 3, clock=lambda: float(next(ticks)))
     assert speeds == [2 * 2 * 128 * 128 * 4] * 3
+
+
+def test_experts_are_not_counted(make_runner: MakeRunner, tmp_path: Path) -> None:
+    """Each token reads others."""
+    assert make_runner(make_model(tmp_path / "m", "qwen3-moe")).info.work is None

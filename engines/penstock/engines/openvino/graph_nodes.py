@@ -1,0 +1,38 @@
+"""Small parts of graphs: constants, slices, factors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import numpy as np
+import openvino.opset15 as ops
+
+from penstock.engines.openvino.weights import Node
+
+
+def f32(value: object) -> Node:
+    return ops.constant(np.asarray(value, np.float32))
+
+
+def i32(value: object) -> Node:
+    return ops.constant(np.asarray(value, np.int32))
+
+
+def i64(value: object) -> Node:
+    return ops.constant(np.asarray(value, np.int64))
+
+
+def part(x: Node, begin: int, end: int) -> Node:
+    """From `begin` up to, but not including, `end`, of the last axis of four."""
+    return ops.slice(x, i64([begin]), i64([end]), i64([1]), i64([3]))
+
+
+def parts(x: Node, sizes: Sequence[int], axis: int) -> list[Node]:
+    """One after another along an axis."""
+    one, along = i64([1]), i64([axis])
+    return [ops.slice(x, i64([begin]), i64([end]), one, along) for begin, end in pairwise(accumulate(sizes, initial=0))]
+
+
+def scaled(x: Node, factor: float) -> Node:
+    return x if factor == 1.0 else ops.multiply(x, f32(factor))

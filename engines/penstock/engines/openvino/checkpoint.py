@@ -70,8 +70,8 @@ class Checkpoint:
         for path in weight_files(model_dir):
             stored, mapping = read_safetensors(path, lambda name: rename(name) is not None, quantized=bool(scheme))
             self._maps.append(mapping)
-            for name, tensor in stored.items():
-                found.update(_each_expert(rename(name) or name, tensor))
+            for name, one in stored.items():
+                found.update(_each_expert(rename(name) or name, one))
         self._tensors.update(found if scheme is None else scheme.assemble(found))
         for name, tensor in self._tensors.items():
             if isinstance(tensor, StoredTensor) and not tensor.is_float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from penstock.engines.openvino.decoder_spec import LayerNorms, TensorNames
@@ -86,8 +87,17 @@ def _wide(c: Mapping[str, Any]) -> int | None:
     return _HIDDEN_TIMES * hidden if type(hidden) is int else None
 
 
-_DENSE = {"attention": "self_attention", "qkv": ("query_key_value",), "o": "dense"}
-_WIDE_MLP = {"gate_up": ("dense_h_to_4h",), "down": "dense_4h_to_h"}
+_DENSE = TensorNames(
+    embedding="transformer.word_embeddings",
+    layers="transformer.h",
+    norm="transformer.ln_f",
+    attention="self_attention",
+    qkv=("query_key_value",),
+    o="dense",
+    gate_up=("dense_h_to_4h",),
+    down="dense_4h_to_h",
+)
+"""Of Falcon, and for the most part of BLOOM and GPT-NeoX."""
 
 LAYER_NORM_FAMILIES: dict[str, Family] = {
     "StableLmForCausalLM": Family(
@@ -153,13 +163,13 @@ LAYER_NORM_FAMILIES: dict[str, Family] = {
         qkv_bias=lambda c: bool(c["attention_bias"]),
         o_bias=lambda c: bool(c["attention_bias"]),
         mlp_bias=lambda c: True,
-        names=TensorNames(
+        names=replace(
+            _DENSE,
             embedding="gpt_neox.embed_in",
             layers="gpt_neox.layers",
             norm="gpt_neox.final_layer_norm",
             head="embed_out",
-            **{**_DENSE, "attention": "attention"},
-            **_WIDE_MLP,
+            attention="attention",
         ),
         defaults={
             "hidden_act": "gelu",
@@ -181,13 +191,7 @@ LAYER_NORM_FAMILIES: dict[str, Family] = {
         qkv_bias=lambda c: bool(c.get("bias")),
         o_bias=lambda c: bool(c.get("bias")),
         mlp_bias=lambda c: bool(c.get("bias")),
-        names=TensorNames(
-            embedding="transformer.word_embeddings",
-            layers="transformer.h",
-            norm="transformer.ln_f",
-            **_DENSE,
-            **_WIDE_MLP,
-        ),
+        names=_DENSE,
         defaults={
             "activation": "gelu",
             "max_position_embeddings": 2048,
@@ -240,14 +244,7 @@ LAYER_NORM_FAMILIES: dict[str, Family] = {
         qkv_bias=lambda c: True,
         o_bias=lambda c: True,
         mlp_bias=lambda c: True,
-        names=TensorNames(
-            embedding="transformer.word_embeddings",
-            embedding_norm="transformer.word_embeddings_layernorm",
-            layers="transformer.h",
-            norm="transformer.ln_f",
-            **_DENSE,
-            **_WIDE_MLP,
-        ),
+        names=replace(_DENSE, embedding_norm="transformer.word_embeddings_layernorm"),
         defaults={"layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
     ),
 }

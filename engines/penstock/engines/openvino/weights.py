@@ -126,13 +126,13 @@ class Weights:
     def _take(self, name: str, shape: tuple[int, ...], transposed: bool = False) -> Tensor:
         """`transposed`: as floats, the checkpoint has it as [in, out]; what is quantized has the usual order."""
         tensor = self._checkpoint[name]
-        turns = transposed and isinstance(tensor, StoredTensor)
-        stored = shape[::-1] if turns else shape
-        if tensor.shape != stored:
-            raise UnsupportedError(f"tensor {name} has shape {tensor.shape}, config.json asks for {stored}")
+        turned = tensor if transposed and isinstance(tensor, StoredTensor) else None
+        wanted = shape if turned is None else shape[::-1]
+        if tensor.shape != wanted:
+            raise UnsupportedError(f"tensor {name} has shape {tensor.shape}, config.json asks for {wanted}")
         self._used.add(name)
         self._report(Loading("weights", len(self._used), self._num_tensors, "tensors"))
-        return _turned(tensor) if turns else tensor
+        return tensor if turned is None else _turned(turned)
 
     def _is_spare(self, name: str) -> bool:
         return name.endswith(".bias") and self._checkpoint.spare_bias(name)

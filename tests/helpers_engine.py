@@ -54,9 +54,9 @@ class Driver:
         sampling = SamplingParams(**{"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, **params})
         return self._add(prompt, sampling, n, adapter)
 
-    def pool(self, prompt: Sequence[int], normalize: bool = False) -> int:
+    def pool(self, prompt: Sequence[int], normalize: bool = False, adapter: str = "") -> int:
         """Asks for a vector: `ends` will have it."""
-        return self._add(prompt, PoolingParams(normalize=normalize), 1, "")[0]
+        return self._add(prompt, PoolingParams(normalize=normalize), 1, adapter)[0]
 
     def _add(
         self, prompt: Sequence[int], params: SamplingParams | PoolingParams, n: int, adapter: str

@@ -166,7 +166,7 @@ def _with_weights(folder: Path) -> MakeAdapter:
     return make
 
 
-def _openvino(family: str) -> Callable[[Path], Candidate]:
+def _openvino(family: str, adapters: bool = False) -> Callable[[Path], Candidate]:
     def load(folder: Path) -> Candidate:
         make_model(folder, family, eos_token_id=None)
         config = OpenVINOConfig(
@@ -178,8 +178,10 @@ def _openvino(family: str) -> Callable[[Path], Candidate]:
             num_blocks=POOLS.get(family, NUM_BLOCKS),
             max_num_seqs=16,
             max_num_batched_tokens=256,
+            max_loras=2 if adapters else 0,
         )
-        return Candidate(OpenVINORunner(config), **_transformers(folder))
+        make = _with_weights(folder) if adapters else None
+        return Candidate(OpenVINORunner(config), **_transformers(folder), adapter=make)
 
     return load
 
@@ -235,7 +237,7 @@ CANDIDATES: dict[str, Callable[[Path], Candidate]] = {
     "simulated-few-words": _simulated(first_token_id=381),
     "simulated-engine": _simulated(own_scheduler=True),
     "simulated-thread": _simulated(own_scheduler=True, own_thread=True),
-    **{f"openvino-{family}": _openvino(family) for family in FAMILIES},
+    **{f"openvino-{family}": _openvino(family, adapters=family == "llama") for family in FAMILIES},
     **{f"torch-{family}": _torch(family) for family in ("llama", "mistral", "qwen3", "gemma3")},
     **{f"vllm-{family}": _vllm(family) for family in ("llama", "qwen3")},
     "vllm-mistral": _vllm("mistral", num_blocks=10),

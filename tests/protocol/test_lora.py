@@ -198,7 +198,6 @@ def test_nothing_is_loaded_at_run_time_unless_the_server_allows_it(shop: Path) -
         (("--lora", "nothing"), "lora: 'nothing' is not NAME=FOLDER"),
         (("--lora", "base=shop/one"), r"lora: the name 'base' is given twice \(it is a model's\)"),
         (("--lora-directory", "nowhere"), "lora-directory: nowhere is not a folder"),
-        (("--engine", "openvino", "--lora-directory", "."), "lora: the openvino engine has no adapters"),
     ],
 )
 def test_settings_that_cannot_be_end_the_start(flags: tuple[str, ...], told: str) -> None:

@@ -38,6 +38,7 @@ VLLM = pytest.mark.skipif(not HAS_VLLM, reason="vllm is not installed")
 @pytest.mark.parametrize(
     "engine",
     [
+        "openvino",
         "torch",
         pytest.param("vllm", marks=VLLM),
         pytest.param("vllm --scheduler engine", marks=VLLM),

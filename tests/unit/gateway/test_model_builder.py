@@ -140,12 +140,8 @@ def test_the_large_engines_refuse_what_they_decide_themselves(name: str, value: 
         spec(engine="vllm", **{name: value})
 
 
-def test_adapters_need_an_engine_that_has_them(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ConfigError, match="lora: the openvino engine has no adapters"):
-        spec(engine="openvino", lora_directory="adapters")
-    with caplog.at_level("INFO", "penstock"):
-        assert spec(lora_directory="adapters").runner == "torch"
-    assert "it has no LoRA adapters" in caplog.text
+def test_adapters_are_no_reason_for_another_engine() -> None:
+    assert spec(lora_directory="adapters").runner == "openvino"
 
 
 @pytest.mark.parametrize(
@@ -158,7 +154,7 @@ def test_adapters_need_an_engine_that_has_them(caplog: pytest.LogCaptureFixture)
         (2, {"max_loras": 5, "max_lora_rank": 64}, 5),
     ],
 )
-@pytest.mark.parametrize("engine", ["vllm", "tensorrt_llm", "torch", "simulated"])
+@pytest.mark.parametrize("engine", ["openvino", "vllm", "tensorrt_llm", "torch", "simulated"])
 def test_engines_are_told_of_adapters_by_their_keys(
     engine: str, given: int, settings: dict[str, Any], room: int
 ) -> None:

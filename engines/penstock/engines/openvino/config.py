@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from penstock.engines.errors import UnsupportedError
 from penstock.engines.kit.setting_checks import check_choice, check_positive
 
 Precision = Literal["auto", "bf16", "f16", "f32"]
@@ -52,19 +51,18 @@ class OpenVINOConfig:
     device: Device = "CPU"
     """Elsewhere the cache would have to be tensors of the device, which the block copies here are not made for."""
     adapters: Mapping[str, str | Path] = field(default_factory=dict)
-    """As `max_loras` and `max_lora_rank`: what other engines are told of LoRA. Adapters are refused here."""
+    """LoRA adapters that are loaded with the model: their folders by key (`AdapterHost`)."""
     max_loras: int = 0
+    """LoRA adapters that may be loaded at the same time; 0: none at all, and the graph has no inputs for them."""
     max_lora_rank: int = 16
 
     def __post_init__(self) -> None:
-        if self.adapters or self.max_loras:
-            raise UnsupportedError(
-                "the openvino engine has no LoRA adapters; the torch and vllm engines have", param="lora"
-            )
         check_choice("dtype", self.dtype, get_args(Precision))
         check_choice("weights", self.weights, get_args(WeightsType))
         check_choice("activations", self.activations, get_args(Activations))
         check_choice("kv_cache_dtype", self.kv_cache_dtype, get_args(KVCacheType))
         check_choice("device", self.device, get_args(Device))
         check_positive(self, "threads", "max_model_len", "num_blocks", "kv_cache_memory", optional=True)
-        check_positive(self, "max_num_seqs", "max_num_batched_tokens")
+        check_positive(self, "max_num_seqs", "max_num_batched_tokens", "max_lora_rank")
+        if self.max_loras != 0:
+            check_positive(self, "max_loras")

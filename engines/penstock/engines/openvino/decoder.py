@@ -17,14 +17,19 @@ from penstock.engines.openvino.alibi import alibi_slopes
 from penstock.engines.openvino.decoder_inputs import GROUP_INPUTS, group_suffix, step_inputs
 from penstock.engines.openvino.decoder_spec import Clamp, DecoderSpec, Experts
 from penstock.engines.openvino.graph_nodes import f32, i32, i64, part, parts, scaled
+from penstock.engines.openvino.lora_graph import LoraGraph, Projection
 from penstock.engines.openvino.rope import Rope
 from penstock.engines.openvino.weights import Node, Weights, round_to
 
 
-def build_decoder(spec: DecoderSpec, weights: Weights, precision: str) -> ov.Model:
-    """`precision` of the computation: bf16, f16 or f32. Raises UnsupportedError when the checkpoint holds tensors that
-    this graph would ignore."""
-    model = _Builder(spec, weights, precision).build()
+def build_decoder(
+    spec: DecoderSpec, weights: Weights, precision: str, *, lora: bool = False
+) -> tuple[ov.Model, dict[str, Projection]]:
+    """The model, and by path the projections that adapters may change: none without `lora`. `precision` of the
+    computation: bf16, f16 or f32. Raises UnsupportedError when the checkpoint holds tensors that this graph would
+    ignore."""
+    builder = _Builder(spec, weights, precision, lora)
+    model = builder.build()
     ignored = [n for n in weights.unused() if not n.endswith("rotary_emb.inv_freq")]
     if spec.tie_word_embeddings:
         ignored = [n for n in ignored if n != spec.names.head + ".weight"]
@@ -32,11 +37,11 @@ def build_decoder(spec: DecoderSpec, weights: Weights, precision: str) -> ov.Mod
         raise UnsupportedError(
             f"the checkpoint has {len(ignored)} tensors that no part of the model uses: {ignored[0]} ..."
         )
-    return model
+    return model, builder.lora.projections if builder.lora else {}
 
 
 class _Builder:
-    def __init__(self, spec: DecoderSpec, weights: Weights, precision: str) -> None:
+    def __init__(self, spec: DecoderSpec, weights: Weights, precision: str, lora: bool) -> None:
         self._spec = spec
         self._precision = precision
         self._weights = weights
@@ -45,6 +50,7 @@ class _Builder:
         groups = group_layers(spec.sliding_windows)
         self._num_groups = len(groups)
         self._group_of = {layer: number for number, group in enumerate(groups) for layer in group.layers}
+        self.lora = LoraGraph(precision, self._add_input) if lora else None
 
     def build(self) -> ov.Model:
         spec = self._spec
@@ -60,7 +66,11 @@ class _Builder:
         logits = scaled(self._head(x), spec.logits_scale)
         logits.output(0).set_names({"logits"})
         x.output(0).set_names({"hidden"})
-        return ov.Model([ops.result(logits), ops.result(x)], list(self._inputs.values()), "decoder")
+        results = [ops.result(logits), ops.result(x)]
+        if self.lora:
+            added = self.lora.logits(x, self._inputs["sampled_tokens_indices"], spec.vocab_size, spec.hidden_size)
+            results.append(ops.result(scaled(added, spec.logits_scale)))
+        return ov.Model(results, list(self._inputs.values()), "decoder")
 
     def _add_input(self, name: str, dtype: object, shape: list[int]) -> Node:
         node = ops.parameter(ov.PartialShape(shape), dtype, name=name)
@@ -214,7 +224,12 @@ class _Builder:
     def _linear(self, x: Node, name: str, out: int, inner: int, bias: bool, transposed: bool = False) -> Node:
         transposed = transposed or self._spec.transposed
         y = self._weights.project(x, name + ".weight", (out, inner), transposed=transposed)
-        return ops.add(y, self._weights.vector(name + ".bias", out)) if bias else y
+        if bias:
+            y = ops.add(y, self._weights.vector(name + ".bias", out))
+        # An expert's rows are not in the order of the tokens, by which adapters are chosen.
+        if self.lora is None or f".{self._spec.names.experts}." in name:
+            return y
+        return self.lora.add(y, x, name, out, inner)
 
     def _norm(self, x: Node, name: str, size: int) -> Node:
         """Without a name, x as it is."""

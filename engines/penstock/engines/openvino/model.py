@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
-from penstock.engines.kit.batch import Batch, GroupTables, Int32s, Ints, Outputs
-from penstock.engines.openvino.decoder_inputs import group_suffix, step_inputs
+from penstock.engines.kit.batch import NO_INTS, Batch, GroupTables, Int32s, Ints, Outputs
+from penstock.engines.openvino.decoder_inputs import Input, group_suffix, step_inputs
 from penstock.engines.openvino.kv_cache import OpenVINOKVCache
+from penstock.engines.openvino.lora import OpenVINOAdapters, Rows
+from penstock.engines.openvino.lora_graph import LOGITS_AT, SLOTS
 
 
 class BufferedDecoder:
@@ -25,13 +27,25 @@ class BufferedDecoder:
 
     cache: OpenVINOKVCache
 
-    def __init__(self, compiled: Sequence[tuple[int, Any]], num_groups: int, block_size: int, capacity: int) -> None:
+    def __init__(
+        self,
+        compiled: Sequence[tuple[int, Any]],
+        num_groups: int,
+        block_size: int,
+        capacity: int,
+        adapters: OpenVINOAdapters | None,
+    ) -> None:
         """`compiled`: the fewest tokens for which a compiled model is used, and the model, by ascending tokens;
-        `capacity`: tokens for which there is room at the start."""
+        `capacity`: tokens for which there is room at the start; `adapters`: None where the models have no inputs for
+        them."""
         self._least_tokens = [least for least, _ in compiled]
         self._block_size = block_size
+        self._adapters = adapters
+        inputs = step_inputs(num_groups)
+        if adapters is not None:
+            inputs |= {SLOTS: (np.int32, [-1]), LOGITS_AT: (np.int64, [-1])}
         self._buffers = [
-            _Buffer([model.create_infer_request() for _, model in compiled], num_groups, capacity)
+            _Buffer([model.create_infer_request() for _, model in compiled], inputs, capacity)
             for _ in range(self.num_buffers)
         ]
 
@@ -43,8 +57,8 @@ class BufferedDecoder:
                 cache.bind(request)
 
     def adapter_slot(self, key: str) -> int | None:
-        """There are no LoRA adapters here."""
-        return None
+        """`Model.adapter_slot`."""
+        return None if self._adapters is None else self._adapters.slot(key)
 
     def prepare(self, buffer: int, batch: Batch) -> None:
         """`Model.prepare`."""
@@ -65,6 +79,21 @@ class BufferedDecoder:
             if number >= len(target.groups) or target.groups[number] is not group:
                 self._put_blocks(inputs, suffix, group)
         target.groups = batch.groups
+        if self._adapters is not None:
+            self._put_adapters(self._adapters, target, batch)
+
+    def _put_adapters(self, adapters: OpenVINOAdapters, target: _Buffer, batch: Batch) -> None:
+        slots = batch.adapter_slots
+        of_tokens = slots if len(slots) == len(batch.positions) else np.repeat(slots, batch.scheduled)
+        target.inputs[SLOTS].put(of_tokens)
+        if slots is not target.slots:
+            target.slots, target.rows = slots, adapters.choose(slots, target.rows)
+        if target.bound.get(target.chosen) != target.rows:
+            adapters.bind(target.chosen, target.rows)
+            target.bound[target.chosen] = target.rows
+        changes = adapters.change_logits(target.rows)
+        target.added_at = np.flatnonzero(of_tokens[batch.logits_at]) if changes else NO_INTS
+        target.inputs[LOGITS_AT].put(target.added_at)
 
     def _put_blocks(self, inputs: dict[str, _Input], suffix: str, group: GroupTables) -> None:
         """Leaves out the blocks behind the window: attention goes by distance, and keys are rotated by their true
@@ -91,21 +120,31 @@ class BufferedDecoder:
         """`Model.wait`; the arrays are views of the infer request's outputs."""
         target = self._buffers[buffer]
         target.chosen.wait()
+        logits = target.chosen.get_output_tensor(0).data
+        if len(target.added_at):
+            logits[target.added_at] += target.chosen.get_output_tensor(2).data
         hidden = target.chosen.get_output_tensor(1).data if target.wants_hidden else None
-        return Outputs(target.chosen.get_output_tensor(0).data, hidden)
+        return Outputs(logits, hidden)
 
 
 class _Buffer:
     """Infer requests, of which a batch takes one, and the inputs that they share."""
 
-    def __init__(self, requests: list[Any], num_groups: int, capacity: int) -> None:
+    def __init__(self, requests: list[Any], inputs: Mapping[str, Input], capacity: int) -> None:
         self.requests = requests
         self.chosen = requests[0]
         self.wants_hidden = False
         self.groups: tuple[GroupTables, ...] = ()
         """What the inputs hold."""
-        kinds = step_inputs(num_groups)
-        self.inputs = {name: _Input(requests, name, *kind, capacity) for name, kind in kinds.items()}
+        self.inputs = {name: _Input(requests, name, *kind, capacity) for name, kind in inputs.items()}
+        self.slots: Ints | None = None
+        """Of the requests' adapters."""
+        self.rows: Rows = ()
+        """Where these adapters are."""
+        self.bound: dict[Any, Rows] = {}
+        """What each infer request reads."""
+        self.added_at: Ints = NO_INTS
+        """Rows of the logits that adapters add to."""
 
 
 class _Input:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from penstock.engines.formats.model_files import eos_token_ids, read_json
 from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.host.cores import usable_cores
 from penstock.engines.host.memory import available_memory
+from penstock.engines.kit.adapter_slots import load_configured
 from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, Batch, GroupTables, Ints
 from penstock.engines.kit.cache_size import check_model_sizes, max_model_len, num_blocks
 from penstock.engines.kit.layer_groups import group_layers
@@ -35,6 +37,8 @@ from penstock.engines.openvino.device import (
 from penstock.engines.openvino.families import parse_config
 from penstock.engines.openvino.huge_pages import collapse_filled_memory
 from penstock.engines.openvino.kv_cache import OpenVINOKVCache, block_layout
+from penstock.engines.openvino.lora import OpenVINOAdapters, Pairs
+from penstock.engines.openvino.lora_graph import Projection
 from penstock.engines.openvino.model import BufferedDecoder
 from penstock.engines.openvino.weights import Weights, integer_type, open_weights
 from penstock.engines.openvino.work import MatrixWork, count_matrices, model_work
@@ -71,11 +75,13 @@ class OpenVINORunner(StepRunner):
         plans = plan_threads(self._checkpoint.num_bytes, usable_cores(), config.threads, most_tokens)
         self._weights = open_weights(config, self._checkpoint, report)
         integers = integer_type(config, self._checkpoint)
-        compiled, description, matrices = _compile(config, spec, self._weights, plans, report, integers)
+        compiled, description, matrices, projections = _compile(config, spec, self._weights, plans, report, integers)
+        self._adapters = OpenVINOAdapters(projections, config.max_loras, config.max_lora_rank, matrices.precision)
         groups = group_layers(spec.sliding_windows)
         block_size, block_bytes = block_layout(compiled[0][1], groups)
         by_tokens = [(plan.min_tokens, one) for plan, one in compiled]
-        model = BufferedDecoder(by_tokens, len(groups), block_size, config.max_num_batched_tokens)
+        adapters = self._adapters if config.max_loras else None
+        model = BufferedDecoder(by_tokens, len(groups), block_size, config.max_num_batched_tokens, adapters)
         # Each compiled model packs its weights at its first tokens: the first request does not wait for that, and the
         # cache is sized by the memory that is left then.
         least = min(most_tokens, _tokens_for_experts(spec))
@@ -87,9 +93,9 @@ class OpenVINORunner(StepRunner):
         self._weights.release_pages()
         collapse_filled_memory(max(_COLLAPSE_SECONDS, time.monotonic() - started))
         kv_groups = tuple(KVGroup(block_size, group.window) for group in groups)
-        count = num_blocks(
-            config, kv_groups, model_len, block_bytes, free=available_memory(), share=_SHARE_OF_FREE_MEMORY
-        )
+        free = available_memory() - self._adapters.reserved_bytes
+        count = num_blocks(config, kv_groups, model_len, block_bytes, free=free, share=_SHARE_OF_FREE_MEMORY)
+        load_configured(config.adapters, self._adapters.prepare, self._adapters.install)
         model.use_cache(OpenVINOKVCache(compiled[0][1], groups, count))
         info = ModelInfo(
             vocab_size=spec.vocab_size,
@@ -106,11 +112,20 @@ class OpenVINORunner(StepRunner):
         )
         super().__init__(model, info, config.max_num_seqs, config.model_dir)
 
+    def prepare_adapter(self, key: str, folder: Path) -> Pairs:
+        return self._adapters.prepare(key, folder)
+
+    def install_adapter(self, key: str, prepared: Pairs) -> None:
+        self._adapters.install(key, prepared)
+
+    def unload_adapter(self, key: str) -> None:
+        self._adapters.unload(key)
+
     def close(self) -> None:
         """Frees the weights and the cache; the runner cannot be used afterwards."""
         super().close()
         # The mapped file goes last: the compiled model may look into it.
-        for name in ("_model", "_table", "_weights", "_checkpoint"):
+        for name in ("_model", "_table", "_adapters", "_weights", "_checkpoint"):
             delattr(self, name)
 
 
@@ -131,14 +146,14 @@ def _compile(
     plans: list[ThreadPlan],
     report: Report,
     integers: str | None,
-) -> tuple[list[tuple[ThreadPlan, Any]], str, MatrixWork]:
-    """The model compiled for each plan, what it runs with in words, and what its matrices cost. `integers`: see
-    `integer_type`."""
+) -> tuple[list[tuple[ThreadPlan, Any]], str, MatrixWork, dict[str, Projection]]:
+    """The model compiled for each plan, what it runs with in words, what its matrices cost, and the projections that
+    adapters may change. `integers`: see `integer_type`."""
     core = ov.Core()
     precision = compute_precision(core, config)
     kv_type = kv_cache_type(config, precision)
     activations = activation_type(config, precision, integers is not None)  # refused before the weights are read
-    model = build_decoder(spec, weights, precision)
+    model, projections = build_decoder(spec, weights, precision, lora=bool(config.max_loras))
     weights.finish()
     matrices = count_matrices(model, precision, integers or precision, activations)
     report(Loading("compile"))
@@ -151,7 +166,8 @@ def _compile(
     kept = "as stored" if config.weights == "auto" else str(config.weights)
     if integers is not None:
         kept += f", activations {activations}"
-    return compiled, f"openvino {precision}, weights {kept}, kv {kv_type}, {threads} threads", matrices
+    words = f"openvino {precision}, weights {kept}, kv {kv_type}, {threads} threads"
+    return compiled, words, matrices, projections
 
 
 def _tokens_for_experts(spec: DecoderSpec) -> int:

@@ -272,7 +272,7 @@ def _convert(tensor: Tensor, out: npt.NDArray[Any], storage: str) -> None:
     for start, stop in row_chunks(tensor):
         rows = tensor.rows_f32(start, stop)
         if storage == "BF16":
-            out.view(np.uint16)[start:stop] = _to_bf16(rows)
+            out.view(np.uint16)[start:stop] = to_bf16(rows)
         elif storage == "F16":
             limit = np.float32(np.finfo(np.float16).max)
             out[start:stop] = np.clip(rows, -limit, limit)
@@ -280,7 +280,7 @@ def _convert(tensor: Tensor, out: npt.NDArray[Any], storage: str) -> None:
             out[start:stop] = rows
 
 
-def _to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     """Rounds to nearest even; NaN stays NaN."""
     bits = values.view(np.uint32)
     rounded = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
@@ -290,5 +290,5 @@ def _to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
 def round_to(value: np.float32, precision: str) -> np.float32:
     """The nearest value that bf16, f16 or f32 has."""
     if precision == "bf16":
-        return (_to_bf16(np.array([value])).astype(np.uint32) << 16).view(np.float32)[0]  # type: ignore[no-any-return]
+        return (to_bf16(np.array([value])).astype(np.uint32) << 16).view(np.float32)[0]  # type: ignore[no-any-return]
     return np.float32(np.float16(value)) if precision == "f16" else value

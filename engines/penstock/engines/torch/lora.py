@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.formats.adapter_files import LowRank, read_adapter
 from penstock.engines.kit.adapter_slots import AdapterSlots
+from penstock.engines.kit.adapter_targets import targets_of
 from penstock.engines.kit.batch import Ints
 from penstock.engines.torch.lora_targets import Target
 
@@ -74,7 +75,7 @@ class TorchAdapters:
         """`AdapterHost.prepare_adapter`. UnsupportedError when the model was loaded without room for adapters."""
         self._slots.check_free(key)
         layers = read_adapter(folder, self._max_rank)
-        targets = {path: self._target(path, layer) for path, layer in layers.items()}
+        targets = targets_of(layers, self._targets)
         return {target: _tensors(path, layers[path], target) for path, target in targets.items()}
 
     def install(self, key: str, layers: Layers) -> None:
@@ -108,17 +109,6 @@ class TorchAdapters:
             targets = {target for adapter in chosen for target in adapter.layers}
             self._hooks = [target.module.register_forward_hook(partial(self._add, target)) for target in targets]
         self._used = used
-
-    def _target(self, path: str, layer: LowRank) -> Target:
-        target = self._targets.get(path)
-        if target is None:
-            raise InvalidRequestError(f"the model has no linear layer {path[:200]} that an adapter could change")
-        if (layer.a.shape[1], layer.b.shape[0]) != (target.inputs, target.outputs):
-            raise InvalidRequestError(
-                f"the adapter's {path} has {layer.a.shape[1]} inputs and {layer.b.shape[0]} outputs, the model's has "
-                f"{target.inputs} and {target.outputs}"
-            )
-        return target
 
     def _places(self, mine: npt.NDArray[np.bool_]) -> Tensor | None:
         return None if mine.all() else torch.from_numpy(np.flatnonzero(mine)).to(self._device)

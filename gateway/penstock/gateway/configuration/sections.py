@@ -117,7 +117,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AdapterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """LoRA adapters, each a model of its own for clients; on the vllm, tensorrt_llm and torch engines."""
+    """LoRA adapters, each a model of its own for clients; on the openvino, vllm, tensorrt_llm and torch engines."""
 
     lora: Annotated[
         tuple[Name, ...], Meta(description="an adapter, as NAME=FOLDER with files in PEFT's format; may be repeated")

@@ -17,9 +17,9 @@ from penstock.gateway.configuration.config import ConfigError
 logger = logging.getLogger("penstock")
 
 
-def choose_engine(folder: Path, *, adapters: bool = False) -> str:
-    """With a GPU vllm or torch, as installed; on a CPU openvino, and torch for what it does not have: some
-    architectures, and LoRA adapters. GGUF files are openvino's everywhere, quantized checkpoints wherever vllm is not.
+def choose_engine(folder: Path) -> str:
+    """With a GPU vllm or torch, as installed; on a CPU openvino, and torch for the architectures that it does not have.
+    GGUF files are openvino's everywhere, quantized checkpoints wherever vllm is not.
 
     Raises ConfigError when the folder has no readable config.json, and when torch would be needed and is not there, or
     would refuse the model, too.
@@ -36,7 +36,7 @@ def choose_engine(folder: Path, *, adapters: bool = False) -> str:
     has_torch = find_spec("torch") is not None and find_spec("transformers") is not None
     if visible_gpus() and has_torch and not is_quantized:
         return "torch"
-    refusal = _openvino_refusal(settings) or ("it has no LoRA adapters" if adapters else None)
+    refusal = _openvino_refusal(settings)
     if refusal is None:
         return "openvino"
     if is_quantized:

@@ -133,9 +133,7 @@ def engine_spec(
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    options = _OPTIONS[runner](config, source, scheduler, tokenizer)
-    if runner != "openvino":
-        options |= _adapter_options(config, adapters)
+    options = _OPTIONS[runner](config, source, scheduler, tokenizer) | _adapter_options(config, adapters)
     return EngineSpec(
         runner=runner,
         scheduling=scheduling.scheduler,
@@ -152,8 +150,7 @@ def _runner(config: Config, source: ModelSource) -> str:
                 f"engine: the {config.model.engine} engine does not read GGUF files; the openvino engine does"
             )
         return config.model.engine
-    adapters = bool(config.adapters.lora or config.adapters.lora_directory)
-    return choose_engine(source.folder, adapters=adapters)
+    return choose_engine(source.folder)
 
 
 def _batched_tokens(config: Config, runner: str) -> int:
@@ -202,8 +199,6 @@ def _openvino_options(
 ) -> dict[str, Any]:
     if config.model.device not in ("auto", "cpu"):
         raise ConfigError(f"device: the openvino engine runs on cpu, not on {config.model.device}")
-    if config.adapters.lora or config.adapters.lora_directory:
-        raise ConfigError("lora: the openvino engine has no adapters; the torch and vllm engines do (engine=torch)")
     return _common_options(config, source, scheduler) | {
         "weights": config.model.weights,
         "activations": config.model.activations,

@@ -11,7 +11,6 @@ from penstock.engines.formats.model_files import eos_token_ids
 from penstock.engines.host.cores import usable_cores
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.device import default_threads
-from penstock.engines.registry import EngineSpec, load_runner
 
 HERE = Path()
 
@@ -30,19 +29,14 @@ HERE = Path()
         ("kv_cache_memory", True, "positive"),
         ("max_num_seqs", 0, "positive"),
         ("max_num_batched_tokens", None, "positive"),
+        ("max_loras", -1, "positive"),
+        ("max_lora_rank", 0, "positive"),
     ],
 )
 def test_unknown_values_are_refused_by_name(name: str, value: Any, allowed: str) -> None:
     with pytest.raises(InvalidRequestError, match=f"{name}.*{allowed}") as error:
         OpenVINOConfig(HERE, **{name: value})
     assert error.value.param == name
-
-
-@pytest.mark.parametrize("option", [{"max_loras": 1}, {"adapters": {"a:1": "somewhere"}}])
-def test_adapters_are_refused(option: dict[str, Any], llama_dir: Path) -> None:
-    spec = EngineSpec(runner="openvino", options={"model_dir": str(llama_dir), "kv_cache_memory": None, **option})
-    with pytest.raises(UnsupportedError, match="openvino engine has no LoRA adapters; the torch and vllm engines have"):
-        load_runner(spec)
 
 
 def test_no_adapters_are_no_reason(llama_dir: Path, make_runner: Any) -> None:

@@ -90,6 +90,8 @@ class EngineCore:
         """Raises UnsupportedError for guesses that the runner cannot verify."""
         if config.speculative != "off" and not runner.info.supports_drafts:
             raise UnsupportedError(f"--speculative: this engine cannot verify guesses ({runner.info.runner}).")
+        if config.speculative == "draft_model" and not runner.info.has_draft_model:
+            raise UnsupportedError(f"--speculative-model: this engine has no draft model ({runner.info.runner}).")
         self.runner = runner
         self._depth = min(config.steps_in_flight, runner.max_steps_in_flight)
         self.scheduler = Scheduler(msgspec.structs.replace(config, steps_in_flight=self._depth), runner.info)

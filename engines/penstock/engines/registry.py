@@ -43,8 +43,10 @@ def _openvino(options: dict[str, Any], report: Report) -> ModelRunner:
     from penstock.engines.openvino.runner import OpenVINORunner
 
     memory = options["kv_cache_memory"]
+    draft = options.get("draft_model_dir")
     resolved = options | {
         "model_dir": Path(options["model_dir"]),
+        "draft_model_dir": None if draft is None else Path(draft),
         "kv_cache_memory": None if memory is None else parse_memory(memory),
     }
     return OpenVINORunner(OpenVINOConfig(**resolved), report)

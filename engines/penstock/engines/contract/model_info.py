@@ -52,6 +52,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Requests may ask for a vector (`PoolingParams`)."""
     supports_drafts: bool = False
     """Steps may carry guesses to verify (`SchedulerOutput.drafts`)."""
+    has_draft_model: bool = False
+    """Steps may ask for guesses of a draft model (`TO_BE_DRAFTED`)."""
     supports_grammars: bool = False
     """Requests may say what their output has to be (`SamplingParams.grammar`)."""
     supports_processors: bool = False

@@ -16,6 +16,9 @@ from typing import Any, NamedTuple
 from penstock.engines.contract.messages import PoolingParams, SamplingParams, TokenLogprobs
 from penstock.engines.errors import PenstockError
 
+TO_BE_DRAFTED = -1
+"""In place of a guess: the runner's draft model makes it (`ModelInfo.has_draft_model`)."""
+
 
 @dataclass(slots=True)
 class NewRequest:
@@ -73,12 +76,23 @@ class SchedulerOutput:
     drafts: dict[int, list[int]] = field(default_factory=dict)
     """id -> guesses of the tokens behind its last known one: the last of its scheduled tokens in this step. The runner
     samples at the last known token and at each guess, and keeps what it samples up to and including the first token
-    that differs from the guess. No step under way samples for such a request."""
+    that differs from the guess. No step under way samples for such a request. A list of TO_BE_DRAFTED asks the runner's
+    draft model for so many guesses. It may make fewer, and the request then computes fewer tokens."""
     forced: dict[int, list[int]] = field(default_factory=dict)
     """id -> tokens of `ModelRunnerOutput.forced` behind its last one, known or to be sampled by a step under way: the
     last of its scheduled tokens in this step. The runner takes them as the request's tokens, and samples behind the
     last of them only."""
     total_num_scheduled_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Drafting:
+    """What the draft model did for one step."""
+
+    num_guesses: dict[int, int] = field(default_factory=dict)
+    """id -> guesses that were made and verified, for each request that asked for some."""
+    passes: list[tuple[int, float]] = field(default_factory=list)
+    """Tokens and seconds of each of its forward passes. The step's time contains them."""
 
 
 @dataclass(slots=True)
@@ -100,6 +114,8 @@ class ModelRunnerOutput:
     forced: dict[int, list[int]] = field(default_factory=dict)
     """id -> tokens that come behind the sampled ones because the request's grammar leaves no others, as far as the
     runner knows them."""
+    drafting: Drafting | None = None
+    """Of a step that asked the draft model for guesses."""
     failed: dict[int, PenstockError] = field(default_factory=dict)
     """id -> what its client is told: NumericalError for NaN or infinite logits in this step, ModelNotFoundError for an
     adapter that the runner does not have, InvalidRequestError for parameters that it does not take. They sampled

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,15 @@ import numpy as np
 
 from penstock.engines.contract.messages import Grammar
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
+from penstock.engines.contract.step import TO_BE_DRAFTED, Drafting, ModelRunnerOutput, SchedulerOutput
 from penstock.engines.errors import EngineError, InvalidRequestError, NumericalError, PenstockError
 from penstock.engines.host.cores import usable_cores
 from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, Batch, Floats, Ints, Model, Outputs
+from penstock.engines.kit.draft_model import DraftModel
 from penstock.engines.kit.grammars import Grammars
+from penstock.engines.kit.planned_step import PlannedBatch, PlannedStep
 from penstock.engines.kit.request_table import RequestTable
-from penstock.engines.kit.sampling import Extension, Sampler, SamplingState, token_logprobs_rows
+from penstock.engines.kit.sampling import Sampler, SamplingState, token_logprobs_rows
 
 _SCORED_BYTES = 256 << 20
 """Most logits that prompt logprobs may take at a time; longer prompts are computed in several batches."""
@@ -32,64 +33,6 @@ _NOT_FINITE = "the model's logits are not finite"
 _NOTHING_ALLOWED = "The output cannot be continued: the request allows no token here."
 
 
-@dataclass(slots=True)
-class _PlannedBatch:
-    """A batch, and what its outputs are for. Rows of the logits: one for each of `sampling`; then 1 + len(draft) for
-    each of `verifying`; then those of `pooling`; then the prompt positions."""
-
-    batch: Batch
-    indices: Ints
-    """[S]: of its requests in the step."""
-    rows: Ints
-    """[S]: of the request table."""
-    sampling: Ints
-    """[n]: which of its requests get one token, from the logits of their last one."""
-    sampling_rows: Ints
-    """[n]: of the request table."""
-    places: Ints
-    """[n]: the position of that token."""
-    states: list[SamplingState | None]
-    """[n]"""
-    late: Ints
-    """[L]: indices of the tokens that a step under way may still have to sample; either one of every request in
-    `sampling`, or none."""
-    late_places: Ints
-    """[L]: the positions of those tokens."""
-    verifying: list[int]
-    """Which requests have guesses."""
-    drafts: list[list[int]]
-    """The guesses of each of `verifying`."""
-    pooling: list[int]
-    """Which requests get a vector."""
-    forced: dict[int, list[int]]
-    """Tokens that come before the sampled one, by their place in `sampling`."""
-    prompts: list[tuple[int, int, int]]
-    """(request, first position, count) of prompt positions whose successor is a prompt token."""
-    sampled: Ints = field(default_factory=lambda: NO_INTS)
-    """[n]: -1 where the logits are not finite."""
-    verified: list[Extension] = field(default_factory=list)
-    """Of each of `verifying`."""
-
-    @property
-    def only_decodes(self) -> bool:
-        """Each request of the step gets its next token, and nothing else is computed."""
-        return len(self.sampling) == len(self.indices) == len(self.batch.positions)
-
-
-@dataclass(slots=True)
-class _Step:
-    request_ids: list[int]
-    copies: list[tuple[int, int]]
-    buffer: int
-    batches: list[_PlannedBatch]
-    """Computed one after the other, in the same buffer. The first is prepared when the step is submitted."""
-    output: ModelRunnerOutput
-    forced: dict[int, list[int]]
-    """`SchedulerOutput.forced`"""
-    failure: Exception | None = None
-    """It could not be begun, which is told when it is collected: another step's result may be there first."""
-
-
 class StepRunner:
     """Keeps the books of a `ModelRunner` and samples; `Model` computes.
 
@@ -98,8 +41,16 @@ class StepRunner:
     answer made.
     """
 
-    def __init__(self, model: Model, info: ModelInfo, max_num_seqs: int, model_dir: Path) -> None:
+    def __init__(
+        self,
+        model: Model,
+        info: ModelInfo,
+        max_num_seqs: int,
+        model_dir: Path,
+        draft_model: DraftModel | None = None,
+    ) -> None:
         self._model = model
+        self._draft_model = draft_model
         self._info = info
         # Requests that ended keep their rows until no step under way has them; by then others have their seats.
         num_rows = max_num_seqs * max(2, model.num_buffers)
@@ -107,11 +58,11 @@ class StepRunner:
         self._table = RequestTable(info, num_rows, model.adapter_slot, self._grammars)
         self._sampler = Sampler(info.vocab_size, min(usable_cores(), _SAMPLING_THREADS))
         self._max_scored = max(1, _SCORED_BYTES // (4 * info.vocab_size))
-        self._under_way: deque[_Step] = deque()
+        self._under_way: deque[PlannedStep] = deque()
         self._computing: int | None = None
         """The buffer that was started and not yet waited for."""
         self._next_buffer = 0
-        self._last: tuple[list[int], _PlannedBatch] | None = None
+        self._last: tuple[list[int], PlannedBatch] | None = None
         """The newest step's requests and batch, if it `only_decodes`."""
         self.watch_prompt_logits: Callable[[int, Floats], None] | None = None
         """Called with the id of a request that has `prompt_logprobs`, and the logits [N, vocab] of N of its prompt's
@@ -128,16 +79,17 @@ class StepRunner:
     def submit(self, step: SchedulerOutput) -> None:
         """`ModelRunner.submit`."""
         self._table.apply(step)
+        step, drafting = self._draft(step)
         batches = self._plan_again(step) or list(self._plan(step))
         self._last = (step.request_ids, batches[0]) if len(batches) == 1 and batches[0].only_decodes else None
         buffer, self._next_buffer = self._next_buffer, (self._next_buffer + 1) % self._model.num_buffers
         if batches:
             self._model.prepare(buffer, batches[0].batch)
-        output = ModelRunnerOutput([[] for _ in step.request_ids])
+        output = ModelRunnerOutput([[] for _ in step.request_ids], drafting=drafting)
         refused = self._table.refused
         if refused:
             output.failed = {i: refused[i] for i in step.request_ids if i in refused}
-        self._under_way.append(_Step(step.request_ids, step.block_copies, buffer, batches, output, step.forced))
+        self._under_way.append(PlannedStep(step.request_ids, step.block_copies, buffer, batches, output, step.forced))
         if len(self._under_way) == 1:
             self._begin_next()
 
@@ -166,6 +118,8 @@ class StepRunner:
         self._under_way.clear()
         self._table.clear()
         self._last = None
+        if self._draft_model is not None:
+            self._draft_model.reset()
         if self._computing is not None:
             with contextlib.suppress(Exception):  # the failure that led here was reported already
                 self._model.wait(self._computing)
@@ -181,7 +135,16 @@ class StepRunner:
 
     # -- before a step computes ------------------------------------------------------------------------------
 
-    def _plan_again(self, step: SchedulerOutput) -> list[_PlannedBatch]:
+    def _draft(self, step: SchedulerOutput) -> tuple[SchedulerOutput, Drafting | None]:
+        """The step with the draft model's guesses, if it asks for some."""
+        if self._draft_model is None:
+            return step, None
+        self._draft_model.follow(step)
+        if not any(TO_BE_DRAFTED in guesses for guesses in step.drafts.values()):
+            return step, None
+        return self._draft_model.guess(step, self._table)
+
+    def _plan_again(self, step: SchedulerOutput) -> list[PlannedBatch]:
         """What `_plan` gives for a step in which the requests of the step before get one more token each, made from
         that one's batch; empty for other steps."""
         if self._last is None or step.new_requests or step.drafts or step.forced or step.request_ids != self._last[0]:
@@ -206,7 +169,7 @@ class StepRunner:
         )
         table.num_tokens[last.rows] = places + 1
         return [
-            _PlannedBatch(
+            PlannedBatch(
                 batch=batch,
                 indices=last.indices,
                 rows=last.rows,
@@ -224,7 +187,7 @@ class StepRunner:
             )
         ]
 
-    def _plan(self, step: SchedulerOutput) -> Iterator[_PlannedBatch]:
+    def _plan(self, step: SchedulerOutput) -> Iterator[PlannedBatch]:
         """The batches of a step, which are computed one after the other.
 
         There is one, unless prompt logprobs need more logits than memory should be spent on: then those prompts are
@@ -254,7 +217,7 @@ class StepRunner:
 
     def _plan_batch(
         self, step: SchedulerOutput, indices: Ints, rows: Ints, computed: Ints, scheduled: Ints
-    ) -> _PlannedBatch:
+    ) -> PlannedBatch:
         table = self._table
         total, num_tokens = computed + scheduled, table.num_tokens[rows]
         begins = np.zeros(len(rows) + 1, np.int64)
@@ -300,7 +263,7 @@ class StepRunner:
             late, places = late - counts if len(late) else late, places + counts
         table.num_tokens[sampling_rows] = places + 1
         states = [table.sampling[row] for row in sampling_rows.tolist()]
-        return _PlannedBatch(
+        return PlannedBatch(
             batch=batch,
             indices=indices,
             rows=rows,
@@ -351,7 +314,7 @@ class StepRunner:
         except Exception as error:
             step.failure = error
 
-    def _begin_masks(self, planned: _PlannedBatch) -> None:
+    def _begin_masks(self, planned: PlannedBatch) -> None:
         """All tokens before those that it samples are known now."""
         for n, tokens in planned.forced.items():
             state = planned.states[n]
@@ -364,7 +327,7 @@ class StepRunner:
         states = [state.grammar for state in (*planned.states, *verifying) if state is not None]
         self._grammars.begin_masks([state for state in states if state is not None])
 
-    def _start(self, buffer: int, planned: _PlannedBatch) -> None:
+    def _start(self, buffer: int, planned: PlannedBatch) -> None:
         late = planned.late
         token_ids = self._table.tokens[planned.sampling_rows, planned.late_places] if len(late) else NO_TOKENS
         self._computing = buffer
@@ -372,7 +335,7 @@ class StepRunner:
 
     # -- after it has computed -------------------------------------------------------------------------------
 
-    def _sample(self, planned: _PlannedBatch, logits: Floats) -> None:
+    def _sample(self, planned: PlannedBatch, logits: Floats) -> None:
         """Chooses tokens and puts them into the table: all that the next step has to wait for."""
         table, count = self._table, len(planned.sampling)
         if count:
@@ -393,7 +356,7 @@ class StepRunner:
                 table.tokens[row, start : start + len(tokens)] = tokens
                 table.num_tokens[row] = start + len(tokens)
 
-    def _answer(self, step: _Step, planned: _PlannedBatch, outputs: Outputs) -> None:
+    def _answer(self, step: PlannedStep, planned: PlannedBatch, outputs: Outputs) -> None:
         """Puts a batch's results into the step's output."""
         logits, start = outputs.logits, len(planned.sampling)
         sampled = planned.sampled.tolist()
@@ -412,7 +375,7 @@ class StepRunner:
             self._answer_vectors(step, planned, outputs.hidden, start)
 
     def _answer_tokens(
-        self, step: _Step, planned: _PlannedBatch, i: int, token_ids: list[int], logits: Floats, *, finite: bool
+        self, step: PlannedStep, planned: PlannedBatch, i: int, token_ids: list[int], logits: Floats, *, finite: bool
     ) -> None:
         """Of request i of the batch: each of `token_ids` was sampled from the row of `logits` at its place."""
         output, index, state = step.output, planned.indices[i], self._table.sampling[planned.rows[i]]
@@ -424,7 +387,7 @@ class StepRunner:
         if state is not None and state.params.logprobs is not None:
             output.logprobs[request_id] = token_logprobs_rows(logits, np.array(token_ids), state.params.logprobs)
 
-    def _answer_forced(self, step: _Step, planned: _PlannedBatch) -> None:
+    def _answer_forced(self, step: PlannedStep, planned: PlannedBatch) -> None:
         """What must follow is looked for since the next step has begun."""
         if not any(planned.states):
             return
@@ -437,7 +400,7 @@ class StepRunner:
                 if tokens:
                     step.output.forced[request_id] = tokens
 
-    def _answer_vectors(self, step: _Step, planned: _PlannedBatch, hidden: Floats | None, start: int) -> None:
+    def _answer_vectors(self, step: PlannedStep, planned: PlannedBatch, hidden: Floats | None, start: int) -> None:
         if hidden is None:
             raise EngineError("the model gave no hidden states")
         for row, i in enumerate(planned.pooling, start):
@@ -447,7 +410,7 @@ class StepRunner:
             else:
                 step.output.failed.setdefault(request_id, NumericalError(_NOT_FINITE))
 
-    def _answer_prompts(self, step: _Step, planned: _PlannedBatch, logits: Floats) -> None:
+    def _answer_prompts(self, step: PlannedStep, planned: PlannedBatch, logits: Floats) -> None:
         table, start = self._table, len(logits) - sum(count for _, _, count in planned.prompts)
         for i, first, count in planned.prompts:
             row, request_id = int(planned.rows[i]), step.request_ids[planned.indices[i]]

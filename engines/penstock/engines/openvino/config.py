@@ -55,6 +55,9 @@ class OpenVINOConfig:
     max_loras: int = 0
     """LoRA adapters that may be loaded at the same time; 0: none at all, and the graph has no inputs for them."""
     max_lora_rank: int = 16
+    draft_model_dir: Path | None = None
+    """A smaller model with the same vocabulary, which guesses what the model will say. It is computed in the same
+    precision, with weights of the same type, and its KV cache takes its part of the memory for the cache."""
 
     def __post_init__(self) -> None:
         check_choice("dtype", self.dtype, get_args(Precision))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from penstock.engines.scheduler.drafts import PredictedOutput, PromptLookup
+from penstock.engines.scheduler.drafts import DraftModelGuesses, Guesser, PredictedOutput, PromptLookup
 from penstock.engines.scheduler.intake import Intake
 from penstock.engines.scheduler.request import Request, Run
 from penstock.engines.scheduler.running import RunningRequests
@@ -70,10 +70,12 @@ class Admission:
             request.lookup = self._guesses_for(request)
         return self._running.start(request, tables, num_computed_tokens)
 
-    def _guesses_for(self, request: Request) -> PromptLookup | None:
+    def _guesses_for(self, request: Request) -> Guesser | None:
         if request.params.prediction:
             return PredictedOutput(request.params.prediction, self._config.max_draft_tokens)
         if self._speculates and request.pooling is None:
+            if self._config.speculative == "draft_model":
+                return DraftModelGuesses(self._config.max_draft_tokens)
             return PromptLookup(request.token_ids, self._config.max_draft_tokens)
         return None
 

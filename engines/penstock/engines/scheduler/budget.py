@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from penstock.engines.contract.messages import SamplingParams
+from penstock.engines.contract.step import Drafting, SchedulerOutput
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.request import Request, Run
 
@@ -82,6 +83,8 @@ class Plan:
     """Tokens of running requests that have more than one to compute, by id; 0 for those that wait for a later step."""
     guess_saves: float = 0.0
     """Seconds that a right guess saves: one request's part of the time that those that generate take."""
+    draft_seconds: float = 0.0
+    """What a guess of the draft model takes: one request's part of a forward pass for those that generate."""
 
 
 _NO_SHARES: Mapping[int, int] = MappingProxyType({})
@@ -94,6 +97,8 @@ class StepBudget:
     def __init__(self, config: SchedulerConfig, chunk: int) -> None:
         """`chunk`: most tokens of one request in a step (`largest_chunk`)."""
         self.pace = Pace()
+        self.draft_pace = Pace()
+        """Of the draft model's forward passes, by their tokens alone."""
         self.chunk = chunk
         self._config = config
         self._guesses = config.speculative != "off"
@@ -102,6 +107,16 @@ class StepBudget:
     def weigh_guesses(self, speculates: bool) -> None:
         """Whether plans say what guesses are worth."""
         self._guesses = speculates
+
+    def observe(self, step: SchedulerOutput, attended: float, seconds: float, drafting: Drafting | None) -> None:
+        """A step was measured. `attended`: see `Pace`; `drafting`: what its result says of the draft model."""
+        num_tokens = step.total_num_scheduled_tokens
+        if drafting is not None:
+            num_tokens -= sum(len(step.drafts[i]) - made for i, made in drafting.num_guesses.items())
+            for num_drafted, taken in drafting.passes:
+                self.draft_pace.observe(num_drafted, 0.0, taken)
+                seconds -= taken
+        self.pace.observe(num_tokens, attended, max(0.0, seconds))
 
     def plan(
         self,
@@ -122,8 +137,9 @@ class StepBudget:
             base_seconds = self.pace.seconds(num_singles, attended)
             num_generating = sum([r.request.num_tokens > r.request.num_prompt_tokens for r in running])
         guess_saves = base_seconds / max(1, num_generating)
+        draft_seconds = self.draft_pace.seconds(num_generating, 0.0) / max(1, num_generating)
         if not prompts and head is None:
-            return Plan(0, _NO_SHARES, guess_saves)
+            return Plan(0, _NO_SHARES, guess_saves, draft_seconds)
         limit = self._config.max_num_batched_tokens - num_singles
         if self._target and self.pace.num_observed:
             first = ready[0].request if ready else head
@@ -134,7 +150,7 @@ class StepBudget:
             context = prompts[0][0].num_computed_tokens if prompts else 0
             within = self.pace.tokens_within(patience - base_seconds, context)
             limit = max(min(limit, _PROMPT_FLOOR), int(min(limit, within)))
-        return Plan(limit, _shares(prompts, limit, self.chunk, head), guess_saves)
+        return Plan(limit, _shares(prompts, limit, self.chunk, head), guess_saves, draft_seconds)
 
     def short_step(self, context: float) -> int:
         """How many requests a short step may have, which compute one token each and attend to `context`. At least 1."""
@@ -149,14 +165,16 @@ class StepBudget:
     def guesses(self, run: Run, room: int, plan: Plan) -> list[int]:
         """Tokens to verify beside the request's next one, at most `room`. `plan`: of the step, or of the newest one.
 
-        A guess is worth its time if the time that it takes is less than what it saves, with the probability that it
-        and all before it are right. So there are fewer as the batch grows.
+        A guess is worth its time if the time that it takes, to make and to verify, is less than what it saves, with the
+        probability that it and all before it are right. So there are fewer as the batch grows.
         """
         request, lookup = run.request, run.request.lookup
         if lookup is None:
             return []
         limit = min(room, request.max_num_tokens - request.num_tokens - 1, self._config.max_draft_tokens)
         each = self.pace.seconds_per_token(run.num_computed_tokens)
+        if lookup.uses_draft_model:
+            each += plan.draft_seconds
         chance, worth = lookup.acceptance, 0
         while worth < limit and chance * plan.guess_saves >= each:
             worth += 1

@@ -24,9 +24,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     allows."""
     steps_in_flight: int = 2
     """Steps that are submitted before the oldest is collected; the runner may allow fewer."""
-    speculative: Literal["off", "ngram"] = "off"
+    speculative: Literal["off", "ngram", "draft_model"] = "off"
     """ngram: the next tokens are guessed from earlier occurrences of the newest ones (prompt lookup), and verified
-    several at a time. What is generated does not change."""
+    several at a time. draft_model: the runner's draft model guesses. What is generated does not change."""
     max_draft_tokens: int = 8
     """Most guesses verified in one step of a request."""
     jump_ahead: bool = True

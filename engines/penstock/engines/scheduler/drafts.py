@@ -1,33 +1,43 @@
-"""Prompt lookup: the next tokens are guessed from what followed the newest ones when they occurred before.
+"""Where guesses come from. Prompt lookup: the next tokens are guessed from what followed the newest ones when they
+occurred before. A request may also say what its output will be; then guesses are taken from that. Both cost nothing to
+make. A draft model in the runner guesses better, and takes time.
 
-A request may also say what its output will be; then guesses are taken from that.
-
-Guesses cost nothing to make and are verified by the model, several in one step (Saxena, "Prompt Lookup Decoding", 2023;
+Guesses are verified by the model, several in one step (Saxena, "Prompt Lookup Decoding", 2023;
 Leviathan et al., arXiv:2211.17192, for the verification). How many are made follows how many were right.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+
+from penstock.engines.contract.step import TO_BE_DRAFTED, Drafting, SchedulerOutput
 
 _LONGEST, _SHORTEST = 4, 2
 """Newest tokens that must have occurred before: longer matches first, since they are right more often."""
 _FIRST_LENGTH = 3
 """Guesses at first, before it is known how good they are."""
 _FIRST_ACCEPTANCE = 0.5
+_DRAFT_MODEL_ACCEPTANCE = 0.8
+"""Expected of a draft model, whose every guess follows the newest token."""
+_FORGOTTEN = 0.01
+"""Part of what was seen of a draft model that each token makes forgotten."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 512
 """Tokens without a guess after guesses that were all wrong; doubled each time."""
 MAX_VOCAB_SIZE = sys.maxunicode + 1
 """Token ids are kept as characters."""
 
 
-class PromptLookup:
-    """Guesses for one request."""
+class Guesser(ABC):
+    """Guesses for one request. How many follows how many were right."""
 
-    def __init__(self, token_ids: Iterable[int], max_length: int) -> None:
-        self._text = "".join(map(chr, token_ids))
-        """All known tokens, a character for each: text is searched fast, and only from character to character."""
+    uses_draft_model = False
+    """A guess costs a forward pass of the draft model."""
+
+    def __init__(self, max_length: int) -> None:
+        self._num_tokens = 0
+        """As far as `append` was told: pauses are counted in them."""
         self._max_length = max_length
         self._length = min(_FIRST_LENGTH, max_length)
         self._pause = _FIRST_PAUSE
@@ -36,21 +46,17 @@ class PromptLookup:
         self.acceptance = _FIRST_ACCEPTANCE
         """Moving average of the share of guesses that were right."""
 
-    def append(self, token_ids: Iterable[int]) -> None:
-        self._text += "".join(map(chr, token_ids))
+    @abstractmethod
+    def append(self, token_ids: Sequence[int]) -> None:
+        """The request's next tokens are known."""
 
+    @abstractmethod
     def guess(self, limit: int) -> list[int]:
         """At most `limit` tokens that may come next; often none."""
-        count = min(self._length, limit)
-        if count < 1 or len(self._text) < self._resume_at:
-            return []
-        for size in range(_LONGEST, _SHORTEST - 1, -1):
-            at = _find_last(self._text, size)
-            if at >= 0:
-                behind = self._text[at + size : at + size + count]
-                # what repeats itself is expected to continue
-                return [ord(behind[i % len(behind)]) for i in range(count)]
-        return []
+
+    def _count(self, limit: int) -> int:
+        """How many to guess now, at most `limit`."""
+        return max(0, min(self._length, limit)) if self._num_tokens >= self._resume_at else 0
 
     def verified(self, num_guessed: int, num_right: int) -> None:
         """Adapts how many are guessed. Called after `append`."""
@@ -69,9 +75,57 @@ class PromptLookup:
         if self._length > 1:
             self._length //= 2
         else:
-            self._resume_at = len(self._text) + self._pause
+            self._resume_at = self._num_tokens + self._pause
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
             self.acceptance = max(self.acceptance, _FIRST_ACCEPTANCE)  # after the pause they get another chance
+
+
+class DraftModelGuesses(Guesser):
+    """Says how many guesses the runner's draft model should make: the tokens are its own affair."""
+
+    uses_draft_model = True
+
+    def __init__(self, max_length: int) -> None:
+        super().__init__(max_length)
+        self.acceptance = _DRAFT_MODEL_ACCEPTANCE
+
+    def append(self, token_ids: Sequence[int]) -> None:
+        self._num_tokens += len(token_ids)
+        # What was seen long ago counts less: without guesses nothing else would ever change it.
+        self.acceptance += _FORGOTTEN * (_DRAFT_MODEL_ACCEPTANCE - self.acceptance)
+
+    def guess(self, limit: int) -> list[int]:
+        return [TO_BE_DRAFTED] * self._count(limit)
+
+    def verified(self, num_guessed: int, num_right: int) -> None:
+        # Guesses behind the first wrong one say nothing about how good the draft model is.
+        super().verified(num_right + (num_right < num_guessed), num_right)
+
+
+class PromptLookup(Guesser):
+    """Guesses what followed the newest tokens before."""
+
+    def __init__(self, token_ids: Iterable[int], max_length: int) -> None:
+        super().__init__(max_length)
+        self._text = ""
+        """All known tokens, a character for each: text is searched fast, and only from character to character."""
+        PromptLookup.append(self, token_ids)
+
+    def append(self, token_ids: Iterable[int]) -> None:
+        self._text += "".join(map(chr, token_ids))
+        self._num_tokens = len(self._text)
+
+    def guess(self, limit: int) -> list[int]:
+        count = self._count(limit)
+        if count < 1:
+            return []
+        for size in range(_LONGEST, _SHORTEST - 1, -1):
+            at = _find_last(self._text, size)
+            if at >= 0:
+                behind = self._text[at + size : at + size + count]
+                # what repeats itself is expected to continue
+                return [ord(behind[i % len(behind)]) for i in range(count)]
+        return []
 
 
 class PredictedOutput(PromptLookup):
@@ -90,6 +144,7 @@ class PredictedOutput(PromptLookup):
     def append(self, token_ids: Iterable[int]) -> None:
         for token in map(chr, token_ids):
             self._text += token
+            self._num_tokens += 1
             if self._next is not None and self._prediction[self._next : self._next + 1] == token:
                 self._next += 1
             else:
@@ -97,8 +152,8 @@ class PredictedOutput(PromptLookup):
             self._passed = max(self._passed, self._next or 0)
 
     def guess(self, limit: int) -> list[int]:
-        count = min(self._length, limit)
-        if self._next is None or count < 1 or len(self._text) < self._resume_at:
+        count = self._count(limit)
+        if self._next is None or count < 1:
             return []
         return [ord(token) for token in self._prediction[self._next : self._next + count]]
 
@@ -112,6 +167,12 @@ class PredictedOutput(PromptLookup):
         newest = self._text[-_LONGEST:]
         at = self._prediction.find(newest, self._passed) if len(newest) >= _SHORTEST else -1
         return at + len(newest) if at >= 0 else None
+
+
+def num_guesses(step: SchedulerOutput, drafting: Drafting | None) -> dict[int, int]:
+    """id -> guesses that the step has verified. `drafting`: what its result says of the draft model."""
+    counts = {request_id: len(guesses) for request_id, guesses in step.drafts.items()}
+    return counts if drafting is None else counts | drafting.num_guesses
 
 
 def _find_last(text: str, size: int) -> int:

@@ -16,7 +16,7 @@ from penstock.engines.contract.messages import (
     TokenLogprobs,
 )
 from penstock.engines.scheduler.compilation import Compilation
-from penstock.engines.scheduler.drafts import PromptLookup
+from penstock.engines.scheduler.drafts import Guesser
 from penstock.kvcache import BlockTables, HashChain
 
 _MAX_TRACED_CHUNKS = 128
@@ -115,7 +115,7 @@ class Request:
         """Samples that will fork from this one once its prompt is computed."""
         self.leader: Request | None = None
         """The sample that this one follows, until it has forked."""
-        self.lookup: PromptLookup | None = None
+        self.lookup: Guesser | None = None
         """Guesses its next tokens, where that is switched on."""
         self.first_scheduled: float | None = None
         self.num_preemptions = 0

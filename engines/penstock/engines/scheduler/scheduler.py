@@ -15,14 +15,14 @@ import msgspec
 
 from penstock.engines.contract.messages import AddRequest, EngineStats, FinishReason, RequestOutput
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
+from penstock.engines.contract.step import Drafting, ModelRunnerOutput, SchedulerOutput
 from penstock.engines.errors import PenstockError
 from penstock.engines.scheduler.admission import Admission
 from penstock.engines.scheduler.background import Background
 from penstock.engines.scheduler.budget import ONLY_DECODES, Plan, StepBudget
 from penstock.engines.scheduler.compilation import Compilation
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.engines.scheduler.drafts import MAX_VOCAB_SIZE, PredictedOutput, PromptLookup
+from penstock.engines.scheduler.drafts import MAX_VOCAB_SIZE, Guesser, PredictedOutput, num_guesses
 from penstock.engines.scheduler.intake import Intake
 from penstock.engines.scheduler.queues import Policy
 from penstock.engines.scheduler.request import Request, RequestStatus, Run
@@ -56,7 +56,9 @@ class Scheduler:
         self.budget = StepBudget(config, chunk)
         self._background = Background(self.running, self.intake.waiting, self.budget)
         self._charges = config.policy is Policy.FAIR
-        always = config.speculative != "off" and info.vocab_size <= MAX_VOCAB_SIZE
+        always = config.speculative == "draft_model" or (
+            config.speculative == "ngram" and info.vocab_size <= MAX_VOCAB_SIZE
+        )
         self._always_speculates = self._speculates = always
         """The second one also while requests have predictions."""
         self._predicted: set[int] = set()
@@ -269,10 +271,11 @@ class Scheduler:
     def update_from_output(self, result: ModelRunnerOutput, now: float, seconds: float | None = None) -> None:
         """Takes in the tokens of the oldest step under way and ends what is complete; `take_outputs` has what the
         clients get. `seconds`: what the step took on the device, if that was measured."""
-        done = self._oldest_succeeded(seconds)
+        done = self._oldest_succeeded(seconds, result.drafting)
         step = done.step
         num_live, num_prompt_tokens, num_sampled = len(self.intake.requests), 0, 0
         failed, logprobs, drafts = result.failed, result.logprobs, step.drafts
+        guessed = num_guesses(step, result.drafting)
         eos = self.intake.eos
         self._forces = self.config.jump_ahead and bool(result.forced)
         outputs: list[RequestOutput] = []
@@ -307,7 +310,7 @@ class Scheduler:
                 if logprobs and request.id in logprobs:
                     output.logprobs = logprobs[request.id][: len(output.token_ids)]
                 if request.lookup is not None:
-                    self._learn(request.lookup, output, drafts.get(request.id), len(tokens) - 1)
+                    self._learn(request.lookup, output, guessed.get(request.id, 0), len(tokens) - 1)
             elif request.id in result.pooled:
                 output = _pooled_output(request, result.pooled[request.id])
             if computed >= tables.next_publish:
@@ -327,24 +330,24 @@ class Scheduler:
             self.running.sweep()
         self.intake.stepped(num_prompt_tokens, num_sampled)
 
-    def _oldest_succeeded(self, seconds: float | None) -> StepUnderWay:
+    def _oldest_succeeded(self, seconds: float | None, drafting: Drafting | None) -> StepUnderWay:
         """The oldest step, which is not under way any more."""
         done = self.under_way.popleft()
         self.running.last_collected = done.number
         if seconds is not None:
-            self.budget.pace.observe(done.step.total_num_scheduled_tokens, done.attended, seconds)
+            self.budget.observe(done.step, done.attended, seconds, drafting)
         if self.trials:
             self.trials.acquit()
         if done.step.block_copies:
             self.running.copied(done.runs)
         return done
 
-    def _learn(self, lookup: PromptLookup, output: RequestOutput, guesses: list[int] | None, num_right: int) -> None:
+    def _learn(self, lookup: Guesser, output: RequestOutput, num_guessed: int, num_right: int) -> None:
         """Tells `lookup` a request's new tokens, and how many of its guesses, if it had any, were right."""
         lookup.append(output.token_ids)
-        if guesses:
-            lookup.verified(len(guesses), num_right)
-            self.intake.stats.draft_tokens += len(guesses)
+        if num_guessed:
+            lookup.verified(num_guessed, num_right)
+            self.intake.stats.draft_tokens += num_guessed
             self.intake.stats.accepted_tokens += num_right
         if isinstance(lookup, PredictedOutput):
             output.guessed = (lookup.num_right, lookup.num_wrong)

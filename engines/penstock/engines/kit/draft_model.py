@@ -1,0 +1,206 @@
+"""A draft model: a smaller model that guesses what a runner's model will say, for that one to verify.
+
+Its KV cache has the same blocks as the model's own: position p of a request is in the same block and slot of both. So
+prefix hits, copies and preemption need no books here. It computes only what it needs for guesses, when it is asked for
+some: what a block holds of it is noted with the block.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from penstock.engines.contract.step import TO_BE_DRAFTED, Drafting, SchedulerOutput
+from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, Batch, Ints, Model
+from penstock.engines.kit.request_table import RequestTable
+
+_BUFFER = 0
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request that asks for guesses."""
+
+    id: int
+    row: int
+    """Of the request table."""
+    last: int
+    """The position of its last known token."""
+    count: int
+    """Guesses to make."""
+    start: int
+    """The first position that the draft model has not computed, at most `last`."""
+    scheduled: int = 0
+    """Tokens of the forward pass."""
+
+
+class DraftModel:
+    """Guesses greedily, one more token of every request that asks for it in each forward pass."""
+
+    def __init__(
+        self,
+        model: Model,
+        block_size: int,
+        num_blocks: int,
+        max_len: int,
+        max_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`max_len`: positions that it can compute; `max_tokens`: most of a forward pass."""
+        self._model = model
+        self._block_size = block_size
+        self._max_len = max_len
+        self._max_tokens = max_tokens
+        self._clock = clock
+        self._filled: Ints = np.zeros(num_blocks, np.int64)
+        """Of each block: how many of its slots, from the first on, hold what was computed for the tokens there."""
+        self._guessed: dict[int, tuple[int, list[int]]] = {}
+        """id -> its newest guesses that were computed on, and the position of the first. As far as they were right,
+        they need not be computed again."""
+
+    def follow(self, step: SchedulerOutput) -> None:
+        """Takes in what a step says about blocks. For every step, in order."""
+        for source, destination in step.block_copies:
+            self._filled[destination] = self._filled[source]
+        if step.block_copies:
+            self._model.copy_blocks(step.block_copies)
+        for request_id in step.dropped_ids:
+            self._guessed.pop(request_id, None)
+        for update in step.block_updates:
+            self._filled[update.block_ids] = 0
+        if step.new_requests:
+            computed = dict(zip(step.request_ids, step.num_computed_tokens, strict=True))
+            for request in step.new_requests:
+                self._guessed.pop(request.id, None)
+                self._limit(request.block_ids[0], computed.get(request.id, 0))
+
+    def guess(self, step: SchedulerOutput, table: RequestTable) -> tuple[SchedulerOutput, Drafting]:
+        """The step with guesses in place of `TO_BE_DRAFTED`, and what was done for it.
+
+        Requests get fewer where their context is too long for the draft model, and none while it has more to catch up
+        with than `max_tokens`: their prompt, or what was generated while nobody asked for guesses.
+        """
+        drafting = Drafting({i: 0 for i, guesses in step.drafts.items() if TO_BE_DRAFTED in guesses})
+        guesses: dict[int, list[int]] = {i: [] for i in drafting.num_guesses}
+        asked = self._share_out(self._asked(step, table, drafting))
+        while asked:
+            tokens = self._forward(asked, table, drafting)
+            following = []
+            for each, token in zip(asked, tokens, strict=True):
+                end = each.start + each.scheduled
+                if end <= each.last + 1:  # known tokens, which stay
+                    self._fill(table.block_tables[0][each.row], each.start, end)
+                if end > each.last:
+                    guesses[each.id].append(token)
+                    table.tokens[each.row, end] = token
+                    if len(guesses[each.id]) < each.count:
+                        following.append(replace(each, start=end, scheduled=1))
+            asked = following
+        places = dict(zip(step.request_ids, step.num_computed_tokens, strict=True))
+        for request_id, made in guesses.items():
+            drafting.num_guesses[request_id] = len(made)
+            self._guessed[request_id] = places[request_id] + 1, made[:-1]
+        return _with_guesses(step, guesses), drafting
+
+    def reset(self) -> None:
+        """The requests are forgotten; what blocks hold stays."""
+        self._guessed.clear()
+
+    # -- what is computed ------------------------------------------------------------------------------------
+
+    def _asked(self, step: SchedulerOutput, table: RequestTable, drafting: Drafting) -> list[_Asked]:
+        places = dict(zip(step.request_ids, step.num_computed_tokens, strict=True))
+        found = []
+        for request_id, row in zip(drafting.num_guesses, table.rows_of(list(drafting.num_guesses)), strict=True):
+            last = places[request_id]
+            count = min(len(step.drafts[request_id]), self._max_len - last)
+            if count > 0:
+                start = self._missing_from(request_id, int(row), last, table)
+                found.append(_Asked(request_id, int(row), last, count, start))
+        return found
+
+    def _missing_from(self, request_id: int, row: int, last: int, table: RequestTable) -> int:
+        """The first position up to `last` that has to be computed; `last` itself always has."""
+        blocks = table.block_tables[0][row]
+        start = self._num_filled(blocks, last)
+        first, guesses = self._guessed.get(request_id, (-1, []))
+        if first == start:
+            known = table.tokens[row, first : last + 1].tolist()
+            right = next((n for n, pair in enumerate(zip(known, guesses, strict=False)) if pair[0] != pair[1]), None)
+            end = first + (min(len(known), len(guesses)) if right is None else right)
+            self._fill(blocks, first, end)
+            start = min(end, last)
+        return start
+
+    def _share_out(self, asked: list[_Asked]) -> list[_Asked]:
+        """Gives each, in order, the tokens that it has to compute, as far as a forward pass has room."""
+        left = self._max_tokens
+        for each in asked:
+            each.scheduled = min(each.last + 1 - each.start, left)
+            left -= each.scheduled
+        return [each for each in asked if each.scheduled]
+
+    def _forward(self, asked: Sequence[_Asked], table: RequestTable, drafting: Drafting) -> list[int]:
+        """One forward pass: the likeliest token behind each request's last one in it."""
+        began = self._clock()
+        rows = np.array([each.row for each in asked])
+        computed = np.array([each.start for each in asked])
+        scheduled = np.array([each.scheduled for each in asked])
+        begins = np.zeros(len(asked) + 1, np.int64)
+        np.cumsum(scheduled, out=begins[1:])
+        positions = np.arange(begins[-1]) + np.repeat(computed - begins[:-1], scheduled)
+        batch = Batch(
+            token_ids=table.tokens[np.repeat(rows, scheduled), positions],
+            positions=positions,
+            begins=begins,
+            computed=computed,
+            scheduled=scheduled,
+            groups=table.group_tables(rows, computed, computed + scheduled),
+            logits_at=begins[1:] - 1,
+            adapter_slots=np.zeros(len(asked), np.int64),
+            wants_hidden=False,
+        )
+        self._model.prepare(_BUFFER, batch)
+        self._model.start(_BUFFER, NO_INTS, NO_TOKENS)
+        tokens: list[int] = self._model.wait(_BUFFER).logits.argmax(axis=1).tolist()
+        drafting.passes.append((len(positions), self._clock() - began))
+        return tokens
+
+    # -- what blocks hold ------------------------------------------------------------------------------------
+
+    def _num_filled(self, blocks: Sequence[int] | Ints, limit: int) -> int:
+        """Positions from the first on, at most `limit`, that are computed in a request's `blocks`."""
+        filled = self._filled[blocks[: -(-limit // self._block_size)]]
+        partial = np.flatnonzero(filled < self._block_size)
+        count = int(partial[0] * self._block_size + filled[partial[0]]) if len(partial) else limit
+        return min(count, limit)
+
+    def _fill(self, blocks: Sequence[int] | Ints, start: int, end: int) -> None:
+        """Positions start..end-1 are computed, as all before them."""
+        entries = np.arange(start // self._block_size, -(-end // self._block_size))
+        self._filled[np.asarray(blocks)[entries]] = np.minimum(self._block_size, end - entries * self._block_size)
+
+    def _limit(self, blocks: Sequence[int], num_computed: int) -> None:
+        """Positions from `num_computed` on get other tokens than the blocks had there."""
+        entry, slot = divmod(num_computed, self._block_size)
+        first, fresh = blocks[entry : entry + 1], blocks[entry + 1 :]
+        self._filled[first] = np.minimum(self._filled[first], slot)
+        self._filled[fresh] = 0
+
+
+def _with_guesses(step: SchedulerOutput, guesses: dict[int, list[int]]) -> SchedulerOutput:
+    """Requests that get fewer guesses than they asked for compute fewer tokens."""
+    drafts = step.drafts | guesses
+    scheduled = [
+        count - len(step.drafts[i]) + len(drafts[i]) if i in guesses else count
+        for i, count in zip(step.request_ids, step.num_scheduled_tokens, strict=True)
+    ]
+    return replace(
+        step,
+        num_scheduled_tokens=scheduled,
+        total_num_scheduled_tokens=sum(scheduled),
+        drafts={i: tokens for i, tokens in drafts.items() if tokens},
+    )

@@ -1,0 +1,193 @@
+"""A decoder from its files to the buffers that it computes in, and the memory of its KV cache."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import openvino as ov
+
+from penstock.engines.contract.loading import Loading, Report
+from penstock.engines.contract.model_info import ModelWork
+from penstock.engines.formats.model_files import eos_token_ids, read_json
+from penstock.engines.formats.quantized.schemes import parse_scheme
+from penstock.engines.host.cores import usable_cores
+from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, Batch, GroupTables, Ints
+from penstock.engines.kit.cache_size import check_model_sizes, max_model_len
+from penstock.engines.kit.layer_groups import LayerGroup, group_layers
+from penstock.engines.openvino.checkpoint import Checkpoint, full_name
+from penstock.engines.openvino.config import OpenVINOConfig, WeightsType
+from penstock.engines.openvino.decoder import build_decoder
+from penstock.engines.openvino.decoder_spec import DecoderSpec
+from penstock.engines.openvino.device import (
+    ThreadPlan,
+    activation_type,
+    compile_decoder,
+    compute_precision,
+    kv_cache_type,
+    plan_threads,
+)
+from penstock.engines.openvino.families import parse_config
+from penstock.engines.openvino.kv_cache import OpenVINOKVCache, block_layout
+from penstock.engines.openvino.lora import OpenVINOAdapters
+from penstock.engines.openvino.lora_graph import Projection
+from penstock.engines.openvino.model import BufferedDecoder
+from penstock.engines.openvino.weights import Weights, integer_type, open_weights
+from penstock.engines.openvino.work import MatrixWork, count_matrices, model_work
+
+logger = logging.getLogger(__name__)
+
+_LEAST_BITS_FOR_INT8 = 5.2
+"""GGUF's Q4_K_M has 4.9, its Q5_0 5.5: what has more is not rounded to 4 bits."""
+
+_ROWS_OF_EXPERT = 8
+"""Mean number of an expert's rows when the model is loaded: an expert's weights are packed at its first row."""
+
+
+@dataclass(slots=True)
+class LoadedDecoder:
+    """A decoder that has computed its first tokens, with a cache that is just large enough for them."""
+
+    spec: DecoderSpec
+    eos_token_ids: tuple[int, ...]
+    model_len: int
+    """Positions that it can compute, as far as they are wanted."""
+    checkpoint: Checkpoint
+    weights: Weights
+    compiled: Any
+    """The model for the smallest batches; all have the same KV cache."""
+    groups: list[LayerGroup]
+    block_size: int
+    block_bytes: int
+    """Of one block in all layers of a group."""
+    model: BufferedDecoder
+    adapters: OpenVINOAdapters
+    words: str
+    """What it runs with."""
+    work: ModelWork
+
+    def use_blocks(self, count: int) -> None:
+        """Its KV cache gets so many."""
+        self.model.use_cache(OpenVINOKVCache(self.compiled, self.groups, count))
+
+    def free(self) -> None:
+        """It cannot be used afterwards. The mapped file goes last: the compiled model may look into it."""
+        for name in ("model", "adapters", "compiled", "weights", "checkpoint"):
+            delattr(self, name)
+
+
+def load_decoder(config: OpenVINOConfig, report: Report) -> LoadedDecoder:
+    """Raises UnsupportedError for a model that cannot be run, EngineError for a broken one."""
+    settings = read_json(config.model_dir / "config.json")
+    check_model_sizes(settings)
+    spec = parse_config(settings, config.max_model_len)
+    eos = eos_token_ids(config.model_dir, settings, spec.vocab_size)
+    model_len = max_model_len(config.max_model_len, spec.max_position_embeddings)
+    checkpoint = Checkpoint(config.model_dir, full_name, parse_scheme(settings))
+    config = _with_weights_of(config, checkpoint)
+    most_tokens = min(model_len, config.max_num_batched_tokens)
+    plans = plan_threads(checkpoint.num_bytes, usable_cores(), config.threads, most_tokens)
+    weights = open_weights(config, checkpoint, report)
+    integers = integer_type(config, checkpoint)
+    compiled, words, matrices, projections = _compile(config, spec, weights, plans, report, integers)
+    adapters = OpenVINOAdapters(projections, config.max_loras, config.max_lora_rank, matrices.precision)
+    groups = group_layers(spec.sliding_windows)
+    block_size, block_bytes = block_layout(compiled[0][1], groups)
+    by_tokens = [(plan.min_tokens, one) for plan, one in compiled]
+    model = BufferedDecoder(
+        by_tokens, len(groups), block_size, config.max_num_batched_tokens, adapters if config.max_loras else None
+    )
+    loaded = LoadedDecoder(
+        spec=spec,
+        eos_token_ids=eos,
+        model_len=model_len,
+        checkpoint=checkpoint,
+        weights=weights,
+        compiled=compiled[0][1],
+        groups=groups,
+        block_size=block_size,
+        block_bytes=block_bytes,
+        model=model,
+        adapters=adapters,
+        words=words,
+        work=model_work(matrices, spec, groups, block_bytes / block_size, plans),
+    )
+    # Each compiled model packs its weights at its first tokens: the first request does not wait for that, and the
+    # cache is sized by the memory that is left then.
+    least = min(most_tokens, _tokens_for_experts(spec))
+    warm_up = [max(1, plan.min_tokens, least) for plan in plans]
+    loaded.use_blocks(-(-warm_up[-1] // block_size))
+    report(Loading("warm-up"))
+    for num_tokens in warm_up:
+        _compute_prompt(model, len(groups), block_size, np.arange(num_tokens) % spec.vocab_size)
+    weights.release_pages()
+    return loaded
+
+
+def _with_weights_of(config: OpenVINOConfig, checkpoint: Checkpoint) -> OpenVINOConfig:
+    """With a type of weights that the graph has, where those of the file have none of its own."""
+    bits = checkpoint.bits_of_blocks
+    if config.weights != "auto" or bits is None:
+        return config
+    kind: WeightsType = "int4" if bits < _LEAST_BITS_FOR_INT8 else "int8"
+    logger.info("the file's weights of %.1f bits on average are quantized again, to %s", bits, kind)
+    return replace(config, weights=kind)
+
+
+def _compile(
+    config: OpenVINOConfig,
+    spec: DecoderSpec,
+    weights: Weights,
+    plans: list[ThreadPlan],
+    report: Report,
+    integers: str | None,
+) -> tuple[list[tuple[ThreadPlan, Any]], str, MatrixWork, dict[str, Projection]]:
+    """The model compiled for each plan, what it runs with in words, what its matrices cost, and the projections that
+    adapters may change. `integers`: see `integer_type`."""
+    core = ov.Core()
+    precision = compute_precision(core, config)
+    kv_type = kv_cache_type(config, precision)
+    activations = activation_type(config, precision, integers is not None)  # refused before the weights are read
+    model, projections = build_decoder(spec, weights, precision, lora=bool(config.max_loras))
+    weights.finish()
+    matrices = count_matrices(model, precision, integers or precision, activations)
+    report(Loading("compile"))
+    chosen = None if integers is None else activations
+    compiled = [
+        (plan, compile_decoder(core, model, config, precision, kv_type, plan, chosen, bool(spec.experts)))
+        for plan in plans
+    ]
+    threads = " or ".join(str(plan.threads) for plan in plans)
+    kept = "as stored" if config.weights == "auto" else str(config.weights)
+    if integers is not None:
+        kept += f", activations {activations}"
+    words = f"openvino {precision}, weights {kept}, kv {kv_type}, {threads} threads"
+    return compiled, words, matrices, projections
+
+
+def _tokens_for_experts(spec: DecoderSpec) -> int:
+    """Different ones, that reach nearly every expert."""
+    return spec.experts.count * _ROWS_OF_EXPERT // spec.experts.per_token if spec.experts else 0
+
+
+def _compute_prompt(model: BufferedDecoder, num_groups: int, block_size: int, tokens: Ints) -> None:
+    """In the first blocks of the cache."""
+    num_tokens = len(tokens)
+    end = -(-num_tokens // block_size)
+    tables = GroupTables(np.arange(end, dtype=np.int32)[None], np.zeros(1, np.int64), np.array([end]))
+    batch = Batch(
+        token_ids=tokens.astype(np.int32),
+        positions=np.arange(num_tokens),
+        begins=np.array([0, num_tokens]),
+        computed=np.zeros(1, np.int64),
+        scheduled=np.array([num_tokens]),
+        groups=(tables,) * num_groups,
+        logits_at=np.array([num_tokens - 1]),
+        adapter_slots=np.zeros(1, np.int64),
+        wants_hidden=False,
+    )
+    model.prepare(0, batch)
+    model.start(0, NO_INTS, NO_TOKENS)
+    model.wait(0)

@@ -11,7 +11,7 @@ from penstock.gateway.embedding_models import EmbeddingModels
 from penstock.gateway.front.first_steps import Kind
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.llm.dataplane import DataPlane
-from penstock.gateway.llm.hub import check_revision, fetch_model
+from penstock.gateway.llm.hub import check_revision, fetch_draft_model, fetch_model
 from penstock.gateway.llm.kserve.language_model import LanguageModel
 from penstock.gateway.llm.model_builder import build_model, public_names
 from penstock.gateway.llm.models import LoadedModel, ModelSource, find_model, is_hub_id
@@ -45,7 +45,7 @@ class CommandLineModel:
         self._names = public_names(config, config.model.model or "")
         self._model: LoadedModel | None = None
         check_revision(config.model.model, config.model.revision)
-        if is_hub_id(config.model.model):
+        if is_hub_id(config.model.model) or is_hub_id(config.model.speculative_model):
             board.announce(self._names)
         else:
             self._add(self._build(find_model(config.model.model)))
@@ -70,6 +70,7 @@ class CommandLineModel:
             report = self._board.reporter(self._names)
             try:
                 source = await fetch_model(self._config.model.model, report, self._config.model.revision)
+                self._config = await fetch_draft_model(self._config, report)
                 self._add(await asyncio.to_thread(self._build, source))
             finally:
                 report(None)

@@ -45,7 +45,7 @@ from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.kserve.trace_settings import TraceSettings, changes
 from penstock.gateway.kserve.tracing import Tracing
 from penstock.gateway.llm.dataplane import DataPlane
-from penstock.gateway.llm.hub import fetch_model
+from penstock.gateway.llm.hub import fetch_draft_model, fetch_model
 from penstock.gateway.llm.kserve.folder_layout import check_installed
 from penstock.gateway.llm.kserve.loader import LANGUAGE_BACKENDS, language_loaders
 from penstock.gateway.llm.model_builder import build_model
@@ -99,6 +99,7 @@ def build_repository(
         report = board.reporter([name])
         try:
             source = await fetch_model(own.model.model, report, own.model.revision)
+            own = await fetch_draft_model(own, report)
         finally:
             report(None)
         # in a thread: a large tokenizer takes its time

@@ -214,6 +214,13 @@ def test_a_cache_of_u8_has_scales(folder: Path) -> None:
     assert found.host.cache.fixed == 100 * 32 * 32 * 2 * 8 * (128 + 8)
 
 
+def test_a_draft_model_counts(folder: Path) -> None:
+    """As one more model of the same size, with a part of each block."""
+    found = demand("openvino", folder, num_blocks=100, draft_model_dir=str(folder)).host
+    assert found.weights == pytest.approx(2 * 2 * PARAMETERS, rel=1e-3)
+    assert found.cache.fixed == 2 * 100 * 32 * TOKEN
+
+
 def test_a_cache_of_so_many_bytes(folder: Path) -> None:
     found = demand("openvino", folder, kv_cache_memory="1GiB")
     assert (found.host.cache, found.told) == (CacheWish(fixed=GIB), False)

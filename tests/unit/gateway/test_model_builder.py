@@ -108,6 +108,20 @@ def test_a_number_of_guesses_is_nothing_without_guesses(engine: str) -> None:
         spec(engine=engine, max_draft_tokens=4)
 
 
+def test_a_draft_model_guesses_for_openvino_alone(tmp_path: Path) -> None:
+    found = spec(engine="openvino", speculative_model=str(tmp_path), max_draft_tokens=4)
+    assert found.options["draft_model_dir"] == str(tmp_path)
+    assert (found.scheduler.speculative, found.scheduler.max_draft_tokens) == ("draft_model", 4)
+    assert spec(engine="openvino").options["draft_model_dir"] is None
+    for engine in ("torch", "vllm", "simulated", "tensorrt_llm"):
+        with pytest.raises(ConfigError, match=f"speculative-model: the {engine} engine has no draft models"):
+            spec(engine=engine, speculative_model=str(tmp_path))
+    with pytest.raises(ConfigError, match="speculative-model: guesses are either those of a draft model or those of"):
+        spec(engine="openvino", speculative_model=str(tmp_path), speculative="ngram")
+    with pytest.raises(ConfigError, match=r"speculative-model: \./nope is not a folder"):
+        spec(engine="openvino", speculative_model="./nope")
+
+
 @pytest.mark.parametrize(
     ("settings", "ready_timeout"),
     [

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from helpers_hub import commit, serving_hub
 from penstock.engines.contract.loading import Loading
-from penstock.gateway.configuration.config import ConfigError
+from penstock.gateway.configuration.config import ConfigError, load_config
 from penstock.gateway.llm import models
-from penstock.gateway.llm.hub import fetch_model
+from penstock.gateway.llm.hub import fetch_draft_model, fetch_model
 
 
 def test_a_local_folder_is_called_by_its_name(tmp_path):
@@ -74,6 +75,16 @@ async def test_a_hub_model_is_downloaded_without_what_is_not_needed(hub):
     assert sorted(path.name for path in source.folder.iterdir()) == ["config.json", "model.safetensors"]
     assert reports[0] == Loading("download")
     assert all(report.stage == "download" and report.done <= report.total for report in reports)
+
+
+async def test_a_draft_model_of_the_hub(hub, tmp_path):
+    config = await fetch_draft_model(load_config({"speculative_model": "org/small"}, environ={}), lambda report: None)
+    assert (Path(config.model.speculative_model) / "model.safetensors").is_file()
+    for local in ({}, {"speculative_model": str(tmp_path)}):
+        given = load_config(local, environ={})
+        assert await fetch_draft_model(given, lambda report: None) is given
+    with pytest.raises(ConfigError, match=r"speculative-model: .* no hub model called 'org/absent'"):
+        await fetch_draft_model(load_config({"speculative_model": "org/absent"}, environ={}), lambda report: None)
 
 
 async def test_a_revision_of_a_hub_model(hub):

@@ -20,7 +20,8 @@ _MEMORY = 0.99
 """Weight of a step against the one after it: some hundred steps count."""
 _SWEEPS = 3
 _LEAST_GAIN = 2.0
-"""What a forced token saves, in parts of what it takes."""
+"""What a forced token or a guess of the draft model saves, in parts of what it takes. Such a guess costs more than its
+own time: the draft model has to catch up with the request first, and steps are not prepared while others compute."""
 _TOKENS_SCALE, _ATTENDED_SCALE = 1e-2, 1e-5
 """Bring tokens and attended tokens of a step to like sizes."""
 
@@ -166,7 +167,8 @@ class StepBudget:
         """Tokens to verify beside the request's next one, at most `room`. `plan`: of the step, or of the newest one.
 
         A guess is worth its time if the time that it takes, to make and to verify, is less than what it saves, with the
-        probability that it and all before it are right. So there are fewer as the batch grows.
+        probability that it and all before it are right. So there are fewer as the batch grows. The draft model makes
+        none while prompts are computed: they would wait for it, and the batch is about to grow.
         """
         request, lookup = run.request, run.request.lookup
         if lookup is None:
@@ -174,7 +176,9 @@ class StepBudget:
         limit = min(room, request.max_num_tokens - request.num_tokens - 1, self._config.max_draft_tokens)
         each = self.pace.seconds_per_token(run.num_computed_tokens)
         if lookup.uses_draft_model:
-            each += plan.draft_seconds
+            if plan.prompt_tokens:
+                return []
+            each = _LEAST_GAIN * (each + plan.draft_seconds)
         chance, worth = lookup.acceptance, 0
         while worth < limit and chance * plan.guess_saves >= each:
             worth += 1

@@ -72,6 +72,13 @@ class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         Meta(description="how keys and values are kept: u8 by openvino, fp8 by vllm and tensorrt_llm"),
     ] = "auto"
     threads: Annotated[Positive | None, Meta(description="compute threads; default: by model size and cores")] = None
+    speculative_model: Annotated[
+        Name | None,
+        Meta(
+            description="openvino: a smaller model with the same vocabulary (a folder, a GGUF file or a hub id) that "
+            "guesses next tokens, of which several are verified in a step; answers stay the same"
+        ),
+    ] = None
     chat_template: Annotated[
         str | None, Meta(description="file with a chat template to use instead of the model's own")
     ] = None

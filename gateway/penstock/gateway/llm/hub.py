@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from penstock.engines.contract.loading import Loading, Report
-from penstock.gateway.configuration.config import ConfigError
+from penstock.gateway.configuration.config import Config, ConfigError, overlay
 from penstock.gateway.llm.models import ModelSource, find_model, is_hub_id
 
 
@@ -21,6 +21,18 @@ async def fetch_model(model: str | None, report: Report, revision: str | None = 
     if model is None or not is_hub_id(model):
         return find_model(model)
     return ModelSource(await _download(model, revision, report), model)
+
+
+async def fetch_draft_model(config: Config, report: Report) -> Config:
+    """The settings with a folder in place of a draft model's hub id. Raises ConfigError."""
+    name = config.model.speculative_model
+    if name is None or not is_hub_id(name):
+        return config
+    try:
+        folder = await _download(name, None, report)
+    except ConfigError as error:
+        raise ConfigError(f"speculative-{error}") from None
+    return overlay(config, {"speculative_model": str(folder)})
 
 
 def check_revision(model: str | None, revision: str | None) -> None:

@@ -22,7 +22,7 @@ from penstock.gateway.llm.adapters import Adapter, AdapterSet, new_adapter, pars
 from penstock.gateway.llm.engine_choice import choose_engine
 from penstock.gateway.llm.model_metrics import ModelMetrics
 from penstock.gateway.llm.model_parsers import choose_parsers
-from penstock.gateway.llm.models import LoadedModel, ModelSource, default_params, load_chat_template
+from penstock.gateway.llm.models import LoadedModel, ModelSource, default_params, find_model, load_chat_template
 from penstock.gateway.memory.budget import MemoryBudget
 from penstock.gateway.memory.budgeted_engine import BudgetedEngine
 from penstock.tokenizers import Tokenizer, TokenizerError
@@ -123,7 +123,7 @@ def engine_spec(
             max_num_batched_tokens=batched_tokens,
             itl_target_ms=scheduling.itl_target_ms,
             steps_in_flight=scheduling.steps_in_flight,
-            speculative=scheduling.speculative,
+            speculative=scheduling.speculative if config.model.speculative_model is None else "draft_model",
             max_draft_tokens=scheduling.max_draft_tokens,
             policy=Policy(scheduling.policy),
             ageing_seconds=scheduling.ageing,
@@ -176,8 +176,13 @@ def _check_engine_settings(config: Config, runner: str) -> None:
             if getattr(config.scheduling, name) != default:
                 raise ConfigError(f"{name.replace('_', '-')}: does not apply to an engine that uses its own scheduler")
     guesses = config.scheduling.max_draft_tokens
-    if config.scheduling.speculative == "off" and guesses != OF_OUR_SCHEDULER["max_draft_tokens"]:
-        raise ConfigError("max-draft-tokens: nothing is guessed without speculative=ngram")
+    draft = config.model.speculative_model
+    if draft is None and config.scheduling.speculative == "off" and guesses != OF_OUR_SCHEDULER["max_draft_tokens"]:
+        raise ConfigError("max-draft-tokens: nothing is guessed without speculative=ngram or speculative-model")
+    if draft is not None and runner != "openvino":
+        raise ConfigError(f"speculative-model: the {runner} engine has no draft models; the openvino engine does")
+    if draft is not None and config.scheduling.speculative != "off":
+        raise ConfigError("speculative-model: guesses are either those of a draft model or those of speculative=ngram")
     if config.scheduling.speculative != "off" and runner == "vllm":
         raise ConfigError(
             "speculative: the vllm engine guesses only under its own scheduler (scheduler=engine, and "
@@ -203,7 +208,18 @@ def _openvino_options(
         "weights": config.model.weights,
         "activations": config.model.activations,
         "weights_cache": config.model.weights_cache,
+        "draft_model_dir": _draft_folder(config.model.speculative_model),
     }
+
+
+def _draft_folder(model: str | None) -> str | None:
+    """What is on the hub has been downloaded (`fetch_draft_model`)."""
+    if model is None:
+        return None
+    try:
+        return str(find_model(model).folder)
+    except ConfigError as error:
+        raise ConfigError(f"speculative-{error}") from None
 
 
 def _torch_options(

@@ -65,8 +65,11 @@ def estimate(spec: EngineSpec) -> Demand:
     gpus = _gpus(spec)
     workers = options.get("tensor_parallel_size", 1) * options.get("pipeline_parallel_size", 1)
     parts = workers if gpus else 1
+    weights = _weights(spec.runner, sizes, options, on_gpu=bool(gpus))
+    if options.get("draft_model_dir"):
+        weights += _weights(spec.runner, stored_sizes(Path(options["draft_model_dir"])), options, on_gpu=False)
     model = MemoryNeeds(
-        weights=_weights(spec.runner, sizes, options, on_gpu=bool(gpus)) // parts,
+        weights=weights // parts,
         cache=_cache(spec, shape, sizes, on_gpu=bool(gpus), workers=workers),
         rest=_step_bytes(shape, options),
     )
@@ -185,6 +188,10 @@ def _cache(
     options, times = spec.options, 1 if on_gpu else workers
     block = 16 if on_gpu and spec.runner != "tensorrt_llm" else 32
     token = 0 if shape is None else _token_bytes(spec, shape, sizes) / workers
+    if options.get("draft_model_dir"):
+        draft = Path(options["draft_model_dir"])
+        draft_shape = read_shape(draft)
+        token += 0 if draft_shape is None else _token_bytes(spec, draft_shape, stored_sizes(draft))
     if options["num_blocks"] is not None:
         return CacheWish(fixed=int(options["num_blocks"] * block * token) * times)
     wished = options["kv_cache_memory"]

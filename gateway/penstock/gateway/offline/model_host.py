@@ -12,7 +12,7 @@ from penstock.gateway.configuration.config import Config
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.llm.dataplane import DataPlane
-from penstock.gateway.llm.hub import fetch_model
+from penstock.gateway.llm.hub import fetch_draft_model, fetch_model
 from penstock.gateway.llm.model_builder import build_model
 from penstock.gateway.llm.models import LoadedModel, ModelSource
 from penstock.gateway.memory.budget import MemoryBudget
@@ -56,6 +56,7 @@ class ModelHost:
         """Raises ConfigError, PenstockError."""
         wanted = self.config.model
         source = await fetch_model(wanted.model, silent, wanted.revision)
+        self.config = await fetch_draft_model(self.config, silent)
         model = await asyncio.to_thread(self._build, source)
         if isinstance(model, PoolingModel):
             await model.source.start()

@@ -150,7 +150,7 @@ def test_a_prefix_hit_is_one_for_the_draft_model_too() -> None:
     prompt = [0, 1, 3, 2, 5, 4, 1, 1, 0, 2, 4, 3, 3]
     driver.add(prompt, 6)
     driver.run()
-    assert draft.num_tokens[0] == len(prompt) + 1, "it catches up at the first guess"
+    assert draft.num_tokens[0] == len(prompt) + 2, "it catches up at the first guess"
     draft.num_tokens.clear()
     driver.add(prompt, 6)
     driver.run()

@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
+from penstock.engines.contract.step import TO_BE_DRAFTED
 from penstock.engines.core import EngineCore
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.engines.scheduler.drafts import MAX_VOCAB_SIZE, PredictedOutput, PromptLookup
+from penstock.engines.scheduler.drafts import MAX_VOCAB_SIZE, DraftModelGuesses, PredictedOutput, PromptLookup
 from unit.engines.scheduler.harness import FIRST, RAISE, Clock, alone, make_rig
 
 
@@ -133,6 +134,42 @@ def test_after_a_pause_guesses_get_another_chance() -> None:
         lookup.verified(1, 0)
     assert not lookup.guess(8)
     assert lookup.acceptance == 0.5
+
+
+def test_a_draft_model_is_asked_as_far_as_it_was_right() -> None:
+    guesses = DraftModelGuesses(8)
+    assert guesses.guess(8) == [TO_BE_DRAFTED] * 3
+    for asked in (6, 8, 8):
+        guesses.append([1] * 9)
+        guesses.verified(len(guesses.guess(8)), len(guesses.guess(8)))
+        assert len(guesses.guess(8)) == asked
+    assert len(guesses.guess(2)) == 2
+    guesses.append([1, 2])
+    guesses.verified(8, 1)
+    assert len(guesses.guess(8)) == 2
+    for _ in range(3):
+        guesses.append([1])
+        guesses.verified(len(guesses.guess(8)) or 1, 0)
+    assert not guesses.guess(8), "all wrong: a pause"
+
+
+def test_what_a_draft_model_guesses_behind_a_wrong_token_is_not_held_against_it() -> None:
+    guesses = DraftModelGuesses(8)
+    for _ in range(40):
+        guesses.verified(8, 3)
+    assert guesses.acceptance == pytest.approx(3 / 4, abs=0.01)
+
+
+def test_a_draft_model_gets_another_chance() -> None:
+    """Also where its guesses are not worth it any more, so that none is verified."""
+    guesses = DraftModelGuesses(8)
+    for _ in range(3):
+        guesses.verified(1, 0)
+    before = guesses.acceptance
+    guesses.append([1] * 1000)
+    for _ in range(300):
+        guesses.append([1])
+    assert guesses.acceptance > max(before, 0.7)
 
 
 # -- in the scheduler ------------------------------------------------------------------------------------------

@@ -43,7 +43,11 @@ class PenstockLayout:
         if unknown:
             raise ConfigError(f"{min(unknown)!r} is not a setting of language models")
         given["model"] = model_source(given.get("model"), context, _FILE)
-        given.setdefault("revision", None)  # the command line's is that of its own model
+        # the command line's are those of its own model
+        given.setdefault("revision", None)
+        given.setdefault("speculative_model", None)
+        if isinstance(given["speculative_model"], str):
+            given["speculative_model"] = beside(given["speculative_model"], context.version_folder)
         if isinstance(given.get("lora"), list):
             given["lora"] = [_adapter(text, context.version_folder) for text in given["lora"]]
         # the adapters of the command line are those of its own model

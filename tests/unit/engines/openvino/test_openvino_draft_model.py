@@ -1,0 +1,78 @@
+"""A draft model beside the model: the same tokens with fewer steps, and clear refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers_engine import Driver as Core
+from helpers_models import VOCAB_SIZE, make_model
+from helpers_runner import prompt
+from penstock.engines.errors import UnsupportedError
+from penstock.engines.openvino.runner import OpenVINORunner
+
+
+@pytest.fixture(scope="module")
+def weaker_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("weaker"), "llama", num_hidden_layers=1)
+
+
+def run(runner: OpenVINORunner, speculative: str, depth: int) -> tuple[list[list[int]], Any]:
+    """Greedy, sampled and several of one prompt, with preemption and prefix hits."""
+    assert runner._draft_model is not None
+    runner._draft_model._clock = lambda: 0.0
+    core = Core(runner, max_num_seqs=8, max_num_batched_tokens=48, steps_in_flight=depth, speculative=speculative)
+    first = core.add(prompt(70, 1), 30)
+    core.run()
+    ids = [*first, *core.add(prompt(70, 1), 40, 2, temperature=1.0, seed=7), *core.add(prompt(40, 2), 40, logprobs=1)]
+    ids += [*core.add(prompt(66, 3), 40, temperature=0.7, seed=3), *core.add(prompt(5, 4), 50)]
+    core.run()
+    return [core.tokens[i] for i in ids], core.stats
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_tokens_do_not_change(same: bool, llama_dir: Path, weaker_dir: Path, make_runner: Any) -> None:
+    runner = make_runner(llama_dir, draft_model_dir=llama_dir if same else weaker_dir, num_blocks=9)
+    assert f"draft model of {3 if same else 1} layers" in runner.info.runner
+    wanted, plain = run(runner, "off", 1)
+    for depth in (1, 2):
+        tokens, stats = run(runner, "draft_model", depth)
+        assert tokens == wanted
+        assert stats.preemptions
+        if same:  # greedy guesses of the model itself, some of which are sampled otherwise
+            assert stats.draft_tokens > stats.accepted_tokens > 0.6 * stats.draft_tokens
+            assert stats.steps < 0.75 * plain.steps
+        assert stats.draft_tokens
+
+
+def test_its_cache_has_a_part_of_the_memory(llama_dir: Path, make_runner: Any) -> None:
+    alone = make_runner(llama_dir, num_blocks=None, kv_cache_memory=8 << 20)
+    beside = make_runner(llama_dir, num_blocks=None, kv_cache_memory=8 << 20, draft_model_dir=llama_dir)
+    assert beside.info.num_blocks == alone.info.num_blocks // 2
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "message"),
+    [
+        ("llama", {"vocab_size": VOCAB_SIZE + 2}, "its vocabulary has 386 tokens, the model's 384"),
+        ("mistral", {}, "the draft model has layers with sliding windows"),
+    ],
+)
+def test_one_that_does_not_fit(
+    family: str, config: dict[str, Any], message: str, llama_dir: Path, tmp_path: Path, make_runner: Any
+) -> None:
+    with pytest.raises(UnsupportedError, match=f"^speculative-model: {message}"):
+        make_runner(llama_dir, draft_model_dir=make_model(tmp_path, family, **config))
+
+
+def test_a_model_with_windows_gets_no_draft_model(llama_dir: Path, tmp_path: Path, make_runner: Any) -> None:
+    with pytest.raises(UnsupportedError, match="speculative-model: the model has layers with sliding windows"):
+        make_runner(make_model(tmp_path, "mistral"), draft_model_dir=llama_dir)
+
+
+def test_one_that_is_broken(llama_dir: Path, tmp_path: Path, make_runner: Any) -> None:
+    (tmp_path / "config.json").write_text((llama_dir / "config.json").read_text())
+    with pytest.raises(UnsupportedError, match=r"^speculative-model: no model\.safetensors"):
+        make_runner(llama_dir, draft_model_dir=tmp_path)

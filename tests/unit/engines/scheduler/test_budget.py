@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from penstock.engines.contract.messages import AddRequest, SamplingParams
 from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.scheduler.budget import _PROMPT_FLOOR, Pace, StepBudget
 from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.engines.scheduler.drafts import DraftModelGuesses
 from penstock.engines.scheduler.queues import Policy
 from penstock.engines.scheduler.request import Request, Run
 from penstock.kvcache import BlockTables
@@ -219,3 +221,25 @@ def test_guesses_that_begin_to_pay_wait_for_the_newest_token() -> None:
     before = rig.scheduler.stats().draft_tokens
     rig.run(*(rig.request([i, *[FIRST] * 9], max_tokens=30 if i else 60) for i in range(60)))  # the runner looks
     assert rig.scheduler.stats().draft_tokens > before
+
+
+@pytest.mark.parametrize(
+    ("number", "seconds", "some"),
+    [
+        pytest.param(1, 0.001, True, id="alone"),
+        pytest.param(1, 0.01, False, id="a draft model that is too slow"),
+        pytest.param(9, 0.0, False, id="many requests"),
+    ],
+)
+def test_a_draft_model_is_asked_where_it_pays(number: int, seconds: float, some: bool) -> None:
+    rig = timed_rig(0)
+    learn(rig)
+    for request in (rig.request([i, 1, 2], max_tokens=9) for i in range(number)):
+        rig.step(request)
+    budget, runs = rig.scheduler.budget, rig.scheduler.running.runs
+    budget.weigh_guesses(True)
+    budget.draft_pace.observe(1, 0.0, seconds)
+    runs[0].request.lookup = DraftModelGuesses(8)
+    plan = budget.plan(runs, [], runs, None)
+    assert bool(budget.guesses(runs[0], 100, plan)) == some
+    assert not budget.guesses(runs[0], 100, replace(plan, prompt_tokens=1)), "prompts go first"

@@ -66,7 +66,7 @@ class LoadedDecoder:
     adapters: OpenVINOAdapters
     words: str
     """What it runs with."""
-    work: ModelWork
+    work: ModelWork | None
 
     def use_blocks(self, count: int) -> None:
         """Its KV cache gets so many."""

@@ -23,6 +23,8 @@ Shape = tuple[int, ...]
 _Made = TypeVar("_Made")
 
 _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+FLOATS = tuple(_ITEM_BYTES)
+"""Types of more than 8 bits."""
 _INTEGERS = {"I8": np.int8, "U8": np.uint8, "I32": np.int32, "I64": np.int64, "F8_E4M3": np.uint8}
 """What tensors of quantized checkpoints are read as."""
 _HEADER_LIMIT = 100_000_000

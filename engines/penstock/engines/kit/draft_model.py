@@ -8,7 +8,7 @@ some: what a block holds of it is noted with the block.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -85,7 +85,8 @@ class DraftModel:
         """
         drafting = Drafting({i: 0 for i, guesses in step.drafts.items() if TO_BE_DRAFTED in guesses})
         guesses: dict[int, list[int]] = {i: [] for i in drafting.num_guesses}
-        asked = self._share_out(self._asked(step, table, drafting))
+        places = dict(zip(step.request_ids, step.num_computed_tokens, strict=True))
+        asked = self._share_out(self._asked(step, table, places, list(guesses)))
         while asked:
             tokens = self._forward(asked, table, drafting)
             following = []
@@ -99,7 +100,6 @@ class DraftModel:
                     if len(guesses[each.id]) < each.count:
                         following.append(replace(each, start=end, scheduled=1))
             asked = following
-        places = dict(zip(step.request_ids, step.num_computed_tokens, strict=True))
         for request_id, made in guesses.items():
             drafting.num_guesses[request_id] = len(made)
             self._guessed[request_id] = places[request_id] + 1, made[:-1]
@@ -111,10 +111,12 @@ class DraftModel:
 
     # -- what is computed ------------------------------------------------------------------------------------
 
-    def _asked(self, step: SchedulerOutput, table: RequestTable, drafting: Drafting) -> list[_Asked]:
-        places = dict(zip(step.request_ids, step.num_computed_tokens, strict=True))
+    def _asked(
+        self, step: SchedulerOutput, table: RequestTable, places: Mapping[int, int], ids: list[int]
+    ) -> list[_Asked]:
+        """Those of `ids` that can get guesses. `places`: of every request's last known token."""
         found = []
-        for request_id, row in zip(drafting.num_guesses, table.rows_of(list(drafting.num_guesses)), strict=True):
+        for request_id, row in zip(ids, table.rows_of(ids), strict=True):
             last = places[request_id]
             count = min(len(step.drafts[request_id]), self._max_len - last)
             if count > 0:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 import msgspec
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
 
-from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.generating.bodies import parse
-from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.pages import QUERY, page
 from penstock.gateway.openai.metadata import check_metadata
 from penstock.gateway.responses.chat_store import ChatStore
 from penstock.gateway.responses.response_routes import DEFAULT_PAGE, LONGEST_PAGE
+from penstock.gateway.responses.stored_endpoint import StoredEndpoint
 
 _METADATA = re.compile(r"metadata\[(.*)\]", re.DOTALL)
 _MAX_BODY = 64 << 10
@@ -26,21 +25,12 @@ class _UpdateChat(msgspec.Struct):
     metadata: dict[str, str] | None
 
 
-class _Endpoint(ABC):
+class _Endpoint(StoredEndpoint):
+    kept, id_name = "chats", "completion_id"
+
     def __init__(self, store: ChatStore) -> None:
+        super().__init__(store.enabled)
         self._store = store
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._store.enabled:
-            raise UnsupportedError("This server keeps no chats (--stored-responses).")
-        exchange: Exchange = scope[SCOPE_KEY]
-        chat_id = scope.get("path_params", {}).get("completion_id", "")
-        with exchange.call():
-            await exchange.respond(200, await self._answer(exchange, chat_id, exchange.context.tenant))
-
-    @abstractmethod
-    async def _answer(self, exchange: Exchange, chat_id: str, tenant: str) -> bytes:
-        """JSON. Raises PenstockError."""
 
 
 class ListChats(_Endpoint):
@@ -48,7 +38,7 @@ class ListChats(_Endpoint):
 
     query = (*QUERY, "model", "metadata")
 
-    async def _answer(self, exchange: Exchange, chat_id: str, tenant: str) -> bytes:
+    async def _answer(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
         query = Request(exchange.scope).query_params
         model, metadata = query.get("model"), _asked_metadata(query)
         ids = [
@@ -62,24 +52,24 @@ class ListChats(_Endpoint):
 
 
 class GetChat(_Endpoint):
-    async def _answer(self, exchange: Exchange, chat_id: str, tenant: str) -> bytes:
-        return await self._store.find(chat_id, tenant)
+    async def _answer(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
+        return await self._store.find(kept_id, tenant)
 
 
 class UpdateChat(_Endpoint):
     schema = _UpdateChat
 
-    async def _answer(self, exchange: Exchange, chat_id: str, tenant: str) -> bytes:
+    async def _answer(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
         metadata = parse(await exchange.body(_MAX_BODY), self.schema, {}).metadata or {}
         check_metadata(metadata)
-        await self._store.update(chat_id, tenant, metadata)
-        return await self._store.find(chat_id, tenant)
+        await self._store.update(kept_id, tenant, metadata)
+        return await self._store.find(kept_id, tenant)
 
 
 class DeleteChat(_Endpoint):
-    async def _answer(self, exchange: Exchange, chat_id: str, tenant: str) -> bytes:
-        await self._store.delete(chat_id, tenant)
-        return msgspec.json.encode({"object": "chat.completion.deleted", "id": chat_id, "deleted": True})
+    async def _answer(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
+        await self._store.delete(kept_id, tenant)
+        return msgspec.json.encode({"object": "chat.completion.deleted", "id": kept_id, "deleted": True})
 
 
 class ChatMessages(_Endpoint):
@@ -87,8 +77,8 @@ class ChatMessages(_Endpoint):
 
     query = QUERY
 
-    async def _answer(self, exchange: Exchange, chat_id: str, tenant: str) -> bytes:
-        messages = await self._store.messages(chat_id, tenant)
+    async def _answer(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
+        messages = await self._store.messages(kept_id, tenant)
         query = Request(exchange.scope).query_params
         return msgspec.json.encode(page(messages, query, default=DEFAULT_PAGE, most=LONGEST_PAGE, order="asc"))
 

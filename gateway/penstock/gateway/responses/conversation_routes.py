@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-
 import msgspec
-from starlette.types import Receive, Scope, Send
 
-from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.generating.bodies import parse
-from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.pages import QUERY, page
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.openai.metadata import check_metadata
@@ -18,6 +15,7 @@ from penstock.gateway.responses.items import input_items, shown_item
 from penstock.gateway.responses.response_routes import DEFAULT_PAGE, LONGEST_PAGE, checked_query
 from penstock.gateway.responses.schemas import InputItem
 from penstock.gateway.responses.service import ResponseService
+from penstock.gateway.responses.stored_endpoint import StoredEndpoint
 
 _MOST_ITEMS = 20
 """Of one request, as in OpenAI's API."""
@@ -36,23 +34,13 @@ class _CreateItems(msgspec.Struct):
     items: list[InputItem]
 
 
-class _Endpoint(ABC):
+class _Endpoint(StoredEndpoint):
+    kept, id_name = "conversations", "conversation_id"
+
     def __init__(self, responses: ResponseService, settings: AppSettings) -> None:
+        super().__init__(responses.store.enabled)
         self._store: ConversationStore = responses.conversations
-        self._enabled = responses.store.enabled
         self._max_body = settings.max_body_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._enabled:
-            raise UnsupportedError("This server keeps no conversations (--stored-responses).")
-        exchange: Exchange = scope[SCOPE_KEY]
-        conversation_id = scope.get("path_params", {}).get("conversation_id", "")
-        with exchange.call():
-            await exchange.respond(200, await self._answer(exchange, conversation_id, exchange.context.tenant))
-
-    @abstractmethod
-    async def _answer(self, exchange: Exchange, conversation_id: str, tenant: str) -> bytes:
-        """JSON. Raises PenstockError."""
 
     async def _body(self, exchange: Exchange) -> bytes:
         return await exchange.body(self._max_body)
@@ -61,7 +49,7 @@ class _Endpoint(ABC):
 class CreateConversation(_Endpoint):
     schema = _CreateConversation
 
-    async def _answer(self, exchange: Exchange, conversation_id: str, tenant: str) -> bytes:
+    async def _answer(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
         request = parse(await self._body(exchange) or b"{}", self.schema, {})
         check_metadata(request.metadata)
         items = _checked(request.items) if request.items else []
@@ -69,56 +57,56 @@ class CreateConversation(_Endpoint):
 
 
 class GetConversation(_Endpoint):
-    async def _answer(self, exchange: Exchange, conversation_id: str, tenant: str) -> bytes:
-        return msgspec.json.encode(await self._store.find(conversation_id, tenant))
+    async def _answer(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
+        return msgspec.json.encode(await self._store.find(kept_id, tenant))
 
 
 class UpdateConversation(_Endpoint):
     schema = _UpdateConversation
 
-    async def _answer(self, exchange: Exchange, conversation_id: str, tenant: str) -> bytes:
+    async def _answer(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
         metadata = parse(await self._body(exchange), self.schema, {}).metadata or {}
         check_metadata(metadata)
-        return msgspec.json.encode(await self._store.update(conversation_id, tenant, metadata))
+        return msgspec.json.encode(await self._store.update(kept_id, tenant, metadata))
 
 
 class DeleteConversation(_Endpoint):
-    async def _answer(self, exchange: Exchange, conversation_id: str, tenant: str) -> bytes:
-        await self._store.delete(conversation_id, tenant)
-        return msgspec.json.encode({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
+    async def _answer(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
+        await self._store.delete(kept_id, tenant)
+        return msgspec.json.encode({"id": kept_id, "object": "conversation.deleted", "deleted": True})
 
 
 class CreateItems(_Endpoint):
     schema, query = _CreateItems, ("include",)
 
-    async def _answer(self, exchange: Exchange, conversation_id: str, tenant: str) -> bytes:
+    async def _answer(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
         checked_query(exchange)
         items = _checked(parse(await self._body(exchange), self.schema, {}).items)
-        added = await self._store.add(conversation_id, tenant, items)
+        added = await self._store.add(kept_id, tenant, items)
         return msgspec.json.encode(page(added, {}, default=_MOST_ITEMS, most=_MOST_ITEMS, order="asc"))
 
 
 class ListItems(_Endpoint):
     query = (*QUERY, "include")
 
-    async def _answer(self, exchange: Exchange, conversation_id: str, tenant: str) -> bytes:
+    async def _answer(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
         query = checked_query(exchange)
-        items = msgspec.json.decode(await self._store.items(conversation_id, tenant))
+        items = msgspec.json.decode(await self._store.items(kept_id, tenant))
         return msgspec.json.encode(page(items, query, default=DEFAULT_PAGE, most=LONGEST_PAGE))
 
 
 class GetItem(_Endpoint):
     query = ("include",)
 
-    async def _answer(self, exchange: Exchange, conversation_id: str, tenant: str) -> bytes:
+    async def _answer(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
         checked_query(exchange)
-        return await self._store.item(conversation_id, tenant, exchange.scope["path_params"]["item_id"])
+        return await self._store.item(kept_id, tenant, exchange.scope["path_params"]["item_id"])
 
 
 class DeleteItem(_Endpoint):
-    async def _answer(self, exchange: Exchange, conversation_id: str, tenant: str) -> bytes:
+    async def _answer(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
         item_id = exchange.scope["path_params"]["item_id"]
-        return msgspec.json.encode(await self._store.delete_item(conversation_id, tenant, item_id))
+        return msgspec.json.encode(await self._store.delete_item(kept_id, tenant, item_id))
 
 
 def _checked(given: list[InputItem]) -> list[Item]:

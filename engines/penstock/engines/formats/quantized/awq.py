@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.engines.errors import EngineError, UnsupportedError
-from penstock.engines.formats.quantized.gptq import FLOATS
 from penstock.engines.formats.quantized.integers import (
     Bytes,
     Floats,
@@ -23,7 +22,7 @@ from penstock.engines.formats.quantized.integers import (
 )
 from penstock.engines.formats.quantized.modules import Module, split_modules
 from penstock.engines.formats.quantized.settings import Settings, choice, flag, group_size_of
-from penstock.engines.formats.safetensors_file import StoredTensor
+from penstock.engines.formats.safetensors_file import FLOATS, StoredTensor
 
 _BITS, _PER_WORD = 4, 8
 _ORDER = (0, 4, 1, 5, 2, 6, 3, 7)

@@ -12,10 +12,9 @@ import numpy as np
 
 from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.formats.quantized.float8 import Float8Tensor
-from penstock.engines.formats.quantized.gptq import FLOATS
 from penstock.engines.formats.quantized.modules import Module, split_modules
 from penstock.engines.formats.quantized.settings import Settings, choice
-from penstock.engines.formats.safetensors_file import Shape, StoredTensor
+from penstock.engines.formats.safetensors_file import FLOATS, Shape, StoredTensor
 
 ACTIVATION_PARTS = ("input_scale", "input_zero_point", "input_scale_ub", "output_scale")
 KV_SCALES = (".k_scale", ".v_scale", ".q_scale")

@@ -24,7 +24,7 @@ from penstock.engines.formats.quantized.integers import (
 )
 from penstock.engines.formats.quantized.modules import Module, split_modules
 from penstock.engines.formats.quantized.settings import Settings, choice, flag, group_size_of, refuse
-from penstock.engines.formats.safetensors_file import StoredTensor
+from penstock.engines.formats.safetensors_file import FLOATS, StoredTensor
 
 _FORMATS = ("gptq", "gptq_v2")
 _ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
@@ -34,7 +34,6 @@ _REFUSED = {
     "adapter": "weights with an adapter of their own",
     "rotation": "rotated weights",
 }
-FLOATS = ("F16", "BF16", "F32")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from differential.peers import MODELS, Pair, both
 @pytest.fixture(scope="session")
 def explicit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """Every model, loaded and unloaded by request."""
-    yield from _pair(tmp_path_factory, sorted(MODELS.iterdir()), "--model-control-mode=explicit", "--load-model=*")
+    flags = ("--model-control-mode=explicit", "--load-model=*", "--cache-config=local,size=1048576")
+    yield from _pair(tmp_path_factory, sorted(MODELS.iterdir()), *flags)
 
 
 @pytest.fixture(scope="session")

@@ -556,6 +556,25 @@ COUNTS = (
         (Shown(("counts: a stream*",), {"0.response_stats": (MISSING, ANY)}),),
     ),
     Difference(
+        "cache-key",
+        "the response cache and requests that ask for other outputs, or with other parameters",
+        "get the outputs that the first request asked for",
+        "are computed, and kept beside it",
+        "they are answers to another question",
+        (
+            at("cache: all outputs, then one", "cache: one output, then all", any=(ANY, ANY)),
+            at("cache: parameters", any=(0, 1)),
+        ),
+    ),
+    Difference(
+        "cache-errors",
+        "an error of a Python model that has a response cache",
+        "is kept, and given again",
+        "is not kept",
+        "the next time it may work",
+        (at("cache: errors", any=(0, 1)),),
+    ),
+    Difference(
         "families",
         "metrics",
         "`nv_pinned_memory_pool_*`",

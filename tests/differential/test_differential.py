@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from differential import (
+    cases_cache,
     cases_clients,
     cases_counts,
     cases_describe,
@@ -37,6 +38,7 @@ CASES = [
         cases_clients,
         cases_models,
         cases_counts,
+        cases_cache,
     )
     for case in module.CASES
 ]

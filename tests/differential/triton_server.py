@@ -44,7 +44,9 @@ def start(folder: Path, log: Path, *flags: str) -> subprocess.Popen[bytes]:
         "VIRTUAL_ENV": str(folder),
         "PATH": f"{folder / 'bin'}:{os.environ.get('PATH', '')}",
     }
-    command = [site / "pytriton/tritonserver/bin/tritonserver", f"--backend-directory={folder / 'backends'}", *flags]
+    server = site / "pytriton/tritonserver"
+    folders = (f"--backend-directory={folder / 'backends'}", f"--cache-directory={server / 'caches'}")
+    command = [server / "bin/tritonserver", *folders, *flags]
     with log.open("wb") as output:
         return subprocess.Popen(command, stdout=output, stderr=output, env=environ, start_new_session=True)
 

@@ -56,6 +56,10 @@ class ModelStatistics:
     compute_input: Duration = field(default_factory=Duration)
     compute_infer: Duration = field(default_factory=Duration)
     compute_output: Duration = field(default_factory=Duration)
+    cache_hit: Duration = field(default_factory=Duration)
+    """Responses that the response cache gave: looking them up. They count among `success` and `queue`, nowhere else."""
+    cache_miss: Duration = field(default_factory=Duration)
+    """Requests that the response cache did not know: looking them up, and keeping the response."""
     batches: dict[int, BatchStatistics] = field(default_factory=lambda: defaultdict(BatchStatistics))
     """By batch size."""
     responses: dict[int, ResponseStatistics] = field(default_factory=lambda: defaultdict(ResponseStatistics))
@@ -92,6 +96,12 @@ class ModelStatistics:
         self.compute_input.add(compute_input * requests, requests)
         self.compute_infer.add(compute_infer * requests, requests)
         self.compute_output.add(compute_output * requests, requests)
+
+    def answered_from_cache(self, ns: int) -> None:
+        """A request whose response the response cache had."""
+        self.success.add(ns)
+        self.queue.add(0)
+        self.cache_hit.add(ns)
 
     def failed(self, ns: int, reason: str) -> None:
         self.fail.add(ns)

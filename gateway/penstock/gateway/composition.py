@@ -55,6 +55,7 @@ from penstock.gateway.metrics.custom import CustomMetrics
 from penstock.gateway.metrics.gpu import GpuMetrics
 from penstock.gateway.metrics.registry import Metrics
 from penstock.gateway.pooling.plane import PoolingPlane
+from penstock.gateway.repository.cache_config import build_cache
 from penstock.gateway.repository.classic_loader import classic_loaders
 from penstock.gateway.repository.loading import Loader
 from penstock.gateway.repository.manager import ModelRepository
@@ -114,7 +115,8 @@ def build_repository(
         repositories = [Repository(url) for url in config.repository.model_repository]
     except ConfigError as error:
         raise ConfigError(f"model-repository: {error}") from None
-    return ModelRepository(settings, loader, repositories, metric=metrics.metric, board=board)
+    cache = build_cache(config.repository.cache_config, config.repository.response_cache_byte_size)
+    return ModelRepository(settings, loader, repositories, metric=metrics.metric, board=board, cache=cache)
 
 
 def repository_settings(config: RepositoryConfig) -> RepositorySettings:

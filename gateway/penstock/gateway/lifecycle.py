@@ -147,7 +147,7 @@ class _Server:
             self._model = CommandLineModel(config, self._dataplane, self._models, budget, board, self._embeddings)
         health = ServerHealth(self._is_live, self._would_serve, board.texts)
         self._kserve = build_kserve(config, self._models, self._dataplane, pools, health)
-        triton = TritonMetrics(self._models.models, self._models.load_seconds)
+        triton = TritonMetrics(self._models.models, self._models.load_seconds, self._models.cache_counters)
         requests = RequestMetrics()
         metrics = Metrics(
             lambda: (

@@ -201,7 +201,7 @@ def test_a_bad_flag_ends_with_usage_and_status_2(capsys):
     ("flag", "told"),
     [
         ("--http-thread-count=8", "one event loop"),
-        ("--cache-config=local,size=1", "response cache"),
+        ("--cache-directory=/x", "response cache"),
         ("--no-such-flag", "unrecognized"),
     ],
 )

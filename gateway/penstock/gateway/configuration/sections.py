@@ -273,6 +273,15 @@ class RepositoryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model_load_retry_count: Annotated[
         Annotated[int, Meta(ge=0)], Meta(description="how often loading a model is tried again at start")
     ] = 0
+    cache_config: Annotated[
+        tuple[Name, ...],
+        Meta(
+            description="the response cache: local,size=BYTES, or redis,host=NAME, redis,port=NUMBER; may be repeated"
+        ),
+    ] = ()
+    response_cache_byte_size: Annotated[
+        int, Meta(ge=0, description="bytes of a local response cache; 0: none, or that of --cache-config")
+    ] = 0
     backend_directory: Annotated[str, Meta(description="folder with python-based backends, as NAME/model.py")] = ""
     backend_config: Annotated[
         tuple[Name, ...],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _LOOP = "one event loop serves the port"
-_CACHE = "there is no response cache"
+_CACHE = "the response caches are part of the server"
 _RATE = "there is no rate limiter; instance groups bound what runs"
 _GPU_MEMORY = "backends manage their own memory"
 _HOST = "processes are placed by taskset or the container"
@@ -27,9 +27,7 @@ TRITON_REFUSED: dict[str, str] = {
     "--log-error": _LOG,
     "--log-format": _LOG,
     "--log-file": _LOG,
-    "--cache-config": _CACHE,
     "--cache-directory": _CACHE,
-    "--response-cache-byte-size": _CACHE,
     "--rate-limit": _RATE,
     "--rate-limit-resource": _RATE,
     "--pinned-memory-pool-byte-size": _GPU_MEMORY,

@@ -40,9 +40,8 @@ def _chosen(models: ModelStore, name: str, version: str) -> Iterable[InferModel]
 
 
 def model_statistics(model: InferModel) -> Counters:
-    """One entry of `model_stats`. There is no response cache, so its two counters stay 0."""
+    """One entry of `model_stats`."""
     found = model.statistics
-    none = Duration()
     return {
         "name": model.name,
         "version": str(model.version),
@@ -56,8 +55,8 @@ def model_statistics(model: InferModel) -> Counters:
             "compute_input": _duration(found.compute_input),
             "compute_infer": _duration(found.compute_infer),
             "compute_output": _duration(found.compute_output),
-            "cache_hit": _duration(none),
-            "cache_miss": _duration(none),
+            "cache_hit": _duration(found.cache_hit),
+            "cache_miss": _duration(found.cache_miss),
         },
         "response_stats": {str(index): _response(each) for index, each in sorted(found.responses.items())},
         "batch_stats": [_batch(size, each) for size, each in sorted(found.batches.items())],

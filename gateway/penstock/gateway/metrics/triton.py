@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from penstock.classic.base import InferModel
+from penstock.classic.caching.cache import CacheCounters
 from penstock.classic.statistics import ModelStatistics
 from penstock.gateway.metrics.host_usage import CpuMeter, memory_bytes
 from penstock.gateway.metrics.prometheus_text import Family
@@ -29,17 +30,41 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
     ("nv_inference_compute_output_duration_us", "Scattering outputs, added up.", lambda s: s.compute_output.ns // 1000),
 )
 
+_MODEL_CACHE: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
+    ("nv_cache_num_hits_per_model", "Responses from the response cache.", lambda s: s.cache_hit.count),
+    ("nv_cache_num_misses_per_model", "Requests that the cache did not know.", lambda s: s.cache_miss.count),
+    ("nv_cache_hit_duration_per_model", "Looking up responses, added up.", lambda s: s.cache_hit.ns // 1000),
+    (
+        "nv_cache_miss_duration_per_model",
+        "Looking up in vain and keeping responses, added up.",
+        lambda s: s.cache_miss.ns // 1000,
+    ),
+)
+
+_CACHE: tuple[tuple[str, str, Callable[[CacheCounters], float]], ...] = (
+    ("nv_cache_util", "Share of the response cache in use, 0 to 1.", lambda c: c.used / c.capacity),
+    ("nv_cache_num_entries", "Responses in the response cache.", lambda c: c.entries),
+    ("nv_cache_num_lookups", "Requests that were looked up.", lambda c: c.lookups),
+    ("nv_cache_num_hits", "Requests that were found.", lambda c: c.hits),
+    ("nv_cache_num_misses", "Requests that were not found.", lambda c: c.lookups - c.hits),
+    ("nv_cache_num_evictions", "Responses that made room for others.", lambda c: c.evictions),
+    ("nv_cache_lookup_duration", "Looking up, added up.", lambda c: c.lookup_ns // 1000),
+    ("nv_cache_insertion_duration", "Keeping responses, added up.", lambda c: c.insertion_ns // 1000),
+)
+
 
 class TritonMetrics:
-    """`load_seconds`: seconds that loading took, by (model, version)."""
+    """`load_seconds`: seconds that loading took, by (model, version). `cache`: the local response cache's counters."""
 
     def __init__(
         self,
         models: Callable[[], Iterable[InferModel]],
         load_seconds: Callable[[], Mapping[tuple[str, int], float]],
+        cache: Callable[[], CacheCounters | None] = lambda: None,
     ) -> None:
         self._models = models
         self._load_seconds = load_seconds
+        self._cache = cache
         self._cpu = CpuMeter()
 
     def families(self) -> Iterator[Family]:
@@ -48,11 +73,7 @@ class TritonMetrics:
         rows = [
             (_labels(model.name, model.version) | tags[model.name, model.version], model.statistics) for model in models
         ]
-        for name, text, value in _COUNTERS:
-            counter = Family(name, "counter", text)
-            for labels, statistics in rows:
-                counter.add(labels, value(statistics))
-            yield counter
+        yield from _counters(_COUNTERS, rows)
         failures = Family("nv_inference_request_failure", "counter", "Requests that failed, by reason.")
         pending = Family("nv_inference_pending_request_count", "gauge", "Requests that wait for execution.")
         for labels, statistics in rows:
@@ -65,6 +86,14 @@ class TritonMetrics:
         for (name, version), seconds in self._load_seconds().items():
             loads.add(_labels(name, version) | tags.get((name, version), {}), seconds)
         yield loads
+        cached = [row for model, row in zip(models, rows, strict=True) if model.config.response_cache.enable]
+        if cached:
+            yield from _counters(_MODEL_CACHE, cached)
+        if (counters := self._cache()) is not None:
+            for name, text, count in _CACHE:
+                gauge = Family(name, "gauge", text)
+                gauge.add({}, count(counters))
+                yield gauge
         yield from self._machine()
 
     def _machine(self) -> Iterator[Family]:
@@ -77,6 +106,17 @@ class TritonMetrics:
             family = Family(name, "gauge", text)
             family.add({}, value)
             yield family
+
+
+def _counters(
+    table: Iterable[tuple[str, str, Callable[[ModelStatistics], float]]],
+    rows: Iterable[tuple[dict[str, str], ModelStatistics]],
+) -> Iterator[Family]:
+    for name, text, value in table:
+        counter = Family(name, "counter", text)
+        for labels, statistics in rows:
+            counter.add(labels, value(statistics))
+        yield counter
 
 
 def _labels(name: str, version: int) -> dict[str, str]:

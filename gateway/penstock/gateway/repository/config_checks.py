@@ -16,7 +16,7 @@ from penstock.classic.model_config import (
     ModelOutput,
     ModelQueuePolicy,
 )
-from penstock.engines.errors import InvalidRequestError
+from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.repository.config_fields import OWN_BACKENDS, SELF_PLACED_BACKENDS
 
 MAX_PRIORITY_LEVELS = 1024
@@ -51,6 +51,22 @@ def check_model(config: ModelConfig) -> None:
         _check_dynamic_batching(config.dynamic_batching, config)
     for group in config.instance_group:
         _check_group(group, config)
+    if config.response_cache.enable:
+        _check_response_cache(config)
+
+
+def _check_response_cache(config: ModelConfig) -> None:
+    if config.backend in SELF_PLACED_BACKENDS:
+        raise UnsupportedError(
+            f"response_cache.enable of model '{config.name}' is not supported: language models have a prefix cache"
+            " instead",
+            param="response_cache.enable",
+        )
+    if config.model_transaction_policy.decoupled:
+        raise InvalidRequestError(
+            f"Response Cache does not currently support model {config.name} with 'Decoupled' transaction policy. Please"
+            " disable the response cache."
+        )
 
 
 def _check_dynamic_batching(batching: ModelDynamicBatching, config: ModelConfig) -> None:

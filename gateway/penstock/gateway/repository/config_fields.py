@@ -52,8 +52,7 @@ _GENERAL = {
     **_refused("custom operator libraries are not loaded from a configuration", "model_operations"),
     **_refused("there are no repository agents", "model_repository_agents"),
     **_refused("the buckets of metrics are the same for all models", "model_metrics"),
-    **_supported("response_cache"),
-    **_refused("there is no response cache", "response_cache.enable"),
+    **_supported("response_cache", "response_cache.enable"),
 }
 
 _TENSORS = {
@@ -155,4 +154,4 @@ OWN_BACKENDS = frozenset({"identity", "onnxruntime", "python", "tensorrt", "pens
 """Those of this package. What a field means to others is theirs to say: `Treatment.only` is not held against them."""
 
 SELF_PLACED_BACKENDS = frozenset({"penstock", "vllm", "tensorrtllm"})
-"""Backends that choose their devices themselves: KIND_MODEL."""
+"""Backends of language models: they choose their devices themselves (KIND_MODEL), and have no response cache."""

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.classic.base import Host, InferModel, ModelContext
+from penstock.classic.caching.cache import ResponseCache
+from penstock.classic.caching.cached_model import CachedModel
+from penstock.classic.caching.keys import content_identity, loaded_identity
 from penstock.classic.model_config import ModelConfig
 from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError, from_code
 from penstock.gateway.errors import wire_shape
@@ -67,10 +70,17 @@ class _Plan:
 class ModelLoading:
     """Loads whole models, all versions or none. At most `load_threads` versions are worked on at the same time."""
 
-    def __init__(self, settings: RepositorySettings, loaders: Callable[[str], Loader], host: Host) -> None:
+    def __init__(
+        self,
+        settings: RepositorySettings,
+        loaders: Callable[[str], Loader],
+        host: Host,
+        cache: ResponseCache | None = None,
+    ) -> None:
         self._settings = settings
         self._loaders = loaders
         self._host = host
+        self._cache = cache
         self._slots = asyncio.Semaphore(settings.load_threads)
 
     async def load(
@@ -167,7 +177,15 @@ class ModelLoading:
         except BaseException:
             await stop_models([model])
             raise
-        return model
+        return await self._cached(model, context) if config.response_cache.enable else model
+
+    async def _cached(self, model: InferModel, context: ModelContext) -> InferModel:
+        if self._cache is None:
+            logger.warning("model '%s' asks for a response cache, and the server has none (--cache-config)", model.name)
+            return model
+        shared = self._cache.shared
+        identity = await asyncio.to_thread(content_identity, context) if shared else loaded_identity()
+        return CachedModel(model, self._cache, identity)
 
 
 def _results(tasks: Mapping[int, asyncio.Task[_Loaded]]) -> dict[int, _Loaded]:

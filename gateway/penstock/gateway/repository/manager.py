@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from penstock.classic.base import InferModel
+from penstock.classic.caching.cache import CacheCounters, ResponseCache
 from penstock.engines.errors import (
     AlreadyExistsError,
     EngineError,
@@ -45,7 +46,7 @@ class ModelRepository:
     """The ModelStore of a server; `host` is what its models may ask. Lives on the event loop.
 
     `loaders` gives the loader for a backend's name and raises ValueError for unknown ones; `metric` keeps the metrics
-    that models report.
+    that models report; `cache` keeps responses of models that ask for it, and is closed at the end.
     """
 
     def __init__(
@@ -56,12 +57,14 @@ class ModelRepository:
         *,
         metric: MetricFactory | None = None,
         board: LoadingBoard | None = None,
+        cache: ResponseCache | None = None,
     ) -> None:
         self._settings = settings
+        self._cache = cache
         self._board = board or LoadingBoard()
         self.host = RepositoryHost(self, metric)
         self._catalogue = Catalogue(repositories)
-        self._loading = ModelLoading(settings, loaders, self.host)
+        self._loading = ModelLoading(settings, loaders, self.host, cache)
         self._serving: dict[str, Deployment] = {}
         self._entries: dict[str, ModelEntry] = {}
         self._added: set[str] = set()
@@ -101,6 +104,10 @@ class ModelRepository:
         names = sorted({*self._catalogue.names, *self._entries, *self._added, *self._board.names()})
         lines = [line for name in names for line in self._lines(name)]
         return [line for line in lines if line.state == "READY"] if ready else lines
+
+    def cache_counters(self) -> CacheCounters | None:
+        """Of a response cache that is in this process."""
+        return self._cache.counters if self._cache is not None else None
 
     @property
     def ready(self) -> bool:
@@ -150,6 +157,8 @@ class ModelRepository:
         for entry in self._entries.values():
             self._withdraw(entry)
         await asyncio.gather(*self._drains)
+        if self._cache is not None:
+            await self._cache.close()
 
     async def load(self, name: str, *, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         self._check_change(name)

@@ -48,6 +48,12 @@ def test_every_field_of_the_schema_is_in_the_table() -> None:
     assert set(FIELDS) - known == set(), "fields that ModelConfig does not have"
 
 
+@pytest.mark.parametrize("backend", ["vllm", "tensorrtllm", "penstock"])
+def test_language_models_have_no_response_cache(backend: str) -> None:
+    with pytest.raises(UnsupportedError, match="language models have a prefix cache instead"):
+        check_supported(config(f'backend: "{backend}" {IO} response_cache {{ enable: true }}'))
+
+
 def test_refusals_have_reasons() -> None:
     assert [
         path for path, treatment in FIELDS.items() if (treatment.fate is Fate.REFUSED) != bool(treatment.reason)
@@ -59,7 +65,6 @@ def test_refusals_have_reasons() -> None:
     [
         ("sequence_batching", "sequence_batching { }"),
         ("ensemble_scheduling", "ensemble_scheduling { step [ { model_name: 'x' } ] }"),
-        ("response_cache.enable", "response_cache { enable: true }"),
         ("instance_group.rate_limiter", "instance_group [ { rate_limiter { priority: 1 } } ]"),
         ("instance_group.secondary_devices", "instance_group [ { secondary_devices { device_id: 1 } } ]"),
         ("instance_group.passive", "instance_group [ { }, { passive: true } ]"),
@@ -116,7 +121,7 @@ def test_all_refused_fields_are_tried_above() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "response_cache { enable: false }",
+        "response_cache { enable: true }",
         "optimization { priority: PRIORITY_MAX cuda { graphs: true graph_spec [ { batch_size: 1 } ] } }",
         "optimization { input_pinned_memory { enable: false } gather_kernel_buffer_threshold: 4 eager_batching: true }",
         "metric_tags { key: 'a' value: 'b' } parameters { key: 'a' value { string_value: 'b' } }",

@@ -1,0 +1,86 @@
+"""What a response cache is, and what is kept in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.classic.messages import InferResponse, Parameter
+from penstock.classic.tensors import Array, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class CachedResponse:
+    """One response. Its arrays are read-only: several requests get the same ones."""
+
+    outputs: tuple[Tensor, ...]
+    parameters: dict[str, Parameter]
+
+    @classmethod
+    def of(cls, response: InferResponse) -> CachedResponse:
+        """A copy: outputs of a batch are views, which would keep the whole batch in memory."""
+        outputs = tuple(Tensor(each.name, each.datatype, _read_only(each.array)) for each in response.outputs or ())
+        return cls(outputs, dict(response.parameters))
+
+    def response(self) -> InferResponse:
+        outputs = [Tensor(each.name, each.datatype, each.array) for each in self.outputs]
+        return InferResponse(outputs, dict(self.parameters))
+
+    @property
+    def byte_size(self) -> int:
+        """What it takes in memory, about."""
+        return _OVERHEAD + sum(tensor_bytes(each) for each in self.outputs)
+
+
+@dataclass(slots=True)
+class CacheCounters:
+    """Of all models together. Times are nanoseconds."""
+
+    capacity: int
+    """Bytes."""
+    used: int = 0
+    """Bytes."""
+    entries: int = 0
+    lookups: int = 0
+    hits: int = 0
+    evictions: int = 0
+    lookup_ns: int = 0
+    insertion_ns: int = 0
+
+
+class ResponseCache(Protocol):
+    """Lives on the event loop. A cache that cannot be reached misses: it never fails a request."""
+
+    shared: bool
+    """Whether other servers read it too, and this one after a restart: keys must then name a model by its content."""
+
+    @property
+    def counters(self) -> CacheCounters | None:
+        """None: another process keeps the entries, and counts."""
+        ...
+
+    async def lookup(self, key: bytes) -> CachedResponse | None: ...
+
+    async def insert(self, key: bytes, response: CachedResponse) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+_OVERHEAD = 512
+"""Bytes of an entry without its data."""
+_TENSOR_OVERHEAD = 256
+_ITEM_OVERHEAD = 40
+"""Bytes of an element of a BYTES tensor beside its text: a Python object and the pointer to it."""
+
+
+def _read_only(array: Array) -> Array:
+    copy = array.copy()
+    copy.flags.writeable = False
+    return copy
+
+
+def tensor_bytes(tensor: Tensor) -> int:
+    """What it takes in memory, about."""
+    if tensor.datatype == "BYTES":
+        return _TENSOR_OVERHEAD + sum(len(item) + _ITEM_OVERHEAD for item in tensor.array.flat)
+    return _TENSOR_OVERHEAD + tensor.array.nbytes

@@ -1,0 +1,116 @@
+"""A model whose responses are kept."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import Task
+from pathlib import Path
+from time import monotonic_ns
+
+from penstock.classic.base import InferModel, ResponseStream
+from penstock.classic.caching.cache import CachedResponse, ResponseCache, tensor_bytes
+from penstock.classic.caching.keys import response_key
+from penstock.classic.messages import InferRequest, InferResponse
+from penstock.classic.model_config import ModelConfig
+from penstock.classic.signature import ModelSignature
+from penstock.classic.statistics import ModelStatistics
+from penstock.engines.errors import PenstockError
+
+_LONG_INPUTS = 1 << 20
+"""Bytes of inputs from which hashing them is left to a thread."""
+
+
+class CachedModel:
+    """Implements InferModel in front of another one that is not decoupled: a request whose inputs the cache knows is
+    answered at once, without a queue. `identity` is part of the key of each response (`keys.py`)."""
+
+    def __init__(self, model: InferModel, cache: ResponseCache, identity: bytes) -> None:
+        self._model = model
+        self._cache = cache
+        self._identity = identity
+
+    @property
+    def name(self) -> str:
+        return self._model.name
+
+    @property
+    def version(self) -> int:
+        return self._model.version
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._model.config
+
+    @property
+    def signature(self) -> ModelSignature:
+        return self._model.signature
+
+    @property
+    def ready(self) -> bool:
+        return self._model.ready
+
+    @property
+    def takes_infer(self) -> bool:
+        return self._model.takes_infer
+
+    @property
+    def model_folder(self) -> Path | None:
+        return self._model.model_folder
+
+    @property
+    def statistics(self) -> ModelStatistics:
+        return self._model.statistics
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        started = monotonic_ns()
+        key = await self._key(request)
+        found = await self._cache.lookup(key)
+        looked_up = monotonic_ns()
+        if found is not None:
+            self.statistics.answered_from_cache(looked_up - started)
+            return found.response()
+        response = await self._model.infer(request)
+        inserting = monotonic_ns()
+        await self._cache.insert(key, CachedResponse.of(response))
+        self.statistics.cache_miss.add(looked_up - started + monotonic_ns() - inserting)
+        return response
+
+    def stream(self, request: InferRequest) -> ResponseStream:
+        return _OneResponse(asyncio.ensure_future(self.infer(request)))
+
+    async def stop(self) -> None:
+        await self._model.stop()
+
+    async def _key(self, request: InferRequest) -> bytes:
+        if sum([tensor_bytes(tensor) for tensor in request.inputs.values()]) < _LONG_INPUTS:
+            return response_key(self._identity, request)
+        return await asyncio.to_thread(response_key, self._identity, request)
+
+
+class _OneResponse:
+    """The stream of a model that gives exactly one response."""
+
+    def __init__(self, inferring: Task[InferResponse]) -> None:
+        self._inferring: Task[InferResponse] | None = inferring
+
+    def __aiter__(self) -> _OneResponse:
+        return self
+
+    async def __anext__(self) -> InferResponse:
+        inferring = self._inferring
+        if inferring is None:
+            raise StopAsyncIteration
+        try:
+            return await inferring
+        except PenstockError as error:
+            return InferResponse(None, error=error)
+        finally:
+            self._inferring = None
+
+    def ready(self) -> InferResponse | None:
+        return None
+
+    def close(self) -> None:
+        if self._inferring is not None:
+            self._inferring.cancel()
+            self._inferring = None

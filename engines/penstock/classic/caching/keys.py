@@ -1,0 +1,68 @@
+"""Keys of the response cache: what an answer depends on, as a hash that nobody can make collide (SHA-256)."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+from uuid import uuid4
+
+from penstock.classic.base import ModelContext
+from penstock.classic.messages import InferRequest
+from penstock.classic.tensors import to_buffer
+
+_WHOLE = 4 << 20
+_SAMPLE = 1 << 20
+"""A file of more bytes than the first counts by its size, its beginning and its end, of so many bytes each."""
+
+
+def response_key(identity: bytes, request: InferRequest) -> bytes:
+    """`identity` names the model version. The rest is the caller's tenant, inputs, requested outputs and parameters,
+    each behind its length, so that no two requests give the same bytes. The request's id, priority and times are not
+    part of it."""
+    digest = sha256()
+
+    def add(data: bytes) -> None:
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+
+    add(identity)
+    add(request.tenant.encode())
+    add(repr(request.outputs).encode())
+    add(repr(sorted(request.parameters.items())).encode())
+    for name, tensor in sorted(request.inputs.items()):
+        add(name.encode())
+        add(f"{tensor.datatype} {tensor.array.shape}".encode())
+        add(to_buffer(tensor))
+    return digest.digest()
+
+
+def loaded_identity() -> bytes:
+    """Of a model version as it is loaded now. Loaded again, it has another one, so nothing stale is ever found."""
+    return uuid4().bytes
+
+
+def content_identity(context: ModelContext) -> bytes:
+    """The same for the same name, version, configuration and files, on any server. In a thread: it reads files."""
+    digest = sha256(f"{context.name}/{context.version}\n".encode())
+    digest.update(context.config.SerializeToString(deterministic=True))
+    for path in sorted(context.model_folder.rglob("*")):
+        inside = path.relative_to(context.model_folder)
+        if path.is_file() and not _of_another_version(inside, context.version):
+            digest.update(f"\n{inside} {path.stat().st_size}\n".encode())
+            digest.update(_content(path))
+    return digest.digest()
+
+
+def _of_another_version(path: Path, version: int) -> bool:
+    first = path.parts[0]
+    return (first.isdigit() and first != str(version)) or "__pycache__" in path.parts
+
+
+def _content(path: Path) -> bytes:
+    size = path.stat().st_size
+    if size <= _WHOLE:
+        return path.read_bytes()
+    with path.open("rb") as file:
+        begin = file.read(_SAMPLE)
+        file.seek(size - _SAMPLE)
+        return begin + file.read(_SAMPLE)

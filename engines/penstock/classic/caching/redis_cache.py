@@ -1,0 +1,88 @@
+"""A response cache in a Redis server, which several Penstocks may share. Needs the extra [redis].
+
+The server bounds its memory by itself (`maxmemory`, `maxmemory-policy allkeys-lru`). Who may write to it decides what
+clients are answered.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from time import monotonic
+from typing import Any
+
+import msgspec
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from penstock.classic.caching.cache import CachedResponse
+from penstock.classic.messages import Parameter
+from penstock.classic.tensors import from_buffer, to_buffer
+from penstock.engines.errors import InvalidRequestError
+
+logger = logging.getLogger("penstock")
+
+_PREFIX = b"penstock:response:1:"
+"""The number is the form of what follows."""
+_SILENT_SECONDS = 30.0
+"""Between two lines of the log about a server that cannot be reached."""
+_AWAY_SECONDS = 1.0
+"""So long a server that could not be reached is not asked again: each try may take its whole time limit."""
+
+_Stored = tuple[dict[str, Parameter], list[tuple[str, str, list[int], bytes]]]
+"""Parameters; name, datatype, shape and data of each output."""
+
+
+class RedisCache:
+    """`options` are those of `redis.asyncio.Redis`."""
+
+    shared = True
+    counters = None
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        # once more at once, for a connection that the server has closed; waiting is worse than computing
+        self._client = redis.asyncio.Redis(**options, retry=Retry(NoBackoff(), 1))
+        self._away_until = 0.0
+        self._said = -_SILENT_SECONDS
+
+    async def lookup(self, key: bytes) -> CachedResponse | None:
+        if monotonic() < self._away_until:
+            return None
+        try:
+            data = await self._client.get(_PREFIX + key)
+            return None if data is None else _decode(data)
+        except (RedisError, OSError, TimeoutError) as error:
+            self._away(error)
+        except (msgspec.DecodeError, InvalidRequestError) as error:
+            logger.warning("an entry of the response cache cannot be read: %s", error)
+        return None
+
+    async def insert(self, key: bytes, response: CachedResponse) -> None:
+        if monotonic() < self._away_until:
+            return
+        try:
+            await self._client.set(_PREFIX + key, _encode(response))
+        except (RedisError, OSError, TimeoutError) as error:
+            self._away(error)
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    def _away(self, error: Exception) -> None:
+        now = monotonic()
+        self._away_until = now + _AWAY_SECONDS
+        if now - self._said >= _SILENT_SECONDS:
+            self._said = now
+            logger.warning("the response cache's Redis server does not answer: %s", error)
+
+
+def _encode(response: CachedResponse) -> bytes:
+    outputs = [(each.name, each.datatype, list(each.array.shape), to_buffer(each)) for each in response.outputs]
+    return msgspec.msgpack.encode((response.parameters, outputs))
+
+
+def _decode(data: bytes) -> CachedResponse:
+    parameters, outputs = msgspec.msgpack.decode(data, type=_Stored)
+    return CachedResponse(tuple(from_buffer(*output) for output in outputs), parameters)

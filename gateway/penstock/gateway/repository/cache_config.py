@@ -1,0 +1,98 @@
+"""The server's response cache, from `--cache-config` as Triton takes it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock.classic.caching.cache import ResponseCache
+from penstock.classic.caching.local import LocalCache
+from penstock.gateway.configuration.config import ConfigError
+
+_FLAG = "cache-config"
+
+
+def build_cache(texts: tuple[str, ...], byte_size: int) -> ResponseCache | None:
+    """`texts` are like `local,size=1048576`; `byte_size` is the older flag's, 0: not given. None: no cache.
+
+    Raises ConfigError.
+    """
+    options: dict[str, dict[str, str]] = {"local": {"size": str(byte_size)}} if byte_size else {}
+    for text in texts:
+        head, equals, value = text.partition("=")
+        kind, comma, name = head.partition(",")
+        if kind not in _CACHES or not (comma and name and equals):
+            raise ConfigError(f"{_FLAG}: {text!r} is neither local,KEY=VALUE nor redis,KEY=VALUE")
+        options.setdefault(kind, {})[name] = value
+    if len(options) > 1:
+        raise ConfigError(f"{_FLAG}: a server has one response cache, local or redis")
+    for kind, given in options.items():
+        return _CACHES[kind](given)
+    return None
+
+
+def _local(options: Mapping[str, str]) -> ResponseCache:
+    _check_names("local", options, {"size"})
+    size = _number("local,size", options.get("size", ""))
+    if size == 0:
+        raise ConfigError(f"{_FLAG}: local,size must be at least 1 byte")
+    return LocalCache(size)
+
+
+_REDIS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
+    "host": ("host", lambda _, value: value),
+    "port": ("port", lambda name, value: _number(name, value)),
+    "user": ("username", lambda _, value: value),
+    "password": ("password", lambda _, value: value),
+    "db": ("db", lambda name, value: _number(name, value)),
+    "socket_timeout": ("socket_timeout", lambda name, value: _number(name, value) / 1000),
+    "connection_timeout": ("socket_connect_timeout", lambda name, value: _number(name, value) / 1000),
+    "pool_size": ("max_connections", lambda name, value: _number(name, value)),
+    "tls_enabled": ("ssl", lambda name, value: _boolean(name, value)),
+    "cert": ("ssl_certfile", lambda _, value: value),
+    "key": ("ssl_keyfile", lambda _, value: value),
+    "cacert": ("ssl_ca_certs", lambda _, value: value),
+}
+"""Options of Triton's redis_cache: the argument of `redis.asyncio.Redis`, and how it is read. Times: milliseconds."""
+
+_REDIS_DEFAULTS = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0}
+"""Seconds. A cache that is slower than that is worth little."""
+
+
+def _redis(options: Mapping[str, str]) -> ResponseCache:
+    _check_names("redis", options, set(_REDIS))
+    if "host" not in options:
+        raise ConfigError(f"{_FLAG}: redis needs redis,host=NAME")
+    arguments: dict[str, Any] = dict(_REDIS_DEFAULTS)
+    for variable, name in (("TRITONCACHE_REDIS_USERNAME", "username"), ("TRITONCACHE_REDIS_PASSWORD", "password")):
+        if os.environ.get(variable):
+            arguments[name] = os.environ[variable]
+    for name, value in options.items():
+        argument, read = _REDIS[name]
+        arguments[argument] = read(f"redis,{name}", value)
+    try:
+        from penstock.classic.caching.redis_cache import RedisCache
+    except ImportError:
+        raise ConfigError(f"{_FLAG}: redis needs an extra: pip install 'penstock[redis]'") from None
+    return RedisCache(arguments)
+
+
+_CACHES: Mapping[str, Callable[[Mapping[str, str]], ResponseCache]] = {"local": _local, "redis": _redis}
+
+
+def _check_names(kind: str, options: Mapping[str, str], known: set[str]) -> None:
+    if unknown := sorted(set(options) - known):
+        raise ConfigError(f"{_FLAG}: {kind} has no option {unknown[0]!r}, only {', '.join(sorted(known))}")
+
+
+def _number(name: str, value: str) -> int:
+    if not (value.isascii() and value.isdigit() and len(value) < 19):
+        raise ConfigError(f"{_FLAG}: {name} is a number, not {value!r}")
+    return int(value)
+
+
+def _boolean(name: str, value: str) -> bool:
+    if value.lower() not in ("true", "false"):
+        raise ConfigError(f"{_FLAG}: {name} is true or false, not {value!r}")
+    return value.lower() == "true"

@@ -1,0 +1,229 @@
+"""Models with `response_cache { enable: true }`, loaded from a repository."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import redis
+
+from penstock.classic import identity
+from penstock.classic.base import BackendInstance, Batch, InferModel
+from penstock.classic.caching.cache import ResponseCache
+from penstock.classic.caching.keys import response_key
+from penstock.classic.messages import InferRequest, InferResponse
+from penstock.classic.tensors import Tensor
+from penstock.engines.errors import EngineError, InvalidRequestError
+from penstock.gateway.configuration.config import ConfigError
+from penstock.gateway.repository.cache_config import build_cache
+from penstock.gateway.repository.classic_loader import classic_loaders
+from penstock.gateway.repository.manager import ModelRepository
+from penstock.gateway.repository.settings import RepositorySettings
+from penstock.gateway.repository.storage import Repository
+
+CONFIG = """
+backend: "identity"
+max_batch_size: 8
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [-1] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [-1] }
+response_cache { enable: true }
+"""
+
+
+def _write(repository: Path, config: str = CONFIG) -> None:
+    (repository / "echo/1").mkdir(parents=True, exist_ok=True)
+    (repository / "echo/config.pbtxt").write_text(config)
+
+
+@asynccontextmanager
+async def _serving(folder: Path, cache: ResponseCache | None) -> AsyncIterator[ModelRepository]:
+    settings = RepositorySettings(control_mode="explicit", load_models=("*",))
+    manager = ModelRepository(settings, classic_loaders({}), [Repository(str(folder))], cache=cache)
+    try:
+        await manager.start()
+        yield manager
+    finally:
+        await manager.stop()
+
+
+def _request(*values: float, **fields: object) -> InferRequest:
+    array = np.array([values], np.float32)
+    return InferRequest(inputs={"INPUT0": Tensor("INPUT0", "FP32", array)}, **fields)  # type: ignore[arg-type]
+
+
+async def _values(model: InferModel, request: InferRequest) -> list[float]:
+    return _of(await model.infer(request))
+
+
+def _of(response: InferResponse) -> list[float]:
+    assert response.outputs is not None
+    return [float(value) for value in response.outputs[0].array.ravel()]
+
+
+def _counts(model: InferModel) -> tuple[int, int, int, int]:
+    found = model.statistics
+    return found.cache_hit.count, found.cache_miss.count, found.execution_count, found.success.count
+
+
+async def test_the_same_inputs_are_computed_once(tmp_path: Path) -> None:
+    _write(tmp_path)
+    async with _serving(tmp_path, build_cache(("local,size=100000",), 0)) as manager:
+        model = manager.model("echo")
+        assert await _values(model, _request(1, 2, id="first")) == [1, 2]
+        assert await _values(model, _request(1, 2, id="second", priority=0)) == [1, 2]
+        assert _counts(model) == (1, 1, 1, 2)
+        assert await _values(model, _request(1, 3)) == [1, 3]
+        assert await _values(model, _request(1, 2, tenant="another")) == [1, 2]
+        assert await _values(model, _request(1, 2, parameters={"mode": "x"})) == [1, 2]
+        assert _counts(model) == (1, 4, 4, 5)
+        [streamed] = [response async for response in model.stream(_request(1, 3))]
+        assert _of(streamed) == [1, 3]
+        assert _counts(model) == (2, 4, 4, 6)
+
+        _write(tmp_path, CONFIG.replace("8", "4"))
+        await manager.load("echo")
+        replaced = manager.model("echo")
+        assert await _values(replaced, _request(1, 2)) == [1, 2]
+        assert _counts(replaced) == (0, 1, 1, 1), "what another load of the model has answered is not found"
+
+
+async def test_errors_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = [True]
+    execute = identity._Instance.execute
+
+    def sometimes(self: BackendInstance, batch: Batch) -> None:
+        if failing[0]:
+            raise ValueError("not now")
+        execute(self, batch)
+
+    monkeypatch.setattr(identity._Instance, "execute", sometimes)
+    _write(tmp_path)
+    async with _serving(tmp_path, build_cache((), 100_000)) as manager:
+        model = manager.model("echo")
+        with pytest.raises(EngineError, match="not now"):
+            await model.infer(_request(1))
+        [answer] = [response async for response in model.stream(_request(1))]
+        assert "not now" in str(answer.error)
+        with pytest.raises(InvalidRequestError):
+            await model.infer(InferRequest(inputs={}))
+        failing[0] = False
+        assert await _values(model, _request(1)) == [1]
+        assert _counts(model)[:2] == (0, 1)
+
+
+async def test_a_server_without_a_cache_computes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _write(tmp_path)
+    async with _serving(tmp_path, None) as manager:
+        for _ in range(2):
+            assert await _values(manager.model("echo"), _request(1)) == [1]
+        assert _counts(manager.model("echo")) == (0, 0, 2, 2)
+    assert "asks for a response cache, and the server has none" in caplog.text
+
+
+async def test_decoupled_models_have_none(tmp_path: Path) -> None:
+    _write(tmp_path, CONFIG + "model_transaction_policy { decoupled: true }")
+    with pytest.raises(EngineError, match="failed to load all models"):
+        async with _serving(tmp_path, build_cache((), 1000)):
+            pass
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        _request(1, 2, 3),
+        _request(1, 2.5),
+        _request(1, 2, outputs=("OUTPUT0",)),
+        _request(1, 2, parameters={"a": 1}),
+        _request(1, 2, tenant="t"),
+        InferRequest(inputs={"INPUT1": _request(1, 2).inputs["INPUT0"]}),
+        InferRequest(inputs={"INPUT0": Tensor("INPUT0", "FP32", np.array([[1], [2]], np.float32))}),
+        InferRequest(inputs={"INPUT0": Tensor("INPUT0", "INT32", np.array([[1, 2]], np.float32).view("<i4"))}),
+    ],
+)
+def test_what_an_answer_depends_on_is_in_its_key(other: InferRequest) -> None:
+    request = _request(1, 2)
+    assert response_key(b"m", request) == response_key(b"m", _request(1, 2, id="x", timeout_us=5))
+    assert response_key(b"m", other) != response_key(b"m", request) != response_key(b"n", request)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (("memcached,host=a",), "neither local,KEY=VALUE nor redis,KEY=VALUE"),
+        (("local",), "neither"),
+        (("local,size=0",), "at least 1 byte"),
+        (("local,size=lots",), "local,size is a number, not 'lots'"),
+        (("local,ttl=5",), "local has no option 'ttl', only size"),
+        (("redis,port=1",), "redis needs redis,host=NAME"),
+        (("redis,host=a", "redis,tls_enabled=maybe"), "redis,tls_enabled is true or false"),
+        (("redis,host=a", "redis,sni=b"), "redis has no option 'sni'"),
+        (("local,size=5", "redis,host=a"), "a server has one response cache"),
+    ],
+)
+def test_wrong_settings_are_refused(texts: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_cache(texts, 0)
+
+
+# A cache in Redis
+
+REDIS_SERVER = shutil.which("redis-server")
+
+
+@pytest.fixture
+def redis_port(tmp_path: Path) -> Iterator[int]:
+    if REDIS_SERVER is None:
+        pytest.skip("redis-server is not installed")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [REDIS_SERVER, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert any("eady to accept" in line for line in process.stdout)
+        yield port
+        process.terminate()
+
+
+def _redis(port: int) -> ResponseCache | None:
+    return build_cache(("redis,host=127.0.0.1", f"redis,port={port}", "redis,db=0"), 0)
+
+
+async def test_servers_share_a_cache_in_redis(tmp_path: Path, redis_port: int) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        _write(folder)
+        (folder / "echo/1/weights.bin").write_bytes(bytes(100))
+    async with _serving(first, _redis(redis_port)) as manager:
+        assert await _values(manager.model("echo"), _request(1, 2)) == [1, 2]
+    async with _serving(second, _redis(redis_port)) as manager:
+        model = manager.model("echo")
+        assert await _values(model, _request(1, 2)) == [1, 2]
+        assert _counts(model) == (1, 0, 0, 1)
+    (second / "echo/1/weights.bin").write_bytes(b"other" * 20)
+    async with _serving(second, _redis(redis_port)) as manager:
+        model = manager.model("echo")
+        assert await _values(model, _request(1, 2)) == [1, 2]
+        assert _counts(model) == (0, 1, 1, 1), "a model with other files does not find them"
+
+
+async def test_a_failing_cache_only_misses(tmp_path: Path, redis_port: int, caplog: pytest.LogCaptureFixture) -> None:
+    _write(tmp_path / "models")
+    async with _serving(tmp_path / "models", _redis(redis_port)) as manager:
+        model = manager.model("echo")
+        assert await _values(model, _request(7)) == [7]
+        with redis.Redis(port=redis_port) as client:
+            [key] = client.keys("penstock:response:*")
+            client.set(key, b"\x93 what is this?")
+            assert await _values(model, _request(7)) == [7]
+            assert "cannot be read" in caplog.text
+            client.shutdown(nosave=True)
+        assert await _values(model, _request(7)) == [7]
+        assert "does not answer" in caplog.text
+        assert _counts(model)[0] == 0

@@ -320,7 +320,7 @@ ANSWERS = (
     Difference(
         "identity",
         "the server's metadata",
-        "`triton`, 2.51.0; `sequence`, `cuda_shared_memory`",
+        "`triton`, 2.51.0; `cuda_shared_memory`",
         "`--id`, our version, and what we have",
         "clients look there for what they can use",
         (
@@ -573,6 +573,41 @@ COUNTS = (
         "is not kept",
         "the next time it may work",
         (at("cache: errors", any=(0, 1)),),
+    ),
+    Difference(
+        "count-iterative",
+        "a request that is executed again and again (`iterative_sequence`)",
+        "each execution counts as a request, and the end as a cancelled one",
+        "counts as one request",
+        "it is one request",
+        (
+            Shown(
+                ("sequence: counts, iterative",),
+                {
+                    "0.response_stats": (MISSING, ANY),
+                    "0.inference_count": (4, 1),
+                    "0.inference_stats.fail": (ANY, MISSING),
+                    "0.inference_stats.*.count": (4, 1),
+                    "1.nv_inference_request_success *": (4, 1),
+                    "1.nv_inference_request_failure *CANCELED*": (1, MISSING),
+                    "1.nv_inference_count *": (4, 1),
+                },
+            ),
+        ),
+    ),
+    Difference(
+        "sequence-idle",
+        "`max_sequence_idle_microseconds`",
+        "counts from the arrival of a sequence's last request",
+        "counts from its last execution",
+        "a slow answer must not end the sequence it belongs to",
+    ),
+    Difference(
+        "sequence-text",
+        "a text as `sequence_id`, and `CONTROL_SEQUENCE_CORRID`",
+        "400 from a Python model if TYPE_STRING; anything if an integer",
+        "the text; 400",
+        "the model must not get another id than the client sent",
     ),
     Difference(
         "families",

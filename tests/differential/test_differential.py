@@ -19,6 +19,7 @@ from differential import (
     cases_hostile,
     cases_http,
     cases_models,
+    cases_sequence,
     cases_stream,
 )
 from differential.compare import unexpected
@@ -39,6 +40,7 @@ CASES = [
         cases_models,
         cases_counts,
         cases_cache,
+        cases_sequence,
     )
     for case in module.CASES
 ]

@@ -113,6 +113,11 @@ class InferCall(Protocol):
         """Ends the call with an error."""
         ...
 
+    def reschedule(self) -> None:
+        """Has it executed again in a later batch, instead of its end. During `execute`, for models with
+        `iterative_sequence`."""
+        ...
+
 
 class Batch(Protocol):
     """Requests to be executed together. Every call must be ended by the end of `execute`, or later by a decoupled

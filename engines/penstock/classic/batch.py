@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.classic.call import Call
 from penstock.classic.messages import InferResponse, Trace
-from penstock.classic.signature import ModelSignature
+from penstock.classic.signature import ModelSignature, TensorSignature
 from penstock.classic.tensors import Array, Tensor
 from penstock.engines.errors import EngineDeadError, EngineError, PenstockError
 
@@ -66,7 +66,9 @@ class ExecBatch:
         self.output_start_ns = monotonic_ns()
         signature = self._signature
         wanted = self._wanted()
-        ready = {name: self._checked(name, outputs) for name in wanted}
+        ready = {name: self._checked(signature.outputs[name], outputs) for name in wanted}
+        if signature.states:
+            self._keep_states(outputs)
         single = not signature.batched or len(self.calls) == 1
         start = 0
         for call in self.calls:
@@ -80,10 +82,35 @@ class ExecBatch:
                 self._emit(call, InferResponse(tensors))
             start = stop
 
+    def _keep_states(self, outputs: Mapping[str, Array]) -> None:
+        single = not self._signature.batched or len(self.calls) == 1
+        for input_name, expected in self._signature.states.values():
+            _, array = self._checked(expected, outputs)
+            start = 0
+            for call in self.calls:
+                stop = start + call.size
+                if call.sequence is not None:
+                    # A copy: a view would keep the states of the whole batch in memory.
+                    call.sequence.states[input_name] = array if single else array[start:stop].copy()
+                start = stop
+
+    def _keep_sent_states(self, call: Call, outputs: list[Tensor]) -> list[Tensor]:
+        """The outputs without those that callers do not get. Raises ValueError."""
+        signature = self._signature
+        for tensor in outputs:
+            if tensor.name in signature.states and call.sequence is not None:
+                input_name, expected = signature.states[tensor.name]
+                _, array = self._checked(expected, {tensor.name: tensor.array})
+                # A copy: the array may lie in memory that its sender wants back.
+                call.sequence.states[input_name] = array.copy()
+        return [tensor for tensor in outputs if tensor.name in signature.outputs or tensor.name not in signature.states]
+
     def send(self, call: Call, response: InferResponse) -> None:
         """What a call of this batch sends: outputs as the model gives them."""
         if response.outputs:
             try:
+                if self._signature.states:
+                    response.outputs = self._keep_sent_states(call, response.outputs)
                 response.outputs = self._for_caller(call, response.outputs)
             except ValueError as error:
                 response.outputs, response.error = None, EngineError(f"model '{self._signature.model}': {error}")
@@ -97,8 +124,8 @@ class ExecBatch:
             given, known = (", ".join(map(repr, names)) for names in ([t.name for t in outputs], signature.outputs))
             raise ValueError(f"the model answered with {given}; the outputs of its configuration are {known}")
         if call.request.outputs:
-            given = {tensor.name: tensor for tensor in outputs}
-            outputs = [given[name] for name in call.request.outputs if name in given]
+            by_name = {tensor.name: tensor for tensor in outputs}
+            outputs = [by_name[name] for name in call.request.outputs if name in by_name]
         else:
             outputs = [tensor for tensor in outputs if tensor.name in signature.outputs]
         if not signature.reshapes_outputs:
@@ -154,12 +181,15 @@ class ExecBatch:
         if error is None:
             if self._post is None and len(self.answers) < len(self.calls):
                 for call in self.calls:
-                    call.fail(EngineError(f"model '{self._signature.model}' gave no response"))
+                    if not call.again:
+                        call.fail(EngineError(f"model '{self._signature.model}' gave no response"))
             return []
         self.failed = True
         again: list[Call] = []
-        several = len(self.calls) > 1 and not isinstance(error, EngineDeadError)
+        # A request of a sequence may have changed what the model keeps of it.
+        several = len(self.calls) > 1 and not self._signature.sequences and not isinstance(error, EngineDeadError)
         for call in self.calls:
+            call.again = False
             if several and not call.sent and not call.cancelled:
                 again.append(call)
             else:
@@ -188,12 +218,12 @@ class ExecBatch:
             return self._signature.outputs
         return dict.fromkeys(name for call in self.calls for name in call.request.outputs)
 
-    def _checked(self, name: str, outputs: Mapping[str, Array]) -> tuple[str, Array]:
+    def _checked(self, expected: TensorSignature, outputs: Mapping[str, Array]) -> tuple[str, Array]:
+        name = expected.name
         array = outputs.get(name)
         if array is None:
             raise ValueError(f"the model gave no output '{name}'")
         signature = self._signature
-        expected = signature.outputs[name]
         if array.dtype != expected.dtype:
             array = _as_bytes(array, name, expected.datatype)
         if signature.batched and (not array.ndim or array.shape[0] != self.size):

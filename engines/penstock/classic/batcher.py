@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Generic
 
 from penstock.classic.model_config import ModelConfig, ModelQueuePolicy
@@ -16,6 +17,9 @@ class DynamicBatcher(Generic[W]):
     `max_batch_size` inferences. It goes as soon as it has a preferred size, cannot grow any more, or its oldest
     request has waited for `max_queue_delay_microseconds`; preferred size by default is `max_batch_size`.
     """
+
+    shared = True
+    """Any instance can take the next batch."""
 
     def __init__(self, config: ModelConfig) -> None:
         batching = config.dynamic_batching
@@ -39,6 +43,9 @@ class DynamicBatcher(Generic[W]):
     def __len__(self) -> int:
         return len(self.queue)
 
+    def __iter__(self) -> Iterator[W]:
+        return iter(self.queue)
+
     def add(self, item: W, now_ns: int) -> None:
         """Raises QueueFullError."""
         self.queue.push(item, now_ns)
@@ -51,8 +58,8 @@ class DynamicBatcher(Generic[W]):
         """Requests that end now without having been executed."""
         return self.queue.expire(now_ns)
 
-    def take(self, now_ns: int) -> list[W]:
-        """The next batch; empty when nothing is to be executed now. Call `expire` first."""
+    def take(self, now_ns: int, instance: int = 0) -> list[W]:
+        """The next batch, for whichever instance; empty when nothing is to be executed now. Call `expire` first."""
         if not self.queue:
             return []
         batch = self._next_batch(now_ns) if self._dynamic else [next(iter(self.queue))]

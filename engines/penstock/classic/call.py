@@ -12,6 +12,7 @@ from penstock.engines.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.classic.batch import ExecBatch
+    from penstock.classic.sequences.table import Sequence
 
 
 class Call(Waiting, ABC):
@@ -20,7 +21,20 @@ class Call(Waiting, ABC):
     Subclasses say where responses go.
     """
 
-    __slots__ = ("answered", "batch", "cancelled", "done", "first", "last_ns", "request", "responses", "sent", "timer")
+    __slots__ = (
+        "again",
+        "answered",
+        "batch",
+        "cancelled",
+        "done",
+        "first",
+        "last_ns",
+        "request",
+        "responses",
+        "sent",
+        "sequence",
+        "timer",
+    )
 
     def __init__(self, request: InferRequest, batch_size: int) -> None:
         deadline = request.deadline
@@ -47,6 +61,10 @@ class Call(Waiting, ABC):
         self.last_ns = 0
         """When the last of them was."""
         self.timer: TimerHandle | None = None
+        self.sequence: Sequence | None = None
+        """The one it belongs to, in a model with `sequence_batching`."""
+        self.again = False
+        """It is to be executed again in a later batch."""
 
     def send(self, response: InferResponse) -> None:
         batch = self.batch
@@ -59,6 +77,9 @@ class Call(Waiting, ABC):
 
     def fail(self, error: PenstockError) -> None:
         self.send(InferResponse(None, error=error))
+
+    def reschedule(self) -> None:
+        self.again = True
 
     @abstractmethod
     def deliver(self, response: InferResponse) -> None:

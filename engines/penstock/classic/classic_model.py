@@ -20,6 +20,7 @@ from penstock.classic.model_config import ModelConfig
 from penstock.classic.ordering import ResponseOrder
 from penstock.classic.outbox import Outbox
 from penstock.classic.queue import DEADLINE_TEXT
+from penstock.classic.sequences.batcher import SequenceBatcher
 from penstock.classic.signature import ModelSignature
 from penstock.classic.statistics import ModelStatistics
 from penstock.classic.streams import Stream, StreamCall
@@ -41,16 +42,23 @@ class ClassicModel:
     What becomes of an admitted request is in the statistics exactly once, as a success or as a failure.
     """
 
-    def __init__(self, context: ModelContext, backend_model: BackendModel) -> None:
+    def __init__(
+        self, context: ModelContext, backend_model: BackendModel, sequences: SequenceBatcher | None = None
+    ) -> None:
+        """`sequences` is there for a configuration with `sequence_batching`."""
         self.signature = ModelSignature(context.config)
         self.statistics = ModelStatistics()
         self._context = context
         self._backend_model = backend_model
         self._loop = asyncio.get_running_loop()
-        self._batcher: DynamicBatcher[Call] = DynamicBatcher(context.config)
+        self._sequences = sequences
+        config = context.config
+        self._batcher: DynamicBatcher[Call] | SequenceBatcher = (
+            DynamicBatcher(config) if sequences is None else sequences
+        )
         self._instances: Sequence[Instance] = ()
-        batching = context.config.dynamic_batching
-        self._order = ResponseOrder() if batching.preserve_ordering else None
+        ordered = config.dynamic_batching.preserve_ordering or config.sequence_batching.oldest.preserve_ordering
+        self._order = ResponseOrder() if ordered else None
         self._outbox = Outbox(self._loop, self._respond) if self.signature.decoupled else None
         self._running: set[Call] = set()
         """Executed and not ended."""
@@ -121,6 +129,9 @@ class ClassicModel:
             return
         self._refusal = self._refusal or NotReadyError(f"model '{self.name}' is being unloaded")
         self._drained = self._loop.create_future()
+        if self._sequences is not None:
+            self._sequences.close(monotonic_ns())
+            self._soon()
         self._check_drained()
         try:
             await asyncio.shield(self._drained)
@@ -165,7 +176,8 @@ class ClassicModel:
             self.statistics.pending -= 1
             self._fail(call, error, "REJECTED" if isinstance(error, OverloadedError) else "CANCELED")
         wake = batcher.next_expiry()
-        for instance in self._instances:
+        delay_ends = 0
+        for number, instance in enumerate(self._instances):
             if not batcher:
                 break
             if not instance.idle:
@@ -173,21 +185,28 @@ class ClassicModel:
             if not instance.ready:
                 instance.recover()
                 continue
-            calls = batcher.take(now)
-            if not calls:
-                self._wait_for_more(batcher.delay_ends)
+            calls = batcher.take(now, number)
+            if calls:
+                self._start(instance, calls)
+                continue
+            if batcher.delay_ends and (not delay_ends or batcher.delay_ends < delay_ends):
+                delay_ends = batcher.delay_ends
+            if batcher.shared:
                 break
-            self._start(instance, calls)
+        if delay_ends:
+            self._wait_for_more(delay_ends)
         if wake is not None:
             self._wake_at(wake, now)
 
     def _start(self, instance: Instance, calls: list[Call]) -> None:
-        self.statistics.pending -= len(calls)
         for call in calls:
+            if call.done:  # it fills a slot, nobody has sent it
+                continue
+            self.statistics.pending -= 1
             self._running.add(call)
             if self._order is not None:
                 self._order.enter(call)
-            if call.deadline_ns:
+            if call.deadline_ns and call.timer is None:
                 wait = (call.deadline_ns - monotonic_ns()) / 1e9
                 call.timer = self._loop.call_later(max(0.0, wait), self._deadline_passed, call)
         instance.execute(ExecBatch(calls, self.signature, self._outbox.post if self._outbox is not None else None))
@@ -220,13 +239,27 @@ class ClassicModel:
 
     # From here back to the caller.
 
-    def changed(self) -> None:
-        if self._batcher:
+    def changed(self, batch: ExecBatch | None = None) -> None:
+        if self._sequences is not None:
+            self._sequences_changed(self._sequences, batch)
+            self._dispatch()
+        elif self._batcher:
             self._dispatch()
         if all(instance.lost is not None for instance in self._instances):
             self._refusal = self._refusal or self._instances[0].lost
             self._fail_all(self._instances[0].lost or NotReadyError("the model is lost"))
         self._check_drained()
+
+    def _sequences_changed(self, sequences: SequenceBatcher, batch: ExecBatch | None) -> None:
+        if batch is not None:
+            if self._outbox is not None:
+                self._outbox.flush()
+            for call in sequences.released(batch.calls, monotonic_ns()):
+                self._running.discard(call)
+                self.statistics.pending += 1
+        for number, instance in enumerate(self._instances):
+            if instance.lost is not None:
+                sequences.retire(number, instance.lost)
 
     def executed(self, batch: ExecBatch) -> None:
         if self._outbox is not None:
@@ -275,6 +308,8 @@ class ClassicModel:
         call.cancelled = True
         if self._batcher.remove(call):
             self.statistics.pending -= 1
+            if self._sequences is not None:  # those behind it end, too
+                self._soon()
         self._end(call)
         self.statistics.failed(monotonic_ns() - call.arrived_ns, reason)
         call.deliver(InferResponse(None, error=error))
@@ -289,7 +324,7 @@ class ClassicModel:
         self._fail(call, DeadlineExceededError(DEADLINE_TEXT), "CANCELED")
 
     def _fail_all(self, error: PenstockError) -> None:
-        for call in [*self._batcher.queue, *self._running]:
+        for call in [*self._batcher, *self._running]:
             self._fail(call, copy.copy(error), "OTHER")
 
     def _check_drained(self) -> None:

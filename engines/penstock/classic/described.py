@@ -15,6 +15,7 @@ from penstock.classic.model_config import (
     ModelOutput,
     datatype_value,
 )
+from penstock.classic.sequences.tensors import server_inputs, state_outputs
 from penstock.classic.tensors import config_type
 
 DEFAULT_MAX_BATCH_SIZE = 4
@@ -66,12 +67,15 @@ def complete(config: ModelConfig, described: DescribedModel, max_batch_size: int
             f"autofill failed for model '{config.name}': model does not support batching while non-zero max_batch_size"
             " is specified"
         )
+    hidden = {tensor.name for tensor in (*server_inputs(config), *state_outputs(config))}
     if not config.input:
         for tensor in described.inputs:
-            _fill(config.input.add(), tensor, config.max_batch_size)
+            if tensor.name not in hidden:
+                _fill(config.input.add(), tensor, config.max_batch_size)
     if not config.output:
         for tensor in described.outputs:
-            _fill(config.output.add(), tensor, config.max_batch_size)
+            if tensor.name not in hidden:
+                _fill(config.output.add(), tensor, config.max_batch_size)
 
 
 def _fill(found: ModelInput | ModelOutput, tensor: DescribedTensor, max_batch_size: int) -> None:
@@ -88,7 +92,8 @@ def _fill(found: ModelInput | ModelOutput, tensor: DescribedTensor, max_batch_si
 
 def check(config: ModelConfig, described: DescribedModel) -> None:
     """Raises ValueError, with Triton's text, when the configuration is not one of this model."""
-    required = sum(not tensor.optional for tensor in config.input)
+    inputs = [*config.input, *server_inputs(config)]
+    required = sum(not tensor.optional for tensor in inputs)
     if required != len(described.inputs):
         raise ValueError(
             f"unable to load model '{config.name}', configuration expects {required} inputs, model provides"
@@ -100,8 +105,8 @@ def check(config: ModelConfig, described: DescribedModel) -> None:
                 f"unable to load model '{config.name}', optional input '{tensor.name}' is not supported for models that"
                 " support batching"
             )
-    _check_all(config, "input", config.input, (*described.inputs, *described.optional_inputs))
-    _check_all(config, "output", config.output, described.outputs)
+    _check_all(config, "input", inputs, (*described.inputs, *described.optional_inputs))
+    _check_all(config, "output", [*config.output, *state_outputs(config)], described.outputs)
 
 
 def _check_all(

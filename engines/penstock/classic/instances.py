@@ -27,8 +27,8 @@ class Owner(Protocol):
         """The answers of the batch can go out."""
         ...
 
-    def changed(self) -> None:
-        """An instance has become idle, or ready, or lost."""
+    def changed(self, batch: ExecBatch | None = None) -> None:
+        """An instance has become idle, with `batch` behind it, or ready, or lost."""
         ...
 
 
@@ -118,7 +118,7 @@ class ThreadInstance(Instance):
     def _finish(self, batch: ExecBatch) -> None:
         self.idle = True
         # The next batch first: the thread works while the answers go out.
-        self.owner.changed()
+        self.owner.changed(batch)
         self.owner.executed(batch)
 
     def _wake(self, callback: Callable[..., object], argument: object) -> None:
@@ -186,7 +186,7 @@ class TaskInstance(Instance):
             await self._run(single)
             batch = single
         self.idle = True
-        self.owner.changed()
+        self.owner.changed(batch)
         self.owner.executed(batch)
 
     async def _run(self, batch: ExecBatch) -> list[Call]:

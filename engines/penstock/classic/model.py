@@ -18,6 +18,7 @@ from penstock.classic.base import (
 from penstock.classic.classic_model import ClassicModel
 from penstock.classic.groups import instance_contexts
 from penstock.classic.instances import Instance, TaskInstance, ThreadInstance
+from penstock.classic.sequences.batcher import SequenceBatcher
 from penstock.engines.errors import EngineError, PenstockError
 
 __all__ = ["ClassicModel", "load_model"]
@@ -35,9 +36,12 @@ async def load_model(context: ModelContext, backend: Backend) -> ClassicModel:
     is cancelled, instances in processes end at once; threads cannot be stopped, and it ends after those that load.
     """
     contexts = instance_contexts(context.config)
+    sequences = None
+    if context.config.HasField("sequence_batching"):
+        sequences = await asyncio.to_thread(SequenceBatcher, context.config, context.model_folder, len(contexts))
     backend_model = await _in_thread(backend.load_model, context, _unload_model)
     try:
-        model = ClassicModel(context, backend_model)
+        model = ClassicModel(context, backend_model, sequences)
         loads = [_load_instance(backend_model, one) for one in contexts]
         loaded = await _all(loads, _unload_instance)
     except BaseException:

@@ -19,6 +19,7 @@ from tritonclient.grpc.model_config_pb2 import (
     ModelInstanceGroup,
     ModelOutput,
     ModelQueuePolicy,
+    ModelSequenceBatching,
 )
 
 from penstock.classic.tensors import config_type, from_config_type
@@ -31,6 +32,7 @@ __all__ = [
     "ModelInstanceGroup",
     "ModelOutput",
     "ModelQueuePolicy",
+    "ModelSequenceBatching",
     "config_dict",
     "config_json",
     "datatype_name",

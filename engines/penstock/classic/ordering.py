@@ -16,7 +16,9 @@ class ResponseOrder:
         self._held: dict[Call, list[InferResponse]] = {}
 
     def enter(self, call: Call) -> None:
-        """It is executed now."""
+        """It is executed now, perhaps not for the first time."""
+        if call in self._held:
+            return
         self._line.append(call)
         self._held[call] = []
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.classic.model_config import ModelConfig, ModelInput, ModelOutput, datatype_name
+from penstock.classic.model_config import ModelConfig, ModelInput, ModelOutput, ModelSequenceBatching, datatype_name
 from penstock.classic.tensors import NUMPY_TYPES, Array, Tensor
 
 Shape = tuple[int, ...]
@@ -58,6 +58,10 @@ class ModelSignature:
         self.required = tuple(name for name, tensor in self.inputs.items() if not tensor.optional)
         """Inputs that every request must have."""
         self.variable = tuple(name for name, tensor in self.inputs.items() if not tensor.fixed)
+        self.states = {state.output_name: (state.input_name, _state(state)) for state in config.sequence_batching.state}
+        """Implicit state, by the name of the output: the input that it is for the next request of the sequence."""
+        self.sequences = config.HasField("sequence_batching")
+        self.iterative = config.sequence_batching.iterative_sequence
         self.uniform = not self.variable and len(self.required) == len(self.inputs)
         """All valid requests have the same inputs in the same shapes, but for the batch size."""
         self.reshapes_inputs = any(tensor.reshape is not None for tensor in self.inputs.values())
@@ -73,9 +77,9 @@ class ModelSignature:
         return variable, None if len(inputs) == len(self.inputs) else frozenset(inputs)
 
     def to_model(self, name: str, array: Array) -> Array:
-        """An input as the model takes it: a view, `reshape` applied."""
-        tensor = self.inputs[name]
-        if tensor.reshape is None:
+        """An input as the model takes it: a view, `reshape` applied. What callers do not send stays."""
+        tensor = self.inputs.get(name)
+        if tensor is None or tensor.reshape is None:
             return array
         batch = int(self.batched)
         return array.reshape((*array.shape[:batch], *tensor.model_shape(array.shape[batch:])))
@@ -108,6 +112,10 @@ def _signature(tensor: ModelInput | ModelOutput, optional: bool) -> TensorSignat
         optional=optional,
         fixed=all(dim >= 0 for dim in dims),
     )
+
+
+def _state(state: ModelSequenceBatching.State) -> TensorSignature:
+    return _signature(ModelOutput(name=state.output_name, data_type=state.data_type, dims=state.dims), False)
 
 
 def _convert(shape: Shape, dims: Iterable[int], wanted: Iterable[int]) -> Shape:

@@ -11,6 +11,7 @@ from penstock.classic.described import DescribedModel
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.onnxruntime import library, values
 from penstock.classic.onnxruntime.options import run_options
+from penstock.classic.sequences.tensors import state_outputs
 from penstock.classic.tensors import Array
 from penstock.engines.errors import EngineError, InvalidRequestError
 
@@ -25,14 +26,16 @@ class OnnxRuntimeInstance(BackendInstance):
     def __init__(self, session: Any, config: ModelConfig, described: DescribedModel, *, on_cpu: bool) -> None:
         self._session = session
         self._run_options = run_options(config)
-        self._outputs = [tensor.name for tensor in config.output]
+        outputs = [*config.output, *state_outputs(config)]
+        self._outputs = [tensor.name for tensor in outputs]
+        self._states = {state.output_name for state in config.sequence_batching.state}
         inputs = (*described.inputs, *described.optional_inputs)
         self._text_inputs = [tensor.name for tensor in inputs if tensor.datatype == "BYTES"]
         self._text_outputs = {tensor.name for tensor in described.outputs if tensor.datatype == "BYTES"}
         # configurations write a scalar as [1]
         self._scalar_inputs = [tensor.name for tensor in inputs if not tensor.shape]
         scalars = {tensor.name for tensor in described.outputs if not tensor.shape}
-        self._scalar_outputs = {tensor.name: tuple(tensor.dims) for tensor in config.output if tensor.name in scalars}
+        self._scalar_outputs = {tensor.name: tuple(tensor.dims) for tensor in outputs if tensor.name in scalars}
         bfloat16 = any(tensor.datatype == "BF16" for tensor in (*inputs, *described.outputs))
         self._run: _Run = self._run_values if bfloat16 else self._run_arrays
         # an operator that fails on a CPU fails for the data it was given; on a GPU, that may be its memory
@@ -67,7 +70,7 @@ class OnnxRuntimeInstance(BackendInstance):
             if not outputs:
                 return self._outputs
             wanted.update(outputs)
-        return [name for name in self._outputs if name in wanted]
+        return [name for name in self._outputs if name in wanted or name in self._states]
 
     def _run_arrays(self, names: Sequence[str], feed: Mapping[str, Array]) -> Sequence[Array]:
         found: Sequence[Array] = self._session.run(names, feed, self._run_options)

@@ -98,6 +98,8 @@ class PythonModel(BackendModel):
             "program": str(self._program),
             "version_folder": str(model.version_folder),
             "decoupled": self._signature.decoupled,
+            "sequences": self._signature.sequences,
+            "iterative": self._signature.iterative,
             "outputs": list(self._signature.outputs),
             "args": {
                 "model_config": self._config,

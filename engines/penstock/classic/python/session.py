@@ -152,13 +152,16 @@ class Session:
             or request.sequence_start
             or request.sequence_end
         ):
-            return [number, tensors, _details(request)]
+            return [number, tensors, _details(request, tuple(signature.states))]
         return [number, tensors]
 
     def _on_message(self, kind: str, fields: list[Any], tail: memoryview) -> None:
         if kind == "done":
             for number, *response in fields[1]:
                 self._answer(number, unpack_response(response, True, tail, self._link.inbox))
+            for number in fields[2] if len(fields) > 2 else ():
+                if (call := self._open.pop(number, None)) is not None:
+                    call.reschedule()
             if fields[0] == self._batch:
                 self._executed = True
         elif kind == "send":
@@ -231,7 +234,8 @@ class Session:
             self.process.files.close()
 
 
-def _details(request: InferRequest) -> list[Any]:
+def _details(request: InferRequest, states: tuple[str, ...]) -> list[Any]:
+    """`states` are outputs that the server needs, whatever the caller asks for."""
     flags = (1 if request.sequence_start else 0) | (2 if request.sequence_end else 0)
     parameters = json.dumps(
         {
@@ -240,4 +244,5 @@ def _details(request: InferRequest) -> list[Any]:
         },
         separators=(",", ":"),
     )
-    return [request.id, request.correlation_id, flags, request.timeout_us, parameters, request.outputs]
+    outputs = request.outputs and request.outputs + states
+    return [request.id, request.correlation_id, flags, request.timeout_us, parameters, outputs]

@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.classic.base import BackendInstance, Batch, InferCall
 from penstock.classic.model_config import ModelConfig
+from penstock.classic.sequences.tensors import state_outputs
 from penstock.classic.tensorrt.engine import Bounds, Engine
 from penstock.classic.tensorrt.library import Cuda, DeviceBuffer
 from penstock.classic.tensors import NUMPY_TYPES, Array
@@ -23,7 +24,8 @@ class TensorRTInstance(BackendInstance):
         self._cuda = cuda
         self._device_id = device_id
         self._name = config.name
-        self._outputs = [tensor.name for tensor in config.output]
+        self._outputs = [tensor.name for tensor in (*config.output, *state_outputs(config))]
+        self._states = {state.output_name for state in config.sequence_batching.state}
         described = engine.describe()
         self._types = {tensor.name: NUMPY_TYPES[tensor.datatype] for tensor in described.outputs}
         self._buffers = {name: DeviceBuffer(cuda) for name in engine.names}
@@ -69,7 +71,7 @@ class TensorRTInstance(BackendInstance):
             if not call.request.outputs:
                 return self._outputs
             wanted.update(call.request.outputs)
-        return [name for name in self._outputs if name in wanted]
+        return [name for name in self._outputs if name in wanted or name in self._states]
 
     def _run(self, context: Any, feed: Mapping[str, Array], wanted: Sequence[str]) -> dict[str, Array]:
         for name, array in feed.items():

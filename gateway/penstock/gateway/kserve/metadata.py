@@ -11,6 +11,7 @@ from penstock.gateway.kserve.context import KServe
 
 _EXTENSIONS = (
     "classification",
+    "sequence",
     "model_repository",
     "model_repository(unload_dependents)",
     "schedule_policy",

@@ -55,6 +55,15 @@ def complete(config: ModelConfig, name: str, folder: Path, *, gpus: int = 0) -> 
     batching = config.dynamic_batching
     if config.HasField("dynamic_batching") and not batching.preferred_batch_size and config.max_batch_size > 0:
         batching.preferred_batch_size.append(config.max_batch_size)
+    if config.HasField("sequence_batching"):
+        _complete_sequences(config)
+
+
+def _complete_sequences(config: ModelConfig) -> None:
+    batching = config.sequence_batching
+    batching.max_sequence_idle_microseconds = batching.max_sequence_idle_microseconds or 1_000_000
+    if batching.HasField("oldest") and not batching.oldest.preferred_batch_size and config.max_batch_size > 0:
+        batching.oldest.preferred_batch_size.append(config.max_batch_size)
 
 
 def complete_backend(config: ModelConfig, folder: Path) -> None:

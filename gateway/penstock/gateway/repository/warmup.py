@@ -1,6 +1,7 @@
 """`model_warmup`: requests that a model answers before it is ready.
 
 Each sample is sent `count` times (at least once) to every instance: as many requests run at once as there are of these.
+To a model with `sequence_batching` each is a whole sequence.
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ async def _run(model: InferModel, inputs: dict[str, Tensor], instances: int) -> 
 
 
 async def _infer(model: InferModel, inputs: dict[str, Tensor]) -> None:
-    stream = model.stream(InferRequest(inputs=dict(inputs)))
+    request = InferRequest(inputs=dict(inputs))
+    if model.config.HasField("sequence_batching"):
+        request.correlation_id, request.sequence_start, request.sequence_end = 1, True, True
+    stream = model.stream(request)
     try:
         async for response in stream:
             if response.error is not None:

@@ -63,7 +63,6 @@ def test_refusals_have_reasons() -> None:
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("sequence_batching", "sequence_batching { }"),
         ("ensemble_scheduling", "ensemble_scheduling { step [ { model_name: 'x' } ] }"),
         ("instance_group.rate_limiter", "instance_group [ { rate_limiter { priority: 1 } } ]"),
         ("instance_group.secondary_devices", "instance_group [ { secondary_devices { device_id: 1 } } ]"),

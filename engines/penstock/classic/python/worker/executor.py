@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -26,13 +26,16 @@ Answers = list[tuple[ReceivedRequest, InferenceResponse]]
 class Executor:
     """The outlet of its requests' responses, too."""
 
-    def __init__(self, connection: Connection, model: Any, name: str, decoupled: bool, outputs: list[str]) -> None:
+    def __init__(self, connection: Connection, model: Any, options: Mapping[str, Any]) -> None:
+        """`options` are those of the `init` message."""
         self._connection = connection
         self._model = model
-        self._name = name
-        self.decoupled = decoupled
-        self._outputs = outputs
-        self._request = DecoupledRequest if decoupled else ReceivedRequest
+        self._name: str = options["name"]
+        self.decoupled: bool = options["decoupled"]
+        self.iterative: bool = options["iterative"]
+        self._sequences: bool = options["sequences"]
+        self._outputs: list[str] = options["outputs"]
+        self._request = DecoupledRequest if self.decoupled else ReceivedRequest
         self._cancellation = Cancellation(connection)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -45,7 +48,10 @@ class Executor:
         answers: Answers = []
         self._execute(requests, answers)
         calls = [request.call for request in requests]
-        self._connection.send_packed("done", lambda packer: [batch, self._packed(packer, answers)], requests.clear)
+        again = [[request.call for request in requests if request.release()]] if self.iterative else []
+        self._connection.send_packed(
+            "done", lambda packer: [batch, self._packed(packer, answers), *again], requests.clear
+        )
         self._cancellation.forget(calls, kept=self.decoupled)
 
     @staticmethod
@@ -84,8 +90,10 @@ class Executor:
         failure = InferenceResponse(error=TritonError(text))
         again = []
         for request in requests:
+            request.rescheduled = False
             sender = request.sender
-            if sender is None and len(requests) > 1:
+            # Of a sequence the model may have kept something already: as in Triton, the whole batch fails.
+            if sender is None and len(requests) > 1 and not self._sequences:
                 again.append(request)
             elif sender is None or not sender.ended:
                 answers.append((request, failure))
@@ -96,7 +104,7 @@ class Executor:
     def _checked(self, requests: list[ReceivedRequest], returned: Any) -> Answers:
         """What `execute` returned, by Triton's rules and with its texts."""
         if returned is None:
-            if not self.decoupled and any(request.sender is None for request in requests):
+            if not self.decoupled and any(request.sender is None and not request.rescheduled for request in requests):
                 raise MisusedError("Expected a list in the execute return, found type '<class 'NoneType'>'.")
             return []
         if self.decoupled:
@@ -112,7 +120,10 @@ class Executor:
             )
         answers: Answers = []
         for request, response in zip(requests, returned, strict=True):
-            if isinstance(response, InferenceResponse):
+            if request.rescheduled:
+                if response is not None:
+                    raise MisusedError("A rescheduled request must have None in the execute return list.")
+            elif isinstance(response, InferenceResponse):
                 if request.sender is not None:
                     self._advance(request.sender, response)
                 answers.append((request, response))

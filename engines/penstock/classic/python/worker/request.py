@@ -132,6 +132,10 @@ class InferenceRequest:
 class ReceivedRequest(InferenceRequest):
     """A request that the model is to answer."""
 
+    rescheduled = False
+    """It is to be executed again in a later batch."""
+    _released = False
+
     # made for every request, so nothing is done here that a model may never ask for
     def __init__(
         self, fields: list[Any], tail: memoryview, arena: ReceiveArena, outlet: Outlet, names: list[str]
@@ -182,15 +186,29 @@ class ReceivedRequest(InferenceRequest):
         return self._outlet.cancelled(self.call)
 
     def set_release_flags(self, flags: int) -> None:
-        if flags == RELEASE_RESCHEDULE:
-            raise TritonModelException("TRITONSERVER_REQUEST_RELEASE_RESCHEDULE is not supported.")
-        if flags != RELEASE_ALL:
+        """Raises TritonModelException when the request cannot be rescheduled, or not any more."""
+        if flags not in (RELEASE_ALL, RELEASE_RESCHEDULE):
             raise TritonModelException(f"Unsupported release flags {flags}.")
+        if flags == RELEASE_RESCHEDULE and not self._outlet.iterative:
+            raise TritonModelException(
+                "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE is for models with sequence_batching { iterative_sequence: "
+                "true }."
+            )
+        if flags == RELEASE_RESCHEDULE and (self._released or (self.sender is not None and self.sender.ended)):
+            raise TritonModelException("The request has ended and cannot be rescheduled.")
+        self.rescheduled = flags == RELEASE_RESCHEDULE
+
+    def release(self) -> bool:
+        """After `execute`; whether it is rescheduled. Then what is still sent for it comes too late."""
+        self._released = True
+        if self.rescheduled and self.sender is not None:
+            self.sender.close()
+        return self.rescheduled
 
 
 class DecoupledRequest(ReceivedRequest):
     """One that may be answered long after `execute`."""
 
     def __del__(self) -> None:
-        if self.sender is None:
+        if self.sender is None and not self.rescheduled:
             self._outlet.abandoned(self.call)

@@ -16,6 +16,8 @@ class Outlet(Protocol):
     """Where the responses of a request go."""
 
     decoupled: bool
+    iterative: bool
+    """Its requests may be rescheduled."""
 
     def respond(
         self, call: int, response: InferenceResponse | None, final: bool, requested: Collection[str] | None

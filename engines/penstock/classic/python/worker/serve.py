@@ -66,7 +66,7 @@ def _load(connection: Connection, message: Message) -> Executor:
     if hasattr(model, "is_ready"):
         Health(connection, model)
     connection.send("ready", hasattr(model, "is_ready"))
-    return Executor(connection, model, options["name"], options["decoupled"], options["outputs"])
+    return Executor(connection, model, options)
 
 
 def _auto_complete(connection: Connection, message: Message) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AbstractAsyncContextManager, nullcontext
+from weakref import WeakValueDictionary
 
 import grpc
 from tritonclient.grpc.service_pb2 import ModelStreamInferResponse
@@ -21,6 +23,7 @@ from penstock.gateway.kserve.grpc.rpc import Guard, Message, Rpc, answered, call
 from penstock.gateway.kserve.tracing import RequestTrace
 
 _EOF = grpc.aio.EOF
+_SEQUENCE = "sequence_id"
 _STRICT = ("triton_grpc_error", "true")
 
 
@@ -36,6 +39,7 @@ class InferStream:
         self._strict = _STRICT in rpc.invocation_metadata()
         self._slots = asyncio.Semaphore(limit)
         self._writing = asyncio.Lock()
+        self._turns: WeakValueDictionary[tuple[str, bytes], asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -100,23 +104,31 @@ class InferStream:
 
     async def _answer(self, data: bytes, message: Message, context: RequestContext) -> None:
         inference = self._inference
-        model = inference.model(message)
-        decoded = await inference.decode(data, message, model, self._rpc, context)
-        model = inference.model(message)  # a reload may have replaced it meanwhile
-        trace = inference.trace(model, decoded)
-        responses: ResponseStream | None = None
+        async with self._turn(message):
+            model = inference.model(message)
+            decoded = await inference.decode(data, message, model, self._rpc, context)
+            model = inference.model(message)  # a reload may have replaced it meanwhile
+            trace = inference.trace(model, decoded)
+            try:
+                responses = model.stream(decoded.request)
+            except Exception:
+                _end(trace)
+                raise
         try:
-            responses = model.stream(decoded.request)
             await self._forward(model, decoded, responses, trace, context.record)
         except asyncio.CancelledError:
             if not decoded.ended:  # else the end is on its way, and the drain must not tell another one
                 raise
         finally:
-            if responses is not None:
-                responses.close()
-            if trace is not None:
-                trace.mark_now("REQUEST_END")
-                trace.finish()
+            responses.close()
+            _end(trace)
+
+    def _turn(self, message: Message) -> AbstractAsyncContextManager[object]:
+        """What a request of a sequence holds until the model has it, so that none overtakes a larger one before it."""
+        if _SEQUENCE not in message.parameters:
+            return nullcontext()
+        key = message.model_name, message.parameters[_SEQUENCE].SerializeToString()
+        return self._turns.setdefault(key, asyncio.Lock())
 
     async def _forward(
         self,
@@ -162,6 +174,12 @@ class InferStream:
         async with self._writing:
             if not self._failure.done():  # the first error is the last a strict caller gets
                 await self._rpc.write(data)
+
+
+def _end(trace: RequestTrace | None) -> None:
+    if trace is not None:
+        trace.mark_now("REQUEST_END")
+        trace.finish()
 
 
 def _ended_by_deadline(error: Exception, decoded: Decoded) -> bool:

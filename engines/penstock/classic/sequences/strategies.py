@@ -1,0 +1,114 @@
+"""Which of the sequences of an instance have their next request in its next batch."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from penstock.classic.batcher import DynamicBatcher
+from penstock.classic.model_config import ModelConfig
+from penstock.classic.queue import Waiting
+from penstock.classic.sequences.settings import SequenceSettings
+from penstock.classic.sequences.table import Sequence, Slot
+
+
+class Strategy(Protocol):
+    """Knows the first waiting request of every sequence that has a slot and none that is executed now."""
+
+    delay_ends: int
+    """When the batch goes that `take` has not given yet; 0: there is none."""
+
+    def ready(self, sequence: Sequence, shapes: object, now_ns: int) -> None:
+        """Its first request can be executed. `shapes` are what requests of a batch have in common."""
+        ...
+
+    def withdraw(self, sequence: Sequence) -> None:
+        """Its first request, if it was ready, must not be executed."""
+        ...
+
+    def take(self, instance: int, now_ns: int) -> list[Sequence | None]:
+        """Those whose first request is in the next batch; None is a slot to be padded. They are withdrawn."""
+        ...
+
+
+class Ready(Waiting):
+    """A sequence whose first request can be executed."""
+
+    __slots__ = ("sequence",)
+
+    def __init__(self, sequence: Sequence, shapes: object, now_ns: int) -> None:
+        super().__init__()
+        self.sequence = sequence
+        self.shapes = shapes
+        self.arrived_ns = now_ns
+
+
+class Direct:
+    """A sequence's request has the place in the batch that is its sequence's slot. Between them the batch is padded."""
+
+    def __init__(self, settings: SequenceSettings, slots: list[list[Slot]]) -> None:
+        self._settings = settings
+        self._slots = slots
+        self._ready: list[dict[Sequence, Ready]] = [{} for _ in slots]
+        """Of each instance, in the order in which they became ready."""
+        self.delay_ends = 0
+
+    def ready(self, sequence: Sequence, shapes: object, now_ns: int) -> None:
+        assert sequence.slot is not None
+        self._ready[sequence.slot.instance][sequence] = Ready(sequence, shapes, now_ns)
+
+    def withdraw(self, sequence: Sequence) -> None:
+        if sequence.slot is not None:
+            self._ready[sequence.slot.instance].pop(sequence, None)
+
+    def take(self, instance: int, now_ns: int) -> list[Sequence | None]:
+        self.delay_ends = 0
+        ready = self._ready[instance]
+        if not ready:
+            return []
+        oldest = next(iter(ready.values()))
+        settings = self._settings
+        if settings.delay_ns and settings.minimum_slot_utilization:
+            used = len(ready) / settings.slots
+            if used < settings.minimum_slot_utilization and now_ns < oldest.arrived_ns + settings.delay_ns:
+                self.delay_ends = oldest.arrived_ns + settings.delay_ns
+                return []
+        # Those that cannot share a batch with the one that has waited longest go in a later one.
+        indexes = {
+            one.sequence.slot.index: one.sequence
+            for one in ready.values()
+            if one.sequence.slot is not None and one.shapes == oldest.shapes
+        }
+        for sequence in indexes.values():
+            del ready[sequence]
+        return [indexes.get(index) for index in range(max(indexes) + 1)]
+
+
+class Oldest:
+    """As many sequences as a batch can have, those that have waited longest: a dynamic batcher for each instance."""
+
+    def __init__(self, config: ModelConfig, slots: list[list[Slot]]) -> None:
+        oldest = config.sequence_batching.oldest
+        dynamic = ModelConfig(max_batch_size=config.max_batch_size)
+        dynamic.dynamic_batching.preferred_batch_size.extend(oldest.preferred_batch_size)
+        dynamic.dynamic_batching.max_queue_delay_microseconds = oldest.max_queue_delay_microseconds
+        self._batchers: list[DynamicBatcher[Ready]] = [DynamicBatcher(dynamic) for _ in slots]
+        self._ready: dict[Sequence, Ready] = {}
+        self.delay_ends = 0
+
+    def ready(self, sequence: Sequence, shapes: object, now_ns: int) -> None:
+        assert sequence.slot is not None
+        ready = self._ready[sequence] = Ready(sequence, shapes, now_ns)
+        self._batchers[sequence.slot.instance].add(ready, now_ns)
+
+    def withdraw(self, sequence: Sequence) -> None:
+        ready = self._ready.pop(sequence, None)
+        if ready is not None and sequence.slot is not None:
+            self._batchers[sequence.slot.instance].remove(ready)
+
+    def take(self, instance: int, now_ns: int) -> list[Sequence | None]:
+        batcher = self._batchers[instance]
+        found = [ready.sequence for ready in batcher.take(now_ns)]
+        self.delay_ends = batcher.delay_ends if batcher and not found else 0
+        for sequence in found:
+            del self._ready[sequence]
+        return list(found)

@@ -172,6 +172,21 @@ def test_a_whole_sequence_on_one_stream(server: Server, model: str) -> None:
     assert stream(server, steps) == [base + n * (n + 1) // 2 for n in range(1, 21)]
 
 
+def test_no_request_of_a_stream_overtakes_a_larger_one(server: Server) -> None:
+    """Large requests are decoded in a thread."""
+    answers: queue.Queue[Any] = queue.Queue()
+    texts = [b"x" * 3_000_000, b"a", b"b"]
+    with triton_grpc.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: answers.put(error or len(result.as_numpy("TEXT")[0])))
+        for number, text in enumerate(texts):
+            given = triton_grpc.InferInput("INPUT", [1], "BYTES")
+            given.set_data_from_numpy(np.array([text], np.object_))
+            flags = {"sequence_start": number == 0, "sequence_end": number == 2}
+            client.async_stream_infer("python_state", [given], sequence_id="large", **flags)
+        client.stop_stream()
+    assert [answers.get_nowait() for _ in texts] == [3_000_000, 3_000_001, 3_000_002]
+
+
 def test_iterative_requests_are_executed_again_and_again(server: Server) -> None:
     before = statistics(server, "sequence_iterative")
     assert stream(server, [("sequence_iterative", 3, {})]) == [3, 2, 1, 0, "end"]

@@ -28,7 +28,7 @@ def test_the_server_names_the_extensions_that_it_has() -> None:
     found = server_metadata(context(name="mine", version="1.2"))
     assert (found["name"], found["version"]) == ("mine", "1.2")
     assert "binary_tensor_data" in found["extensions"]
-    assert "sequence" not in found["extensions"]
+    assert "cuda_shared_memory" not in found["extensions"]
     assert "system_shared_memory" not in found["extensions"]
     assert "system_shared_memory" in server_metadata(context(allow_shared_memory=True))["extensions"]
 

@@ -68,7 +68,8 @@ class Controls:
             array = np.full(self._shape, str(id or "").encode(), dtype)
         else:
             # As in Triton, a narrow tensor gets the low bits.
-            array = np.full(self._shape, id, np.uint64).astype(f"<u{dtype.itemsize}").view(dtype)
+            low = int(id) % 2 ** (8 * dtype.itemsize)
+            array = np.frombuffer(low.to_bytes(dtype.itemsize, "little"), dtype).reshape(self._shape)
         return {name: Tensor(name, datatype, array)}
 
 

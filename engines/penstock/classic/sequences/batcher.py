@@ -90,7 +90,8 @@ class SequenceBatcher:
                 raise InvalidRequestError(
                     f"inference request to model '{name}' must specify a non-zero or non-empty correlation ID"
                 )
-            request.correlation_id, request.sequence_start = self._free_id(), True
+            request.correlation_id = self._free_id()
+            request.sequence_start, request.sequence_end = True, False
         self._controls.check(request)
         sequence = self._table.find(request.correlation_id)
         if sequence is not None:
@@ -131,9 +132,6 @@ class SequenceBatcher:
             self._strategy.withdraw(sequence)
         self._table.forget(sequence)
         self._table.settle(sequence, 0)
-        if len(self._expiries) > 2 * len(self._waiting):
-            self._expiries = [entry for entry in self._expiries if entry[2] in self._waiting]
-            heapq.heapify(self._expiries)
         return cut[::-1]
 
     def expire(self, now_ns: int) -> Ended:
@@ -156,6 +154,10 @@ class SequenceBatcher:
             self._ended += [(other, QueueTimeoutError(text)) for other in self._cut(sequence.calls[0])]
 
     def _note(self, when_ns: int, call: Call) -> None:
+        # What waits no longer must not be kept alive by the heap, nor make it grow without end.
+        if len(self._expiries) > 2 * len(self._waiting):
+            self._expiries = [entry for entry in self._expiries if entry[2] in self._waiting]
+            heapq.heapify(self._expiries)
         heapq.heappush(self._expiries, (when_ns, next(self._numbers), call))
 
     def next_expiry(self) -> int | None:

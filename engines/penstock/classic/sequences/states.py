@@ -30,6 +30,8 @@ class States:
         states = config.sequence_batching.state
         self._datatypes = {state.input_name: datatype_name(state.data_type) for state in states}
         self._initial = {state.input_name: _initial(state, batch, model_folder) for state in states}
+        for array in self._initial.values():
+            array.flags.writeable = False  # all sequences begin with the same one
         self._grow = any(dim < 0 for state in states for dim in state.dims)
 
     def __bool__(self) -> bool:

@@ -48,10 +48,11 @@ class Executor:
         answers: Answers = []
         self._execute(requests, answers)
         calls = [request.call for request in requests]
-        again = [[request.call for request in requests if request.release()]] if self.iterative else []
+        again = [request.call for request in requests if request.release()] if self.iterative else []
         self._connection.send_packed(
-            "done", lambda packer: [batch, self._packed(packer, answers), *again], requests.clear
+            "done", lambda packer: [batch, self._packed(packer, answers), *([again] if again else [])], requests.clear
         )
+        self._cancellation.forget(again, kept=False)
         self._cancellation.forget(calls, kept=self.decoupled)
 
     @staticmethod

@@ -98,6 +98,22 @@ def test_many_sequences_at_the_same_time(server: Server, model: str) -> None:
     assert found == [[base + id * n for n in range(1, 6)] for id in range(101, 113)]
 
 
+def test_json_and_generate(server: Server) -> None:
+    tensor = {"name": "INPUT", "datatype": "INT32", "shape": [1, 1], "data": [4]}
+    flags: dict[str, Any] = {"sequence_id": "json", "sequence_start": True}
+    first = server.post("/v2/models/sequence_oldest/infer", {"inputs": [tensor], "parameters": flags})
+    assert first.json()["outputs"][0]["data"] == [4]
+    second = server.post("/v2/models/sequence_oldest/generate", {"INPUT": 5, "sequence_id": "json"})
+    assert second.json()["SUM"] == 9
+    last = {"INPUT": 6, "parameters": {"sequence_id": "json", "sequence_end": True}}
+    assert server.post("/v2/models/sequence_oldest/generate", last).json()["SUM"] == 15
+    refused = server.post("/v2/models/sequence_oldest/generate", {"INPUT": 5, "sequence_id": "json"})
+    assert (refused.status_code, "START flag" in refused.json()["error"]) == (400, True)
+    two = {"name": "INPUT", "datatype": "INT32", "shape": [2, 1], "data": [4, 5]}
+    refused = server.post("/v2/models/sequence_oldest/infer", {"inputs": [two], "parameters": flags})
+    assert (refused.status_code, "must specify batch-size 1" in refused.json()["error"]) == (400, True)
+
+
 def test_a_slot_without_a_request_is_not_ready(client: Client) -> None:
     """READY is an output of the ONNX model: the request's own, whatever stands in the other rows."""
     for id in (31, 33, 35):  # every second is on the other instance

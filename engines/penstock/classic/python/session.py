@@ -237,12 +237,12 @@ class Session:
 def _details(request: InferRequest, states: tuple[str, ...]) -> list[Any]:
     """`states` are outputs that the server needs, whatever the caller asks for."""
     flags = (1 if request.sequence_start else 0) | (2 if request.sequence_end else 0)
-    parameters = json.dumps(
-        {
+    parameters = "{}"
+    if request.parameters:
+        finite = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in request.parameters.items()
-        },
-        separators=(",", ":"),
-    )
+        }
+        parameters = json.dumps(finite, separators=(",", ":"))
     outputs = request.outputs and request.outputs + states
     return [request.id, request.correlation_id, flags, request.timeout_us, parameters, outputs]

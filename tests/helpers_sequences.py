@@ -104,18 +104,19 @@ class TritonPythonModel:
 
     def answer(self, request):
         text, state, id = (
-            pb_utils.get_input_tensor_by_name(request, name).as_numpy()[0] for name in ("INPUT", "STATE_IN", "ID")
+            pb_utils.get_input_tensor_by_name(request, name).as_numpy()[0, 0] for name in ("INPUT", "STATE_IN", "ID")
         )
         if text == b"fail":
             return pb_utils.InferenceResponse(error=pb_utils.TritonError("as asked"))
-        text = np.array([state + text], np.object_)
-        outputs = {"TEXT": text, "ID_SEEN": np.array([id], np.object_), "STATE_OUT": text}
+        text = np.array([[state + text]], np.object_)
+        outputs = {"TEXT": text, "ID_SEEN": np.array([[id]], np.object_), "STATE_OUT": text}
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in outputs.items()])
 """
     )
     (folder / "config.pbtxt").write_text(
         """
         backend: "python"
+        max_batch_size: 4
         input { name: "INPUT" data_type: TYPE_STRING dims: [ 1 ] }
         output { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] }
         output { name: "ID_SEEN" data_type: TYPE_STRING dims: [ 1 ] }

@@ -41,7 +41,7 @@ class Client:
         self, model: str, value: int | str, id: int | str, start: bool = False, end: bool = False, output: str = "SUM"
     ) -> Any:
         if isinstance(value, str):
-            array, datatype = np.array([value.encode()], np.object_), "BYTES"
+            array, datatype = np.array([[value.encode()]], np.object_), "BYTES"
         else:
             array, datatype = np.array([[value]], np.int32), "INT32"
         given = self.module.InferInput("INPUT", list(array.shape), datatype)
@@ -54,8 +54,7 @@ class Client:
             sequence_end=end,
             outputs=[self.module.InferRequestedOutput(output)],
         )
-        found = answer.as_numpy(output)
-        return found[0].tolist() if found.ndim > 1 else found[0]
+        return answer.as_numpy(output)[0].tolist()
 
 
 @pytest.fixture(params=["http", "grpc"])
@@ -151,12 +150,17 @@ def test_state_of_different_lengths_in_one_batch(server: Server) -> None:
 
 
 def test_state_of_a_python_model(client: Client) -> None:
-    assert client.ask("python_state", "a", "text", start=True, output="TEXT") == b"a"
-    assert client.ask("python_state", "b", "text", output="ID_SEEN") == b"text"
+    assert client.ask("python_state", "a", "text", start=True, output="TEXT") == [b"a"]
+    assert client.ask("python_state", "b", "text", output="ID_SEEN") == [b"text"]
     with pytest.raises(Exception, match="as asked"):
         client.ask("python_state", "fail", "text", output="TEXT")
-    assert client.ask("python_state", "c", "text", end=True, output="TEXT") == b"abc"
-    assert client.ask("python_state", "d", 5, start=True, end=True, output="TEXT") == b"d"
+    assert client.ask("python_state", "c", "text", end=True, output="TEXT") == [b"abc"]
+    assert client.ask("python_state", "d", 5, start=True, end=True, output="TEXT") == [b"d"]
+    # beside another sequence, whose slot is padded
+    assert client.ask("python_state", "x", "first", start=True, output="TEXT") == [b"x"]
+    assert client.ask("python_state", "y", "second", start=True, output="TEXT") == [b"y"]
+    assert client.ask("python_state", "y", "second", end=True, output="TEXT") == [b"yy"]
+    assert client.ask("python_state", "x", "first", end=True, output="TEXT") == [b"xx"]
 
 
 def stream(server: Server, requests: list[tuple[str, int, dict[str, Any]]]) -> list[Any]:
@@ -193,10 +197,10 @@ def test_no_request_of_a_stream_overtakes_a_larger_one(server: Server) -> None:
     answers: queue.Queue[Any] = queue.Queue()
     texts = [b"x" * 3_000_000, b"a", b"b"]
     with triton_grpc.InferenceServerClient(server.grpc) as client:
-        client.start_stream(lambda result, error: answers.put(error or len(result.as_numpy("TEXT")[0])))
+        client.start_stream(lambda result, error: answers.put(error or len(result.as_numpy("TEXT")[0, 0])))
         for number, text in enumerate(texts):
-            given = triton_grpc.InferInput("INPUT", [1], "BYTES")
-            given.set_data_from_numpy(np.array([text], np.object_))
+            given = triton_grpc.InferInput("INPUT", [1, 1], "BYTES")
+            given.set_data_from_numpy(np.array([[text]], np.object_))
             flags = {"sequence_start": number == 0, "sequence_end": number == 2}
             client.async_stream_infer("python_state", [given], sequence_id="large", **flags)
         client.stop_stream()

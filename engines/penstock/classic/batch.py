@@ -66,7 +66,7 @@ class ExecBatch:
         self.output_start_ns = monotonic_ns()
         signature = self._signature
         wanted = self._wanted()
-        ready = {name: self._checked(signature.outputs[name], outputs) for name in wanted}
+        ready = {name: self._checked(signature.outputs[name], outputs.get(name), self.size) for name in wanted}
         if signature.states:
             self._keep_states(outputs)
         single = not signature.batched or len(self.calls) == 1
@@ -85,7 +85,7 @@ class ExecBatch:
     def _keep_states(self, outputs: Mapping[str, Array]) -> None:
         single = not self._signature.batched or len(self.calls) == 1
         for input_name, expected in self._signature.states.values():
-            _, array = self._checked(expected, outputs)
+            _, array = self._checked(expected, outputs.get(expected.name), self.size)
             start = 0
             for call in self.calls:
                 stop = start + call.size
@@ -100,7 +100,7 @@ class ExecBatch:
         for tensor in outputs:
             if tensor.name in signature.states and call.sequence is not None:
                 input_name, expected = signature.states[tensor.name]
-                _, array = self._checked(expected, {tensor.name: tensor.array})
+                _, array = self._checked(expected, tensor.array, call.size)
                 # A copy: the array may lie in memory that its sender wants back.
                 call.sequence.states[input_name] = array.copy()
         return [tensor for tensor in outputs if tensor.name in signature.outputs or tensor.name not in signature.states]
@@ -218,18 +218,16 @@ class ExecBatch:
             return self._signature.outputs
         return dict.fromkeys(name for call in self.calls for name in call.request.outputs)
 
-    def _checked(self, expected: TensorSignature, outputs: Mapping[str, Array]) -> tuple[str, Array]:
+    def _checked(self, expected: TensorSignature, array: Array | None, size: int) -> tuple[str, Array]:
+        """The datatype, and the array as callers get it, of `size` inferences. Raises ValueError."""
         name = expected.name
-        array = outputs.get(name)
         if array is None:
             raise ValueError(f"the model gave no output '{name}'")
         signature = self._signature
         if array.dtype != expected.dtype:
             array = _as_bytes(array, name, expected.datatype)
-        if signature.batched and (not array.ndim or array.shape[0] != self.size):
-            raise ValueError(
-                f"the output '{name}' has the shape {list(array.shape)} for a batch of {self.size} inferences"
-            )
+        if signature.batched and (not array.ndim or array.shape[0] != size):
+            raise ValueError(f"the output '{name}' has the shape {list(array.shape)} for a batch of {size} inferences")
         if not array.flags.c_contiguous:
             array = np.ascontiguousarray(array)
         return expected.datatype, array if expected.reshape is None else signature.to_client(name, array)

@@ -141,6 +141,8 @@ class ClassicModel:
                 instance.kill()
             raise
         finally:
+            if self._timer is not None:
+                self._timer.cancel()
             if self._fine_timer is not None:
                 self._fine_timer.close()
         for instance in self._instances:

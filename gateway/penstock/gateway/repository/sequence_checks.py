@@ -29,6 +29,11 @@ def check_sequences(config: ModelConfig) -> None:
             f"sequence_batching of model '{config.name}' is not supported: {config.backend} schedules by itself",
             param="sequence_batching",
         )
+    if config.response_cache.enable:
+        raise InvalidRequestError(
+            f"Response Cache does not currently support model {config.name} with sequence batching scheduler. Please"
+            " disable the response cache."
+        )
     _check_controls(config)
     _check_strategy(config)
     _check_states(config)

@@ -89,6 +89,13 @@ def test_what_makes_no_sense_is_refused(text: str, told: str) -> None:
         check_supported(config(text))
 
 
+def test_responses_of_sequences_are_not_cached() -> None:
+    found = config("")
+    found.response_cache.enable = True
+    with pytest.raises(InvalidRequestError, match="does not currently support model m with sequence batching"):
+        check_supported(found)
+
+
 @pytest.mark.parametrize("backend", ["penstock", "vllm", "tensorrtllm"])
 def test_language_models_schedule_by_themselves(backend: str) -> None:
     with pytest.raises(UnsupportedError, match="schedules by itself"):

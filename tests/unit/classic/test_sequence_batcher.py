@@ -309,6 +309,12 @@ def test_closed_sequences_end_with_what_they_have() -> None:
     assert len(of) == 0
 
 
+@pytest.mark.parametrize("text", ["direct { }", "oldest { max_candidate_sequences: 2147483647 }"])
+def test_slots_have_their_bounds(text: str) -> None:
+    with pytest.raises(InvalidRequestError, match="slots .* the most is 262144"):
+        batcher(text, instances=2, max_batch_size=2**31 - 1)
+
+
 def test_a_lost_instance_ends_its_sequences() -> None:
     of = batcher(instances=2, max_batch_size=1)
     first, other = item(1, start=True), item(3, start=True)

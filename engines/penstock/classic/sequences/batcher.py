@@ -25,6 +25,9 @@ from penstock.engines.errors import (
     QueueTimeoutError,
 )
 
+MAX_SLOTS = 2**18
+"""Of all instances: far above use, and keeps a slip of the pen from taking all memory."""
+
 Ended = list[tuple[Call, PenstockError]]
 
 
@@ -35,8 +38,14 @@ class SequenceBatcher:
     """An instance can only take requests of its own sequences."""
 
     def __init__(self, config: ModelConfig, model_folder: Path, instances: int) -> None:
-        """Reads the files of initial states. Raises InvalidRequestError when one is missing or too short."""
+        """Reads the files of initial states. Raises InvalidRequestError when one is missing or too short, and for more
+        than MAX_SLOTS."""
         settings = SequenceSettings.of(config)
+        if instances * settings.slots > MAX_SLOTS:
+            raise InvalidRequestError(
+                f"sequence batching of model '{settings.model}' asks for {instances * settings.slots} slots (max batch "
+                f"size or max candidate sequences, for each instance), the most is {MAX_SLOTS}"
+            )
         self._settings = settings
         self._controls = Controls(config)
         self._states = States(config, model_folder)

@@ -9,9 +9,6 @@ from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.repository.config_checks import check_file_name
 from penstock.gateway.repository.config_fields import SELF_PLACED_BACKENDS
 
-MAX_CANDIDATES = 65_536
-"""Sequences of one instance: far above use, and keeps a slip of the pen from taking all memory."""
-
 _Control = ModelSequenceBatching.Control
 _IDS = frozenset(
     {DataType.TYPE_UINT64, DataType.TYPE_INT64, DataType.TYPE_UINT32, DataType.TYPE_INT32, DataType.TYPE_STRING}
@@ -48,10 +45,8 @@ def _check_strategy(config: ModelConfig) -> None:
             raise InvalidRequestError(f"sequence batching preferred batch size must be <= max batch size for {name}")
     if not 0 <= batching.direct.minimum_slot_utilization <= 1:
         raise InvalidRequestError(f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {name}")
-    if not 0 <= batching.oldest.max_candidate_sequences <= MAX_CANDIDATES:
-        raise InvalidRequestError(
-            f"sequence batching max candidate sequences must be in range [0, {MAX_CANDIDATES}] for {name}"
-        )
+    if batching.oldest.max_candidate_sequences < 0:
+        raise InvalidRequestError(f"sequence batching max candidate sequences must not be negative for {name}")
 
 
 def _check_controls(config: ModelConfig) -> None:

@@ -311,7 +311,7 @@ def test_closed_sequences_end_with_what_they_have() -> None:
 
 @pytest.mark.parametrize("text", ["direct { }", "oldest { max_candidate_sequences: 2147483647 }"])
 def test_slots_have_their_bounds(text: str) -> None:
-    with pytest.raises(InvalidRequestError, match="slots .* the most is 262144"):
+    with pytest.raises(InvalidRequestError, match=r"slots .* the most is 262144"):
         batcher(text, instances=2, max_batch_size=2**31 - 1)
 
 

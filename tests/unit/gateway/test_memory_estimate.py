@@ -209,9 +209,15 @@ def test_a_cache_of_so_many_blocks(folder: Path, runner: str) -> None:
     assert demand(runner, folder, num_blocks=100, dtype="f32").host.cache.fixed == 100 * 32 * TOKEN * 2
 
 
-def test_a_cache_of_u8_has_scales(folder: Path) -> None:
-    found = demand("openvino", folder, num_blocks=100, kv_cache_dtype="u8")
-    assert found.host.cache.fixed == 100 * 32 * 32 * 2 * 8 * (128 + 8)
+@pytest.mark.parametrize(
+    ("kind", "keys", "values"),
+    [("u8", 128 * (32 + 8), 32 * (128 + 8)), ("u8-u4", 128 * (32 + 8), 32 * (64 + 32)), ("u4", 128 * 24, 32 * 96)],
+)
+def test_a_quantized_cache_has_scales(folder: Path, kind: str, keys: int, values: int) -> None:
+    """Of a head of 128 in a block of 32 tokens: 8 bytes for each channel of the keys, and for each token's values or
+    32 of them."""
+    found = demand("openvino", folder, num_blocks=100, kv_cache_dtype=kind)
+    assert found.host.cache.fixed == 100 * 32 * 8 * (keys + values)
 
 
 def test_a_draft_model_counts(folder: Path) -> None:

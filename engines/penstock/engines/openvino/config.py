@@ -12,7 +12,7 @@ from penstock.engines.kit.setting_checks import check_choice, check_positive
 Precision = Literal["auto", "bf16", "f16", "f32"]
 WeightsType = Literal["auto", "bf16", "f16", "f32", "int8", "int4"]
 Activations = Literal["auto", "int8", "bf16", "f16", "f32"]
-KVCacheType = Literal["auto", "u8", "bf16", "f16", "f32"]
+KVCacheType = Literal["auto", "u8", "u8-u4", "u4", "bf16", "f16", "f32"]
 Device = Literal["CPU"]
 
 QUANTIZED = ("int8", "int4")
@@ -35,7 +35,7 @@ class OpenVINOConfig:
     weights_cache: int = 20 << 30
     """Bytes of quantized weights that are kept on disk for later starts; 0: none."""
     kv_cache_dtype: KVCacheType = "auto"
-    """auto: as `dtype`. u8: quantized per token and head, a scale and a zero point beside the values."""
+    """auto: as `dtype`. u8, u4: quantized, see `kv_types.KVType`; u8-u4: keys in 8 bits, values in 4."""
     threads: int | None = None
     """Compute threads; None: see `device.default_threads`."""
     max_model_len: int | None = None

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import openvino as ov
 import openvino.opset15 as ops
-from openvino.op import _PagedAttentionExtension as PagedAttention
 
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.kit.layer_groups import group_layers
@@ -16,8 +15,9 @@ from penstock.engines.openvino.activations import ACTIVATIONS
 from penstock.engines.openvino.alibi import alibi_slopes
 from penstock.engines.openvino.decoder_inputs import GROUP_INPUTS, group_suffix, step_inputs
 from penstock.engines.openvino.decoder_spec import Clamp, DecoderSpec, Experts
-from penstock.engines.openvino.graph_nodes import f32, i32, i64, part, parts, scaled
+from penstock.engines.openvino.graph_nodes import f32, i64, part, parts, scaled
 from penstock.engines.openvino.lora_graph import LoraGraph, Projection
+from penstock.engines.openvino.paged_attention import paged_attention
 from penstock.engines.openvino.rope import Rope
 from penstock.engines.openvino.weights import Node, Weights, round_to
 
@@ -139,40 +139,23 @@ class _Builder:
     def _paged_attention(self, q: Node, k: Node, v: Node, n: int) -> Node:
         spec, suffix = self._spec, group_suffix(self._group_of[n], self._num_groups)
         caches = [self._add_input(f"{kind}_cache.{n}", ov.Type.dynamic, [-1] * 4) for kind in ("key", "value")]
-        ints, floats = i32([]), f32([])
-        slopes = f32(alibi_slopes(spec.num_heads)) if spec.alibi else floats
-        operands = [q, k, v, *caches]
         inputs = {name: self._inputs[name + suffix] for name in GROUP_INPUTS}
-        operands += [inputs["past_lens"], self._inputs["subsequence_begins"]]
-        operands += [inputs["block_indices"], inputs["block_indices_begins"]]
-        operands += [
-            f32(spec.query_scale),
-            i32(spec.sliding_windows[n]),
-            slopes,
-            inputs["max_context_len"],
-        ]
-        sinks = f32(np.zeros((0, 0, 0, 0)))
+        inputs["subsequence_begins"] = self._inputs["subsequence_begins"]
+        sinks = None
         if spec.sinks:
             name = f"{spec.names.layers}.{n}.{spec.names.attention}.sinks"
             sinks = ops.reshape(self._weights.vector(name, spec.num_heads), i64([1, spec.num_heads, 1, 1]), False)
-        # The op's optional parts, most of them empty: score aggregation, cache rotation, xattention, eviction ...
-        operands += [
-            ints,
-            ints,
-            ints,
-            floats,
-            floats,
-            i32(0),
-            i32(0),
-            sinks,
-            i32(0),
-        ]
-        operands += [ints, ints, ints, ints, ops.constant(np.zeros(0, np.uint8)), ints]
-        attention = PagedAttention([operand.output(0) for operand in operands])
-        for kind in ("k", "v"):
-            attention.get_rt_info()[f"num_{kind}_heads"] = spec.num_kv_heads
-            attention.get_rt_info()[f"{kind}_head_size"] = spec.head_dim
-        return attention.output(0)
+        return paged_attention(
+            (q, k, v),
+            caches,
+            inputs,
+            kv_heads=spec.num_kv_heads,
+            head_size=spec.head_dim,
+            scale=spec.query_scale,
+            window=spec.sliding_windows[n],
+            slopes=alibi_slopes(spec.num_heads) if spec.alibi else (),
+            sinks=sinks,
+        )
 
     def _mlp(self, x: Node, n: int) -> Node:
         spec, prefix = self._spec, f"{self._spec.names.layers}.{n}.{self._spec.names.mlp}."

@@ -10,12 +10,10 @@ import openvino as ov
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.engines.openvino.config import QUANTIZED, OpenVINOConfig
+from penstock.engines.openvino.kv_types import KVType
 from penstock.engines.openvino.quantization import GROUP
 
 _CAPABILITY = {"bf16": "BF16", "f16": "FP16", "f32": "FP32"}
-
-_KV_TYPES = {"bf16": ("bf16", "u8"), "f16": ("f16", "u8"), "f32": ("f32", "f16", "u8")}
-"""Cache types that the CPU's attention kernels take, by precision of the computation; the first is the default."""
 
 _WEIGHT_BYTES_PER_THREAD = 32 << 20
 """Reading this much takes a core above a millisecond. With less to do, threads mostly wait for each other: one token of
@@ -77,19 +75,6 @@ def compute_precision(core: ov.Core, config: OpenVINOConfig) -> str:
     return config.dtype
 
 
-def kv_cache_type(config: OpenVINOConfig, precision: str) -> str:
-    """Raises InvalidRequestError for a type that does not go with the precision of the computation."""
-    allowed = _KV_TYPES[precision]
-    if config.kv_cache_dtype == "auto":
-        return allowed[0]
-    if config.kv_cache_dtype not in allowed:
-        raise InvalidRequestError(
-            f"kv_cache_dtype={config.kv_cache_dtype} does not go with dtype={precision}; {', '.join(allowed)} do",
-            param="kv_cache_dtype",
-        )
-    return config.kv_cache_dtype
-
-
 def activation_type(config: OpenVINOConfig, precision: str, quantized: bool) -> str:
     """What is multiplied by the weights: int8, or the precision of the computation. `quantized`: whether matrices are
     in 8 or 4 bits.
@@ -128,7 +113,7 @@ def compile_decoder(
     model: ov.Model,
     config: OpenVINOConfig,
     precision: str,
-    kv_type: str,
+    kv_type: KVType,
     plan: ThreadPlan,
     activations: str | None,
     experts: bool,
@@ -136,7 +121,7 @@ def compile_decoder(
     """The compiled model. Its cache inputs show the layout that the device wants. `activations`: what weights in 8 and
     4 bits are multiplied with; None: there are none. `experts`: it has some."""
     kernels = _cached_kernels(_CACHED_KERNELS_OF_EXPERTS if experts else _CACHED_KERNELS)
-    more = {"KV_CACHE_PRECISION": kv_type, _RUNTIME_CACHE: kernels, **_dynamic_quantization(activations)}
+    more = {**kv_type.properties, _RUNTIME_CACHE: kernels, **_dynamic_quantization(activations)}
     return _compile(core, model, config, precision, plan.threads, more)
 
 

@@ -17,7 +17,7 @@ from penstock.engines.openvino.huge_pages import prefer_huge_pages
 class OpenVINOKVCache:
     """Block b in slot n is keys[n][b] and values[n][b], `[kv_heads, block_size, head_size]` each.
 
-    The n-th layers of all groups are bound to the same slot: a block belongs to one group at a time. With u8, blocks
+    The n-th layers of all groups are bound to the same slot: a block belongs to one group at a time. Quantized blocks
     also carry their scales and zero points, so a copied block needs nothing from elsewhere.
     """
 
@@ -53,7 +53,7 @@ def block_layout(compiled: Any, groups: Sequence[LayerGroup]) -> tuple[int, int]
     kinds = _cache_inputs(compiled)
     # Values only: quantized keys carry scales for each channel, as further rows of the axis that counts the tokens.
     tokens = {shape[1] for name, (_, shape) in kinds.items() if name.startswith("value_cache.")}
-    sizes = {name: math.prod(shape) * kind.size for name, (kind, shape) in kinds.items()}
+    sizes = {name: math.prod(shape) * kind.bitwidth // 8 for name, (kind, shape) in kinds.items()}
     layers = {sizes[f"key_cache.{n}"] + sizes[f"value_cache.{n}"] for group in groups for n in group.layers}
     if len(tokens) != 1 or len(layers) != 1:
         raise EngineError(f"the compiled model's KV cache has no one block size: {sorted(tokens)}, {sorted(layers)}")

@@ -17,6 +17,7 @@ from penstock.engines.host.cores import usable_cores
 from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, Batch, GroupTables, Ints
 from penstock.engines.kit.cache_size import check_model_sizes, max_model_len
 from penstock.engines.kit.layer_groups import LayerGroup, group_layers
+from penstock.engines.openvino.attention_check import check_attention
 from penstock.engines.openvino.checkpoint import Checkpoint, full_name
 from penstock.engines.openvino.config import OpenVINOConfig, WeightsType
 from penstock.engines.openvino.decoder import build_decoder
@@ -26,11 +27,11 @@ from penstock.engines.openvino.device import (
     activation_type,
     compile_decoder,
     compute_precision,
-    kv_cache_type,
     plan_threads,
 )
 from penstock.engines.openvino.families import parse_config
 from penstock.engines.openvino.kv_cache import OpenVINOKVCache, block_layout
+from penstock.engines.openvino.kv_types import kv_cache_type
 from penstock.engines.openvino.lora import OpenVINOAdapters
 from penstock.engines.openvino.lora_graph import Projection
 from penstock.engines.openvino.model import BufferedDecoder
@@ -148,8 +149,10 @@ def _compile(
     adapters may change. `integers`: see `integer_type`."""
     core = ov.Core()
     precision = compute_precision(core, config)
-    kv_type = kv_cache_type(config, precision)
+    kv_type = kv_cache_type(config, precision, spec.head_dim)
     activations = activation_type(config, precision, integers is not None)  # refused before the weights are read
+    if precision == "f16":
+        check_attention(core, config, precision, kv_type)
     model, projections = build_decoder(spec, weights, precision, lora=bool(config.max_loras))
     weights.finish()
     matrices = count_matrices(model, precision, integers or precision, activations)
@@ -163,7 +166,7 @@ def _compile(
     kept = "as stored" if config.weights == "auto" else str(config.weights)
     if integers is not None:
         kept += f", activations {activations}"
-    words = f"openvino {precision}, weights {kept}, kv {kv_type}, {threads} threads"
+    words = f"openvino {precision}, weights {kept}, kv {kv_type.name}, {threads} threads"
     return compiled, words, matrices, projections
 
 

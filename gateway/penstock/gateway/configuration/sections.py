@@ -68,8 +68,11 @@ class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         int, Meta(ge=0, description="bytes of quantized weights kept on disk for later starts; 0: none")
     ] = 20 << 30
     kv_cache_dtype: Annotated[
-        Literal["auto", "u8", "fp8", "bf16", "f16", "f32"],
-        Meta(description="how keys and values are kept: u8 by openvino, fp8 by vllm and tensorrt_llm"),
+        Literal["auto", "u8", "u8-u4", "u4", "fp8", "bf16", "f16", "f32"],
+        Meta(
+            description="how keys and values are kept: u8, u4, and u8-u4 (keys in 8 bits, values in 4) by openvino, "
+            "fp8 by vllm and tensorrt_llm"
+        ),
     ] = "auto"
     threads: Annotated[Positive | None, Meta(description="compute threads; default: by model size and cores")] = None
     speculative_model: Annotated[

@@ -15,6 +15,7 @@ from typing import Any
 
 from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.host.memory import parse_memory
+from penstock.engines.openvino.kv_types import QUANTIZED_KV, quantized_bytes
 from penstock.engines.registry import EngineSpec
 from penstock.engines.vllm.versions import is_cpu_build
 from penstock.gateway.memory.demand import CacheWish, Demand, MemoryNeeds
@@ -41,7 +42,7 @@ _TWO_LANES = 256 * _MIB
 _USEFUL_TOKENS = 2048
 """A cache for fewer is not worth a start, unless the model's context is shorter. vLLM wants the whole context."""
 _VLLM_CPU_CACHE = 4 << 30
-_BYTES = {"u8": 1.0, "fp8": 1.0, "bf16": 2.0, "f16": 2.0, "f32": 4.0}
+_BYTES = {"fp8": 1.0, "bf16": 2.0, "f16": 2.0, "f32": 4.0}
 _QUANTIZED_BYTES = {"int8": 1.0, "int4": 0.7}
 """Of a weight in the copy that kernels work on; int4 keeps some matrices in 8 bits. Another copy is in a file, unless
 there is no cache of weights."""
@@ -50,8 +51,6 @@ _HELD_BYTES = {"int2": 0.5, "int4": 0.5, "int8": 1.0, "I8": 1.0}
 _BECOMES = {"F8_E4M3": "bf16", "fp4": "int4"}
 _WORDS = "I32"
 _SAFETENSORS_TYPES = {*FLOAT_BYTES, *_HELD_BYTES, *_BECOMES, _WORDS, "I64", "U8"}
-_U8_SCALES = 8
-"""Bytes beside the values of one head of one token, in a cache of u8."""
 
 
 def estimate(spec: EngineSpec) -> Demand:
@@ -212,9 +211,9 @@ def _cache(
 def _token_bytes(spec: EngineSpec, shape: ModelShape, sizes: Sequence[StoredSize]) -> float:
     """Keys and values of one token in all layers."""
     kind = spec.options["kv_cache_dtype"]
-    item = _item(spec.runner, sizes, spec.options) if kind == "auto" else _BYTES[kind]
-    scales = _U8_SCALES / shape.head_dim if kind == "u8" else 0
-    return shape.token_values * (item + scales)
+    if kind in QUANTIZED_KV:
+        return shape.token_values * quantized_bytes(kind, shape.head_dim)
+    return shape.token_values * (_item(spec.runner, sizes, spec.options) if kind == "auto" else _BYTES[kind])
 
 
 def _step_bytes(shape: ModelShape | None, options: dict[str, Any]) -> int:

@@ -92,6 +92,8 @@ def test_infer_requests_share_one_stream(llama_dir: Path, make_runner: Any) -> N
         ("f32", "f32"),
         ("f32", "f16"),
         ("f32", "u8"),
+        ("f32", "u8-u4"),
+        ("f32", "u4"),
         pytest.param("bf16", "bf16", marks=pytest.mark.skipif("BF16" not in CAPABILITIES, reason="no bf16")),
     ],
 )

@@ -21,7 +21,7 @@ HERE = Path()
         ("dtype", "fp32", "auto, bf16, f16, f32"),
         ("weights", "int3", "auto, bf16, f16, f32, int8, int4"),
         ("activations", "int4", "auto, int8, bf16, f16, f32"),
-        ("kv_cache_dtype", "fp8", "auto, u8, bf16, f16, f32"),
+        ("kv_cache_dtype", "fp8", "auto, u8, u8-u4, u4, bf16, f16, f32"),
         ("device", "GPU", "CPU"),
         ("threads", 0, "positive"),
         ("num_blocks", -1, "positive"),
@@ -50,7 +50,9 @@ def test_no_adapters_are_no_reason(llama_dir: Path, make_runner: Any) -> None:
 
 
 def test_cache_types_that_do_not_go_with_the_computation(llama_dir: Path, make_runner: Any) -> None:
-    with pytest.raises(InvalidRequestError, match="kv_cache_dtype=bf16 does not go with dtype=f32; f32, f16, u8 do"):
+    with pytest.raises(
+        InvalidRequestError, match="kv_cache_dtype=bf16 does not go with dtype=f32; f32, f16, u8, u8-u4"
+    ):
         make_runner(llama_dir, kv_cache_dtype="bf16")
 
 

@@ -42,7 +42,7 @@ def test_a_resumed_request_goes_on_where_it_was(llama_dir: Path, llama_reference
     assert resumed.output == reference_tokens(llama_reference, tokens, 11)
 
 
-@pytest.mark.parametrize("kv", ["f32", "u8"])
+@pytest.mark.parametrize("kv", ["f32", "u8", "u4"])
 def test_a_fork_with_a_copied_block_goes_on_alike(kv: str, llama_dir: Path, make_runner: Any) -> None:
     driver = Driver(make_runner(llama_dir, kv_cache_dtype=kv))
     parent = driver.add(1, prompt(50, 6))

@@ -89,6 +89,11 @@ class Checkpoint:
         return sum(part.data.nbytes for name in self for part in self.stored_parts(name))
 
     @property
+    def is_quantized(self) -> bool:
+        """Whether it has matrices that are no floats of 16 or 32 bits."""
+        return any(not isinstance(tensor, StoredTensor) for tensor in self._tensors.values())
+
+    @property
     def has_integers(self) -> bool:
         """Whether it has matrices that are held in 8 or 4 bits, if nothing else is asked for."""
         return any(isinstance(tensor, IntegerTensor | CodebookTensor) for tensor in self._tensors.values())

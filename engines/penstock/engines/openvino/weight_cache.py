@@ -1,4 +1,5 @@
-"""Quantized weights in a file, made at the first start with a checkpoint and mapped at all starts.
+"""Quantized weights, and floats made of them, in a file, made at the first start with a checkpoint and mapped at all
+starts.
 
 The file is a cache, and it is also where the weights live: the plugin packs what it multiplies, and what is mapped from
 a file can then leave the memory, while what a process has made itself has to stay.
@@ -136,7 +137,7 @@ class WeightCache:
         return [_view(mapping, entry, begin) for entry in entries]
 
     def _give_up(self, error: OSError) -> None:
-        logger.warning("quantized weights stay in memory: %s: %s", self._folder, error.strerror or error)
+        logger.warning("converted weights stay in memory: %s: %s", self._folder, error.strerror or error)
         self.discard()
 
     def _make_room(self) -> None:

@@ -49,6 +49,7 @@ Node = Any
 _OV_TYPES = {"BF16": ov.Type.bf16, "F16": ov.Type.f16, "F32": ov.Type.f32}
 _LAYER = re.compile(r"\.(?:layers|h)\.(\d+)\.")
 _BYTE = 8
+_NUMPY_TYPES: dict[str, npt.DTypeLike] = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}
 _STORAGE = {"bf16": "BF16", "f16": "F16", "f32": "F32"}
 
 
@@ -58,7 +59,7 @@ class Weights:
     def __init__(
         self, checkpoint: Checkpoint, kind: WeightsType, report: Report = silent, cache: WeightCache | None = None
     ) -> None:
-        """`cache`: where quantized weights are kept; None: in memory alone."""
+        """`cache`: where weights are kept that are not in the checkpoint as they are needed; None: in memory alone."""
         self._cache = cache or WeightCache(Path(), 0, "")
         self._kept: list[Array] = []
         """What constants look into: they do not keep it alive by themselves."""
@@ -153,7 +154,7 @@ class Weights:
 
     def _project_carried(self, x: Node, name: str, tensor: IntegerTensor) -> Node:
         """x times the transposed matrix, with x's values in the order of the matrix's columns."""
-        arrays = self._quantized(name, "carried", lambda: carried_groups(tensor))
+        arrays = self._cached(name, "carried", lambda: carried_groups(tensor))
         order = column_order(tensor)
         if order is not None:
             x = ops.gather(x, ops.constant(order.astype(np.int32)), ops.constant(np.int64(1)))
@@ -173,7 +174,7 @@ class Weights:
     def _grouped(self, name: str, tensor: Tensor) -> Node:
         """The matrix, f32, out of 4 bits."""
         self._note_change(tensor, "int4")
-        arrays = self._quantized(name, "int4", lambda: quantize_groups(tensor))
+        arrays = self._cached(name, "int4", lambda: quantize_groups(tensor))
         return _offset_and_scaled(arrays, tensor.shape, ov.Type.u4)
 
     def _in_rows(self, tensor: Tensor) -> Sequence[Array]:
@@ -190,7 +191,7 @@ class Weights:
             reason = obstacle(tensor) or f"{tensor.bits} bits"
             self._changed[f"{reason}, and are converted to {kind}"] += 1
 
-    def _quantized(self, name: str, kind: str, make: Callable[[], Sequence[Array]]) -> Sequence[Array]:
+    def _cached(self, name: str, kind: str, make: Callable[[], Sequence[Array]]) -> Sequence[Array]:
         """From the cache, if it is there."""
         arrays = self._cache.arrays(f"{name} {kind}", make)
         self._checkpoint.release_pages()
@@ -201,11 +202,14 @@ class Weights:
         kind = self._kind_of(tensor)
         if kind in QUANTIZED:
             self._note_change(tensor, "int8")
-            values, scales = self._quantized(name, "int8", lambda: self._in_rows(tensor))
+            values, scales = self._cached(name, "int8", lambda: self._in_rows(tensor))
             return _constant(values, tensor.shape, ov.Type.i8), ops.constant(scales)
         self._note_change(tensor, kind)
         storage = tensor.dtype if kind == "auto" else _STORAGE[kind]
-        if storage == tensor.dtype and isinstance(tensor, StoredTensor):
+        if not isinstance(tensor, StoredTensor):
+            [floats] = self._cached(name, storage, lambda: [_as_floats(tensor, storage)])
+            return _constant(floats, tensor.shape, _OV_TYPES[storage]), None
+        if storage == tensor.dtype:
             typed = tensor.data.view(np.float32 if storage == "F32" else np.uint16)
             values = ov.Tensor(typed, list(tensor.shape), _OV_TYPES[storage])
             self._kept.append(typed)
@@ -218,8 +222,9 @@ class Weights:
 
 
 def open_weights(config: OpenVINOConfig, checkpoint: Checkpoint, report: Report) -> Weights:
-    """With a cache, if the weights are quantized."""
-    if integer_type(config, checkpoint) is None or not config.weights_cache:
+    """With a cache, if the weights are quantized, or those of the checkpoint are."""
+    quantized = integer_type(config, checkpoint) is not None or checkpoint.is_quantized
+    if not quantized or not config.weights_cache:
         return Weights(checkpoint, config.weights, report)
     parts = ((name, part) for name in checkpoint for part in checkpoint.stored_parts(name))
     tensors = ((name, part.dtype, part.shape, part.data) for name, part in parts)
@@ -266,6 +271,13 @@ def _convert_when_used(convert: Node) -> None:
     another copy, which takes seven times as long and three times the memory.
     """
     convert.get_rt_info()["decompression_0"] = ""
+
+
+def _as_floats(tensor: Tensor, storage: str) -> Array:
+    """Matrix of a quantized checkpoint; bf16 as unsigned integers."""
+    values = np.empty(tensor.shape, _NUMPY_TYPES[storage])
+    _convert(tensor, values, storage)
+    return values
 
 
 def _convert(tensor: Tensor, out: npt.NDArray[Any], storage: str) -> None:

@@ -130,8 +130,9 @@ def _weights(runner: str, sizes: Sequence[StoredSize], options: dict[str, Any], 
 
 
 def _openvino_weights(sizes: Sequence[StoredSize], options: dict[str, Any]) -> int:
-    """As stored they stay in the mapped file, of which no more than the embeddings is used later; what is converted is
-    kept. Either way the kernels work on a packed copy, in the precision of the computation where that is smaller."""
+    """As stored they stay in the mapped file, of which no more than the embeddings is used later, as do a quantized
+    checkpoint's that become floats, in the cache of weights; other floats that are converted are kept. Either way the
+    kernels work on a packed copy, in the precision of the computation where that is smaller."""
     kind, item = options["weights"], _item("openvino", sizes, options)
     small = sum(size.num_bytes for size in sizes) <= _TWO_LANES and options["threads"] is None
     lanes, total = 2 if small else 1, 0.0
@@ -155,7 +156,8 @@ def _openvino_matrix(size: StoredSize, kind: str, item: float, lanes: int, copie
         return size.count * _QUANTIZED_BYTES[kind] * copies
     stored = FLOAT_BYTES.get(size.dtype)
     kept = float(stored or 4) if kind == "auto" else _BYTES[kind]
-    return size.count * (min(kept, item) * lanes + (0 if kept == stored else kept))
+    in_file = kept == stored if stored else copies == lanes
+    return size.count * (min(kept, item) * lanes + (0 if in_file else kept))
 
 
 def _item(runner: str, sizes: Sequence[StoredSize], options: dict[str, Any]) -> float:

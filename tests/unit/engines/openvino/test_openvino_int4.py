@@ -166,7 +166,7 @@ def test_a_cache_that_cannot_be_written(
     cache.write_text("no folder")
     with caplog.at_level(logging.WARNING):
         runner = make_runner(model, weights="int4")
-    assert "quantized weights stay in memory" in caplog.text
+    assert "converted weights stay in memory" in caplog.text
     assert len(Driver(runner).generate([prompt(40, 1)], 20)[0]) == 20
 
 

@@ -212,6 +212,33 @@ def test_floats_of_8_bits_become_bf16(
     assert distance(runner, reference_of(model)) < 1e-3
 
 
+@pytest.mark.parametrize("settings", [{}, {"weights": "f32"}])
+def test_what_became_floats_is_mapped_from_the_cache(
+    settings: dict[str, Any],
+    original: Path,
+    tmp_path: Path,
+    cache: Path,
+    make_runner: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that memory holds only what the kernels have packed."""
+    model = quantized(original, tmp_path, "fp8, blocks")
+    first = distance(make_runner(model, **settings), reference_of(model))
+    [file] = cache.iterdir()
+    monkeypatch.setattr("penstock.engines.openvino.weights._as_floats", None)
+    runner = make_runner(model, **settings)
+    assert distance(runner, reference_of(model)) == first
+    mapped = [each for each in runner._decoders[0].weights._kept if not each.flags.writeable]
+    assert sum(each.nbytes for each in mapped) > 0.9 * file.stat().st_size
+
+
+def test_no_cache_for_floats(original: Path, tmp_path: Path, cache: Path, make_runner: Any) -> None:
+    model = quantized(original, tmp_path, "fp8, blocks")
+    assert distance(make_runner(model, weights_cache=0, weights="f32"), reference_of(model)) < 1e-3
+    make_runner(original)
+    assert not cache.exists()
+
+
 @pytest.mark.parametrize("name", ["gptq, asymmetric", "fp8, one scale", "bitsandbytes, 4 bits, nested"])
 def test_weights_may_be_unpacked(name: str, original: Path, tmp_path: Path, make_runner: Any) -> None:
     model = quantized(original, tmp_path, name)

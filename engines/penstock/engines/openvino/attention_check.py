@@ -29,12 +29,15 @@ _TOLERANCE = 0.05
 Floats = npt.NDArray[np.float32]
 
 
-def check_attention(core: ov.Core, config: OpenVINOConfig, precision: str, kv_type: KVType) -> None:
-    """Computes one prompt. Raises UnsupportedError where the result is wrong."""
+def check_attention(
+    core: ov.Core, config: OpenVINOConfig, precision: str, kv_type: KVType, *, experts: bool = False
+) -> None:
+    """Computes one prompt. Raises UnsupportedError where the result is wrong. `experts`: the model has some, see
+    `compile_decoder`, which sets the size of the process's caches the first time."""
     query, key, value = np.random.default_rng(0).standard_normal((3, _TOKENS, _HEAD_SIZE), np.float32)
     # Keys and values have two levels, which a cache of few bits keeps exactly.
     key, value = np.where(key > 0, np.float32(1), np.float32(-0.5)), np.where(value > 0, np.float32(1), np.float32(-1))
-    compiled = compile_decoder(core, _model(), config, precision, kv_type, ThreadPlan(1, 0), None, False)
+    compiled = compile_decoder(core, _model(), config, precision, kv_type, ThreadPlan(1, 0), None, experts)
     off = np.abs(_computed(compiled, {"q": query, "k": key, "v": value}) - _attention(query, key, value)).max()
     if not off < _TOLERANCE:  # NaN is wrong, too
         raise UnsupportedError(

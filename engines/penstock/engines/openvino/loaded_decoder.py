@@ -152,7 +152,7 @@ def _compile(
     kv_type = kv_cache_type(config, precision, spec.head_dim)
     activations = activation_type(config, precision, integers is not None)  # refused before the weights are read
     if precision == "f16":
-        check_attention(core, config, precision, kv_type)
+        check_attention(core, config, precision, kv_type, experts=bool(spec.experts))
     model, projections = build_decoder(spec, weights, precision, lora=bool(config.max_loras))
     weights.finish()
     matrices = count_matrices(model, precision, integers or precision, activations)

@@ -47,9 +47,11 @@ def test_tokens_do_not_change(same: bool, llama_dir: Path, weaker_dir: Path, mak
         assert stats.draft_tokens
 
 
-def test_its_cache_has_a_part_of_the_memory(llama_dir: Path, make_runner: Any) -> None:
-    alone = make_runner(llama_dir, num_blocks=None, kv_cache_memory=8 << 20)
-    beside = make_runner(llama_dir, num_blocks=None, kv_cache_memory=8 << 20, draft_model_dir=llama_dir)
+@pytest.mark.parametrize("kind", ["f32", "u4"])
+def test_its_cache_has_a_part_of_the_memory(kind: str, llama_dir: Path, make_runner: Any) -> None:
+    settings = {"num_blocks": None, "kv_cache_memory": 8 << 20, "kv_cache_dtype": kind, "max_num_seqs": 256}
+    alone = make_runner(llama_dir, **settings)
+    beside = make_runner(llama_dir, **settings, draft_model_dir=llama_dir)
     assert beside.info.num_blocks == alone.info.num_blocks // 2
 
 

@@ -1,7 +1,7 @@
 """Whether the plugin computes attention as it should on this machine.
 
-OpenVINO 2026.4 says that it computes in f16 on every CPU with AVX512-FP16. Where such a CPU has no AMX-FP16 (Sapphire
-Rapids), attention over several tokens of a request, as in every prompt, is wrong: zeros, NaN, or what memory holds.
+OpenVINO 2026.4 says that it computes in f16 on every CPU with AVX512-FP16. On one without AMX-FP16 (Sapphire Rapids),
+attention of several tokens of a request, as in every prompt, gave zeros, NaN, or what the memory held before.
 """
 
 from __future__ import annotations

@@ -44,9 +44,13 @@ def test_the_log_says_what_the_weights_are_kept_in(server: Server) -> None:
 def test_the_next_start_finds_what_the_first_has_unpacked(server: Server, folder: Path) -> None:
     unpacked = folder / "cache" / "penstock" / "gguf"
     [before] = [(path.name, path.stat().st_mtime_ns) for path in unpacked.iterdir()]
-    with serving(str(folder), environ={"XDG_CACHE_HOME": str(folder / "cache")}) as again:
+    arguments = (str(folder), "--kv-cache-dtype", "u8-u4")
+    with serving(*arguments, environ={"XDG_CACHE_HOME": str(folder / "cache")}) as again:
         [model] = again.client().models.list().data
         assert model.id == folder.name, "a folder with one file is called by its own name"
+        answer = again.client().chat.completions.create(model=model.id, messages=QUESTION, temperature=0)
+        assert "two or more path components" in (answer.choices[0].message.content or "")
+        assert "kv u8-u4" in "\n".join(again.log)
     assert [(path.name, path.stat().st_mtime_ns) for path in unpacked.iterdir()] == [before]
 
 

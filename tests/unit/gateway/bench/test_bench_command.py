@@ -39,10 +39,15 @@ def report(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str) 
 
 
 def test_the_demo_model_on_openvino(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    found, shown = report(capsys, tmp_path, "engine", "--weights", "int8", "--threads", "1", *SMALL)
+    found, shown = report(
+        capsys, tmp_path, "engine", "--weights", "int8", "--kv-cache-dtype", "u4", "--threads", "1", *SMALL
+    )
     assert found["model"] == "penstock-demo"
     assert found["runner"].startswith("openvino ")
     assert found["work"]["weights"] == "int8"
+    # of a token: 6 layers, 2 heads of 64; 4 bits each, and 8 bytes for 32 of them
+    assert found["work"]["kv_bytes"] == [6 * 2 * 2 * 64 * 3 // 4]
+    assert "kv u4" in found["runner"]
     assert found["work"]["token_flops"] == 2 * 6 * (256 * 256 * 2 + 2 * 128 * 256 + 3 * 256 * 768)
     assert [row["tokens"] for row in found["prompts"]] == [8, 20]
     assert [(row["batch_size"], row["context_length"]) for row in found["decode"]] == [(1, 16), (2, 16)]
@@ -77,6 +82,7 @@ def test_an_engine_that_counts_nothing_has_no_shares(capsys: pytest.CaptureFixtu
         (("--repeats", "0"), "repeats: Expected `int` >= 1"),
         (("--batch-sizes", "1,x"), "batch_sizes"),
         (("--weights", "int5"), "invalid choice: 'int5'"),
+        (("--kv-cache-dtype", "u4-u8"), "invalid choice: 'u4-u8'"),
         (("--engine", "torch", "--weights", "int4"), "weights: the torch engine keeps"),
         (("--policy", "fair"), "unrecognized arguments: --policy"),
         (("nowhere/at/all",), "nowhere/at/all is not a folder"),

@@ -12,7 +12,9 @@ from typing import Any
 from penstock.classic.base import InferModel, ModelContext
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.model_config import ModelConfig
+from penstock.classic.signature import ModelSignature
 from penstock.classic.statistics import ModelStatistics
+from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, ModelNotFoundError, NotReadyError
 from penstock.gateway.repository.manager import ModelRepository
 from penstock.gateway.repository.settings import RepositorySettings
@@ -31,11 +33,18 @@ class FakeModel:
         self.statistics = ModelStatistics()
         self.hold: asyncio.Event | None = None
         self.requests: list[InferRequest] = []
+        self.outputs: list[Tensor] = []
         self.fail: Exception | None = None
         self.unloaded = False
         self._running = 0
         self._idle = asyncio.Event()
         self._idle.set()
+
+    takes_infer = True
+
+    @property
+    def signature(self) -> ModelSignature:
+        return ModelSignature(self.config)
 
     async def infer(self, request: InferRequest) -> InferResponse:
         if not self.ready:
@@ -49,7 +58,7 @@ class FakeModel:
                 raise EngineError("unloaded under a running request")
             if self.fail is not None:
                 raise self.fail
-            return InferResponse([], {"tag": self.tag, "version": self.version})
+            return InferResponse(self.outputs, {"tag": self.tag, "version": self.version})
         finally:
             self._running -= 1
             if not self._running:

@@ -27,6 +27,8 @@ def count_batch(statistics: ModelStatistics, batch: ExecBatch, answers: Sequence
         inferences += call.size
         total += now - call.arrived_ns
         queue += start - call.arrived_ns
+        if call.request.timings is not None:
+            call.request.timings.add(compute_input, compute_infer, compute_output)
     if requests:
         statistics.succeeded(
             requests=requests,
@@ -60,13 +62,16 @@ def count_response(statistics: ModelStatistics, call: Call, batch: ExecBatch, re
         statistics.failed(now - call.arrived_ns, _reason(response.error))
         return
     compute_input = max(0, batch.input_end_ns - batch.start_ns)
+    compute_infer = now - batch.start_ns - compute_input
+    if call.request.timings is not None:
+        call.request.timings.add(compute_input, compute_infer, 0)
     statistics.succeeded(
         requests=1,
         inferences=call.size,
         total=now - call.arrived_ns,
         queue=batch.start_ns - call.arrived_ns,
         compute_input=compute_input,
-        compute_infer=now - batch.start_ns - compute_input,
+        compute_infer=compute_infer,
         compute_output=0,
     )
 

@@ -18,6 +18,14 @@ class Trace(Protocol):
         """`event` in Triton's words (QUEUE_START, COMPUTE_START, ...), `ns` of time.monotonic_ns()."""
         ...
 
+    def child(self, model: str, version: int) -> Trace:
+        """The trace of a request to this model that is made for the traced one; it has begun, and is to be finished."""
+        ...
+
+    def finish(self) -> None:
+        """Writes it. Idempotent."""
+        ...
+
 
 class Caller(Protocol):
     """What the front knows of the caller. It is passed on with the request; backends read nothing of it."""
@@ -27,6 +35,20 @@ class Caller(Protocol):
     def called(self, model: str, started: float, ended: float) -> None:
         """A model has called another one for this request. Times are of time.monotonic()."""
         ...
+
+
+@dataclass(slots=True, eq=False)
+class Timings:
+    """Nanoseconds that models have spent on behalf of a request, over all its executions."""
+
+    compute_input: int = 0
+    compute_infer: int = 0
+    compute_output: int = 0
+
+    def add(self, compute_input: int, compute_infer: int, compute_output: int) -> None:
+        self.compute_input += compute_input
+        self.compute_infer += compute_infer
+        self.compute_output += compute_output
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -52,6 +74,8 @@ class InferRequest:
     caller: Caller | None = None
     """None for requests that models make."""
     trace: Trace | None = None
+    timings: Timings | None = None
+    """Where an ensemble adds up what its steps take."""
 
 
 @dataclass(slots=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,16 +25,34 @@ _MAX_ELEMENTS = 1 << 16
 class RequestTrace:
     """The trace of one request (a `messages.Trace`). Written when it is finished; safe to mark from any thread."""
 
-    __slots__ = ("_events", "_sampler", "_tensors", "_timestamps", "id", "model", "request_id", "version")
+    __slots__ = (
+        "_events",
+        "_numbers",
+        "_sampler",
+        "_source",
+        "_tensors",
+        "_timestamps",
+        "id",
+        "model",
+        "parent",
+        "request_id",
+        "version",
+    )
 
-    def __init__(self, sampler: _Sampler, number: int, model: str, version: int, request_id: str) -> None:
-        self.id = number
+    def __init__(
+        self, sampler: _Sampler, numbers: Iterator[int], model: str, version: int, request_id: str, parent: int = 0
+    ) -> None:
+        """`numbers` gives each trace its own; `parent` is the number of the trace that it belongs to."""
+        self._numbers = numbers
+        self.id = next(numbers)
+        self.parent = parent
         self.model = model
         self.version = version
         self.request_id = request_id
         levels = sampler.settings.trace_level or ()
         self._timestamps = "TIMESTAMPS" in levels
         self._tensors = "TENSORS" in levels
+        self._source = sampler
         self._sampler: _Sampler | None = sampler
         self._events: list[dict[str, object]] = []
 
@@ -46,6 +64,12 @@ class RequestTrace:
     def mark_now(self, event: str) -> None:
         if self._timestamps:
             self.mark(event, time.monotonic_ns())
+
+    def child(self, model: str, version: int) -> RequestTrace:
+        """Written like the others, also after the server's settings have changed."""
+        found = RequestTrace(self._source, self._numbers, model, version, self.request_id, self.id)
+        found.mark_now("REQUEST_START")
+        return found
 
     def inputs(self, request: InferRequest) -> None:
         """The request's tensors, where the level asks for tensors. Makes this the request's trace."""
@@ -62,6 +86,8 @@ class RequestTrace:
         sampler, self._sampler = self._sampler, None
         if sampler is not None:
             head: dict[str, object] = {"id": self.id, "model_name": self.model, "model_version": self.version}
+            if self.parent:
+                head["parent_id"] = self.parent
             if self.request_id:
                 head["request_id"] = self.request_id
             sampler.add([_encode(event) for event in (head, *self._events)])
@@ -148,7 +174,7 @@ class Tracing:
         if not self.active:
             return None
         sampler = self._models.get(model, self._global)
-        return RequestTrace(sampler, next(self._numbers), model, version, request_id) if sampler.sample() else None
+        return RequestTrace(sampler, self._numbers, model, version, request_id) if sampler.sample() else None
 
     def close(self) -> None:
         """Writes what has been collected. At the end of the server."""

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from penstock.classic.ensemble.plan import PLATFORM, is_ensemble, make_plan
 from penstock.classic.model_config import (
     DataType,
     ModelConfig,
@@ -34,7 +35,9 @@ _VALID_TYPES = frozenset(DataType.values()) - {DataType.TYPE_INVALID}
 def check_model(config: ModelConfig) -> None:
     """What concerns the model as a whole. Raises InvalidRequestError."""
     name = config.name
-    if not config.backend:
+    if is_ensemble(config):
+        _check_ensemble(config)
+    elif not config.backend:
         raise InvalidRequestError(f"unexpected platform type '{config.platform}' for {name}")
     if config.backend in _PLATFORMS and config.platform not in _PLATFORMS[config.backend]:
         raise InvalidRequestError(
@@ -67,6 +70,20 @@ def _check_response_cache(config: ModelConfig) -> None:
             f"Response Cache does not currently support model {config.name} with 'Decoupled' transaction policy. Please"
             " disable the response cache."
         )
+
+
+def _check_ensemble(config: ModelConfig) -> None:
+    name = config.name
+    if config.platform != PLATFORM:
+        raise InvalidRequestError(
+            f"ensemble scheduling cannot be set for model '{name}' whose platform is not {PLATFORM}"
+        )
+    for field in ("backend", "runtime", "default_model_filename", "instance_group", "model_warmup"):
+        if getattr(config, field):
+            raise InvalidRequestError(f"{field} should not be specified for ensemble '{name}'")
+    if config.HasField("optimization"):
+        raise InvalidRequestError(f"optimization should not be specified for ensemble '{name}'")
+    make_plan(config)
 
 
 def _check_dynamic_batching(batching: ModelDynamicBatching, config: ModelConfig) -> None:

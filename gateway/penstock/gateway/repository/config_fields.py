@@ -121,7 +121,16 @@ _SCHEDULING = {
         "sequence_batching.state.use_same_buffer_for_input_output",
         "sequence_batching.state.use_growable_memory",
     ),
-    **_refused("models are not composed by the server", "ensemble_scheduling"),
+    **_supported(
+        "ensemble_scheduling",
+        "ensemble_scheduling.step",
+        "ensemble_scheduling.step.model_name",
+        "ensemble_scheduling.step.model_version",
+        "ensemble_scheduling.step.input_map",
+        "ensemble_scheduling.step.output_map",
+        "ensemble_scheduling.max_inflight_requests",
+    ),
+    **_refused("models have no namespaces", "ensemble_scheduling.step.model_namespace"),
 }
 
 _INSTANCES = {

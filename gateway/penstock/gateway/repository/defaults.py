@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.classic.ensemble.plan import is_ensemble
 from penstock.classic.model_config import ModelConfig, ModelInstanceGroup
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.repository.config_fields import SELF_PLACED_BACKENDS
@@ -31,7 +32,6 @@ _FRAMEWORKS = (
 )
 """In the order in which Triton looks for their files."""
 
-_ENSEMBLE = "ensemble"
 _CPU_ONLY = frozenset({"python", "openvino", "identity"})
 """Backends that run on the CPU unless told otherwise."""
 _TWO_ON_CPU = frozenset({"onnxruntime"})
@@ -46,7 +46,7 @@ def complete(config: ModelConfig, name: str, folder: Path, *, gpus: int = 0) -> 
     Raises InvalidRequestError, with Triton's text, when nothing tells the backend.
     """
     config.name = config.name or name
-    if config.platform != _ENSEMBLE and not config.HasField("ensemble_scheduling"):
+    if not is_ensemble(config):
         complete_backend(config, folder)
         complete_instances(config, gpus)
         _complete_optimization(config)

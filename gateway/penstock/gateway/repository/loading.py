@@ -14,12 +14,14 @@ from penstock.classic.base import Host, InferModel, ModelContext
 from penstock.classic.caching.cache import ResponseCache
 from penstock.classic.caching.cached_model import CachedModel
 from penstock.classic.caching.keys import content_identity, loaded_identity
+from penstock.classic.ensemble.plan import is_ensemble
 from penstock.classic.model_config import ModelConfig
 from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError, from_code
 from penstock.gateway.errors import wire_shape
 from penstock.gateway.kserve.classification import read_labels
 from penstock.gateway.repository.config_file import read_config
 from penstock.gateway.repository.defaults import complete
+from penstock.gateway.repository.ensemble_loader import EnsembleLoader
 from penstock.gateway.repository.layout import available_versions
 from penstock.gateway.repository.models import UNLOADED, Deployment, close_folder, stop_models
 from penstock.gateway.repository.settings import RepositorySettings
@@ -75,10 +77,12 @@ class ModelLoading:
         settings: RepositorySettings,
         loaders: Callable[[str], Loader],
         host: Host,
+        ensembles: EnsembleLoader,
         cache: ResponseCache | None = None,
     ) -> None:
         self._settings = settings
         self._loaders = loaders
+        self._ensembles = ensembles
         self._host = host
         self._cache = cache
         self._slots = asyncio.Semaphore(settings.load_threads)
@@ -97,6 +101,8 @@ class ModelLoading:
             async with self._slots:
                 folder = await _fetched(fetch)
                 plan = await asyncio.to_thread(self._plan, name, folder.folder, config)
+            if is_ensemble(plan.config):
+                await self._prepare_ensemble(name, plan.config)
             on_versions(plan.versions)
             deployment = await self._load_versions(name, plan, folder)
             folder = None
@@ -123,7 +129,15 @@ class ModelLoading:
         except InvalidRequestError as error:
             told = InvalidRequestError(f"load failed for model '{name}': {error.message}")
             raise LoadError(told, error.message) from None
-        return _Plan(folder, config, versions, self._loaders(config.backend))
+        loader = self._ensembles if is_ensemble(config) else self._loaders(config.backend)
+        return _Plan(folder, config, versions, loader)
+
+    async def _prepare_ensemble(self, name: str, config: ModelConfig) -> None:
+        try:
+            await self._ensembles.prepare(config)
+        except InvalidRequestError as error:
+            told = f"load failed for model '{name}': {error.message}"
+            raise LoadError(InvalidRequestError(told), error.message) from None
 
     async def _load_versions(self, name: str, plan: _Plan, folder: LocalModel) -> Deployment:
         tasks = {version: asyncio.create_task(self._load_version(name, plan, version)) for version in plan.versions}

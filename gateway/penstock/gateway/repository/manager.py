@@ -25,6 +25,8 @@ from penstock.engines.errors import (
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.kserve.store import IndexEntry
 from penstock.gateway.repository.catalogue import DUPLICATE, Catalogue, DuplicateModelError
+from penstock.gateway.repository.dependencies import Dependencies, composing, wire_again
+from penstock.gateway.repository.ensemble_loader import EnsembleLoader
 from penstock.gateway.repository.host import MetricFactory, RepositoryHost
 from penstock.gateway.repository.layout import check_model_name, check_version
 from penstock.gateway.repository.loading import Loader, LoadError, ModelLoading
@@ -64,8 +66,12 @@ class ModelRepository:
         self._board = board or LoadingBoard()
         self.host = RepositoryHost(self, metric)
         self._catalogue = Catalogue(repositories)
-        self._loading = ModelLoading(settings, loaders, self.host, cache)
+        ensembles = EnsembleLoader(self, self._load_composing)
+        self._loading = ModelLoading(settings, loaders, self.host, ensembles, cache)
         self._serving: dict[str, Deployment] = {}
+        self._dependencies = Dependencies(self._serving.get)
+        self._implied: set[str] = set()
+        """Loaded for an ensemble only."""
         self._entries: dict[str, ModelEntry] = {}
         self._added: set[str] = set()
         self._wanted: set[str] = set()
@@ -75,6 +81,7 @@ class ModelRepository:
         self._poller: asyncio.Task[None] | None = None
         self._operations: set[asyncio.Task[None]] = set()
         self._drains: set[asyncio.Task[None]] = set()
+        self._revivals: set[asyncio.Task[None]] = set()
 
     # What serves
 
@@ -163,6 +170,7 @@ class ModelRepository:
     async def load(self, name: str, *, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         self._check_change(name)
         check_model_name(name)
+        self._implied.discard(name)
         if not files:
             await self._asked(name, self._load_stored(name, config))
         elif config is None:
@@ -172,14 +180,19 @@ class ModelRepository:
         else:
             check_files(files)
             await self._asked(name, self._load_files(name, config, files))
+        await self._revived()
 
     async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
-        """`unload_dependents` changes nothing: no model here is made of others."""
+        """Of an ensemble, `unload_dependents` unloads the models, too, that were loaded only for it, as in Triton."""
         self._check_change(name)
-        if name in self._entries:
-            await self._asked(name, self._unload(self._entries[name]))
-        else:
+        if name not in self._entries:
             self._wanted.discard(name)
+            return
+        models = composing(self._serving.get(name)) & self._implied
+        await self._asked(name, self._unload(self._entries[name]))
+        if unload_dependents:
+            for each in sorted(models - self._used()):
+                await self._asked(each, self._unload(self._entries[each]))
 
     async def poll(self) -> None:
         """Loads what is new or has changed, unloads what is gone. Raises EngineError when a repository cannot be read:
@@ -204,10 +217,13 @@ class ModelRepository:
 
     def _operation(self, name: str, operation: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
         """To be awaited. The operation goes on when its caller is cancelled: half a load helps nobody."""
+        return asyncio.shield(self._start_operation(name, operation))
+
+    def _start_operation(self, name: str, operation: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(operation, name=name)
         self._operations.add(task)
         task.add_done_callback(self._operation_ended)
-        return asyncio.shield(task)
+        return task
 
     async def _asked(self, name: str, operation: Coroutine[Any, Any, None]) -> None:
         """An operation on request. Raises NotReadyError when the server stops meanwhile."""
@@ -261,31 +277,102 @@ class ModelRepository:
             entry.tried = fingerprint
             entry.failed(failure.reason, failure.versions)
             raise failure.error from failure
+        finally:
+            self._dependencies.end(entry.name)
         old = entry.loaded
         retired = entry.published(deployment, fingerprint)
         self._serving[entry.name] = deployment
+        self._dependencies.published(entry.name, deployment)
         self._wanted.add(entry.name)
         if old is not None:
-            self._drain(old, retired, UNLOADED)
+            self._drain(entry.name, old, retired, UNLOADED)
         versions = ", ".join(map(str, sorted(deployment.models)))
         logger.info("model '%s' is ready (%s)", entry.name, versions)
+        self._adapt_ensembles(entry.name)
 
     async def _unload(self, entry: ModelEntry) -> None:
         async with entry.lock:
             self._wanted.discard(entry.name)
+            self._dependencies.forget(entry.name)
             self._withdraw(entry)
 
     def _withdraw(self, entry: ModelEntry, reason: str = UNLOADED) -> None:
-        """From now on nobody finds the model; what it has accepted goes on."""
+        """From now on nobody finds the model, nor the ensembles that it is part of; what was accepted goes on."""
         old = entry.loaded
         if old is not None:
+            for ensemble in self._ensembles_of(entry.name):
+                self._withdraw_ensemble(ensemble, f"its model '{entry.name}' was unloaded")
             del self._serving[entry.name]
-            self._drain(old, entry.withdrawn(), reason)
+            self._drain(entry.name, old, entry.withdrawn(), reason)
 
-    def _drain(self, old: Deployment, retired: Sequence[VersionStatus], reason: str) -> None:
-        task = asyncio.create_task(_stop(old, retired, reason))
+    def _drain(self, name: str, old: Deployment, retired: Sequence[VersionStatus], reason: str) -> None:
+        task = asyncio.create_task(self._stop_old(name, old, retired, reason))
         self._drains.add(task)
         task.add_done_callback(self._drains.discard)
+
+    async def _stop_old(self, name: str, old: Deployment, retired: Sequence[VersionStatus], reason: str) -> None:
+        """When no ensemble needs it any more. Cancelling it ends what it still runs."""
+        try:
+            await self._dependencies.settled(name)
+        finally:
+            await _stop(old, retired, reason)
+            self._dependencies.stopped(old)
+
+    # Ensembles
+
+    async def _load_composing(self, ensemble: str, models: frozenset[str]) -> None:
+        """Raises InvalidRequestError, in Triton's words, when one of an ensemble's models cannot be had."""
+        self._dependencies.begin(ensemble, models)
+        explicit = self._settings.control_mode == "explicit"
+        await asyncio.to_thread(self._catalogue.refresh)
+        unknown = sorted(models - self._catalogue.names - self._added)
+        if unknown:
+            raise InvalidRequestError(
+                f"ensemble {ensemble} contains models that are not available or ambiguous: {', '.join(unknown)}"
+            )
+        names = [name for name in sorted(models - self._added) if name not in self._serving or not explicit]
+        if explicit:
+            self._implied.update(name for name in names if name not in self._wanted)
+        loads = [self._operation(name, self._load_stored(name, only_changed=not explicit)) for name in names]
+        results = dict(zip(names, await asyncio.gather(*loads, return_exceptions=True), strict=True))
+        for name in sorted(models):
+            if name not in self._serving:
+                known = self._entries[name].reason if name in self._entries else ""
+                reason = results.get(name) or known or "it is not loaded"
+                raise InvalidRequestError(
+                    f"ensemble '{ensemble}' depends on '{name}' which has no loaded version. Model '{name}' loading"
+                    f" failed with error: {reason}"
+                )
+
+    def _adapt_ensembles(self, name: str) -> None:
+        """A model serves, for the first time or in new versions: those made of it fit it, or serve no longer, and
+        those that lacked only this one are loaded."""
+        for ensemble in self._ensembles_of(name):
+            try:
+                wire_again(self._serving[ensemble])
+            except PenstockError as error:
+                logger.error("ensemble '%s' serves no longer: %s", ensemble, error)
+                self._withdraw_ensemble(ensemble, error.message)
+        for ensemble in self._dependencies.complete_with(name):
+            self._revivals.add(task := self._start_operation(ensemble, self._load_stored(ensemble)))
+            task.add_done_callback(self._revivals.discard)
+
+    async def _revived(self) -> None:
+        """Returns when the ensembles that a load has made possible are loaded."""
+        if self._revivals:
+            await asyncio.wait(self._revivals)
+
+    def _withdraw_ensemble(self, name: str, reason: str) -> None:
+        self._dependencies.lost(name, composing(self._serving[name]))
+        self._wanted.discard(name)
+        self._withdraw(self._entries[name], reason)
+
+    def _ensembles_of(self, name: str) -> list[str]:
+        return [each for each, serving in sorted(self._serving.items()) if name in composing(serving)]
+
+    def _used(self) -> set[str]:
+        """The models that ensembles which serve are made of."""
+        return set().union(*map(composing, self._serving.values()))
 
     # Details
 

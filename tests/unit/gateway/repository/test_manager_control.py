@@ -277,10 +277,10 @@ async def test_all_versions_or_none(repository: FakeRepository, loader: FakeLoad
 
 
 async def test_what_a_configuration_may_be_refused_for(repository: FakeRepository, loader: FakeLoader) -> None:
-    repository.put("a", "a1", config="ensemble_scheduling { }")
+    repository.put("a", "a1", config="model_operations { op_library_filename: 'x' }")
     repository.put("b", config="")
     async with serving(repository, loader=loader) as manager:
-        with pytest.raises(UnsupportedError, match="ensemble"):
+        with pytest.raises(UnsupportedError, match="model_operations"):
             await manager.load("a")
         with pytest.raises(
             InvalidRequestError, match=r"load failed for model 'b': at least one version must .* of model 'b'"

@@ -176,7 +176,23 @@ def test_instance_groups(tmp_path: Path, text: str, gpus: int, groups: list[tupl
     assert [(group["name"], group["kind"], group["count"], group["gpus"]) for group in found] == groups
 
 
-def test_an_ensemble_is_left_for_the_refusal_by_name(tmp_path: Path) -> None:
-    config = completed('platform: "ensemble" ensemble_scheduling { }', tmp_path)
-    with pytest.raises(InvalidRequestError, match=r"^ensemble_scheduling of model 'm' is not supported"):
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("", "must specify 'step' for ensemble 'm'"),
+        ("instance_group { }", "instance_group should not be specified for ensemble 'm'"),
+        ("optimization { }", "optimization should not be specified for ensemble 'm'"),
+        ('backend: "python"', "backend should not be specified for ensemble 'm'"),
+    ],
+)
+def test_nothing_is_filled_into_an_ensemble_and_it_is_one_of_models_only(tmp_path: Path, more: str, told: str) -> None:
+    config = completed(f'platform: "ensemble" ensemble_scheduling {{ }} {more}', tmp_path)
+    assert (config.backend, len(config.instance_group)) == ("python" if "backend" in more else "", "inst" in more)
+    with pytest.raises(InvalidRequestError, match=told):
+        check_supported(config)
+
+
+def test_steps_are_for_ensembles_only(tmp_path: Path) -> None:
+    config = completed('backend: "python" ensemble_scheduling { step { model_name: "x" } }', tmp_path)
+    with pytest.raises(InvalidRequestError, match="cannot be set for model 'm' whose platform is not ensemble"):
         check_supported(config)

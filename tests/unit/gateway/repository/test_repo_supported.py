@@ -63,7 +63,10 @@ def test_refusals_have_reasons() -> None:
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("ensemble_scheduling", "ensemble_scheduling { step [ { model_name: 'x' } ] }"),
+        (
+            "ensemble_scheduling.step.model_namespace",
+            "ensemble_scheduling { step [ { model_name: 'x' model_namespace: 'y' } ] }",
+        ),
         ("instance_group.rate_limiter", "instance_group [ { rate_limiter { priority: 1 } } ]"),
         ("instance_group.secondary_devices", "instance_group [ { secondary_devices { device_id: 1 } } ]"),
         ("instance_group.passive", "instance_group [ { }, { passive: true } ]"),

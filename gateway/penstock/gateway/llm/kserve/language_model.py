@@ -79,8 +79,9 @@ class LanguageModel:
 
     def _stream(self, request: InferRequest, text: TextRequest) -> LanguageStream:
         writer = self._form.writer(text)
+        about = (self._dataplane, self._model, text, writer, self.statistics, request.outputs, request.timings)
         if not request.id or self._form.cancels is None:
-            return LanguageStream(self._dataplane, self._model, text, writer, self.statistics, request.outputs)
+            return LanguageStream(*about)
         key = (request.tenant, request.id)
 
         def forget(ended: LanguageStream) -> None:
@@ -89,9 +90,7 @@ class LanguageModel:
             if not streams:
                 del self._by_id[key]
 
-        stream = LanguageStream(
-            self._dataplane, self._model, text, writer, self.statistics, request.outputs, on_end=forget
-        )
+        stream = LanguageStream(*about, on_end=forget)
         self._by_id.setdefault(key, set()).add(stream)
         return stream
 

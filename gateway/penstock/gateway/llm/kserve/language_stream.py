@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from penstock.classic.messages import InferResponse
+from penstock.classic.messages import InferResponse, Timings
 from penstock.classic.statistics import ModelStatistics
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import CancelledError, EngineError, OverloadedError, PenstockError
@@ -30,6 +30,7 @@ class LanguageStream:
         writer: Writer,
         statistics: ModelStatistics,
         outputs: Sequence[str] = (),
+        timings: Timings | None = None,
         on_end: Callable[[LanguageStream], None] | None = None,
     ) -> None:
         """`on_end` is called once. Only where it is given may the request be cancelled by another one."""
@@ -39,6 +40,7 @@ class LanguageStream:
         self._writer = writer
         self._statistics = statistics
         self._outputs = frozenset(outputs)
+        self._timings = timings
         self._on_end = on_end
         self._generation: Generation | None = None
         self._beginning: asyncio.Task[Generation] | None = None
@@ -126,6 +128,8 @@ class LanguageStream:
         self._end()
         total = time.monotonic_ns() - self._begun
         queue = min(int(self._generation.queue_seconds * 1e9), total) if self._generation else 0
+        if self._timings is not None:
+            self._timings.add(0, total - queue, 0)
         self._statistics.executed(1, 0, total - queue, 0)
         self._statistics.succeeded(
             requests=1,

@@ -18,6 +18,7 @@ from penstock.classic.model_config import ModelConfig
 from penstock.classic.signature import ModelSignature
 from penstock.classic.statistics import ModelStatistics
 from penstock.classic.tensors import Array
+from penstock.classic.waits import Execution
 from penstock.engines.errors import PenstockError
 
 
@@ -125,6 +126,11 @@ class Batch(Protocol):
 
     @property
     def calls(self) -> Sequence[InferCall]: ...
+
+    @property
+    def execution(self) -> Execution:
+        """For the requests to other models that are made while it is executed: InferRequest.asked_in."""
+        ...
 
     def gather(self) -> dict[str, Array]:
         """Each input over the whole batch: concatenated along the first dimension in one copy (none for a single

@@ -12,6 +12,7 @@ from penstock.classic.call import Call
 from penstock.classic.messages import InferResponse, Trace
 from penstock.classic.signature import ModelSignature, TensorSignature
 from penstock.classic.tensors import Array, Tensor
+from penstock.classic.waits import Execution, Places
 from penstock.engines.errors import EngineDeadError, EngineError, PenstockError
 
 Post = Callable[[Call, InferResponse], None]
@@ -25,6 +26,8 @@ class ExecBatch:
     """
 
     __slots__ = (
+        "_execution",
+        "_places",
         "_post",
         "_signature",
         "answers",
@@ -37,7 +40,10 @@ class ExecBatch:
         "start_ns",
     )
 
-    def __init__(self, calls: list[Call], signature: ModelSignature, post: Post | None) -> None:
+    def __init__(
+        self, calls: list[Call], signature: ModelSignature, post: Post | None, places: Places | None = None
+    ) -> None:
+        """`places`: those of the model."""
         self.calls: Sequence[Call] = calls
         self.size = 0
         for call in calls:
@@ -49,6 +55,14 @@ class ExecBatch:
         self.failed = False
         """`execute` has raised."""
         self._post = post
+        self._places = places
+        self._execution: Execution | None = None
+
+    @property
+    def execution(self) -> Execution:
+        if self._execution is None:
+            self._execution = Execution(self._places or Places())
+        return self._execution
 
     def gather(self) -> dict[str, Array]:
         calls, signature = self.calls, self._signature
@@ -167,7 +181,7 @@ class ExecBatch:
 
     def split(self, calls: Iterable[Call]) -> list[ExecBatch]:
         """Each of these calls in a batch of its own, to be executed again."""
-        return [ExecBatch([call], self._signature, self._post) for call in calls]
+        return [ExecBatch([call], self._signature, self._post, self._places) for call in calls]
 
     def close(self, error: PenstockError | None) -> list[Call]:
         """Execution has ended, well or with an error. Returns the calls that should be executed again one by one.
@@ -175,6 +189,8 @@ class ExecBatch:
         Those of a batch of several that have got nothing yet: one of them may be to blame. All other open ones fail,
         without an error those of a model that is not decoupled.
         """
+        if self._execution is not None:
+            self._execution.end()
         self.end_ns = monotonic_ns()
         self.output_start_ns = self.output_start_ns or self.end_ns
         self.input_end_ns = min(self.input_end_ns or self.start_ns, self.output_start_ns)

@@ -25,6 +25,7 @@ from penstock.classic.signature import ModelSignature
 from penstock.classic.statistics import ModelStatistics
 from penstock.classic.streams import Stream, StreamCall
 from penstock.classic.validation import check_request, request_prefix
+from penstock.classic.waits import Places
 from penstock.engines.errors import (
     CancelledError,
     DeadlineExceededError,
@@ -33,6 +34,11 @@ from penstock.engines.errors import (
     PenstockError,
     QueueFullError,
     UnsupportedError,
+)
+
+_STUCK = (
+    "all instances of model '{model}' wait, directly or through other models, for requests to '{model}': this one would"
+    " wait for ever"
 )
 
 
@@ -60,6 +66,7 @@ class ClassicModel:
         ordered = config.dynamic_batching.preserve_ordering or config.sequence_batching.oldest.preserve_ordering
         self._order = ResponseOrder() if ordered else None
         self._outbox = Outbox(self._loop, self._respond) if self.signature.decoupled else None
+        self._places = Places()
         self._running: set[Call] = set()
         """Executed and not ended."""
         self._refusal: PenstockError | None = None
@@ -102,6 +109,7 @@ class ClassicModel:
     def attach(self, instances: Sequence[Instance]) -> None:
         """Once, before the first request."""
         self._instances = instances
+        self._places.count = len(instances)
 
     async def infer(self, request: InferRequest) -> InferResponse:
         if self.signature.decoupled:
@@ -164,6 +172,11 @@ class ClassicModel:
         except QueueFullError as error:
             self.statistics.failed(0, "REJECTED")
             raise QueueFullError(request_prefix(call.request) + error.message) from None
+        asked_in = call.request.asked_in
+        if asked_in is not None and not asked_in.wait(call, self._places):
+            self._batcher.remove(call)
+            self.statistics.failed(0, "REJECTED")
+            raise OverloadedError(_STUCK.format(model=self.name))
         self.statistics.pending += 1
         if call.request.trace is not None:
             call.request.trace.mark("QUEUE_START", now)
@@ -211,7 +224,12 @@ class ClassicModel:
             if call.deadline_ns and call.timer is None:
                 wait = (call.deadline_ns - monotonic_ns()) / 1e9
                 call.timer = self._loop.call_later(max(0.0, wait), self._deadline_passed, call)
-        instance.execute(ExecBatch(calls, self.signature, self._outbox.post if self._outbox is not None else None))
+        post = self._outbox.post if self._outbox is not None else None
+        batch = ExecBatch(calls, self.signature, post, self._places)
+        for call in calls:
+            if call.request.asked_in is not None:
+                call.request.asked_in.begin(call, batch.execution)
+        instance.execute(batch)
 
     def _dispatch_in_turn(self) -> None:
         self._dispatch_soon = False
@@ -302,6 +320,8 @@ class ClassicModel:
         self._running.discard(call)
         if call.timer is not None:
             call.timer.cancel()
+        if call.request.asked_in is not None:
+            call.request.asked_in.leave(call)
 
     def _fail(self, call: Call, error: PenstockError, reason: str) -> None:
         """Ends a call, wherever it is; the backend may still be at work on it."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.classic.tensors import Tensor
+from penstock.classic.waits import Execution
 from penstock.engines.errors import PenstockError
 
 Parameter = bool | int | float | str
@@ -76,6 +77,8 @@ class InferRequest:
     trace: Trace | None = None
     timings: Timings | None = None
     """Where an ensemble adds up what its steps take."""
+    asked_in: Execution | None = None
+    """The execution of another model that waits for the answer."""
 
 
 @dataclass(slots=True, eq=False)

@@ -134,6 +134,7 @@ class EnsembleRequest:
             caller=outer.caller,
             trace=outer.trace and outer.trace.child(model.name, model.version),
             timings=self.timings,
+            asked_in=outer.asked_in,
         )
         batch = 0
         if signature.batched:

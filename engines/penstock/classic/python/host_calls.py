@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.classic.base import Host, InferCall, InferModel, Metric
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.python.cancellations import Cancellations
 from penstock.classic.python.codes import to_error, to_fields
+from penstock.classic.python.followers import Followers
 from penstock.classic.python.link import Link
 from penstock.classic.python.tensors import pack_response, unpack
 from penstock.classic.python.worker.wire import Packer
+from penstock.classic.waits import Execution
 from penstock.engines.errors import (
     CancelledError,
     InvalidRequestError,
@@ -27,6 +29,8 @@ from penstock.engines.errors import (
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T", bound=Hashable)
+
 _LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
 """By pb_utils.Logger.LogLevel."""
 _WINDOW = 32
@@ -37,15 +41,24 @@ class HostCalls:
     """Of one process. Each question that takes time is a task; all end with the process."""
 
     def __init__(
-        self, link: Link, host: Host, instance: str, cancellations: Cancellations, calls: Mapping[int, InferCall]
+        self,
+        link: Link,
+        host: Host,
+        instance: str,
+        cancellations: Cancellations,
+        calls: Mapping[int, InferCall],
+        execution: Callable[[], Execution | None],
     ) -> None:
-        """`calls` are the requests that the process has not answered yet, by their numbers."""
+        """`calls` are the requests that the process has not answered yet, by their numbers; `execution` gives what it
+        executes now."""
         self._link = link
         self._host = host
         self._instance = instance
         self._log = logging.getLogger(f"penstock.models.{instance}")
         self._cancellations = cancellations
         self._calls = calls
+        self._execution = execution
+        self._followers = Followers()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._windows: dict[int, asyncio.Semaphore] = {}
         self._metrics: list[Metric] = []
@@ -74,6 +87,8 @@ class HostCalls:
             return
         task = asyncio.get_running_loop().create_task(self._answered(verb, number, arguments, tail))
         self._tasks[number] = task
+        if verb in ("infer", "stream") and (outer := self._made_for(arguments[0])):
+            self._followers.follow(task, outer)
         task.add_done_callback(lambda _: self._tasks.pop(number, None))
 
     async def _answered(self, verb: str, number: int, arguments: list[Any], tail: memoryview) -> None:
@@ -104,10 +119,11 @@ class HostCalls:
                     window.release()
         elif verb == "cancel":
             task = self._tasks.get(arguments[0])
-            if task is not None:
-                task.cancel()
+            if task is not None:  # it must have begun, or nothing would tell the model of its end
+                asyncio.get_running_loop().call_soon(task.cancel)
 
     def close(self) -> None:
+        self._followers.close()
         for task in list(self._tasks.values()):
             task.cancel()
         # these tables of methods would keep the process's memory mapped until the next garbage collection
@@ -116,11 +132,13 @@ class HostCalls:
 
     def _request(self, arguments: list[Any], tail: memoryview) -> tuple[str, int, InferRequest]:
         about, places = arguments
-        name, version, request_id, correlation_id, flags, timeout, requested, parameters, _ = about
+        name, version, request_id, correlation_id, flags, timeout, requested, parameters, _, _ = about
         tensors = [unpack(place, tail, self._link.inbox) for place in places]
         inputs = {tensor.name: tensor for tensor in tensors}
         if len(inputs) < len(tensors):
             raise InvalidRequestError("the request has several inputs of one name")
+        outer = [call.request for call in self._made_for(about)]
+        deadlines = [request.deadline for request in outer if request.deadline is not None]
         return (
             name,
             version,
@@ -129,12 +147,21 @@ class HostCalls:
                 id=request_id,
                 outputs=tuple(requested),
                 parameters=parameters,
+                priority=_shared((request.priority for request in outer), 0),
                 timeout_us=timeout,
+                deadline=max(deadlines) if deadlines and len(deadlines) == len(outer) else None,
                 correlation_id=correlation_id,
                 sequence_start=bool(flags & 1),
                 sequence_end=bool(flags & 2),
+                tenant=_shared((request.tenant for request in outer), ""),
+                asked_in=self._execution(),
             ),
         )
+
+    def _made_for(self, about: list[Any]) -> Sequence[InferCall]:
+        """The requests that the model has received and for whose sake it asks: the one whose trace it has passed on, or
+        those that it was executing."""
+        return [self._calls[number] for number in about[-1] if number in self._calls]
 
     def _model(self, name: str, version: int) -> InferModel:
         try:
@@ -144,31 +171,45 @@ class HostCalls:
             raise type(error)(text) from error
 
     @contextmanager
-    def _told_to_caller(self, about: list[Any]) -> Iterator[None]:
+    def _traced(self, about: list[Any], model: InferModel, request: InferRequest) -> Iterator[None]:
         """How long this block took, where the model has passed on the trace of a request that it has received."""
-        call = self._calls.get(about[-1])
-        caller = None if call is None else call.request.caller
+        call = self._calls.get(about[-2])
+        if call is None:
+            yield
+            return
+        caller, trace = call.request.caller, call.request.trace
+        if trace is not None:
+            request.trace = trace.child(model.name, model.version)
         started = time.monotonic()
         try:
             yield
         finally:
             if caller is not None:
                 caller.called(about[0], started, time.monotonic())
+            if request.trace is not None:
+                request.trace.mark("REQUEST_END", time.monotonic_ns())
+                request.trace.finish()
 
     async def _infer(self, number: int, arguments: list[Any], tail: memoryview) -> None:
         try:
             name, version, request = self._request(arguments, tail)
             model = self._model(name, version)
-            if model.config.model_transaction_policy.decoupled:
+            if not model.takes_infer:
                 raise UnsupportedError(
                     f"Model {name} is using the decoupled. The current BLS request call doesn't support models using "
                     "the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or "
                     "'async_exec' calls for decoupled models.'"
                 )
-            with self._told_to_caller(arguments[0]):
+            with self._traced(arguments[0], model, request):
                 response = await model.infer(request)
+        except asyncio.CancelledError:
+            self._reply(number, _failed(arguments[0][0], CancelledError("the request was cancelled")))
+            raise
         except Exception as error:
             response = _failed(arguments[0][0], error)
+        self._reply(number, response)
+
+    def _reply(self, number: int, response: InferResponse) -> None:
         packer = Packer(self._link.outbox)
         self._link.send("reply", [number, None, pack_response(packer, response)], packer)
 
@@ -177,8 +218,8 @@ class HostCalls:
         final = False
         try:
             name, version, request = self._request(arguments, tail)
-            responses = self._model(name, version).stream(request)
-            with self._told_to_caller(arguments[0]), closing(responses):
+            model = self._model(name, version)
+            with self._traced(arguments[0], model, request), closing(model.stream(request)) as responses:
                 async for response in responses:
                     await window.acquire()
                     final = response.final
@@ -222,6 +263,12 @@ class HostCalls:
 
     def _metric_value(self, number: int) -> float:
         return self._metrics[number].value()
+
+
+def _shared(values: Iterable[T], default: T) -> T:
+    """The value that all of them have."""
+    found = set(values)
+    return found.pop() if len(found) == 1 else default
 
 
 def _text(error: Exception) -> str:

@@ -21,6 +21,7 @@ from penstock.classic.python.tensors import pack, unpack_response
 from penstock.classic.python.worker.wire import Packer
 from penstock.classic.signature import ModelSignature
 from penstock.classic.tensors import Tensor
+from penstock.classic.waits import Execution
 from penstock.engines.errors import EngineDeadError, EngineError, PenstockError
 
 _LAST_WORDS = 0.5
@@ -53,6 +54,7 @@ class Session:
         self._open: dict[int, InferCall] = {}
         self._next_call = 1
         self._batch = 0
+        self._batch_executing: Batch | None = None
         self._executing: asyncio.Future[None] | None = None
         self._executed = False
         self._link: Link
@@ -80,7 +82,9 @@ class Session:
         sizes = (options.shm_default_byte_size, options.shm_growth_byte_size)
         self._link = await Link.connect(self.process.socket, self.process.files, sizes, self._on_message)
         self._cancellations = Cancellations(self._link, self._open)
-        self._host_calls = HostCalls(self._link, self._program.host, self._name, self._cancellations, self._open)
+        self._host_calls = HostCalls(
+            self._link, self._program.host, self._name, self._cancellations, self._open, self._execution
+        )
         try:
             await asyncio.wait_for(self._heard("hello"), options.stub_timeout_seconds)
         except TimeoutError:
@@ -126,11 +130,19 @@ class Session:
         self._next_call += len(entries)
         self._open.update(enumerate(batch.calls, first))
         self._batch += 1
+        self._batch_executing = batch
         self._executed = False
         self._executing = asyncio.get_running_loop().create_future()
         link.send("batch", [self._batch, entries], packer)
         self._cancellations.watch()
-        await self._executing
+        try:
+            await self._executing
+        finally:
+            self._batch_executing = None
+
+    def _execution(self) -> Execution | None:
+        batch = self._batch_executing
+        return None if batch is None else batch.execution
 
     def _entry(self, packer: Packer, number: int, call: InferCall) -> list[Any]:
         """A request for a message: `[call, tensors]`, and what else the caller has said."""

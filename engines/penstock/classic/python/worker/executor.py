@@ -69,6 +69,7 @@ class Executor:
         return found
 
     def _execute(self, requests: list[ReceivedRequest], answers: Answers) -> None:
+        host.executing.set(tuple([request.call for request in requests]))
         try:
             returned = self._model.execute(list(requests))
             if asyncio.iscoroutine(returned):

@@ -7,6 +7,7 @@ import itertools
 import queue
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from .connection import Connection, Message, Pack
@@ -52,7 +53,10 @@ class Host:
     def _reply(self, message: Message) -> None:
         number, error, *fields = message.fields
         future = self._replies.pop(number)
-        if error is not None:
+        if not future.set_running_or_notify_cancel():
+            if error is None and fields:
+                self.response(fields[0], message)  # gives its memory back
+        elif error is not None:
             future.set_exception(TritonModelException(error))
         else:
             message.fields = fields
@@ -63,8 +67,17 @@ class Host:
         if waiting is not None:
             waiting.put(message)
 
-    def infer(self, request: InferenceRequest) -> Future[Message]:
-        return self.ask("infer", lambda packer: [request.fields(), [item.pack(packer) for item in request.inputs()]])
+    def infer(self, request: InferenceRequest) -> tuple[int, Future[Message]]:
+        """Its number, by which it can be cancelled, and its reply."""
+        number = next(self._numbers)
+        about = request.fields()
+        return number, self._ask(
+            number, "infer", lambda packer: [about, [item.pack(packer) for item in request.inputs()]]
+        )
+
+    def cancel(self, number: int) -> None:
+        """No one waits for this request to another model any more."""
+        self.tell("cancel", number)
 
     def stream(self, request: InferenceRequest) -> ResponseIterator:
         number = next(self._numbers)
@@ -115,13 +128,16 @@ class ResponseIterator:
     def cancel(self) -> None:
         """Tells the other model that nobody wants the rest."""
         if not self._done:
-            self._host.tell("cancel", self._number)
+            self._host.cancel(self._number)
 
     def __del__(self) -> None:
         if not self._done:
             self._host.forget(self._number)
-            self._host.tell("cancel", self._number)
+            self._host.cancel(self._number)
 
+
+executing: ContextVar[tuple[int, ...]] = ContextVar("executing", default=())
+"""The requests that the model is executing, where it asks from `execute` or a coroutine that this has started."""
 
 current: list[Host] = []
 """The process's host, once it is connected."""
@@ -138,7 +154,7 @@ def infer(request: InferenceRequest, decoupled: bool) -> Any:
     if decoupled:
         return host.stream(request)
     try:
-        message = host.infer(request).result()
+        message = host.infer(request)[1].result()
     except TritonModelException as error:
         return InferenceResponse(error=TritonError(str(error)))
     return host.response(message.fields[0], message)
@@ -148,15 +164,18 @@ def infer_async(request: InferenceRequest, decoupled: bool) -> Any:
     host = connected()
     loop = asyncio.get_running_loop()
     if not decoupled:
-        return loop.create_task(_response(host, host.infer(request)))
+        return loop.create_task(_response(host, *host.infer(request)))
     found = loop.create_future()
     found.set_result(host.stream(request))
     return found
 
 
-async def _response(host: Host, sent: Future[Message]) -> InferenceResponse:
+async def _response(host: Host, number: int, sent: Future[Message]) -> InferenceResponse:
     try:
         message = await asyncio.wrap_future(sent)
+    except asyncio.CancelledError:
+        host.cancel(number)
+        raise
     except TritonModelException as error:
         return InferenceResponse(error=TritonError(str(error)))
     return host.response(message.fields[0], message)

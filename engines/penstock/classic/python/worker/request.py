@@ -117,6 +117,7 @@ class InferenceRequest:
             self._requested,
             self._parameters,
             self._trace.call,
+            [self._trace.call] if self._trace.call else host.executing.get(),
         ]
 
     def get_response_sender(self) -> ResponseSender:

@@ -548,6 +548,32 @@ COUNTS = (
         ),
     ),
     Difference(
+        "count-ensemble-errors",
+        "a request to an ensemble that fails",
+        "counted twice",
+        "counted once",
+        "it is one request",
+        (
+            Shown(
+                ("counts: an ensemble, errors",),
+                {"0.inference_stats.fail.count": (2, 1), "1.nv_inference_request_failure *OTHER*": (2, 1)},
+            ),
+        ),
+    ),
+    Difference(
+        "ensemble-config",
+        "the configuration of an ensemble",
+        "without `max_inflight_requests`",
+        "with it",
+        "newer versions have it",
+        (
+            Shown(
+                ("http: GET /v2/models/ensemble*/config",),
+                {"body.ensemble_scheduling.max_inflight_requests": (MISSING, 0)},
+            ),
+        ),
+    ),
+    Difference(
         "response-stats",
         "`response_stats` of Python models",
         "empty",

@@ -14,6 +14,7 @@ from differential import (
     cases_clients,
     cases_counts,
     cases_describe,
+    cases_ensembles,
     cases_generate,
     cases_grpc,
     cases_hostile,
@@ -41,6 +42,7 @@ CASES = [
         cases_counts,
         cases_cache,
         cases_sequence,
+        cases_ensembles,
     )
     for case in module.CASES
 ]

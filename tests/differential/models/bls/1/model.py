@@ -55,6 +55,11 @@ class TritonPythonModel:
     def version(self):
         return show(add(model_version=1).exec())
 
+    def ensemble(self):
+        inputs = [pb_utils.Tensor(name, np.arange(4, dtype=np.float32)) for name in "AB"]
+        request = pb_utils.InferenceRequest(model_name="ensemble", requested_output_names=["TWICE_A"], inputs=inputs)
+        return show(request.exec())
+
     def unknown(self):
         return show(add("nowhere").exec())
 

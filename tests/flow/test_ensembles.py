@@ -331,3 +331,21 @@ async def test_inputs_of_different_decoupled_steps_do_not_meet() -> None:
             ensemble_of(shelf, *two, step("both", {"A": "a", "B": "b"}, {"Y": "Y"}))
         with pytest.raises(InvalidRequestError, match=r"the outputs originate from different .*: 'Y' from step 0"):
             ensemble_of(shelf, x_to_y("count", "X", "Y"), x_to_y("one", "X", "Z"), tensors=tensors)
+
+
+async def test_a_stream_that_another_task_closes_wakes_its_reader() -> None:
+    waiting, gone = threading.Event(), threading.Event()
+
+    def wait(batch: Batch) -> None:
+        waiting.set()
+        gone.wait(30)
+        batch.scatter({"Y": batch.gather()["X"]})
+
+    async with shelf_with(wait=wait) as shelf:
+        stream = ensemble_of(shelf, x_to_y("wait", "X", "Y")).stream(request(X=[[1]]))
+        reading = asyncio.create_task(stream.__anext__())
+        await until(waiting.is_set)
+        stream.close()
+        with pytest.raises(StopAsyncIteration):
+            await reading
+        gone.set()

@@ -22,7 +22,8 @@ class EnsembleStream:
         self._unread: asyncio.Queue[InferResponse] = asyncio.Queue(_UNREAD)
         self._closed = False
         self._task = asyncio.create_task(produce(self._unread.put))
-        self._task.add_done_callback(lambda _: ended())
+        self._ended = ended
+        self._task.add_done_callback(self._over)
 
     def __aiter__(self) -> EnsembleStream:
         return self
@@ -30,7 +31,10 @@ class EnsembleStream:
     async def __anext__(self) -> InferResponse:
         if self._closed:
             raise StopAsyncIteration
-        return self._given(await self._unread.get())
+        response = await self._unread.get()
+        if self._closed:
+            raise StopAsyncIteration
+        return self._given(response)
 
     def ready(self) -> InferResponse | None:
         return None if self._closed or self._unread.empty() else self._given(self._unread.get_nowait())
@@ -38,6 +42,11 @@ class EnsembleStream:
     def _given(self, response: InferResponse) -> InferResponse:
         self._closed = response.final
         return response
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._ended()
+        if self._closed and self._unread.empty():
+            self._unread.put_nowait(InferResponse(None))  # wakes the reader of a stream that another task has closed
 
     def close(self) -> None:
         self._closed = True

@@ -47,10 +47,10 @@ class HostCalls:
         instance: str,
         cancellations: Cancellations,
         calls: Mapping[int, InferCall],
-        execution: Callable[[], Execution | None],
+        execution: Callable[[Sequence[InferCall]], Execution | None],
     ) -> None:
         """`calls` are the requests that the process has not answered yet, by their numbers; `execution` gives what it
-        executes now."""
+        executes now and what waits for a request that is made for these."""
         self._link = link
         self._host = host
         self._instance = instance
@@ -137,7 +137,8 @@ class HostCalls:
         inputs = {tensor.name: tensor for tensor in tensors}
         if len(inputs) < len(tensors):
             raise InvalidRequestError("the request has several inputs of one name")
-        outer = [call.request for call in self._made_for(about)]
+        made_for = self._made_for(about)
+        outer = [call.request for call in made_for]
         deadlines = [request.deadline for request in outer if request.deadline is not None]
         return (
             name,
@@ -154,7 +155,7 @@ class HostCalls:
                 sequence_start=bool(flags & 1),
                 sequence_end=bool(flags & 2),
                 tenant=_shared((request.tenant for request in outer), ""),
-                asked_in=self._execution(),
+                asked_in=self._execution(made_for),
             ),
         )
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,9 +140,14 @@ class Session:
         finally:
             self._batch_executing = None
 
-    def _execution(self) -> Execution | None:
+    def _execution(self, made_for: Sequence[InferCall]) -> Execution | None:
+        """What waits for a request to another model that is made for these: the batch, if they are in it. A model that
+        is not decoupled may ask from a thread that does not know for whom."""
         batch = self._batch_executing
-        return None if batch is None else batch.execution
+        if batch is None:
+            return None
+        waits = any(call in batch.calls for call in made_for) if made_for else not self._decoupled
+        return batch.execution if waits else None
 
     def _entry(self, packer: Packer, number: int, call: InferCall) -> list[Any]:
         """A request for a message: `[call, tensors]`, and what else the caller has said."""

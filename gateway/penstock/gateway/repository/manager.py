@@ -347,6 +347,10 @@ class ModelRepository:
     def _adapt_ensembles(self, name: str) -> None:
         """A model serves, for the first time or in new versions: those made of it fit it, or serve no longer, and
         those that lacked only this one are loaded."""
+        for model in sorted(composing(self._serving[name])):
+            if model not in self._serving:  # unloaded while this ensemble was being loaded
+                self._withdraw_ensemble(name, f"its model '{model}' was unloaded")
+                return
         for ensemble in self._ensembles_of(name):
             try:
                 wire_again(self._serving[ensemble])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -163,8 +164,9 @@ async def test_a_request_ends_with_the_models_that_it_began_with(repository: Rep
         repository.put("b", "b2", config=IO)
         await manager.load("b")
         await manager.unload("b")
-        assert b.ready
+        still_there = b.ready
         a.hold.set()
+        assert still_there
         response = await asked
         assert response.outputs is not None
         assert [len(each.requests) for each in (a, b)] == [1, 1]
@@ -173,3 +175,13 @@ async def test_a_request_ends_with_the_models_that_it_began_with(repository: Rep
 
 async def _ask(manager: ModelRepository) -> InferResponse:
     return await manager.model("e").infer(InferRequest(inputs={"X": Tensor("X", "INT32", np.array([1], np.int32))}))
+
+
+async def test_a_model_that_is_unloaded_while_its_ensemble_loads(repository: Repository, loader: FakeLoader) -> None:
+    async with serving(repository, loader=loader, load_models=("a", "b")) as manager:
+        loading = asyncio.create_task(manager.load("e"))
+        await until(lambda: "e 1 LOADING" in states(manager))
+        await manager.unload("a")
+        with contextlib.suppress(InvalidRequestError):
+            await loading
+        assert not [line for line in states(manager) if line.startswith("e 1 READY")]

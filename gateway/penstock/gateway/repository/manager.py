@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from penstock.classic.base import InferModel
 from penstock.classic.caching.cache import CacheCounters, ResponseCache
@@ -31,6 +30,7 @@ from penstock.gateway.repository.host import MetricFactory, RepositoryHost
 from penstock.gateway.repository.layout import check_model_name, check_version
 from penstock.gateway.repository.loading import Loader, LoadError, ModelLoading
 from penstock.gateway.repository.models import UNLOADED, Deployment, ModelEntry, VersionStatus
+from penstock.gateway.repository.operations import STOPPING, Operations
 from penstock.gateway.repository.overrides import check_files, write_files
 from penstock.gateway.repository.polling import poll_forever
 from penstock.gateway.repository.settings import ALL_MODELS, RepositorySettings
@@ -40,8 +40,6 @@ logger = logging.getLogger("penstock")
 
 EXPLICIT_ONLY = "explicit model load / unload is not allowed if polling is enabled"
 """Triton's text, in control mode none too."""
-
-STOPPING = "the server is shutting down"
 
 
 class ModelRepository:
@@ -79,7 +77,7 @@ class ModelRepository:
         self._started = False
         self._stopping = False
         self._poller: asyncio.Task[None] | None = None
-        self._operations: set[asyncio.Task[None]] = set()
+        self._operations = Operations()
         self._drains: set[asyncio.Task[None]] = set()
         self._revivals: set[asyncio.Task[None]] = set()
 
@@ -143,7 +141,7 @@ class ModelRepository:
             raise AlreadyExistsError(f"model '{taken[0]}' is in a model repository, too: it needs another name")
         names = self._first_models()
         self._wanted = set(names)
-        loads = [self._operation(name, self._load_stored(name)) for name in names]
+        loads = [self._operations.run(name, self._load_stored(name)) for name in names]
         results = await asyncio.gather(*loads, return_exceptions=True)
         failed = [name for name, result in zip(names, results, strict=True) if isinstance(result, BaseException)]
         if failed and self._settings.exit_on_error:
@@ -157,7 +155,7 @@ class ModelRepository:
 
         Cancelling it ends what they still run."""
         self._stopping = True
-        tasks = [*self._operations, *([self._poller] if self._poller is not None else [])]
+        tasks = [*self._operations.under_way, *([self._poller] if self._poller is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -172,14 +170,14 @@ class ModelRepository:
         check_model_name(name)
         self._implied.discard(name)
         if not files:
-            await self._asked(name, self._load_stored(name, config))
+            await self._operations.asked(name, self._load_stored(name, config))
         elif config is None:
             raise InvalidRequestError(
                 f"failed to load '{name}', failed to poll from model repository: files need a configuration with them"
             )
         else:
             check_files(files)
-            await self._asked(name, self._load_files(name, config, files))
+            await self._operations.asked(name, self._load_files(name, config, files))
         await self._revived()
 
     async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
@@ -189,10 +187,10 @@ class ModelRepository:
             self._wanted.discard(name)
             return
         models = composing(self._serving.get(name)) & self._implied
-        await self._asked(name, self._unload(self._entries[name]))
+        await self._operations.asked(name, self._unload(self._entries[name]))
         if unload_dependents:
             for each in sorted(models - self._used()):
-                await self._asked(each, self._unload(self._entries[each]))
+                await self._operations.asked(each, self._unload(self._entries[each]))
 
     async def poll(self) -> None:
         """Loads what is new or has changed, unloads what is gone. Raises EngineError when a repository cannot be read:
@@ -204,8 +202,8 @@ class ModelRepository:
         present -= self._added
         gone = [entry for name, entry in self._entries.items() if name not in present]
         await asyncio.gather(
-            *(self._operation(name, self._load_stored(name, only_changed=True)) for name in sorted(present)),
-            *(self._operation(entry.name, self._unload(entry)) for entry in gone),
+            *(self._operations.run(name, self._load_stored(name, only_changed=True)) for name in sorted(present)),
+            *(self._operations.run(entry.name, self._unload(entry)) for entry in gone),
             return_exceptions=True,
         )
         for entry in gone:
@@ -213,35 +211,7 @@ class ModelRepository:
                 del self._entries[entry.name]
         self._wanted = present
 
-    # Operations: each a task of its own, one at a time for a model
-
-    def _operation(self, name: str, operation: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
-        """To be awaited. The operation goes on when its caller is cancelled: half a load helps nobody."""
-        return asyncio.shield(self._start_operation(name, operation))
-
-    def _start_operation(self, name: str, operation: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(operation, name=name)
-        self._operations.add(task)
-        task.add_done_callback(self._operation_ended)
-        return task
-
-    async def _asked(self, name: str, operation: Coroutine[Any, Any, None]) -> None:
-        """An operation on request. Raises NotReadyError when the server stops meanwhile."""
-        ending = self._operation(name, operation)
-        try:
-            await ending
-        except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if caller is not None and caller.cancelling():
-                raise
-            raise NotReadyError(STOPPING) from None
-
-    def _operation_ended(self, task: asyncio.Task[None]) -> None:
-        self._operations.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            unforeseen = None if isinstance(error, PenstockError) else error
-            logger.error("model '%s': %s", task.get_name(), error, exc_info=unforeseen)
+    # Loads and unloads, one at a time for a model
 
     async def _load_stored(self, name: str, config: str | None = None, *, only_changed: bool = False) -> None:
         """`only_changed`, for polls: files that could not be loaded are not tried again, and a second model of the name
@@ -333,7 +303,7 @@ class ModelRepository:
         names = [name for name in sorted(models - self._added) if name not in self._serving or not explicit]
         if explicit:
             self._implied.update(name for name in names if name not in self._wanted)
-        loads = [self._operation(name, self._load_stored(name, only_changed=not explicit)) for name in names]
+        loads = [self._operations.run(name, self._load_stored(name, only_changed=not explicit)) for name in names]
         results = dict(zip(names, await asyncio.gather(*loads, return_exceptions=True), strict=True))
         for name in sorted(models):
             if name not in self._serving:
@@ -358,7 +328,7 @@ class ModelRepository:
                 logger.error("ensemble '%s' serves no longer: %s", ensemble, error)
                 self._withdraw_ensemble(ensemble, error.message)
         for ensemble in self._dependencies.complete_with(name):
-            self._revivals.add(task := self._start_operation(ensemble, self._load_stored(ensemble)))
+            self._revivals.add(task := self._operations.start(ensemble, self._load_stored(ensemble)))
             task.add_done_callback(self._revivals.discard)
 
     async def _revived(self) -> None:

@@ -36,6 +36,27 @@ class TritonPythonModel:
         return responses
 """
 
+TWO_STEPS = """
+platform: "ensemble"
+max_batch_size: 8
+input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ 16 ] }, { name: "INPUT1" data_type: TYPE_FP32 dims: [ 16 ] } ]
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 16 ] }
+ensemble_scheduling {
+  step [
+    {
+      model_name: "add_sub" model_version: -1
+      input_map [ { key: "INPUT0" value: "INPUT0" }, { key: "INPUT1" value: "INPUT1" } ]
+      output_map { key: "OUTPUT0" value: "sum" }
+    },
+    {
+      model_name: "outer" model_version: -1
+      input_map [ { key: "INPUT0" value: "sum" }, { key: "INPUT1" value: "INPUT1" } ]
+      output_map { key: "OUTPUT0" value: "OUTPUT0" }
+    }
+  ]
+}
+"""
+
 
 @pytest.fixture(scope="module")
 def collector() -> Iterator[Collector]:
@@ -51,6 +72,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> It
     (repository / "outer" / "1" / "model.py").write_text(OUTER)
     config = repository / "outer" / "config.pbtxt"
     config.write_text(config.read_text().replace('"add_sub"', '"outer"'))
+    (repository / "two_steps" / "1").mkdir(parents=True)
+    (repository / "two_steps" / "config.pbtxt").write_text(TWO_STEPS)
     demo = ROOT / "gateway" / "penstock" / "gateway" / "demo_model"
     flags = (str(demo), "--engine", "simulated", "--sim-step-ms", "5", "--served-model-name", "m")
     environ = {"OTEL_BSP_SCHEDULE_DELAY": "50", "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=test"}
@@ -137,6 +160,15 @@ def test_a_model_that_calls_another(server: Server, collector: Collector) -> Non
     outer, inner = trace.one("infer outer"), trace.one("infer add_sub")
     assert outer.start_time_unix_nano < inner.start_time_unix_nano
     assert inner.end_time_unix_nano < outer.end_time_unix_nano
+
+
+def test_the_steps_of_an_ensemble(server: Server, collector: Collector) -> None:
+    trace_id, headers = traceparent(8)
+    with triton.InferenceServerClient(server.grpc) as client:
+        result = client.infer("two_steps", add_sub_inputs(triton), headers=headers)
+    assert (result.as_numpy("OUTPUT0") == 3).all()
+    trace = collector.trace(trace_id, RPC + "ModelInfer")
+    assert trace.children("infer two_steps") == ["infer add_sub", "infer outer", "infer add_sub"]
 
 
 def test_a_failed_request_says_why(server: Server, collector: Collector) -> None:

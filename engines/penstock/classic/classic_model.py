@@ -227,7 +227,7 @@ class ClassicModel:
         post = self._outbox.post if self._outbox is not None else None
         batch = ExecBatch(calls, self.signature, post, self._places)
         for call in calls:
-            if call.request.asked_in is not None:
+            if call.request.asked_in is not None and not call.done:
                 call.request.asked_in.begin(call, batch.execution)
         instance.execute(batch)
 

@@ -44,6 +44,8 @@ class Driver:
             self._wakeup = engine.wakeup
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, RequestOutput] = {}
+        self.cached: dict[int, int] = {}
+        """How many tokens of each prompt were."""
         self._inbox: list[DownMessage] = []
         self._next_id = 1
 
@@ -78,6 +80,8 @@ class Driver:
         self.core.check_integrity()
         for output in outputs:
             self.tokens[output.id] += output.token_ids
+            if output.prompt is not None:
+                self.cached[output.id] = output.prompt.num_cached_tokens
             if output.finish_reason is not None:
                 if output.id in self.ends:
                     raise AssertionError(f"request {output.id} ended twice")
@@ -86,15 +90,17 @@ class Driver:
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
         """Steps until everything has ended, or until a condition holds."""
-        while (self._inbox or self.has_work or self._compiles) and not (until is not None and until()):
+        while (self._inbox or self.has_work or self._waits) and not (until is not None and until()):
             if not self._inbox and not self.has_work and not select.select(self.core.wakeups, [], [], 60)[0]:
-                raise AssertionError("a grammar is not compiled")
+                raise AssertionError("a grammar is not compiled, or blocks are not read")
             self.step()
 
     @property
-    def _compiles(self) -> bool:
-        """Requests wait for a grammar."""
-        return isinstance(self.core, EngineCore) and self.core.grammars.next_look is not None
+    def _waits(self) -> bool:
+        """Requests wait for a grammar, or for blocks from files."""
+        if not isinstance(self.core, EngineCore):
+            return False
+        return self.core.grammars.next_look is not None or self.core.scheduler.prefetches.next_look is not None
 
     @property
     def has_work(self) -> bool:

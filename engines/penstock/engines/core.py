@@ -23,6 +23,7 @@ from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.errors import StepFailedError, UnsupportedError
 from penstock.engines.grammar_compiling import GrammarCompilations
+from penstock.engines.offload.opening import offload_tier
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.integrity import check_idle, check_integrity
 from penstock.engines.scheduler.scheduler import Scheduler
@@ -87,14 +88,17 @@ class EngineCore:
     """Scheduler, KV cache book-keeping and runner, wired together. Its owner calls `step` while `has_work`."""
 
     def __init__(self, runner: ModelRunner, config: SchedulerConfig, clock: Callable[[], float]) -> None:
-        """Raises UnsupportedError for guesses that the runner cannot verify."""
+        """Raises UnsupportedError for guesses that the runner cannot verify, and as `offload_tier`."""
         if config.speculative != "off" and not runner.info.supports_drafts:
             raise UnsupportedError(f"--speculative: this engine cannot verify guesses ({runner.info.runner}).")
         if config.speculative == "draft_model" and not runner.info.has_draft_model:
             raise UnsupportedError(f"--speculative-model: this engine has no draft model ({runner.info.runner}).")
         self.runner = runner
         self._depth = min(config.steps_in_flight, runner.max_steps_in_flight)
-        self.scheduler = Scheduler(msgspec.structs.replace(config, steps_in_flight=self._depth), runner.info)
+        config = msgspec.structs.replace(config, steps_in_flight=self._depth)
+        offloaded = offload_tier(runner, config) if config.kv_offload_dir else None
+        self.scheduler = Scheduler(config, runner.info, offloaded.kv if offloaded else None)
+        self.offload = offloaded.begin(self.scheduler.prefetches, clock) if offloaded else None
         self.adapters = adapter_loader(runner, self.scheduler.intake, clock)
         self.grammars = GrammarCompilations(runner, self.scheduler.intake, clock)
         self.failures_in_a_row = 0
@@ -113,11 +117,17 @@ class EngineCore:
 
     @property
     def wakeups(self) -> Sequence[int]:
-        return (*self.adapters.wakeups, *self.grammars.wakeups)
+        offload = () if self.offload is None else self.offload.wakeups
+        return (*self.adapters.wakeups, *self.grammars.wakeups, *offload)
 
     @property
     def next_look(self) -> float | None:
-        looks = (self.scheduler.intake.next_deadline, self.adapters.next_look, self.grammars.next_look)
+        looks = (
+            self.scheduler.intake.next_deadline,
+            self.adapters.next_look,
+            self.grammars.next_look,
+            self.scheduler.prefetches.next_look,
+        )
         return min((look for look in looks if look is not None), default=None)
 
     @property
@@ -127,9 +137,14 @@ class EngineCore:
     quiet_since: float | None = None
 
     def stats(self) -> EngineStats:
-        return self.scheduler.stats()
+        stats = self.scheduler.stats()
+        if self.offload is not None:
+            self.offload.report(stats)
+        return stats
 
     def close(self) -> None:
+        if self.offload is not None:
+            self.offload.close(save=not self.broken)
         self.adapters.close()
         self.grammars.close()
         self.runner.close()
@@ -138,13 +153,15 @@ class EngineCore:
         """One iteration: takes in messages, submits steps, and takes in the oldest one's result."""
         replies = [*self._receive(messages), *self.adapters.advance()]
         self.grammars.advance()
+        if self.offload is not None:
+            self.offload.advance()
         records: list[StepRecord] = []
         if self._submit() and self.scheduler.under_way:
             self._collect(records)
         outputs = self.scheduler.take_outputs()
         if not self.scheduler.has_requests and not self.scheduler.under_way:
             self._check_idle()
-        return StepOutputs(outputs, self.scheduler.stats(), records, replies)
+        return StepOutputs(outputs, self.stats(), records, replies)
 
     def _receive(self, messages: Iterable[DownMessage]) -> list[CallReply]:
         """Returns the replies that are due at once."""
@@ -155,19 +172,28 @@ class EngineCore:
             elif isinstance(message, AbortRequests):
                 self.scheduler.abort(message.ids, self._clock())
             elif isinstance(message, ResetPrefixCache):
-                self.scheduler.kv.pool.clear_cache()
+                self._reset_prefix_cache()
                 replies.append(CallReply(message.call))
             else:
                 self.adapters.receive(message)
         return replies
 
+    def _reset_prefix_cache(self) -> None:
+        self.scheduler.kv.clear_cache()
+        if self.offload is not None:
+            self.offload.clear()
+
     def _submit(self) -> bool:
         """Submits steps until as many are under way as may be. False when that failed."""
         while len(self.scheduler.under_way) < self._depth:
             step = self.scheduler.schedule(self._clock())
+            if self.offload is not None:
+                self.offload.begin()
             if not step.request_ids:
                 break
             try:
+                if self.offload is not None:
+                    self.offload.carry_out(step)
                 self.runner.submit(step)
             except Exception:
                 self._recover(self.scheduler.under_way[-1])

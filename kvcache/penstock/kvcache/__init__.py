@@ -5,13 +5,16 @@ from penstock.kvcache.hashing import BlockHasher
 from penstock.kvcache.manager import KVCacheManager
 from penstock.kvcache.pool import BlockHash, BlockPool, IntegrityError
 from penstock.kvcache.table import NO_BLOCK, BlockTables, Growth, HashChain
+from penstock.kvcache.tier import BlockSave, BlockTier
 
 __all__ = [
     "NO_BLOCK",
     "BlockHash",
     "BlockHasher",
     "BlockPool",
+    "BlockSave",
     "BlockTables",
+    "BlockTier",
     "Growth",
     "HashChain",
     "IntegrityError",

@@ -13,10 +13,13 @@ _DIGEST_SIZE = 16
 
 
 class BlockHasher:
-    """Keyed BLAKE2b, with a key of this process: a client cannot construct colliding prompts."""
+    """Keyed BLAKE2b, with a secret key: a client cannot construct colliding prompts."""
 
     def __init__(self, key: bytes | None = None) -> None:
+        """`key`: None for one of this process. With another process's key, hashes are the same there, except those
+        with an adapter: the keys of adapters are counted in each process, so they may mean other weights there."""
         self._key = secrets.token_bytes(32) if key is None else key
+        self._of_process = secrets.token_bytes(16)
 
     def root(self, *, adapter: str = "", salt: str = "") -> BlockHash:
         """The parent of a prompt's first block. Requests share blocks only if their extra keys are equal.
@@ -24,6 +27,8 @@ class BlockHasher:
         Each key is written with its length, so that no two different sets of keys look alike.
         """
         hasher = hashlib.blake2b(key=self._key, digest_size=_DIGEST_SIZE, person=b"root")
+        if adapter:
+            hasher.update(self._of_process)
         for part in (adapter, salt):
             data = part.encode("utf-8", "surrogatepass")
             hasher.update(len(data).to_bytes(8, "little") + data)

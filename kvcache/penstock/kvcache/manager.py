@@ -10,12 +10,17 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 from penstock.kvcache.groups import KVGroup, blocks_of_request
 from penstock.kvcache.hashing import BlockHasher
 from penstock.kvcache.pool import BlockHash, BlockPool, require
 from penstock.kvcache.table import NO_BLOCK, BlockTable, BlockTables, Growth, HashChain
+from penstock.kvcache.tier import BlockSave, BlockTier
+
+_NOTHING: Mapping[BlockHash, Any] = MappingProxyType({})
 
 Chains = tuple[HashChain, ...]
 """One for each group; groups with equal block sizes share theirs."""
@@ -33,12 +38,17 @@ class KVCacheManager:
         *,
         enable_prefix_caching: bool = True,
         hasher: BlockHasher | None = None,
+        tier: BlockTier | None = None,
     ) -> None:
+        """`tier`: takes in what the prefix cache evicts; None: that is lost."""
         if not groups:
             raise ValueError("a KV cache needs at least one group of layers")
         self.groups = tuple(groups)
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = BlockPool(num_blocks)
+        self.tier = tier
+        if tier is not None:
+            self.pool.evicted = []
         self._hasher = hasher or BlockHasher()
         self.holders: set[BlockTables] = set()
         """All tables that were given and not freed."""
@@ -56,11 +66,20 @@ class KVCacheManager:
     # -- a prompt comes in -----------------------------------------------------------------------------------
 
     def admit(
-        self, token_ids: Sequence[int], chains: Chains, chunk: int, *, reserve: int = 0, read_cache: bool = True
+        self,
+        token_ids: Sequence[int],
+        chains: Chains,
+        chunk: int,
+        *,
+        reserve: int = 0,
+        read_cache: bool = True,
+        fetched: Mapping[BlockHash, Any] = _NOTHING,
     ) -> tuple[BlockTables, int] | None:
         """Tables in which the next `chunk` tokens can be computed, and how many leading tokens need not be: they are
         cached. Groups without a window get blocks for all of `token_ids`. None, and nothing changes, unless `reserve`
         blocks would stay free once each group has all that it needs at once.
+
+        `fetched`: contents from the tier, which count as cached; those that are used are in the tables' `loads`.
 
         At least one token is left to compute, since its logits are needed. After a hit on every token the last block
         is copied or, where blocks are short, computed again.
@@ -69,27 +88,36 @@ class KVCacheManager:
             return None
         length = len(token_ids)
         read_cache = read_cache and self.enable_prefix_caching
-        matched = self._match(token_ids, chains, length) if read_cache else 0
-        admitted = self._admit_behind(matched, length, chains, chunk, reserve)
+        matched = self._match(token_ids, chains, length, fetched) if read_cache else 0
+        admitted = self._admit_behind(matched, length, chains, chunk, reserve, fetched)
         if admitted is None and matched == length:
-            matched = self._match(token_ids, chains, length - 1)
-            admitted = self._admit_behind(matched, length, chains, chunk, reserve)
+            matched = self._match(token_ids, chains, length - 1, fetched)
+            admitted = self._admit_behind(matched, length, chains, chunk, reserve, fetched)
         return admitted
 
     def _admit_behind(
-        self, matched: int, length: int, chains: Chains, chunk: int, reserve: int
+        self,
+        matched: int,
+        length: int,
+        chains: Chains,
+        chunk: int,
+        reserve: int,
+        fetched: Mapping[BlockHash, Any],
     ) -> tuple[BlockTables, int] | None:
         start = min(matched, length - 1)
         tables = BlockTables([BlockTable(group, g, chains[g]) for g, group in enumerate(self.groups)])
         needed = 0
         for table in tables.tables:
-            self._take_cached(table, matched, start)
+            needed += self._take_cached(table, matched, start)
             needed += self._blocks_ahead(table, length, chunk) + (start < matched)
         if needed + reserve > self.pool.num_free:
             for table in tables.tables:
-                self.pool.release(table.held[::-1])
+                self.pool.release([block_id for block_id in table.held[::-1] if block_id != NO_BLOCK])
             return None
         self.holders.add(tables)
+        if fetched:
+            for table in tables.tables:
+                tables.loads += self._take_fetched(table, fetched)
         end = min(length, start + chunk)
         self._grow_tables(tables, start, [end if table.group.window else length for table in tables.tables])
         self._set_marks(tables)
@@ -102,51 +130,115 @@ class KVCacheManager:
             blocks = min(blocks, blocks_of_request((table.group,), length, chunk) - len(table.held))
         return max(0, blocks)
 
-    def _take_cached(self, table: BlockTable, matched: int, start: int) -> None:
-        """Puts the matched blocks into the table that the token at position `start` and later ones read."""
+    def _take_cached(self, table: BlockTable, matched: int, start: int) -> int:
+        """Puts the matched blocks into the table that the token at position `start` and later ones read. Returns how
+        many are not in the pool: NO_BLOCK is in their places, for `_take_fetched`."""
         count = matched // table.group.block_size
         table.first = min(table.group.first_block(start), count)
         found = [self.pool.lookup(_key(table.chain.hashes[i], table.index)) for i in range(table.first, count)]
         cached = [block_id for block_id in found if block_id is not None]
         self.pool.retain(cached)  # before counting what is free: a cached block must not count as both
-        table.block_ids = [NO_BLOCK] * table.first + cached
+        table.block_ids = [NO_BLOCK] * table.first + [NO_BLOCK if block_id is None else block_id for block_id in found]
         table.num_published = count
+        return len(found) - len(cached)
 
-    def _match(self, token_ids: Sequence[int], chains: Chains, limit: int) -> int:
-        """Tokens of the longest known prefix, at most `limit`: every group has what the token behind it reads."""
+    def _take_fetched(self, table: BlockTable, fetched: Mapping[BlockHash, Any]) -> list[tuple[int, Any]]:
+        """Gives the table the matched blocks that are not in the pool. Returns them with their contents. They are
+        published like computed ones, once a step has succeeded."""
+        entries = [i for i in range(table.first, len(table.block_ids)) if table.block_ids[i] == NO_BLOCK]
+        if not entries:
+            return []
+        blocks = self.pool.allocate(len(entries))
+        for entry, block_id in zip(entries, blocks, strict=True):
+            table.block_ids[entry] = block_id
+        table.num_published = entries[0]
+        hashes = [_key(table.chain.hashes[entry], table.index) for entry in entries]
+        return [(block_id, fetched[block_hash]) for block_id, block_hash in zip(blocks, hashes, strict=True)]
+
+    def _match(
+        self, token_ids: Sequence[int], chains: Chains, limit: int, beside: Container[BlockHash] = _NOTHING
+    ) -> int:
+        """Tokens of the longest known prefix, at most `limit`: every group has what the token behind it reads, in the
+        pool or `beside` it."""
         length = limit // self._match_unit * self._match_unit
         for g, group in enumerate(self.groups):
             if not group.window:
-                length = self._match_whole(g, chains[g], token_ids, length)
+                length = self._match_whole(g, chains[g], token_ids, length, beside)
         while self._has_windows and length:
             before = length
             for g, group in enumerate(self.groups):
                 if group.window:
-                    length = self._match_window(g, chains[g], token_ids, length)
+                    length = self._match_window(g, chains[g], token_ids, length, beside)
             if length == before:
                 break
         return length
 
-    def _match_whole(self, g: int, chain: HashChain, token_ids: Sequence[int], length: int) -> int:
+    def _match_whole(
+        self, g: int, chain: HashChain, token_ids: Sequence[int], length: int, beside: Container[BlockHash]
+    ) -> int:
         """Hashes no further than the first miss."""
         size, lookup = chain.block_size, self.pool.lookup
         for index in range(length // size):
             chain.extend(token_ids, index + 1)
-            if lookup(_key(chain.hashes[index], g)) is None:
+            key = _key(chain.hashes[index], g)
+            if lookup(key) is None and key not in beside:
                 return index * size // self._match_unit * self._match_unit
         return length
 
-    def _match_window(self, g: int, chain: HashChain, token_ids: Sequence[int], length: int) -> int:
+    def _match_window(
+        self, g: int, chain: HashChain, token_ids: Sequence[int], length: int, beside: Container[BlockHash]
+    ) -> int:
         """The longest prefix up to `length` behind which this group's window is cached."""
         group, size = self.groups[g], chain.block_size
         chain.extend(token_ids, length // size)
         last_miss = [-1]  # before each block: the newest one that is not cached
         for index in range(length // size):
-            known = self.pool.lookup(_key(chain.hashes[index], g)) is not None
+            key = _key(chain.hashes[index], g)
+            known = self.pool.lookup(key) is not None or key in beside
             last_miss.append(last_miss[-1] if known else index)
         while length and last_miss[length // size] >= group.first_block(min(length, len(token_ids) - 1)):
             length -= self._match_unit
         return length
+
+    # -- the tier behind the pool ----------------------------------------------------------------------------
+
+    def missing(self, token_ids: Sequence[int], chains: Chains) -> list[tuple[BlockHash, int]]:
+        """(hash, slot) of each block that only the tier has and that would lengthen this prompt's cached prefix."""
+        tier, length = self.tier, len(token_ids)
+        if tier is None or not tier.num_kept or not self.enable_prefix_caching:
+            return []
+        matched = self._match(token_ids, chains, length, tier)
+        if matched <= self._match(token_ids, chains, matched):
+            return []
+        found = []
+        for g, group in enumerate(self.groups):
+            first = group.first_block(min(matched, length - 1))
+            keys = [_key(block_hash, g) for block_hash in chains[g].hashes[first : matched // group.block_size]]
+            found += [key for key in keys if self.pool.lookup(key) is None]
+        slots = [tier.use(key) for key in reversed(found)]  # a prefix's beginning is used last, and stays longest
+        return list(zip(found, reversed(slots), strict=True))
+
+    def take_saves(self) -> list[BlockSave]:
+        """What has been evicted since the last call and the tier takes in. The next step has not been submitted yet: it
+        may write to these blocks.
+
+        What was evicted last comes first: of a prefix that is its beginning, without which the rest is of no use.
+        """
+        evicted, saves = self.pool.evicted, []
+        if self.tier is not None and evicted:
+            for block_id, block_hash in reversed(evicted):
+                slot = self.tier.reserve(block_hash)
+                if slot is not None:
+                    saves.append(BlockSave(block_id, slot, block_hash))
+            evicted.clear()
+        return saves
+
+    def clear_cache(self) -> None:
+        """Empties the prefix cache, and the tier. Blocks in use stay with their holders."""
+        self.pool.clear_cache()
+        if self.tier is not None and self.pool.evicted is not None:
+            self.pool.evicted.clear()
+            self.tier.clear()
 
     # -- the same prompt twice -------------------------------------------------------------------------------
 
@@ -239,6 +331,10 @@ class KVCacheManager:
         self.pool.release([source for source, _ in tables.copies])
         tables.copies.clear()
 
+    def loaded(self, tables: BlockTables) -> None:
+        """A step has succeeded that began with `tables.loads`."""
+        tables.loads.clear()
+
     def _set_marks(self, tables: BlockTables) -> None:
         publish, trim = sys.maxsize, sys.maxsize
         for table in tables.tables:
@@ -307,6 +403,7 @@ class KVCacheManager:
         """Gives the blocks back, last block first: a prefix's tail is evicted before its head."""
         self.holders.remove(tables)
         self.copied(tables)
+        self.loaded(tables)
         self._withdraw(tables)
         for table in tables.tables:
             self.pool.release(table.held[::-1])
@@ -317,6 +414,8 @@ class KVCacheManager:
     def check_integrity(self) -> None:
         """Raises IntegrityError unless references, tables and pool agree (conservation and reference counts)."""
         self.pool.check_integrity()
+        if self.tier is not None:
+            self.tier.check_integrity()
         held = Counter(block for tables in self.holders for table in tables.tables for block in table.held)
         held.update(source for tables in self.holders for source, _ in tables.copies)
         for block_id in range(self.pool.num_blocks):

@@ -28,6 +28,9 @@ class BlockPool:
         self._blank = list(range(num_blocks - 1, -1, -1))
         self._evictable: OrderedDict[int, None] = OrderedDict()
         self._by_hash: dict[BlockHash, int] = {}
+        self.evicted: list[tuple[int, BlockHash]] | None = None
+        """Cached blocks that were handed out since the list was last emptied, in order; None: nobody asks. Their
+        contents stay until the next step writes."""
 
     @property
     def num_free(self) -> int:
@@ -99,6 +102,12 @@ class BlockPool:
         self._hashes[block_id] = block_hash
         return True
 
+    def cached_blocks(self) -> list[tuple[int, BlockHash]]:
+        """All blocks of the prefix cache: those in use, then the others, those that would be evicted last first."""
+        free = [(block_id, self._hashes[block_id]) for block_id in reversed(self._evictable)]
+        in_use = [(block_id, known) for known, block_id in self._by_hash.items() if self._ref_counts[block_id]]
+        return in_use + [(block_id, known) for block_id, known in free if known is not None]
+
     def clear_cache(self) -> None:
         """Empties the prefix cache. Blocks in use stay with their holders."""
         for block_id in self._by_hash.values():
@@ -113,6 +122,8 @@ class BlockPool:
         if block_hash is not None:
             del self._by_hash[block_hash]
             self._hashes[block_id] = None
+            if self.evicted is not None:
+                self.evicted.append((block_id, block_hash))
         self.num_evictions += 1
         return block_id
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.kvcache.groups import KVGroup
 from penstock.kvcache.hashing import BlockHasher
@@ -61,7 +61,7 @@ class BlockTable:
 class BlockTables:
     """All that a request holds. Only `KVCacheManager` changes it."""
 
-    __slots__ = ("capacity", "copies", "next_publish", "next_trim", "tables")
+    __slots__ = ("capacity", "copies", "loads", "next_publish", "next_trim", "tables")
 
     def __init__(self, tables: list[BlockTable]) -> None:
         self.tables = tables
@@ -70,6 +70,9 @@ class BlockTables:
         self.copies: list[tuple[int, int]] = []
         """(source, destination): contents to copy before the next write. The sources are held as well, until
         `KVCacheManager.copied` says that a step has done it: one that failed can be run again."""
+        self.loads: list[tuple[int, Any]] = []
+        """(block, contents from the tier): to be put there before the next step computes. They stay until
+        `KVCacheManager.loaded`, as copies do."""
         self.next_publish = sys.maxsize
         """`KVCacheManager.publish` has something to do once this many tokens are computed; never without a prefix
         cache."""

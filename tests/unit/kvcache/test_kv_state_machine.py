@@ -8,7 +8,16 @@ from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.kvcache import NO_BLOCK, BlockHasher, BlockTables, HashChain, KVCacheManager, KVGroup
+from penstock.kvcache import (
+    NO_BLOCK,
+    BlockHasher,
+    BlockSave,
+    BlockTables,
+    BlockTier,
+    HashChain,
+    KVCacheManager,
+    KVGroup,
+)
 from penstock.kvcache.groups import blocks_of_request
 from unit.kvcache.profiles import MACHINE_TIMEOUT, machine_settings
 
@@ -48,12 +57,19 @@ class KVMachine(RuleBasedStateMachine):
         num_blocks=st.integers(1, 16),
         groups=st.lists(st.builds(KVGroup, st.integers(1, 4), WINDOWS), min_size=1, max_size=3),
         caching=st.sampled_from([True, True, False]),
+        num_slots=st.sampled_from([0, 2, 8]),
     )
-    def start(self, num_blocks: int, groups: list[KVGroup], caching: bool) -> None:
+    def start(self, num_blocks: int, groups: list[KVGroup], caching: bool, num_slots: int) -> None:
+        """`num_slots`: of the tier behind the pool; 0: there is none."""
         self.hasher = BlockHasher(b"k")
         self.groups = groups
-        self.kv = KVCacheManager(num_blocks, groups, enable_prefix_caching=caching, hasher=self.hasher)
+        tier = BlockTier(num_slots, max_under_way=3) if num_slots else None
+        if tier is not None:
+            tier.open()
+        self.kv = KVCacheManager(num_blocks, groups, enable_prefix_caching=caching, hasher=self.hasher, tier=tier)
         self.contents: list[list[Slot | None]] = [[None] * 4 for _ in range(num_blocks)]
+        self.store: list[list[Slot | None]] = [[None] * 4 for _ in range(num_slots)]
+        self.writing: list[tuple[BlockSave, list[Slot | None]]] = []
 
     # -- rules -----------------------------------------------------------------------------------------------
 
@@ -83,7 +99,10 @@ class KVMachine(RuleBasedStateMachine):
         before, chains = self._snapshot(), self.kv.chains(adapter=adapter, salt=salt)
         waited_for = self.kv.computing(tokens, chains, rank)
         assert self.kv.computing(tokens, chains, (0,)) is None, "nobody is ahead of that"
-        admitted = self.kv.admit(tokens, chains, chunk, reserve=reserve, read_cache=read_cache)
+        fetched = {key: list(self.store[slot]) for key, slot in self.kv.missing(tokens, chains)}
+        for key in data.draw(st.sets(st.sampled_from(sorted(fetched)))) if fetched else ():
+            del fetched[key]  # it could not be read
+        admitted = self.kv.admit(tokens, chains, chunk, reserve=reserve, read_cache=read_cache, fetched=fetched)
         if admitted is None:
             assert self._snapshot() == before
             needed = blocks_of_request(self.groups, len(tokens), chunk)
@@ -125,6 +144,11 @@ class KVMachine(RuleBasedStateMachine):
         top = end + guesses if end == len(sequence.tokens) else end
         if top > sequence.tables.capacity and not self._grow(sequence, start, top):
             return
+        self._save()
+        for block_id, loaded in sequence.tables.loads:
+            self.contents[block_id] = list(loaded)
+        if succeeds:
+            self.kv.loaded(sequence.tables)
         if succeeds is not None:
             for source, destination in sequence.tables.copies:
                 self.contents[destination] = list(self.contents[source])
@@ -158,10 +182,21 @@ class KVMachine(RuleBasedStateMachine):
         if self.live:
             self._free(data.draw(st.sampled_from(self.live)))
 
+    @rule(count=st.integers(1, 3), succeeds=st.sampled_from([True, True, True, False]))
+    def write_saves(self, count: int, succeeds: bool) -> None:
+        """The store has done the oldest writes, perhaps after the tier was cleared."""
+        for save, contents in self.writing[:count]:
+            self.store[save.slot] = contents if succeeds else [None] * 4
+            if self.kv.tier is not None:
+                self.kv.tier.written(save.block_hash, save.slot, succeeded=succeeds)
+        del self.writing[:count]
+
     @rule()
     def clear_cache(self) -> None:
-        self.kv.pool.clear_cache()
+        self.kv.clear_cache()
         assert self.kv.pool.num_cached == 0
+        assert self.kv.tier is None or not self.kv.tier.num_kept
+        self.writing.clear()
 
     # -- the model -------------------------------------------------------------------------------------------
 
@@ -183,6 +218,10 @@ class KVMachine(RuleBasedStateMachine):
         assert len(growth.copies) == sum(copies)
         assert tables.capacity >= end
         return True
+
+    def _save(self) -> None:
+        """What a step does first: what was evicted is still there."""
+        self.writing += [(save, list(self.contents[save.block_id])) for save in self.kv.take_saves()]
 
     def _must_copy(self, sequence: Sequence, group: int, position: int) -> bool:
         ids, index = sequence.tables.block_ids[group], position // self.groups[group].block_size
@@ -231,6 +270,8 @@ class KVMachine(RuleBasedStateMachine):
         """Of what it has computed: all, or in a group with a window, what the next token sees."""
         for sequence in self.live:
             contents = list(self.contents)
+            for block_id, loaded in sequence.tables.loads:  # not made yet
+                contents[block_id] = loaded
             for source, destination in sequence.tables.copies:  # not made yet
                 contents[destination] = contents[source]
             for index, (group, ids) in enumerate(zip(self.groups, sequence.tables.block_ids, strict=True)):
@@ -252,15 +293,24 @@ class KVMachine(RuleBasedStateMachine):
         if not hasattr(self, "kv"):
             return
         for block_hash, block_id in self._cached().items():
-            index = block_hash[-1] if len(block_hash) > 16 else 0
-            size = self.groups[index].block_size
-            last = self.contents[block_id][size - 1]
-            assert last is not None, "a block that was never computed is in the cache"
-            group, salt, adapter, tokens = last
-            expected = self.hasher.root(adapter=adapter, salt=salt)
-            for start in range(0, len(tokens), size):
-                expected = self.hasher.block(expected, tokens[start : start + size])
-            assert (group, block_hash[:16]) == (index, expected)
+            self._check_contents(block_hash, self.contents[block_id])
+
+    @invariant()
+    def the_tier_holds_what_its_hashes_say(self) -> None:
+        if hasattr(self, "kv") and self.kv.tier is not None:
+            for block_hash, slot in self.kv.tier._kept.items():
+                self._check_contents(block_hash, self.store[slot])
+
+    def _check_contents(self, block_hash: bytes, contents: list[Slot | None]) -> None:
+        index = block_hash[-1] if len(block_hash) > 16 else 0
+        size = self.groups[index].block_size
+        last = contents[size - 1]
+        assert last is not None, "a block that was never computed can be found"
+        group, salt, adapter, tokens = last
+        expected = self.hasher.root(adapter=adapter, salt=salt)
+        for start in range(0, len(tokens), size):
+            expected = self.hasher.block(expected, tokens[start : start + size])
+        assert (group, block_hash[:16]) == (index, expected)
 
     def teardown(self) -> None:
         for sequence in self.live:

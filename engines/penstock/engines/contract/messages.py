@@ -294,6 +294,22 @@ class EngineStats(msgspec.Struct, array_like=True):
     """Steps that raised."""
     forced_tokens: int = 0
     """That needed no step of their own, since a grammar left no others."""
+    offload_blocks: int = 0
+    """Evicted blocks that the tier behind the KV cache holds."""
+    offload_bytes: int = 0
+    """What they take."""
+    offload_saved: int = 0
+    """Blocks that were written there."""
+    offload_dropped: int = 0
+    """Evicted blocks that were not, since writing was behind, failed, or is turned off."""
+    offload_loaded: int = 0
+    """Blocks that came back from there, for a request."""
+    offload_damaged: int = 0
+    """Blocks that did not hold what they should when they were read."""
+    offload_waits: int = 0
+    """Requests that waited for their blocks."""
+    offload_wait_seconds: float = 0.0
+    """How long, together."""
 
 
 class StepRecord(msgspec.Struct, array_like=True, frozen=True):

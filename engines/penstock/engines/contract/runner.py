@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
 
 from penstock.engines.contract.messages import Grammar
 from penstock.engines.contract.model_info import ModelInfo
@@ -52,6 +56,30 @@ class GrammarHost(Protocol):
         Called on threads of their own while steps run: changes nothing that they use. Raises InvalidRequestError for
         what cannot be compiled, with the reason.
         """
+        ...
+
+
+@runtime_checkable
+class BlockHost(Protocol):
+    """Also implemented by runners whose KV cache blocks can be kept outside of it."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block's contents."""
+        ...
+
+    def cache_identity(self) -> str:
+        """Differs wherever equal tokens may give other contents: model, weights, types, layout, versions."""
+        ...
+
+    def read_blocks(self, block_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
+        """Copies of their contents, [blocks, block_bytes]. Called while steps may compute that leave these blocks
+        alone."""
+        ...
+
+    def write_blocks(self, block_ids: Sequence[int], contents: Sequence[npt.NDArray[np.uint8]]) -> None:
+        """Puts contents of `read_blocks` there, also those of an earlier process with the same `cache_identity`. Called
+        at the same times."""
         ...
 
 

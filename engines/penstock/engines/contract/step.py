@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from penstock.engines.contract.messages import PoolingParams, SamplingParams, TokenLogprobs
 from penstock.engines.errors import PenstockError
+from penstock.kvcache import BlockSave
 
 TO_BE_DRAFTED = -1
 """In place of a guess: the runner's draft model makes it (`ModelInfo.has_draft_model`)."""
@@ -71,6 +72,10 @@ class SchedulerOutput:
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     """(source block, destination block): whole blocks, all layers of the group that uses them, keys and values, copied
     one after the other before the computation."""
+    block_saves: list[BlockSave] = field(default_factory=list)
+    """Evicted blocks whose contents are read before the step is submitted (`BlockHost`)."""
+    block_loads: list[tuple[int, Any]] = field(default_factory=list)
+    """(block, contents) that are written then, after `block_saves`. No step under way reads or writes these blocks."""
     dropped_ids: list[int] = field(default_factory=list)
     """Finished, aborted or preempted: the runner forgets them. None of them is part of a step under way."""
     drafts: dict[int, list[int]] = field(default_factory=dict)

@@ -63,6 +63,8 @@ class DraftModel:
 
     def follow(self, step: SchedulerOutput) -> None:
         """Takes in what a step says about blocks. For every step, in order."""
+        for block_id, _ in step.block_loads:
+            self._filled[block_id] = 0  # they come without what the draft model would have computed
         for source, destination in step.block_copies:
             self._filled[destination] = self._filled[source]
         if step.block_copies:

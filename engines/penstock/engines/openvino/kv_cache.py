@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import openvino as ov
 
 from penstock.engines.errors import EngineError
@@ -46,6 +47,32 @@ class OpenVINOKVCache:
         for source, destination in copies:
             for raw in self._raw:
                 raw[destination] = raw[source]
+
+    def read_blocks(self, block_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
+        """`BlockHost.read_blocks`: slot by slot, keys before values."""
+        chosen = np.array(block_ids)
+        contents = np.empty((len(chosen), sum(raw.shape[1] for raw in self._raw)), np.uint8)
+        begin = 0
+        for raw in self._raw:
+            end = begin + raw.shape[1]
+            contents[:, begin:end] = raw[chosen]
+            begin = end
+        return contents
+
+    def write_blocks(self, block_ids: Sequence[int], contents: Sequence[npt.NDArray[np.uint8]]) -> None:
+        """`BlockHost.write_blocks`"""
+        for block_id, block in zip(block_ids, contents, strict=True):
+            begin = 0
+            for raw in self._raw:
+                end = begin + raw.shape[1]
+                raw[block_id] = block[begin:end]
+                begin = end
+
+
+def cache_layout(compiled: Any) -> str:
+    """How the compiled model lays out its blocks, and on which processor."""
+    kinds = sorted((name, str(kind), shape) for name, (kind, shape) in _cache_inputs(compiled).items())
+    return repr((kinds, ov.Core().get_property("CPU", "FULL_DEVICE_NAME")))
 
 
 def block_layout(compiled: Any, groups: Sequence[LayerGroup]) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -30,12 +31,12 @@ from penstock.engines.openvino.device import (
     plan_threads,
 )
 from penstock.engines.openvino.families import parse_config
-from penstock.engines.openvino.kv_cache import OpenVINOKVCache, block_layout
+from penstock.engines.openvino.kv_cache import OpenVINOKVCache, block_layout, cache_layout
 from penstock.engines.openvino.kv_types import kv_cache_type
 from penstock.engines.openvino.lora import OpenVINOAdapters
 from penstock.engines.openvino.lora_graph import Projection
 from penstock.engines.openvino.model import BufferedDecoder
-from penstock.engines.openvino.weights import Weights, integer_type, open_weights
+from penstock.engines.openvino.weights import Weights, checkpoint_key, integer_type, open_weights
 from penstock.engines.openvino.work import MatrixWork, count_matrices, model_work
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,8 @@ class LoadedDecoder:
     """Of one block in all layers of a group."""
     model: BufferedDecoder
     adapters: OpenVINOAdapters
+    types: str
+    """Of computation, weights, activations and cache."""
     words: str
     """What it runs with."""
     work: ModelWork | None
@@ -72,6 +75,12 @@ class LoadedDecoder:
     def use_blocks(self, count: int) -> None:
         """Its KV cache gets so many."""
         self.model.use_cache(OpenVINOKVCache(self.compiled, self.groups, count))
+
+    def cache_identity(self) -> str:
+        """`BlockHost.cache_identity`"""
+        versions = (metadata.version("penstock"), ov.__version__)
+        key = checkpoint_key(self.types, self.checkpoint)
+        return repr((versions, key, self.spec, self.block_size, self.block_bytes, cache_layout(self.compiled)))
 
     def free(self) -> None:
         """It cannot be used afterwards. The mapped file goes last: the compiled model may look into it."""
@@ -92,7 +101,7 @@ def load_decoder(config: OpenVINOConfig, report: Report) -> LoadedDecoder:
     plans = plan_threads(checkpoint.num_bytes, usable_cores(), config.threads, most_tokens)
     weights = open_weights(config, checkpoint, report)
     integers = integer_type(config, checkpoint)
-    compiled, words, matrices, projections = _compile(config, spec, weights, plans, report, integers)
+    compiled, types, matrices, projections = _compile(config, spec, weights, plans, report, integers)
     adapters = OpenVINOAdapters(projections, config.max_loras, config.max_lora_rank, matrices.precision)
     groups = group_layers(spec.sliding_windows)
     block_size, block_bytes = block_layout(compiled[0][1], groups)
@@ -112,7 +121,8 @@ def load_decoder(config: OpenVINOConfig, report: Report) -> LoadedDecoder:
         block_bytes=block_bytes,
         model=model,
         adapters=adapters,
-        words=words,
+        types=types,
+        words=f"openvino {types}, {' or '.join(str(plan.threads) for plan in plans)} threads",
         work=model_work(matrices, spec, groups, block_bytes / block_size, plans),
     )
     # Each compiled model packs its weights at its first tokens: the first request does not wait for that, and the
@@ -145,8 +155,8 @@ def _compile(
     report: Report,
     integers: str | None,
 ) -> tuple[list[tuple[ThreadPlan, Any]], str, MatrixWork, dict[str, Projection]]:
-    """The model compiled for each plan, what it runs with in words, what its matrices cost, and the projections that
-    adapters may change. `integers`: see `integer_type`."""
+    """The model compiled for each plan, its types in words, what its matrices cost, and the projections that adapters
+    may change. `integers`: see `integer_type`."""
     core = ov.Core()
     precision = compute_precision(core, config)
     kv_type = kv_cache_type(config, precision, spec.head_dim)
@@ -162,12 +172,10 @@ def _compile(
         (plan, compile_decoder(core, model, config, precision, kv_type, plan, chosen, bool(spec.experts)))
         for plan in plans
     ]
-    threads = " or ".join(str(plan.threads) for plan in plans)
     kept = "as stored" if config.weights == "auto" else str(config.weights)
     if integers is not None:
         kept += f", activations {activations}"
-    words = f"openvino {precision}, weights {kept}, kv {kv_type.name}, {threads} threads"
-    return compiled, words, matrices, projections
+    return compiled, f"{precision}, weights {kept}, kv {kv_type.name}", matrices, projections
 
 
 def _tokens_for_experts(spec: DecoderSpec) -> int:

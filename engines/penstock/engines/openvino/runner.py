@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from penstock.engines.contract.loading import Report, silent
 from penstock.engines.contract.model_info import ModelInfo
@@ -67,6 +71,19 @@ class OpenVINORunner(StepRunner):
 
     def unload_adapter(self, key: str) -> None:
         self._adapters.unload(key)
+
+    @property
+    def block_bytes(self) -> int:
+        return self._decoders[0].block_bytes
+
+    def cache_identity(self) -> str:
+        return self._decoders[0].cache_identity()
+
+    def read_blocks(self, block_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
+        return self._decoders[0].model.cache.read_blocks(block_ids)
+
+    def write_blocks(self, block_ids: Sequence[int], contents: Sequence[npt.NDArray[np.uint8]]) -> None:
+        self._decoders[0].model.cache.write_blocks(block_ids, contents)
 
     def close(self) -> None:
         """Frees the weights and the cache; the runner cannot be used afterwards."""

@@ -226,11 +226,15 @@ def open_weights(config: OpenVINOConfig, checkpoint: Checkpoint, report: Report)
     quantized = integer_type(config, checkpoint) is not None or checkpoint.is_quantized
     if not quantized or not config.weights_cache:
         return Weights(checkpoint, config.weights, report)
+    key = checkpoint_key(config.weights, checkpoint)
+    return Weights(checkpoint, config.weights, report, WeightCache(user_cache("weights"), config.weights_cache, key))
+
+
+def checkpoint_key(kind: str, checkpoint: Checkpoint) -> str:
+    """`content_key` of what is made of a checkpoint."""
     parts = ((name, part) for name in checkpoint for part in checkpoint.stored_parts(name))
     tensors = ((name, part.dtype, part.shape, part.data) for name, part in parts)
-    kind = config.weights if checkpoint.scheme is None else f"{config.weights} of {checkpoint.scheme}"
-    cache = WeightCache(user_cache("weights"), config.weights_cache, content_key(kind, tensors))
-    return Weights(checkpoint, config.weights, report, cache)
+    return content_key(kind if checkpoint.scheme is None else f"{kind} of {checkpoint.scheme}", tensors)
 
 
 def integer_type(config: OpenVINOConfig, checkpoint: Checkpoint) -> str | None:

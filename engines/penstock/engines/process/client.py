@@ -31,6 +31,7 @@ from penstock.engines.contract.messages import (
 )
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import EngineDeadError, EngineError, NoResourcesError, NotReadyError, QueueFullError
+from penstock.engines.offload import CLOSING_SECONDS
 from penstock.engines.process.link import Link
 from penstock.engines.process.liveness import Health, Liveness, WatchdogConfig
 from penstock.engines.registry import EngineSpec
@@ -42,6 +43,8 @@ _TUNABLES = "glibc.malloc.hugetlb=1"
 """Weights are put into huge pages from the start, which makes steps faster; ignored where there are none."""
 _LAST_WORDS = 0.5
 """Seconds to wait for the message of a process that has already ended, or that is about to be killed for silence."""
+_ENDING_TIME = 5.0
+"""Seconds that a process has to end when it is told to."""
 _BACKOFF = 1.0
 """Seconds of delay added with each recent restart; the first comes at once."""
 _LONGEST_BACKOFF = 30.0
@@ -329,16 +332,20 @@ class ProcessEngine:
         if link is not None:
             link.close()
 
-    async def _end_process(self, patience: float = 5.0) -> None:
+    async def _end_process(self) -> None:
         process = self._process
         if process is None or process.returncode is not None:
             return
         if process.stdin is not None:
             process.stdin.close()
         try:
-            await asyncio.wait_for(process.wait(), patience)
+            await asyncio.wait_for(process.wait(), self._patience)
         except TimeoutError:
             await self._kill()
+
+    @property
+    def _patience(self) -> float:
+        return _ENDING_TIME + (CLOSING_SECONDS if self._spec.scheduler.kv_offload_dir else 0.0)
 
     async def _kill(self) -> None:
         process = self._process

@@ -6,6 +6,7 @@ from functools import partial
 
 from penstock.engines.scheduler.drafts import DraftModelGuesses, Guesser, PredictedOutput, PromptLookup
 from penstock.engines.scheduler.intake import Intake
+from penstock.engines.scheduler.prefetch import Prefetches
 from penstock.engines.scheduler.request import Request, Run
 from penstock.engines.scheduler.running import RunningRequests
 from penstock.engines.scheduler.step import StepUnderWay
@@ -18,13 +19,21 @@ class Admission:
     """Moves requests from the intake's queue to those that run, as far as there are seats, tokens and blocks."""
 
     def __init__(
-        self, intake: Intake, running: RunningRequests, kv: KVCacheManager, chunk: int, *, speculates: bool
+        self,
+        intake: Intake,
+        running: RunningRequests,
+        kv: KVCacheManager,
+        prefetches: Prefetches,
+        chunk: int,
+        *,
+        speculates: bool,
     ) -> None:
         """`chunk`: most tokens of one request in a step; `speculates`: requests get guesses to verify."""
         self._config = intake.config
         self._intake = intake
         self._running = running
         self._kv = kv
+        self._prefetches = prefetches
         self._chunk = chunk
         self._speculates = speculates
         self._no_room = (0, -1)
@@ -53,6 +62,10 @@ class Admission:
                 if self._intake.num_waiting_for_prompts >= self._config.max_num_seqs:
                     break
                 self._intake.wait_for_prompt(request, partial(self._kv.is_computing, same_prompt))
+                continue
+            is_fetching = self._prefetches.blocks(request, now)
+            if is_fetching is not None:
+                self._intake.wait_for_prompt(request, is_fetching)
                 continue
             count = self._admit(request, new, left)
             if not count:
@@ -101,12 +114,19 @@ class Admission:
         reserve = min(self._watermark << shift, self._kv.pool.num_blocks) if self._running.runs else 0
         read_cache = not request.scores_prompt and self._config.enable_prefix_caching
         admitted = self._kv.admit(
-            request.token_ids, self._chains_of(request), self._chunk, reserve=reserve, read_cache=read_cache
+            request.token_ids,
+            self._chains_of(request),
+            self._chunk,
+            reserve=reserve,
+            read_cache=read_cache,
+            fetched=self._prefetches.fetched(request),
         )
         if admitted is None:
             return 0
         self._intake.pop()
+        self._prefetches.drop(request)
         tables, cached = admitted
+        self._intake.stats.offload_loaded += len(tables.loads)
         if request.num_preemptions == 0:
             request.num_cached_tokens = cached
             if read_cache:

@@ -39,14 +39,26 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_tokens: int = 1_048_576
     """The same in known tokens (prompts). A single request may always wait."""
     enable_prefix_caching: bool = True
+    kv_offload_dir: str = ""
+    """Folder for the blocks that the prefix cache evicts; empty: they are lost."""
+    kv_offload_bytes: int = 10 << 30
+    """Most bytes of a model's blocks in it."""
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_queued_tokens", "steps_in_flight"):
+        for name in (
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "max_queued_tokens",
+            "steps_in_flight",
+            "kv_offload_bytes",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("max_queued_requests", "ageing_seconds", "itl_target_ms", "max_draft_tokens"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} cannot be negative")
+        if self.kv_offload_dir and not self.enable_prefix_caching:
+            raise ValueError("kv-offload-dir: nothing is evicted where prefix-caching is off")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "

@@ -51,7 +51,7 @@ class Intake:
         """Known tokens of requests that wait."""
         self._passed_by: dict[int, tuple[Request, Callable[[], bool]]] = {}
         self._waiting_for_prompts: set[int] = set()
-        """Ids of those of them that wait for a prompt that another request computes."""
+        """Ids of those of them that wait for a prompt that another request computes, or for blocks that are read."""
         self.loading_adapters: set[str] = set()
         """Keys of LoRA adapters whose requests have to wait."""
         self._adapter_errors: dict[str, PenstockError] = {}
@@ -203,9 +203,9 @@ class Intake:
         self._pass_by(request, lambda: grammar.is_pending)
         return True
 
-    def wait_for_prompt(self, request: Request, is_computing: Callable[[], bool]) -> None:
-        """Passes the next one by while another request computes its prompt."""
-        self._pass_by(request, is_computing)
+    def wait_for_prompt(self, request: Request, is_blocked: Callable[[], bool]) -> None:
+        """Passes the next one by while another request computes its prompt, or while its blocks are being read."""
+        self._pass_by(request, is_blocked)
         self._waiting_for_prompts.add(request.id)
 
     @property

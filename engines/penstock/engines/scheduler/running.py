@@ -117,12 +117,18 @@ class RunningRequests:
                 self._known_to_runner.add(run.id)
                 step.new_requests.append(_new_request(run))
                 step.block_copies += run.tables.copies
+                step.block_loads += run.tables.loads
 
     def copied(self, runs: Iterable[Run]) -> None:
         """A step of these has made their copies: none of those with copies is part of another step under way."""
         for run in runs:
             if run.tables.copies:
                 self._kv.copied(run.tables)
+
+    def loaded(self, runs: Iterable[Run]) -> None:
+        """A step that loaded blocks for some of these has succeeded."""
+        for run in runs:
+            self._kv.loaded(run.tables)
 
     def lost(self, runs: Iterable[Run]) -> None:
         """The runner has lost steps of these, and forgotten all requests."""

@@ -24,6 +24,7 @@ from penstock.engines.scheduler.compilation import Compilation
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.drafts import MAX_VOCAB_SIZE, Guesser, PredictedOutput, num_guesses
 from penstock.engines.scheduler.intake import Intake
+from penstock.engines.scheduler.prefetch import Prefetches
 from penstock.engines.scheduler.queues import Policy
 from penstock.engines.scheduler.request import Request, RequestStatus, Run
 from penstock.engines.scheduler.running import RunningRequests
@@ -63,7 +64,8 @@ class Scheduler:
         """The second one also while requests have predictions."""
         self._predicted: set[int] = set()
         """Ids of requests with predictions; of ended ones until the next step."""
-        self._admission = Admission(self.intake, self.running, self.kv, chunk, speculates=always)
+        self.prefetches = Prefetches(self.kv, self.intake.stats)
+        self._admission = Admission(self.intake, self.running, self.kv, self.prefetches, chunk, speculates=always)
         self._forces = False
         """Some request has tokens that are forced."""
         self._newest_plan = ONLY_DECODES
@@ -134,6 +136,7 @@ class Scheduler:
             self._schedule_all(new, now)
         if step.request_ids:
             self.running.tell(step, new.runs)
+            step.block_saves = self.kv.take_saves()
             new.complete()
             new.expected_seconds = self.budget.pace.seconds(step.total_num_scheduled_tokens, new.attended)
             self.under_way.append(new)
@@ -340,6 +343,8 @@ class Scheduler:
             self.trials.acquit()
         if done.step.block_copies:
             self.running.copied(done.runs)
+        if done.step.block_loads:
+            self.running.loaded(done.runs)
         return done
 
     def _learn(self, lookup: Guesser, output: RequestOutput, num_guessed: int, num_right: int) -> None:
@@ -423,6 +428,7 @@ class Scheduler:
         """Books an end. The caller takes the request out of its list."""
         if request.run is not None:
             self.running.stop(request.run)
+        self.prefetches.drop(request)
         self.intake.ended(request, now)
         if request.followers:  # it ended before its prompt was computed: the next sample takes the lead
             leader, *others = request.dismiss_followers()

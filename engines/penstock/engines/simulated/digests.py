@@ -12,12 +12,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from zlib import crc32
 
+import numpy as np
+import numpy.typing as npt
+
 from penstock.kvcache import KVGroup
 
 _MASK = (1 << 64) - 1
 _FACTOR = 0xBF58476D1CE4E5B9
 _GOLDEN = 0x9E3779B97F4A7C15
 _SPOILT = 0xBAD
+_SLOT_BYTES = 8
 
 
 def mix(value: int, number: int) -> int:
@@ -51,6 +55,21 @@ class PagedDigests:
         """Copies a whole block."""
         slots, size = self._slots, self._stride
         slots[destination * size : (destination + 1) * size] = slots[source * size : (source + 1) * size]
+
+    @property
+    def block_bytes(self) -> int:
+        return self._stride * _SLOT_BYTES
+
+    def read(self, block_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
+        """[blocks, block_bytes]"""
+        size = self._stride
+        rows = [self._slots[block_id * size : (block_id + 1) * size] for block_id in block_ids]
+        return np.array(rows, np.uint64).view(np.uint8).reshape(len(block_ids), self.block_bytes)
+
+    def write(self, block_id: int, contents: npt.NDArray[np.uint8]) -> None:
+        """`contents`: [block_bytes]"""
+        size = self._stride
+        self._slots[block_id * size : (block_id + 1) * size] = contents.view(np.uint64).tolist()
 
     def compute(self, tables: Sequence[Sequence[int]], token_id: int, position: int, origin: int) -> int:
         """The digest of a position, which is in its slots then. `tables`: one for each group."""

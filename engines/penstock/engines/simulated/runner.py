@@ -14,10 +14,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from penstock.engines.contract.messages import PoolingParams, SamplingParams
 from penstock.engines.contract.model_info import ModelInfo
@@ -90,7 +92,8 @@ class _Submitted:
 
 
 class SimulatedRunner(AdapterShelf):
-    """Implements ModelRunner and AdapterHost. No distribution to sample from: `info` says so, logprobs are refused.
+    """Implements ModelRunner, AdapterHost and BlockHost. No distribution to sample from: `info` says so, logprobs are
+    refused.
 
     A greedy token depends on the digest alone; with a temperature above 0, on the seed and the token's number, too.
     """
@@ -251,6 +254,20 @@ class SimulatedRunner(AdapterShelf):
         token = self._first + (digest >> 13) % self._span
         tokens.append(token)
         return token
+
+    @property
+    def block_bytes(self) -> int:
+        return self._cache.block_bytes
+
+    def cache_identity(self) -> str:
+        return f"simulated {self.info.kv_groups}"
+
+    def read_blocks(self, block_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
+        return self._cache.read(block_ids)
+
+    def write_blocks(self, block_ids: Sequence[int], contents: Sequence[npt.NDArray[np.uint8]]) -> None:
+        for block_id, block in zip(block_ids, contents, strict=True):
+            self._cache.write(block_id, block)
 
     def reset(self) -> None:
         self._states.clear()

@@ -188,6 +188,16 @@ class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefix_caching: Annotated[bool, Meta(description="reuse the keys and values of prompts with equal beginnings")] = (
         True
     )
+    kv_offload_dir: Annotated[
+        Name | None,
+        Meta(
+            description="openvino, simulated: folder for what the prefix cache evicts, also for later starts; default: "
+            "it is lost"
+        ),
+    ] = None
+    kv_offload_bytes: Annotated[Positive, Meta(description="most bytes of a model's blocks in kv-offload-dir")] = (
+        10 << 30
+    )
 
 
 class SchedulingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -320,7 +320,7 @@ class DataPlane:
             priority=request.level,
             background=request.context.background,
             tenant=request.tenant,
-            cache_salt=self._salt(request.tenant, request.cache_salt),
+            cache_salt=_salt(model.salt_key or self._salt_key, request.tenant, request.cache_salt),
             adapter="" if adapter is None else adapter.key,
             traced=request.context.record.stages is not None,
         )
@@ -337,12 +337,13 @@ class DataPlane:
         deadline = self._deadline(context)
         return until(deadline, deadline_exceeded())
 
-    def _salt(self, tenant: str, caller_salt: str) -> str:
-        """Tenants never share cached prefixes nor guess one another's salt; a caller may divide its own further."""
-        if not tenant and not caller_salt:
-            return ""
-        parts = f"{len(tenant)}:{tenant}{caller_salt}".encode("utf-8", "surrogatepass")
-        return hmac.new(self._salt_key, parts, hashlib.sha256).hexdigest()
+
+def _salt(key: bytes, tenant: str, caller_salt: str) -> str:
+    """Tenants never share cached prefixes nor guess one another's salt; a caller may divide its own further."""
+    if not tenant and not caller_salt:
+        return ""
+    parts = f"{len(tenant)}:{tenant}{caller_salt}".encode("utf-8", "surrogatepass")
+    return hmac.new(key, parts, hashlib.sha256).hexdigest()
 
 
 def _check_supported(params: SamplingParams, info: ModelInfo) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,12 +12,13 @@ import msgspec
 from penstock.engines.contract.loading import silent
 from penstock.engines.formats.gguf.files import gguf_files
 from penstock.engines.host.gpus import visible_gpus
+from penstock.engines.offload.folder import secret_key
 from penstock.engines.process import WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.queues import Policy
 from penstock.gateway.configuration.config import Config, ConfigError
-from penstock.gateway.configuration.sections import OF_OUR_SCHEDULER, EngineConfig, LanguageModelConfig
+from penstock.gateway.configuration.sections import OF_OUR_SCHEDULER, CacheConfig, EngineConfig, LanguageModelConfig
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.llm.adapters import Adapter, AdapterSet, new_adapter, parse_adapters, parse_directory
 from penstock.gateway.llm.engine_choice import choose_engine
@@ -98,9 +100,20 @@ def build_model(
         default_params=default_params(source.folder),
         adapters=adapters,
         sleep_idle_seconds=config.model.sleep_idle_seconds,
+        salt_key=_salt_key(config.cache.kv_offload_dir),
     )
     built.append(model)
     return model
+
+
+def _salt_key(offload_dir: str | None) -> bytes | None:
+    """One that later starts have, too: prefixes of tenants are kept like others. None: any."""
+    if offload_dir is None:
+        return None
+    try:
+        return secret_key(Path(offload_dir), "salts")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"kv-offload-dir: {error}") from None
 
 
 def public_names(config: Config, source_name: str) -> tuple[str, ...]:
@@ -130,6 +143,8 @@ def engine_spec(
             max_queued_requests=scheduling.max_queued_requests,
             max_queued_tokens=scheduling.max_queued_tokens,
             enable_prefix_caching=config.cache.prefix_caching,
+            kv_offload_dir=config.cache.kv_offload_dir or "",
+            kv_offload_bytes=config.cache.kv_offload_bytes,
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None
@@ -162,6 +177,7 @@ _GPU_ENGINES = ("vllm", "tensorrt_llm", "torch")
 _OWN_SCHEDULER = ("vllm", "tensorrt_llm", "simulated")
 _GGUF_ENGINES = ("openvino", "simulated")
 _LARGE_ENGINES = ("vllm", "tensorrt_llm")
+_OFFLOADING = ("openvino", "simulated")
 
 
 def _check_engine_settings(config: Config, runner: str) -> None:
@@ -188,6 +204,13 @@ def _check_engine_settings(config: Config, runner: str) -> None:
             "speculative: the vllm engine guesses only under its own scheduler (scheduler=engine, and "
             "speculative_config in engine-args)"
         )
+    if config.cache.kv_offload_dir is None:
+        if config.cache.kv_offload_bytes != CacheConfig().kv_offload_bytes:
+            raise ConfigError("kv-offload-bytes: nothing is kept without kv-offload-dir")
+    elif scheduler == "engine":
+        raise ConfigError("kv-offload-dir: does not apply to an engine that uses its own scheduler")
+    elif runner not in _OFFLOADING:
+        raise ConfigError(f"kv-offload-dir: only the openvino engine has this setting, not {runner}")
     if runner != "openvino":
         for name in ("activations", "weights_cache"):
             if getattr(config.model, name) != getattr(LanguageModelConfig(), name):

@@ -83,6 +83,8 @@ class LoadedModel:
     adapters: AdapterSet = field(default_factory=AdapterSet)
     in_flight: CallCounter = field(default_factory=CallCounter)
     sleep_idle_seconds: float = 0.0
+    salt_key: bytes | None = None
+    """Makes salts of tenants that later starts make, too; None: the data plane's, which is of this process."""
     sleep: ModelSleep = field(init=False)
 
     def __post_init__(self) -> None:

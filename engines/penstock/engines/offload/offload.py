@@ -1,0 +1,266 @@
+"""Blocks on their way between the KV cache and files, which two threads read and write."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass, field
+
+from penstock.engines.bell import Bell
+from penstock.engines.contract.messages import EngineStats
+from penstock.engines.contract.runner import BlockHost
+from penstock.engines.contract.step import SchedulerOutput
+from penstock.engines.offload import CLOSING_SECONDS
+from penstock.engines.offload.block_file import RECORD_BYTES, BlockFile, Contents
+from penstock.engines.offload.folder import ModelFolder
+from penstock.engines.scheduler.prefetch import Prefetch, Prefetches
+from penstock.kvcache import BlockHash, BlockSave, BlockTier, KVCacheManager
+
+logger = logging.getLogger(__name__)
+
+MEMORY = 256 << 20
+"""Bytes of blocks that may wait to be written, and as many that may have been read and wait for their request."""
+_RETRY_SECONDS = 2.0
+"""Between two tries to get a folder that another process has: the one that this process replaces, for example."""
+_SAVED_AT_ONCE = 32
+_LEAST_SECONDS = 1.0
+"""For what is being written at the end, whatever was spent before."""
+
+
+@dataclass(slots=True)
+class _Done:
+    """What a thread has to say."""
+
+    saves: Sequence[BlockSave] = ()
+    """Those that it has written, or tried to."""
+    prefetch: Prefetch | None = None
+    """Was read."""
+    contents: Mapping[BlockHash, Contents] = field(default_factory=dict)
+    """By hash, what was found for it."""
+    error: OSError | None = None
+    kept: Sequence[tuple[BlockHash, int]] | None = None
+    """Of a file that has been opened."""
+
+
+class Offload:
+    """Owned by the engine's loop, which calls `carry_out` for each step before it submits it, and `advance` between
+    steps. The books are the KV cache manager's: `BlockTier`."""
+
+    def __init__(
+        self,
+        host: BlockHost,
+        folder: ModelFolder,
+        kv: KVCacheManager,
+        tier: BlockTier,
+        prefetches: Prefetches,
+        clock: Callable[[], float],
+    ) -> None:
+        """Takes the folder, now or as soon as another process leaves it. Raises OSError if it cannot be used."""
+        self._host = host
+        self._folder = folder
+        self._kv = kv
+        self._tier = tier
+        self._prefetches = prefetches
+        self._clock = clock
+        self._num_damaged = 0
+        self._file: BlockFile | None = None
+        self._writer = ThreadPoolExecutor(1, "kv-offload-write")
+        self._reader = ThreadPoolExecutor(1, "kv-offload-read")
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        """Guards the next two: threads ring when they are done."""
+        self._done: list[_Done] = []
+        self._bell = Bell()
+        kept = self._try_open()
+        if kept is not None:
+            self._opened(kept)
+        else:
+            logger.warning("%s is another process's: evicted blocks are not kept until that one ends", folder.path)
+            self._writer.submit(self._wait_for_folder)
+
+    @property
+    def wakeups(self) -> Sequence[int]:
+        """File descriptors that are readable while `advance` has something to take in."""
+        return (self._bell.wakeup,)
+
+    def carry_out(self, step: SchedulerOutput) -> None:
+        """Copies the blocks out that the step may overwrite, and those in that it reads."""
+        if step.block_saves:
+            self._writer.submit(self._write, step.block_saves, self._copies(step.block_saves))
+        if step.block_loads:
+            blocks, loaded = zip(*step.block_loads, strict=True)
+            self._host.write_blocks(blocks, loaded)
+
+    def _copies(self, saves: Sequence[BlockSave]) -> Contents:
+        try:
+            return self._host.read_blocks([save.block_id for save in saves])
+        except Exception:
+            for save in saves:
+                self._tier.written(save.block_hash, save.slot, succeeded=False)
+            raise
+
+    def begin(self) -> None:
+        """Has the blocks read that requests wait for."""
+        begun = self._prefetches.begun
+        for prefetch in begun:
+            self._reader.submit(self._read, prefetch)
+        begun.clear()
+
+    def advance(self) -> None:
+        """Takes in what was read and written, and gives up what takes too long."""
+        with self._lock:
+            done, self._done = self._done, []
+            self._bell.silence()
+        for each in done:
+            if each.kept is not None:
+                self._opened(each.kept)
+            for save in each.saves:
+                self._tier.written(save.block_hash, save.slot, succeeded=each.error is None)
+            if each.prefetch is not None:
+                self._take_in(each.prefetch, each.contents, complete=each.error is None)
+            if each.error is not None:
+                self._turn_off(str(each.error), reads=each.prefetch is not None)
+        if self._prefetches.give_up(self._clock()):
+            self._turn_off("reading takes too long", reads=True)
+
+    def clear(self) -> None:
+        """After the tier was cleared: what the files hold is deleted, too."""
+        self._prefetches.clear()
+        self._writer.submit(self._clear)
+
+    def report(self, stats: EngineStats) -> None:
+        """Puts the tier's figures there."""
+        tier = self._tier
+        stats.offload_blocks = tier.num_kept
+        stats.offload_bytes = tier.num_kept * (self._host.block_bytes + RECORD_BYTES)
+        stats.offload_saved = tier.num_saved
+        stats.offload_dropped = tier.num_dropped
+        stats.offload_damaged = self._num_damaged
+
+    def close(self, *, save: bool) -> None:
+        """`save`: writes what is still in the prefix cache, too, as far as the time allows."""
+        deadline = self._clock() + CLOSING_SECONDS
+        if save and self._file is not None:
+            self._save_cached(deadline)
+        self._closing.set()
+        self._reader.shutdown(wait=False, cancel_futures=True)
+        last = self._writer.submit(self._close_file)
+        self._writer.shutdown(wait=False)
+        wait_for((last,), max(_LEAST_SECONDS, deadline - self._clock()))
+        with self._lock:
+            self._bell.close()
+
+    # -- on the threads --------------------------------------------------------------------------------------
+
+    def _write(self, saves: Sequence[BlockSave], contents: Contents) -> None:
+        """`contents`: [saves, block bytes]"""
+        error = None
+        try:
+            if self._file is not None:
+                for save, block in zip(saves, contents, strict=True):
+                    self._file.write(save.slot, save.block_hash, block)
+        except OSError as e:
+            error = e
+        self._tell(_Done(saves=saves, error=error))
+
+    def _read(self, prefetch: Prefetch) -> None:
+        contents, error = {}, None
+        try:
+            for block_hash, slot in prefetch.wanted:
+                if self._file is None or prefetch.contents is not None:  # nobody waits any more
+                    break
+                found = self._file.read(slot, block_hash)
+                if found is not None:
+                    contents[block_hash] = found
+        except OSError as e:
+            error = e
+        self._tell(_Done(prefetch=prefetch, contents=contents, error=error))
+
+    def _clear(self) -> None:
+        try:
+            if self._file is not None:
+                self._file.clear()
+        except OSError as error:
+            self._tell(_Done(error=error))
+
+    def _wait_for_folder(self) -> None:
+        """Blocks are not taken in meanwhile, so nothing has to be written."""
+        while not self._closing.wait(_RETRY_SECONDS):
+            try:
+                kept = self._try_open()
+            except OSError as error:
+                self._tell(_Done(error=error))
+                return
+            if kept is not None:
+                self._tell(_Done(kept=kept))
+                return
+
+    def _try_open(self) -> list[tuple[BlockHash, int]] | None:
+        """What the files hold; None: another process has them. Raises OSError."""
+        if not self._folder.acquire():
+            return None
+        self._folder.remove_unused()
+        self._file = BlockFile(self._folder.path, self._tier.num_slots, self._host.block_bytes, self._folder.file_key)
+        return self._file.kept()
+
+    def _close_file(self) -> None:
+        self._reader.shutdown()
+        if self._file is not None:
+            self._file.close()
+        self._folder.release()
+
+    def _tell(self, done: _Done) -> None:
+        with self._lock:
+            self._done.append(done)
+            self._bell.ring()
+
+    # -- the loop's side of it -------------------------------------------------------------------------------
+
+    def _opened(self, kept: Sequence[tuple[BlockHash, int]]) -> None:
+        self._tier.open(kept)
+        logger.info(
+            "evicted blocks are kept in %s: room for %d of %d bytes, %d are there",
+            self._folder.path,
+            self._tier.num_slots,
+            self._host.block_bytes,
+            self._tier.num_kept,
+        )
+
+    def _take_in(self, prefetch: Prefetch, contents: Mapping[BlockHash, Contents], *, complete: bool) -> None:
+        """`complete`: what is not in `contents` was not in its slot."""
+        for block_hash, slot in prefetch.wanted if complete and prefetch.contents is None else ():
+            if block_hash not in contents:
+                self._num_damaged += self._tier.forget(block_hash, slot)
+        self._prefetches.ended(prefetch, dict(contents), self._clock())
+
+    def _turn_off(self, reason: str, *, reads: bool) -> None:
+        """`reads`: what is kept is not to be trusted either."""
+        if self._tier.takes_more or (reads and self._tier.num_kept):
+            logger.warning("evicted blocks are not kept any more: %s: %s", self._folder.path, reason)
+        self._tier.takes_more = False
+        if reads:
+            self._tier.clear()
+
+    def _save_cached(self, deadline: float) -> None:
+        """The blocks used last first. One that is there already counts as used, so that no other takes its place."""
+        cached = self._kv.pool.cached_blocks()[: self._tier.num_slots]
+        saves = []
+        self.advance()
+        before = self._tier.num_saved
+        for number, (block_id, block_hash) in enumerate(cached, 1):
+            slot = self._tier.reserve(block_hash)
+            if slot is not None:
+                saves.append(BlockSave(block_id, slot, block_hash))
+            if len(saves) < _SAVED_AT_ONCE and number < len(cached):
+                continue
+            if saves:
+                written = self._writer.submit(self._write, saves, self._copies(saves))
+                wait_for((written,), max(0.0, deadline - self._clock()))
+                saves = []
+                self.advance()
+            if self._clock() >= deadline or not self._tier.takes_more:
+                break
+        logger.info("%d blocks were written for the next start", self._tier.num_saved - before)

@@ -1,0 +1,107 @@
+"""Requests that wait for blocks of the tier behind the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.engines.contract.messages import EngineStats
+from penstock.engines.scheduler.request import Request
+from penstock.kvcache import BlockHash, KVCacheManager
+
+_LONGEST = 5.0
+"""Seconds. A prompt is rather computed than waited for longer."""
+
+
+@dataclass(eq=False, slots=True)
+class Prefetch:
+    """Blocks that are read for one request."""
+
+    request: Request
+    wanted: list[tuple[BlockHash, int]]
+    """(hash, slot)"""
+    begun: float
+    give_up_at: float
+    contents: dict[BlockHash, Any] | None = None
+    """By hash, what could be read of them; None: they are still being read."""
+
+
+class Prefetches:
+    """At most one of each waiting request. Times are passed in, and whoever reads takes `begun` and calls `ended`."""
+
+    def __init__(self, kv: KVCacheManager, stats: EngineStats) -> None:
+        self.begun: list[Prefetch] = []
+        """Those that are to be read now."""
+        self._kv = kv
+        self._stats = stats
+        self._num_blocks = 0
+        """That are read and not in the KV cache yet, of all requests together."""
+        self._live: dict[int, Prefetch] = {}
+        """By the id of a request that has not run since."""
+        self._by_hash: dict[BlockHash, Prefetch] = {}
+        """Those in `_live` by what they read."""
+
+    def blocks(self, request: Request, now: float) -> Callable[[], bool] | None:
+        """What the next request, whose chains are known, has to wait for: true while it does. None: nothing, whether
+        its blocks are here, or there are none, or too many are being read."""
+        tier = self._kv.tier
+        if tier is None or request.id in self._live:
+            return None
+        if request.chains is None or request.scores_prompt:
+            return None
+        wanted = self._kv.missing(request.token_ids, request.chains)
+        if not wanted:
+            return None
+        other = self._by_hash.get(wanted[0][0])
+        if other is not None and other.request.key < request.key:
+            return lambda: self._live.get(other.request.id) is other  # then it computes them, or has not got them
+        if self._num_blocks + len(wanted) > tier.max_under_way:
+            return None
+        prefetch = Prefetch(request, wanted, now, now + _LONGEST)
+        self._live[request.id] = prefetch
+        self._num_blocks += len(wanted)
+        self._by_hash.update((block_hash, prefetch) for block_hash, _ in wanted)
+        self.begun.append(prefetch)
+        self._stats.offload_waits += 1
+        return lambda: prefetch.contents is None
+
+    def fetched(self, request: Request) -> dict[BlockHash, Any]:
+        """What has been read for a request."""
+        prefetch = self._live.get(request.id)
+        return prefetch.contents or {} if prefetch is not None else {}
+
+    def ended(self, prefetch: Prefetch, contents: dict[BlockHash, Any], now: float) -> None:
+        """It has been read; ignored for one that was given up."""
+        if prefetch.contents is None:
+            prefetch.contents = contents
+            self._stats.offload_wait_seconds += now - prefetch.begun
+
+    def give_up(self, now: float) -> bool:
+        """Lets requests go on that have waited too long. Whether there was one."""
+        late = [each for each in self._live.values() if each.contents is None and each.give_up_at <= now]
+        for prefetch in late:
+            self.ended(prefetch, {}, now)
+        return bool(late)
+
+    @property
+    def next_look(self) -> float | None:
+        """Latest time of the next `give_up`."""
+        return min((each.give_up_at for each in self._live.values() if each.contents is None), default=None)
+
+    def drop(self, request: Request) -> None:
+        """The request runs, or has ended."""
+        prefetch = self._live.pop(request.id, None)
+        if prefetch is None:
+            return
+        if prefetch.contents is None:
+            prefetch.contents = {}
+        self._num_blocks -= len(prefetch.wanted)
+        for block_hash, _ in prefetch.wanted:
+            if self._by_hash.get(block_hash) is prefetch:
+                del self._by_hash[block_hash]
+
+    def clear(self) -> None:
+        """What has been read counts no more; requests that wait for more go on without."""
+        for prefetch in self._live.values():
+            prefetch.contents = {}

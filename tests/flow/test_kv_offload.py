@@ -1,0 +1,397 @@
+"""Evicted blocks in files: they come back for later requests, also after a restart, and nothing in them is trusted."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import select
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers_engine import Driver
+from helpers_simulated import generate
+from penstock.engines.core import EngineCore
+from penstock.engines.errors import EngineError, UnsupportedError
+from penstock.engines.offload.block_file import BlockFile, Contents
+from penstock.engines.registry import EngineSpec, load_core
+from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
+from penstock.kvcache import KVGroup
+
+RAISE = 901
+SIZE = 4
+PROMPT = [100 + n for n in range(32)]
+OTHERS = [[200 + 50 * k + n for n in range(40)] for k in range(3)]
+"""Together they take all of the KV cache."""
+WINDOWS = (KVGroup(SIZE), KVGroup(SIZE, 6))
+
+Start = Callable[..., Driver]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Drivers of engines that have nothing in memory, over the same folder."""
+    drivers: list[Driver] = []
+
+    def _start(groups: tuple[KVGroup, ...] = (KVGroup(SIZE),), num_blocks: int = 12, **scheduler: Any) -> Driver:
+        config = SimulatedConfig(kv_groups=groups, num_blocks=num_blocks * len(groups), faults=f"raise={RAISE}")
+        runner = SimulatedRunner(config, sleep=lambda _: None)
+        drivers.append(Driver(runner, **{"kv_offload_dir": str(tmp_path / "kv"), **scheduler}))
+        return drivers[-1]
+
+    yield _start
+    for driver in drivers:
+        offload = core_of(driver).offload
+        if offload is not None and not offload._closing.is_set():
+            driver.core.close()
+
+
+def core_of(driver: Driver) -> EngineCore:
+    assert isinstance(driver.core, EngineCore)
+    return driver.core
+
+
+def ask(driver: Driver, prompt: list[int], **params: Any) -> tuple[list[int], int]:
+    """The tokens, and how many of the prompt were cached."""
+    [request] = driver.add(prompt, 3, **params)
+    driver.run()
+    settle(driver)
+    return driver.tokens[request], driver.cached[request]
+
+
+def settle(driver: Driver) -> None:
+    """Until all that was evicted is written."""
+    core = core_of(driver)
+    while core.scheduler.kv.tier is not None and core.scheduler.kv.tier._writing:
+        assert select.select(core.wakeups, [], [], 60)[0]
+        driver.step()
+
+
+def fill(driver: Driver) -> None:
+    for prompt in OTHERS:
+        ask(driver, prompt)
+
+
+def restart(driver: Driver, start: Start, **settings: Any) -> Driver:
+    driver.core.close()
+    return start(**settings)
+
+
+@pytest.mark.parametrize("groups", [(KVGroup(SIZE),), WINDOWS], ids=["one group", "a window"])
+def test_evicted_blocks_come_back(start: Start, groups: tuple[KVGroup, ...]) -> None:
+    driver = start(groups)
+    expected = generate(driver.core.info, PROMPT, 3)
+    assert ask(driver, PROMPT) == (expected, 0)
+    fill(driver)
+    assert ask(driver, PROMPT) == (expected, 31)
+    stats = driver.stats
+    assert stats.offload_waits == 1
+    assert stats.offload_loaded >= 8
+    assert stats.offload_blocks >= 8
+    assert (stats.offload_dropped, stats.offload_damaged) == (0, 0)
+    assert stats.prefix_hits == 31
+
+
+@pytest.mark.parametrize("groups", [(KVGroup(SIZE),), WINDOWS], ids=["one group", "a window"])
+def test_a_restart_loses_nothing(start: Start, groups: tuple[KVGroup, ...]) -> None:
+    """What was evicted is in the files already, the rest is written at the end."""
+    driver = start(groups)
+    answers = [ask(driver, prompt)[0] for prompt in (PROMPT, *OTHERS)]
+    driver = restart(driver, start, groups=groups)
+    assert [ask(driver, prompt) for prompt in (PROMPT, *OTHERS)] == [
+        (answer, len(prompt) - 1) for answer, prompt in zip(answers, (PROMPT, *OTHERS), strict=True)
+    ]
+
+
+def test_what_continues_differently_hits_as_far_as_it_is_the_same(start: Start) -> None:
+    driver = start()
+    ask(driver, PROMPT)
+    driver = restart(driver, start)
+    longer = [*PROMPT[:18], *OTHERS[0][:5]]
+    assert ask(driver, longer) == (generate(driver.core.info, longer, 3), 16)
+
+
+def test_others_go_on_while_one_waits(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = start()
+    expected, _ = ask(driver, PROMPT)
+    fill(driver)
+    read, go_on = BlockFile.read, threading.Event()
+
+    def _read(self: BlockFile, slot: int, block_hash: bytes) -> Contents | None:
+        assert go_on.wait(60)
+        return read(self, slot, block_hash)
+
+    monkeypatch.setattr(BlockFile, "read", _read)
+    [waits], [same] = driver.add(PROMPT, 3), driver.add(PROMPT, 3)
+    [passes] = driver.add([7, 8, 9], 3)
+    driver.run(until=lambda: passes in driver.ends)
+    assert not driver.tokens[waits]
+    assert driver.stats.num_waiting == 2
+    go_on.set()
+    driver.run()
+    assert (driver.tokens[waits], driver.cached[waits]) == (expected, 31)
+    assert (driver.tokens[same], driver.cached[same]) == (expected, 31)
+    assert driver.stats.offload_waits == 1, "the second one finds what the first has loaded"
+
+
+def test_who_waits_can_leave(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = start()
+    ask(driver, PROMPT)
+    fill(driver)
+    go_on = threading.Event()
+    monkeypatch.setattr(BlockFile, "read", lambda *_: go_on.wait(60) and None)
+    [leaves] = driver.add(PROMPT, 3)
+    driver.step()
+    driver.abort(leaves)
+    driver.run()
+    assert driver.ends[leaves].finish_reason == "abort"
+    go_on.set()
+    assert ask(driver, [1, 2, 3])[0]
+
+
+def test_a_read_that_takes_too_long_is_not_waited_for(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = start()
+    expected, _ = ask(driver, PROMPT)
+    fill(driver)
+    go_on = threading.Event()
+    monkeypatch.setattr(BlockFile, "read", lambda *_: go_on.wait(60) and None)
+    [late] = driver.add(PROMPT, 3)
+    driver.step()
+    driver.now += 60
+    driver.step()
+    driver.run()
+    go_on.set()
+    assert (driver.tokens[late], driver.cached[late]) == (expected, 0)
+    assert "reading takes too long" in caplog.text
+    assert ask(driver, PROMPT) == (expected, 31), "from memory"
+
+
+def test_a_step_that_fails_is_run_again_with_its_blocks(start: Start) -> None:
+    """The failed step has left garbage behind."""
+    driver = start()
+    expected, _ = ask(driver, PROMPT)
+    fill(driver)
+    [innocent], [guilty] = driver.add(PROMPT, 3), driver.add([7, RAISE, 9], 3)
+    driver.run()
+    assert driver.ends[guilty].error is not None
+    assert (driver.tokens[innocent], driver.cached[innocent]) == (expected, 31)
+
+
+def _flip(folder: Path) -> None:
+    data = bytearray((folder / "blocks").read_bytes())
+    for place in range(0, len(data), SIZE * 8):
+        data[place] ^= 1
+    (folder / "blocks").write_bytes(data)
+
+
+def _shift(folder: Path) -> None:
+    """Each slot has another one's contents, which are whole."""
+    data = (folder / "blocks").read_bytes()
+    (folder / "blocks").write_bytes(data[SIZE * 8 :] + data[: SIZE * 8])
+
+
+def _cut(folder: Path) -> None:
+    for name in ("blocks", "index"):
+        data = (folder / name).read_bytes()
+        (folder / name).write_bytes(data[: len(data) // 2 - 3])
+
+
+def _scramble_index(folder: Path) -> None:
+    size = (folder / "index").stat().st_size
+    (folder / "index").write_bytes(random.Random(1).randbytes(size))
+
+
+def _other_key(folder: Path) -> None:
+    (folder.parent / "key").write_bytes(bytes(32))
+
+
+@pytest.mark.parametrize("damage", [_flip, _shift, _cut, _scramble_index, _other_key])
+def test_damaged_files_are_not_used(start: Start, tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    driver = start()
+    answers = [ask(driver, prompt)[0] for prompt in (PROMPT, *OTHERS)]
+    driver.core.close()
+    damage(folder_of(tmp_path))
+    driver = start()
+    assert [ask(driver, prompt)[0] for prompt in (PROMPT, *OTHERS)] == answers
+    again = restart(driver, start)
+    assert ask(again, PROMPT) == (answers[0], 31), "what was damaged has been written again"
+
+
+def folder_of(tmp_path: Path) -> Path:
+    [folder] = [path for path in (tmp_path / "kv").iterdir() if path.is_dir()]
+    return folder
+
+
+def test_one_damaged_block_ends_the_prefix_there(start: Start, tmp_path: Path) -> None:
+    driver = start()
+    expected, _ = ask(driver, PROMPT)
+    driver.core.close()
+    path = folder_of(tmp_path) / "blocks"
+    data = bytearray(path.read_bytes())
+    data[3 * SIZE * 8 + 5] ^= 128
+    path.write_bytes(data)
+    driver = start()
+    tokens, cached = ask(driver, PROMPT)
+    assert tokens == expected
+    assert cached in range(0, 31, SIZE)
+    assert driver.stats.offload_damaged == 1
+
+
+def test_a_full_disk_turns_it_off(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def _write(self: BlockFile, slot: int, block_hash: bytes, contents: Contents) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    driver = start()
+    expected, _ = ask(driver, PROMPT)
+    monkeypatch.setattr(BlockFile, "write", _write)
+    fill(driver)
+    assert ask(driver, PROMPT) == (expected, 0)
+    assert driver.stats.offload_dropped
+    assert not driver.stats.offload_blocks
+    assert caplog.text.count("No space left on device") == 1
+
+
+def test_a_folder_is_one_process_s(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one takes it over once it is free."""
+    monkeypatch.setattr("penstock.engines.offload.offload._RETRY_SECONDS", 0.01)
+    first, second = start(), start()
+    expected, _ = ask(first, PROMPT)
+    assert ask(second, PROMPT) == (expected, 0)
+    fill(second)
+    assert ask(second, PROMPT) == (expected, 0)
+    assert second.stats.offload_saved == 0
+    first.core.close()
+    core = core_of(second)
+    assert core.offload is not None
+    assert select.select(core.offload.wakeups, [], [], 60)[0]
+    second.step()
+    assert second.stats.offload_blocks
+    fill(second)
+    assert ask(second, PROMPT) == (expected, 31)
+
+
+def test_the_bytes_are_bounded(start: Start, tmp_path: Path) -> None:
+    driver = start(kv_offload_bytes=20 * (SIZE * 8 + 64))
+    rng = random.Random(5)
+    prompts = [[rng.randrange(800) for _ in range(24)] for _ in range(12)]
+    for prompt in prompts * 2:
+        assert ask(driver, prompt)[0] == generate(driver.core.info, prompt, 3)
+    driver = restart(driver, start, kv_offload_bytes=20 * (SIZE * 8 + 64))
+    assert driver.stats.offload_blocks == 20
+    assert sum(path.stat().st_size for path in folder_of(tmp_path).iterdir()) <= 20 * (SIZE * 8 + 64)
+    assert ask(driver, prompts[-1])[1] == 23
+    driver = restart(driver, start, kv_offload_bytes=5 * (SIZE * 8 + 64))
+    assert driver.stats.offload_blocks <= 5
+    for prompt in prompts:
+        assert ask(driver, prompt)[0] == generate(driver.core.info, prompt, 3)
+
+
+def test_tenants_and_adapters_share_nothing(start: Start) -> None:
+    """Adapters' keys are counted anew by each process: the same key may mean other weights."""
+    driver = start()
+    ask(driver, PROMPT, adapter="a")
+    driver = restart(driver, start)
+    assert ask(driver, PROMPT)[1] == 0
+    driver = restart(driver, start)
+    assert ask(driver, PROMPT)[1] == 31
+    assert ask(driver, PROMPT, adapter="a")[1] == 0
+    fill(driver)
+    assert ask(driver, PROMPT, adapter="a")[1] == 31
+
+
+def test_other_layouts_have_other_folders(start: Start, tmp_path: Path) -> None:
+    driver = start()
+    ask(driver, PROMPT)
+    driver = restart(driver, start, groups=(KVGroup(2 * SIZE),))
+    assert ask(driver, PROMPT)[1] == 0
+    assert len([path for path in (tmp_path / "kv").iterdir() if path.is_dir()]) == 2
+
+
+def test_an_emptied_prefix_cache_is_empty_in_files_too(start: Start) -> None:
+    driver = start()
+    expected, _ = ask(driver, PROMPT)
+    fill(driver)
+    core_of(driver)._reset_prefix_cache()
+    assert ask(driver, PROMPT) == (expected, 0)
+    core_of(driver)._reset_prefix_cache()
+    driver = restart(driver, start)
+    assert ask(driver, PROMPT) == (expected, 0)
+
+
+def test_files_are_for_this_user_alone(start: Start, tmp_path: Path) -> None:
+    ask(start(), PROMPT)
+    for path in (tmp_path / "kv").rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
+
+
+def test_a_key_that_others_can_read_is_refused(start: Start, tmp_path: Path) -> None:
+    start()
+    (tmp_path / "kv" / "key").chmod(0o644)
+    with pytest.raises(EngineError, match="nobody else"):
+        start()
+
+
+def test_folders_that_nobody_uses_go(start: Start, tmp_path: Path) -> None:
+    old, used = tmp_path / "kv" / ("a" * 32), tmp_path / "kv" / ("b" * 32)
+    for folder in (old, used):
+        folder.mkdir(parents=True)
+        (folder / "blocks").write_bytes(b"x")
+        (folder / "lock").touch()
+    os.utime(old / "lock", (time.time() - 8 * 86400,) * 2)
+    start()
+    assert not old.exists()
+    assert used.exists()
+
+
+def test_what_cannot_be_is_refused_by_name(start: Start, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="kv-offload-bytes"):
+        start(kv_offload_bytes=50)
+    (tmp_path / "file").touch()
+    with pytest.raises(EngineError, match="kv-offload-dir"):
+        start(kv_offload_dir=str(tmp_path / "file"))
+    with pytest.raises(ValueError, match="kv-offload-dir"):
+        SchedulerConfig(kv_offload_dir="x", enable_prefix_caching=False)
+    offload = SchedulerConfig(kv_offload_dir=str(tmp_path))
+    with pytest.raises(UnsupportedError, match="kv-offload-dir"):
+        load_core(EngineSpec(runner="simulated", scheduling="engine", scheduler=offload), time.monotonic)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_is_asked_the_answers_are_the_same(start: Start, seed: int) -> None:
+    """Short of blocks, with preemptions, aborts and steps that fail; the driver checks the books after every step."""
+    rng = random.Random(seed)
+    groups = WINDOWS if seed % 2 else (KVGroup(SIZE),)
+    settings = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "kv_offload_bytes": 40 * (SIZE * 8 + 64)}
+    driver = start(groups, 16, **settings)
+    stems = [[rng.randrange(800) for _ in range(24)] for _ in range(5)]
+    for _ in range(3):
+        asked: dict[int, tuple[list[int], int]] = {}
+        for _ in range(25):
+            prompt = rng.choice(stems)[: rng.randrange(1, 25)] + [rng.randrange(800) for _ in range(rng.randrange(4))]
+            if rng.random() < 0.05:
+                prompt.append(RAISE)
+            count = rng.randrange(1, 9)
+            [request] = driver.add(prompt, count)
+            asked[request] = prompt, count
+            if rng.random() < 0.1:
+                driver.abort(rng.choice(list(asked)))
+            for _ in range(rng.randrange(4)):
+                driver.step()
+        driver.run()
+        for request, (prompt, count) in asked.items():
+            end = driver.ends[request]
+            if end.error is None and end.finish_reason != "abort":
+                assert driver.tokens[request] == generate(driver.core.info, prompt, count)
+        assert driver.stats.offload_loaded
+        driver = restart(driver, start, groups=groups, num_blocks=16, **settings)

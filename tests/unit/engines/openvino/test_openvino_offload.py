@@ -1,0 +1,97 @@
+"""Blocks that were evicted to files: the tokens are the same when they come back, also in a new engine."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers_engine import Driver as Core
+from helpers_models import load_reference, make_model, reference_tokens
+from helpers_runner import prompt
+from penstock.engines.core import EngineCore
+
+PROMPT = prompt(100, 1)
+OTHERS = [prompt(100, seed) for seed in range(2, 5)]
+
+
+@pytest.fixture(scope="module")
+def mistral_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("windows"), "mistral", sliding_window=40)
+
+
+@pytest.fixture
+def cores(make_runner: Any, tmp_path: Path) -> Iterator[Any]:
+    """Makes engines with an empty cache of ten blocks over the same files."""
+    made: list[EngineCore] = []
+
+    def make(model: Path, scheduler: dict[str, Any] | None = None, **runner: Any) -> Core:
+        for core in made:
+            assert core.offload is not None
+            core.offload.close(save=True)
+        made.clear()
+        driver = Core(
+            make_runner(model, num_blocks=10, **runner), kv_offload_dir=str(tmp_path / "kv"), **scheduler or {}
+        )
+        assert isinstance(driver.core, EngineCore)
+        made.append(driver.core)
+        return driver
+
+    yield make
+    for core in made:
+        assert core.offload is not None
+        core.offload.close(save=False)
+
+
+def ask(core: Core, tokens: list[int], count: int = 8, **params: Any) -> tuple[list[int], int]:
+    [request] = core.add(tokens, count, **params)
+    core.run()
+    return core.tokens[request], core.cached[request]
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_tokens_are_the_same(family: str, llama_dir: Path, mistral_dir: Path, cores: Any) -> None:
+    model = llama_dir if family == "llama" else mistral_dir
+    expected = reference_tokens(load_reference(model), PROMPT, 8)
+    core = cores(model)
+    assert ask(core, PROMPT) == (expected, 0)
+    for other in OTHERS:
+        ask(core, other)
+    assert ask(core, PROMPT) == (expected, 96)
+    assert core.stats.offload_loaded
+    core = cores(model)
+    assert ask(core, PROMPT) == (expected, 96)
+    assert core.stats.offload_damaged == 0
+
+
+def test_quantized_blocks_are_the_same(llama_dir: Path, cores: Any) -> None:
+    core = cores(llama_dir, kv_cache_dtype="u8")
+    first = ask(core, PROMPT, logprobs=1)[0]
+    assert ask(cores(llama_dir, kv_cache_dtype="u8"), PROMPT) == (first, 96)
+    assert ask(cores(llama_dir), PROMPT)[1] == 0, "blocks of another type are not used"
+
+
+def test_a_draft_model_computes_what_the_files_do_not_have(llama_dir: Path, cores: Any) -> None:
+    speculative = {"speculative": "draft_model", "steps_in_flight": 1}
+    core = cores(llama_dir, speculative, draft_model_dir=llama_dir)
+    core.core.runner._draft_model._clock = lambda: 0.0
+    expected, _ = ask(core, PROMPT, 40)
+    for other in OTHERS:
+        ask(core, other, 40)
+    guessed, right = core.stats.draft_tokens, core.stats.accepted_tokens
+    assert ask(core, PROMPT, 40) == (expected, 96)
+    guessed, right = core.stats.draft_tokens - guessed, core.stats.accepted_tokens - right
+    assert guessed == right > 20, "the model itself guesses right, if it has the whole prompt"
+
+
+def test_other_weights_have_other_blocks(llama_dir: Path, cores: Any, tmp_path: Path) -> None:
+    ask(cores(llama_dir), PROMPT)
+    other = shutil.copytree(llama_dir, tmp_path / "other")
+    assert ask(cores(other), PROMPT)[1] == 96, "it is not the folder that counts"
+    weights = bytearray((other / "model.safetensors").read_bytes())
+    weights[-4] ^= 1
+    (other / "model.safetensors").write_bytes(weights)
+    assert ask(cores(other), PROMPT)[1] == 0

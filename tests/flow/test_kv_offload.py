@@ -375,6 +375,7 @@ def test_whatever_is_asked_the_answers_are_the_same(start: Start, seed: int) -> 
     settings = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "kv_offload_bytes": 40 * (SIZE * 8 + 64)}
     driver = start(groups, 16, **settings)
     stems = [[rng.randrange(800) for _ in range(24)] for _ in range(5)]
+    loaded = 0
     for _ in range(3):
         asked: dict[int, tuple[list[int], int]] = {}
         for _ in range(25):
@@ -393,5 +394,6 @@ def test_whatever_is_asked_the_answers_are_the_same(start: Start, seed: int) -> 
             end = driver.ends[request]
             if end.error is None and end.finish_reason != "abort":
                 assert driver.tokens[request] == generate(driver.core.info, prompt, count)
-        assert driver.stats.offload_loaded
+        loaded += driver.stats.offload_loaded
         driver = restart(driver, start, groups=groups, num_blocks=16, **settings)
+    assert loaded

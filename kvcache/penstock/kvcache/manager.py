@@ -202,21 +202,31 @@ class KVCacheManager:
 
     # -- the tier behind the pool ----------------------------------------------------------------------------
 
-    def missing(self, token_ids: Sequence[int], chains: Chains) -> list[tuple[BlockHash, int]]:
-        """(hash, slot) of each block that only the tier has and that would lengthen this prompt's cached prefix."""
-        tier, length = self.tier, len(token_ids)
+    def missing(self, token_ids: Sequence[int], chains: Chains, most: int) -> list[tuple[BlockHash, int]]:
+        """(hash, slot) of each block that only the tier has and that would lengthen this prompt's cached prefix, as far
+        as `most` blocks go."""
+        tier, limit = self.tier, len(token_ids)
         if tier is None or not tier.num_kept or not self.enable_prefix_caching:
             return []
-        matched = self._match(token_ids, chains, length, tier)
-        if matched <= self._match(token_ids, chains, matched):
-            return []
+        while limit > 0:
+            matched = self._match(token_ids, chains, limit, tier)
+            if matched <= self._match(token_ids, chains, matched):
+                return []
+            found = self._not_in_pool(chains, matched, len(token_ids))
+            if len(found) <= most:
+                slots = [tier.use(key) for key in reversed(found)]  # beginnings stay longest
+                return list(zip(found, reversed(slots), strict=True))
+            limit = min(matched - 1, matched * most // len(found))
+        return []
+
+    def _not_in_pool(self, chains: Chains, matched: int, length: int) -> list[BlockHash]:
+        """Of the blocks that are read behind the first `matched` tokens of a prompt."""
         found = []
         for g, group in enumerate(self.groups):
             first = group.first_block(min(matched, length - 1))
             keys = [_key(block_hash, g) for block_hash in chains[g].hashes[first : matched // group.block_size]]
             found += [key for key in keys if self.pool.lookup(key) is None]
-        slots = [tier.use(key) for key in reversed(found)]  # a prefix's beginning is used last, and stays longest
-        return list(zip(found, reversed(slots), strict=True))
+        return found
 
     def take_saves(self) -> list[BlockSave]:
         """What has been evicted since the last call and the tier takes in. The next step has not been submitted yet: it

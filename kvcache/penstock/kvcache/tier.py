@@ -28,11 +28,11 @@ class BlockTier:
     where it does not.
     """
 
-    def __init__(self, num_slots: int, max_under_way: int) -> None:
-        """`max_under_way`: blocks that may wait to be written, beyond which they are dropped; and as many may have been
-        read and wait for their requests."""
-        if num_slots < 1 or max_under_way < 1:
-            raise ValueError(f"no such tier: {num_slots} slots, {max_under_way} being written")
+    def __init__(self, num_slots: int, max_writing: int, max_reading: int) -> None:
+        """`max_writing`: blocks that may wait to be written, beyond which they are dropped; `max_reading`: those that
+        may be read and not in the pool yet."""
+        if min(num_slots, max_writing, max_reading) < 1:
+            raise ValueError(f"no such tier: {num_slots} slots, {max_writing} being written, {max_reading} read")
         self.num_slots = num_slots
         self.num_saved = 0
         """Blocks written since the start."""
@@ -40,7 +40,8 @@ class BlockTier:
         """Blocks that were evicted and not written, since the start."""
         self.takes_more = False
         """Whether blocks are taken in: not before `open`."""
-        self.max_under_way = max_under_way
+        self.max_reading = max_reading
+        self._max_writing = max_writing
         self._num_used = 0
         """Slots from here on have never been used."""
         self._blank: list[int] = []
@@ -84,7 +85,7 @@ class BlockTier:
             self._kept.move_to_end(block_hash)
         if self.knows(block_hash):
             return None
-        slot = self._take_slot() if self.takes_more and len(self._writing) < self.max_under_way else None
+        slot = self._take_slot() if self.takes_more and len(self._writing) < self._max_writing else None
         if slot is None:
             self.num_dropped += 1
         else:
@@ -132,4 +133,4 @@ class BlockTier:
         require(sorted(slots) == list(range(self._num_used)), "a slot of the tier is lost, or in two places")
         require(self._num_used <= self.num_slots, "the tier has more slots than it may have")
         require(not self._writing.keys() & self._kept.keys(), "a block is being written that is kept already")
-        require(len(self._writing) <= self.max_under_way, "too many blocks wait to be written")
+        require(len(self._writing) <= self._max_writing, "too many blocks wait to be written")

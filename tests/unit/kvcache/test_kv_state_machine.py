@@ -63,7 +63,7 @@ class KVMachine(RuleBasedStateMachine):
         """`num_slots`: of the tier behind the pool; 0: there is none."""
         self.hasher = BlockHasher(b"k")
         self.groups = groups
-        tier = BlockTier(num_slots, max_under_way=3) if num_slots else None
+        tier = BlockTier(num_slots, max_writing=3, max_reading=8) if num_slots else None
         if tier is not None:
             tier.open()
         self.kv = KVCacheManager(num_blocks, groups, enable_prefix_caching=caching, hasher=self.hasher, tier=tier)
@@ -81,6 +81,7 @@ class KVMachine(RuleBasedStateMachine):
         chunk=st.integers(1, 8),
         read_cache=st.sampled_from([True, True, True, False]),
         rank=st.tuples(st.integers(0, 3)),
+        most=st.sampled_from([1, 3, 99]),
     )
     def admit(
         self,
@@ -91,6 +92,7 @@ class KVMachine(RuleBasedStateMachine):
         chunk: int,
         read_cache: bool,
         rank: tuple[int],
+        most: int,
     ) -> None:
         known = data.draw(st.sampled_from(self.histories))
         tokens = known[: data.draw(st.integers(0, len(known)))] + data.draw(st.lists(st.integers(0, 1), max_size=3))
@@ -99,7 +101,8 @@ class KVMachine(RuleBasedStateMachine):
         before, chains = self._snapshot(), self.kv.chains(adapter=adapter, salt=salt)
         waited_for = self.kv.computing(tokens, chains, rank)
         assert self.kv.computing(tokens, chains, (0,)) is None, "nobody is ahead of that"
-        fetched = {key: list(self.store[slot]) for key, slot in self.kv.missing(tokens, chains)}
+        fetched = {key: list(self.store[slot]) for key, slot in self.kv.missing(tokens, chains, most)}
+        assert len(fetched) <= most
         for key in data.draw(st.sets(st.sampled_from(sorted(fetched)))) if fetched else ():
             del fetched[key]  # it could not be read
         admitted = self.kv.admit(tokens, chains, chunk, reserve=reserve, read_cache=read_cache, fetched=fetched)

@@ -21,8 +21,6 @@ from penstock.kvcache import BlockHash, BlockSave, BlockTier, KVCacheManager
 
 logger = logging.getLogger(__name__)
 
-MEMORY = 256 << 20
-"""Bytes of blocks that may wait to be written, and as many that may have been read and wait for their request."""
 _RETRY_SECONDS = 2.0
 """Between two tries to get a folder that another process has: the one that this process replaces, for example."""
 _SAVED_AT_ONCE = 32
@@ -222,7 +220,7 @@ class Offload:
     def _opened(self, kept: Sequence[tuple[BlockHash, int]]) -> None:
         self._tier.open(kept)
         logger.info(
-            "evicted blocks are kept in %s: room for %d of %d bytes, %d are there",
+            "evicted blocks are kept in %s: room for %d blocks of %d bytes, %d are there",
             self._folder.path,
             self._tier.num_slots,
             self._host.block_bytes,

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from penstock.engines.contract.runner import BlockHost, ModelRunner
 from penstock.engines.errors import EngineError, UnsupportedError
+from penstock.engines.offload import READING_BYTES, WRITING_BYTES
 from penstock.engines.offload.block_file import RECORD_BYTES
 from penstock.engines.offload.folder import ModelFolder
-from penstock.engines.offload.offload import MEMORY, Offload
+from penstock.engines.offload.offload import Offload
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.prefetch import Prefetches
 from penstock.kvcache import BlockHasher, BlockTier, KVCacheManager
@@ -48,7 +49,7 @@ def offload_tier(runner: ModelRunner, config: SchedulerConfig) -> OffloadTier:
         folder = ModelFolder(Path(config.kv_offload_dir), runner.cache_identity())
     except (OSError, ValueError) as error:
         raise EngineError(f"{_FLAG}: {error}") from error
-    tier = BlockTier(num_slots, max(1, MEMORY // slot_bytes))
+    tier = BlockTier(num_slots, max(1, WRITING_BYTES // slot_bytes), max(1, READING_BYTES // slot_bytes))
     info = runner.info
     kv = KVCacheManager(info.num_blocks, info.kv_groups, hasher=BlockHasher(folder.hash_key), tier=tier)
     return OffloadTier(kv, tier, runner, folder)

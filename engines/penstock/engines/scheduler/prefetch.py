@@ -50,14 +50,12 @@ class Prefetches:
             return None
         if request.chains is None or request.scores_prompt:
             return None
-        wanted = self._kv.missing(request.token_ids, request.chains)
+        wanted = self._kv.missing(request.token_ids, request.chains, tier.max_reading - self._num_blocks)
         if not wanted:
             return None
         other = self._by_hash.get(wanted[0][0])
         if other is not None and other.request.key < request.key:
             return lambda: self._live.get(other.request.id) is other  # then it computes them, or has not got them
-        if self._num_blocks + len(wanted) > tier.max_under_way:
-            return None
         prefetch = Prefetch(request, wanted, now, now + _LONGEST)
         self._live[request.id] = prefetch
         self._num_blocks += len(wanted)

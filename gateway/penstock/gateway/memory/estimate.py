@@ -15,6 +15,7 @@ from typing import Any
 
 from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.host.memory import parse_memory
+from penstock.engines.offload import READING_BYTES, WRITING_BYTES
 from penstock.engines.openvino.kv_types import QUANTIZED_KV, quantized_bytes
 from penstock.engines.registry import EngineSpec
 from penstock.engines.vllm.versions import is_cpu_build
@@ -55,7 +56,7 @@ _SAFETENSORS_TYPES = {*FLOAT_BYTES, *_HELD_BYTES, *_BECOMES, _WORDS, "I64", "U8"
 
 def estimate(spec: EngineSpec) -> Demand:
     """Reads the model's files: not for the event loop."""
-    process = _PROCESS.get(spec.runner, 0)
+    process = _PROCESS.get(spec.runner, 0) + _offload(spec)
     options = spec.options
     if "model_dir" not in options:  # the simulated engine
         return Demand(host=MemoryNeeds(rest=process))
@@ -86,6 +87,13 @@ def estimate(spec: EngineSpec) -> Demand:
         told=model.cache.fixed is None and (spec.runner != "vllm" or options["kv_cache_memory"] is not None),
         hints=_hints(spec.runner, gpu_share=share is not None),
     )
+
+
+def _offload(spec: EngineSpec) -> int:
+    """Of blocks on their way to files and back."""
+    if not spec.scheduler.kv_offload_dir:
+        return 0
+    return sum(min(spec.scheduler.kv_offload_bytes, most) for most in (WRITING_BYTES, READING_BYTES))
 
 
 def _hints(runner: str, *, gpu_share: bool) -> str:

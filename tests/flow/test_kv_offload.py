@@ -9,7 +9,7 @@ import select
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +184,35 @@ def test_a_step_that_fails_is_run_again_with_its_blocks(start: Start) -> None:
     driver.run()
     assert driver.ends[guilty].error is not None
     assert (driver.tokens[innocent], driver.cached[innocent]) == (expected, 31)
+
+
+def test_blocks_that_could_not_be_loaded_are_loaded_again(start: Start) -> None:
+    driver = start()
+    expected, _ = ask(driver, PROMPT)
+    fill(driver)
+    runner = core_of(driver).runner
+    assert isinstance(runner, SimulatedRunner)
+    write_blocks, failures = runner.write_blocks, iter([MemoryError()])
+
+    def _write_blocks(block_ids: Sequence[int], contents: Sequence[Contents]) -> None:
+        for failure in failures:
+            raise failure
+        write_blocks(block_ids, contents)
+
+    runner.write_blocks = _write_blocks  # type: ignore[method-assign]
+    [beside] = driver.add([7, 8, 9], 15)
+    driver.step()
+    [request] = driver.add(PROMPT, 3)
+    driver.run(until=lambda: driver.stats.offload_waits == 1)
+    core = core_of(driver)
+    assert core.offload is not None
+    while core.scheduler.prefetches.next_look is not None:  # without a step, so that both are in the next one
+        assert select.select(core.wakeups, [], [], 60)[0]
+        core.offload.advance()
+    driver.run()
+    assert driver.stats.step_failures == 1
+    assert (driver.tokens[request], driver.cached[request]) == (expected, 31)
+    assert driver.tokens[beside] == generate(driver.core.info, [7, 8, 9], 15)
 
 
 def _flip(folder: Path) -> None:

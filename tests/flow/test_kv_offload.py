@@ -141,6 +141,27 @@ def test_others_go_on_while_one_waits(start: Start, monkeypatch: pytest.MonkeyPa
     assert driver.stats.offload_waits == 1, "the second one finds what the first has loaded"
 
 
+def test_many_prefixes_share_the_memory(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who finds no room waits for those that are being read, and gets all of its blocks."""
+    monkeypatch.setattr("penstock.engines.offload.opening.READING_BYTES", 12 * (SIZE * 8 + 64))
+    driver = start(num_blocks=64)
+    prompts = [[1 + 40 * k + n for n in range(32)] for k in range(6)]
+    answers = [ask(driver, prompt)[0] for prompt in prompts]
+    driver = restart(driver, start, num_blocks=64)
+    requests = [driver.add(prompt, 3)[0] for prompt in prompts]
+    driver.run()
+    assert [driver.tokens[request] for request in requests] == answers
+    assert [driver.cached[request] for request in requests] == [31] * 6
+
+
+def test_a_prefix_longer_than_the_memory_is_read_in_part(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = start(num_blocks=64)
+    expected, _ = ask(driver, PROMPT)
+    monkeypatch.setattr("penstock.engines.offload.opening.READING_BYTES", 5 * (SIZE * 8 + 64))
+    driver = restart(driver, start, num_blocks=64)
+    assert ask(driver, PROMPT) == (expected, 5 * SIZE)
+
+
 def test_who_waits_can_leave(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = start()
     ask(driver, PROMPT)
@@ -377,10 +398,16 @@ def test_folders_that_nobody_uses_go(start: Start, tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "blocks").write_bytes(b"x")
         (folder / "lock").touch()
-    os.utime(old / "lock", (time.time() - 8 * 86400,) * 2)
+    foreign = tmp_path / "kv" / ("c" * 32)
+    foreign.mkdir()
+    (foreign / "letter").write_text("not ours")
+    for folder in (old, foreign):
+        (folder / "lock").touch()
+        os.utime(folder / "lock", (time.time() - 8 * 86400,) * 2)
     start()
     assert not old.exists()
     assert used.exists()
+    assert (foreign / "letter").exists()
 
 
 def test_what_cannot_be_is_refused_by_name(start: Start, tmp_path: Path) -> None:

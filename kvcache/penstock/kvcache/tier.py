@@ -41,7 +41,7 @@ class BlockTier:
         self.takes_more = False
         """Whether blocks are taken in: not before `open`."""
         self.max_reading = max_reading
-        self._max_writing = max_writing
+        self.max_writing = max_writing
         self._num_used = 0
         """Slots from here on have never been used."""
         self._blank: list[int] = []
@@ -85,7 +85,7 @@ class BlockTier:
             self._kept.move_to_end(block_hash)
         if self.knows(block_hash):
             return None
-        slot = self._take_slot() if self.takes_more and len(self._writing) < self._max_writing else None
+        slot = self._take_slot() if self.takes_more and len(self._writing) < self.max_writing else None
         if slot is None:
             self.num_dropped += 1
         else:
@@ -133,4 +133,4 @@ class BlockTier:
         require(sorted(slots) == list(range(self._num_used)), "a slot of the tier is lost, or in two places")
         require(self._num_used <= self.num_slots, "the tier has more slots than it may have")
         require(not self._writing.keys() & self._kept.keys(), "a block is being written that is kept already")
-        require(len(self._writing) <= self._max_writing, "too many blocks wait to be written")
+        require(len(self._writing) <= self.max_writing, "too many blocks wait to be written")

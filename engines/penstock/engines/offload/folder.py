@@ -14,6 +14,7 @@ from pathlib import Path
 
 _KEY = "key"
 _LOCK = "lock"
+_FILES = ("blocks", "index", _LOCK)
 _KEY_BYTES = 32
 _NAME = re.compile("[0-9a-f]{32}")
 _UNUSED_SECONDS = 7 * 86400.0
@@ -102,8 +103,10 @@ def _remove_if_unused(folder: Path) -> None:
     if descriptor is None:
         return
     try:
-        for path in folder.iterdir():
-            path.unlink()
-        folder.rmdir()
+        found = list(folder.iterdir())
+        if all(path.name in _FILES for path in found):
+            for path in found:
+                path.unlink()
+            folder.rmdir()
     finally:
         os.close(descriptor)

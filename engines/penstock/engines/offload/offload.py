@@ -38,7 +38,7 @@ class _Done:
     """Was read."""
     contents: Mapping[BlockHash, Contents] = field(default_factory=dict)
     """By hash, what was found for it."""
-    error: OSError | None = None
+    error: OSError | MemoryError | None = None
     kept: Sequence[tuple[BlockHash, int]] | None = None
     """Of a file that has been opened."""
 
@@ -120,7 +120,7 @@ class Offload:
             if each.prefetch is not None:
                 self._take_in(each.prefetch, each.contents, complete=each.error is None)
             if each.error is not None:
-                self._turn_off(str(each.error), reads=each.prefetch is not None)
+                self._turn_off(str(each.error) or "no memory", reads=each.prefetch is not None)
         if self._prefetches.give_up(self._clock()):
             self._turn_off("reading takes too long", reads=True)
 
@@ -160,7 +160,7 @@ class Offload:
             if self._file is not None:
                 for save, block in zip(saves, contents, strict=True):
                     self._file.write(save.slot, save.block_hash, block)
-        except OSError as e:
+        except (OSError, MemoryError) as e:
             error = e
         self._tell(_Done(saves=saves, error=error))
 
@@ -173,7 +173,7 @@ class Offload:
                 found = self._file.read(slot, block_hash)
                 if found is not None:
                     contents[block_hash] = found
-        except OSError as e:
+        except (OSError, MemoryError) as e:
             error = e
         self._tell(_Done(prefetch=prefetch, contents=contents, error=error))
 
@@ -252,7 +252,7 @@ class Offload:
             slot = self._tier.reserve(block_hash)
             if slot is not None:
                 saves.append(BlockSave(block_id, slot, block_hash))
-            if len(saves) < _SAVED_AT_ONCE and number < len(cached):
+            if len(saves) < min(_SAVED_AT_ONCE, self._tier.max_writing) and number < len(cached):
                 continue
             if saves:
                 written = self._writer.submit(self._write, saves, self._copies(saves))

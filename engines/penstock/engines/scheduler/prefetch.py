@@ -37,6 +37,8 @@ class Prefetches:
         self._stats = stats
         self._num_blocks = 0
         """That are read and not in the KV cache yet, of all requests together."""
+        self._num_reading = 0
+        """Requests whose blocks are being read."""
         self._live: dict[int, Prefetch] = {}
         """By the id of a request that has not run since."""
         self._by_hash: dict[BlockHash, Prefetch] = {}
@@ -44,21 +46,27 @@ class Prefetches:
 
     def blocks(self, request: Request, now: float) -> Callable[[], bool] | None:
         """What the next request, whose chains are known, has to wait for: true while it does. None: nothing, whether
-        its blocks are here, or there are none, or too many are being read."""
+        its blocks are here or there are none."""
         tier = self._kv.tier
         if tier is None or request.id in self._live:
             return None
         if request.chains is None or request.scores_prompt:
             return None
-        wanted = self._kv.missing(request.token_ids, request.chains, tier.max_reading - self._num_blocks)
-        if not wanted:
-            return None
-        other = self._by_hash.get(wanted[0][0])
+        wanted = self._kv.missing(request.token_ids, request.chains, tier.max_reading)
+        other = self._by_hash.get(wanted[0][0]) if wanted else None
         if other is not None and other.request.key < request.key:
             return lambda: self._live.get(other.request.id) is other  # then it computes them, or has not got them
+        room = tier.max_reading - self._num_blocks
+        if len(wanted) > room:
+            if self._num_reading:
+                return lambda: self._num_reading > 0
+            wanted = self._kv.missing(request.token_ids, request.chains, room)
+        if not wanted:
+            return None
         prefetch = Prefetch(request, wanted, now, now + _LONGEST)
         self._live[request.id] = prefetch
         self._num_blocks += len(wanted)
+        self._num_reading += 1
         self._by_hash.update((block_hash, prefetch) for block_hash, _ in wanted)
         self.begun.append(prefetch)
         self._stats.offload_waits += 1
@@ -72,8 +80,13 @@ class Prefetches:
     def ended(self, prefetch: Prefetch, contents: dict[BlockHash, Any], now: float) -> None:
         """It has been read; ignored for one that was given up."""
         if prefetch.contents is None:
-            prefetch.contents = contents
+            self._end(prefetch, contents)
             self._stats.offload_wait_seconds += now - prefetch.begun
+
+    def _end(self, prefetch: Prefetch, contents: dict[BlockHash, Any]) -> None:
+        if prefetch.contents is None:
+            self._num_reading -= 1
+        prefetch.contents = contents
 
     def give_up(self, now: float) -> bool:
         """Lets requests go on that have waited too long. Whether there was one."""
@@ -92,8 +105,7 @@ class Prefetches:
         prefetch = self._live.pop(request.id, None)
         if prefetch is None:
             return
-        if prefetch.contents is None:
-            prefetch.contents = {}
+        self._end(prefetch, {})
         self._num_blocks -= len(prefetch.wanted)
         for block_hash, _ in prefetch.wanted:
             if self._by_hash.get(block_hash) is prefetch:
@@ -102,4 +114,4 @@ class Prefetches:
     def clear(self) -> None:
         """What has been read counts no more; requests that wait for more go on without."""
         for prefetch in self._live.values():
-            prefetch.contents = {}
+            self._end(prefetch, {})

@@ -7,9 +7,11 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.engines.registry import EngineSpec
+from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.memory import estimate as memory_estimate
 from penstock.gateway.memory.demand import CacheWish, Demand
 from penstock.gateway.memory.estimate import estimate
@@ -233,6 +235,14 @@ def test_a_draft_model_counts(folder: Path) -> None:
 def test_a_cache_of_so_many_bytes(folder: Path) -> None:
     found = demand("openvino", folder, kv_cache_memory="1GiB")
     assert (found.host.cache, found.told) == (CacheWish(fixed=GIB), False)
+
+
+def test_blocks_on_their_way_to_files() -> None:
+    spec = EngineSpec(runner="simulated")
+    before = estimate(spec).host.rest
+    for limit, more in ((GIB, 768 << 20), (1000, 2000)):
+        offload = SchedulerConfig(kv_offload_dir="x", kv_offload_bytes=limit)
+        assert estimate(msgspec.structs.replace(spec, scheduler=offload)).host.rest == before + more
 
 
 def test_a_cache_of_a_share(folder: Path) -> None:

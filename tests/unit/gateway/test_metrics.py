@@ -28,6 +28,14 @@ from penstock.gateway.metrics.registry import Metrics
         ("step_failures", "penstock_engine_step_failures_total"),
         ("draft_tokens", "penstock_spec_decode_draft_tokens_total"),
         ("accepted_tokens", "penstock_spec_decode_accepted_tokens_total"),
+        ("offload_blocks", "penstock_kv_offload_blocks"),
+        ("offload_bytes", "penstock_kv_offload_bytes"),
+        ("offload_saved", "penstock_kv_offload_saved_blocks_total"),
+        ("offload_dropped", "penstock_kv_offload_dropped_blocks_total"),
+        ("offload_loaded", "penstock_kv_offload_loaded_blocks_total"),
+        ("offload_damaged", "penstock_kv_offload_damaged_blocks_total"),
+        ("offload_waits", "penstock_kv_offload_waits_total"),
+        ("offload_wait_seconds", "penstock_kv_offload_wait_seconds_total"),
     ],
 )
 def test_what_an_engine_counts_is_scraped(field: str, name: str) -> None:

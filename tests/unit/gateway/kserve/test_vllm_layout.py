@@ -103,6 +103,16 @@ def test_guesses_of_our_scheduler_are_for_other_models(tmp_path: Path) -> None:
     assert (found.speculative, found.max_draft_tokens) == ("ngram", 4)
 
 
+def test_evicted_blocks_are_kept_where_the_engine_can(tmp_path: Path) -> None:
+    server = {"kv_offload_dir": "/kv", "kv_offload_bytes": 1 << 30}
+    found = configured(tmp_path, **server).cache
+    assert (found.kv_offload_dir, found.kv_offload_bytes) == (None, 10 << 30)
+    found = configured(tmp_path / "other", engine="openvino", **server).cache
+    assert (found.kv_offload_dir, found.kv_offload_bytes) == ("/kv", 1 << 30)
+    found = configured(tmp_path / "none", {"enable_prefix_caching": False}, engine="openvino", **server).cache
+    assert found.kv_offload_dir is None
+
+
 def test_models_and_tokenizers_may_lie_beside_their_settings(tmp_path: Path) -> None:
     version = write_vllm(tmp_path, "m", "weights", {"tokenizer": "weights"})
     (version / "weights").mkdir()

@@ -14,11 +14,12 @@ from penstock.classic.base import ModelContext
 from penstock.classic.model_config import ModelConfig, ModelInstanceGroup
 from penstock.engines.formats.gguf.files import SUFFIX
 from penstock.gateway.configuration.config import Config, ConfigError
-from penstock.gateway.configuration.sections import AdapterConfig, EngineConfig, LanguageModelConfig
+from penstock.gateway.configuration.sections import AdapterConfig, CacheConfig, EngineConfig, LanguageModelConfig
 from penstock.gateway.llm.kserve.tensor_form import Form
 
 ENGINES = ("auto", "openvino", "simulated", "tensorrt_llm", "torch", "vllm")
 """What `--backend-config BACKEND,engine=` may say."""
+_OFFLOADING = ("auto", "openvino", "simulated")
 _PRECISIONS = {
     **dict.fromkeys(("bf16", "bfloat16"), "bf16"),
     **dict.fromkeys(("f16", "half", "float16"), "f16"),
@@ -73,6 +74,18 @@ def without_own_model(server: Config) -> Config:
     return msgspec.structs.replace(
         server, model=LanguageModelConfig(threads=server.model.threads), engine=EngineConfig(), adapters=AdapterConfig()
     )
+
+
+def with_offload_where_it_works(config: Config) -> Config:
+    """Without the server's kv-offload-dir where the model's engine cannot use it, or the model has no prefix cache."""
+    able = config.model.engine in _OFFLOADING and config.scheduling.scheduler != "engine"
+    if able and config.cache.prefix_caching:
+        return config
+    none = CacheConfig()
+    cache = msgspec.structs.replace(
+        config.cache, kv_offload_dir=none.kv_offload_dir, kv_offload_bytes=none.kv_offload_bytes
+    )
+    return msgspec.structs.replace(config, cache=cache)
 
 
 def precision(name: str, value: object) -> str:

@@ -20,7 +20,13 @@ from penstock.gateway.configuration.sections import (
     LanguageModelConfig,
     SchedulingConfig,
 )
-from penstock.gateway.llm.kserve.folder_layout import beside, check_one_instance, model_source, read_settings
+from penstock.gateway.llm.kserve.folder_layout import (
+    beside,
+    check_one_instance,
+    model_source,
+    read_settings,
+    with_offload_where_it_works,
+)
 from penstock.gateway.llm.kserve.vllm_form import VLLM_FORM
 
 _FILE = "model.json"
@@ -52,7 +58,8 @@ class PenstockLayout:
             given["lora"] = [_adapter(text, context.version_folder) for text in given["lora"]]
         # the adapters of the command line are those of its own model
         adapters = msgspec.structs.replace(server.adapters, lora=(), lora_directory=None)
-        return overlay(msgspec.structs.replace(server, adapters=adapters), given)
+        config = overlay(msgspec.structs.replace(server, adapters=adapters), given)
+        return config if "kv_offload_dir" in given else with_offload_where_it_works(config)
 
 
 def _adapter(text: object, folder: Path) -> object:

@@ -25,6 +25,7 @@ from penstock.gateway.llm.kserve.folder_layout import (
     model_source,
     precision,
     read_settings,
+    with_offload_where_it_works,
     without_own_model,
 )
 from penstock.gateway.llm.kserve.trtllm_form import TRTLLM_FORM
@@ -93,7 +94,8 @@ class TrtllmLayout:
             settings |= {"scheduler": "auto", **OF_OUR_SCHEDULER}  # it has its own, whatever other models run under
         else:
             _only_common(given, settings, engine)
-        return overlay(without_own_model(server), settings | ({"engine_args": given} if given else {}))
+        config = overlay(without_own_model(server), settings | ({"engine_args": given} if given else {}))
+        return with_offload_where_it_works(config)
 
 
 def _check_config(context: ModelContext) -> None:

@@ -23,6 +23,7 @@ from penstock.gateway.llm.kserve.folder_layout import (
     model_source,
     precision,
     read_settings,
+    with_offload_where_it_works,
     without_own_model,
 )
 from penstock.gateway.llm.kserve.vllm_form import VLLM_FORM
@@ -100,7 +101,8 @@ class VllmLayout:
         else:
             _only_common(given, engine)
         settings |= {ours: given.pop(name) for name, ours in _SETTINGS.items() if name in given}
-        return overlay(without_own_model(server), settings | ({"engine_args": given} if given else {}))
+        config = overlay(without_own_model(server), settings | ({"engine_args": given} if given else {}))
+        return with_offload_where_it_works(config)
 
 
 def _truth(value: object) -> object:

@@ -348,7 +348,7 @@ def test_the_bytes_are_bounded(start: Start, tmp_path: Path) -> None:
 
 
 def test_tenants_and_adapters_share_nothing(start: Start) -> None:
-    """Adapters' keys are counted anew by each process: the same key may mean other weights."""
+    """Each process counts the keys of adapters from the start: the same key may mean other weights."""
     driver = start()
     ask(driver, PROMPT, adapter="a")
     driver = restart(driver, start)
@@ -401,9 +401,9 @@ def test_folders_that_nobody_uses_go(start: Start, tmp_path: Path) -> None:
     foreign = tmp_path / "kv" / ("c" * 32)
     foreign.mkdir()
     (foreign / "letter").write_text("not ours")
-    for folder in (old, foreign):
-        (folder / "lock").touch()
-        os.utime(folder / "lock", (time.time() - 8 * 86400,) * 2)
+    (foreign / "lock").touch()
+    for path in (*old.iterdir(), *foreign.iterdir(), used / "lock"):
+        os.utime(path, (time.time() - 8 * 86400,) * 2)
     start()
     assert not old.exists()
     assert used.exists()

@@ -24,8 +24,8 @@ class BlockTier:
     - being written: reserved for a hash, and cannot be found yet
     - kept: found by its hash; the least recently used one is the first to be overwritten
 
-    A store may lose what it keeps, so whoever reads a slot checks that it holds what the hash says, and calls `forget`
-    where it does not.
+    A store may lose what it keeps. So a reader checks that the slot holds what the hash says, and calls `forget` where
+    it does not.
     """
 
     def __init__(self, num_slots: int, max_writing: int, max_reading: int) -> None:

@@ -97,16 +97,16 @@ def _lock(folder: Path) -> int | None:
 
 
 def _remove_if_unused(folder: Path) -> None:
-    if time.time() - (folder / _LOCK).stat().st_mtime < _UNUSED_SECONDS:
+    found = list(folder.iterdir())
+    newest = max((path.stat().st_mtime for path in found), default=0.0)
+    if any(path.name not in _FILES for path in found) or time.time() - newest < _UNUSED_SECONDS:
         return
     descriptor = _lock(folder)
     if descriptor is None:
         return
     try:
-        found = list(folder.iterdir())
-        if all(path.name in _FILES for path in found):
-            for path in found:
-                path.unlink()
-            folder.rmdir()
+        for name in _FILES:
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
     finally:
         os.close(descriptor)

@@ -347,7 +347,7 @@ def test_the_bytes_are_bounded(start: Start, tmp_path: Path) -> None:
         assert ask(driver, prompt)[0] == generate(driver.core.info, prompt, 3)
 
 
-def test_tenants_and_adapters_share_nothing(start: Start) -> None:
+def test_blocks_of_adapters_end_with_their_process(start: Start) -> None:
     """Each process counts the keys of adapters from the start: the same key may mean other weights."""
     driver = start()
     ask(driver, PROMPT, adapter="a")

@@ -28,7 +28,7 @@ class Prefetch:
 
 
 class Prefetches:
-    """At most one of each waiting request. Times are passed in. `begun` is emptied by the reader, which calls `ended`."""
+    """At most one of each waiting request. Times are passed in. The reader empties `begun`, and calls `ended`."""
 
     def __init__(self, kv: KVCacheManager, stats: EngineStats) -> None:
         self.begun: list[Prefetch] = []

@@ -48,10 +48,15 @@ class OpenVINOKVCache:
             for raw in self._raw:
                 raw[destination] = raw[source]
 
+    @property
+    def block_bytes(self) -> int:
+        """`BlockHost.block_bytes`"""
+        return sum(raw.shape[1] for raw in self._raw)
+
     def read_blocks(self, block_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
         """`BlockHost.read_blocks`: slot by slot, keys before values."""
         chosen = np.array(block_ids)
-        contents = np.empty((len(chosen), sum(raw.shape[1] for raw in self._raw)), np.uint8)
+        contents = np.empty((len(chosen), self.block_bytes), np.uint8)
         begin = 0
         for raw in self._raw:
             end = begin + raw.shape[1]

@@ -74,7 +74,7 @@ class OpenVINORunner(StepRunner):
 
     @property
     def block_bytes(self) -> int:
-        return self._decoders[0].block_bytes
+        return self._decoders[0].model.cache.block_bytes
 
     def cache_identity(self) -> str:
         return self._decoders[0].cache_identity()

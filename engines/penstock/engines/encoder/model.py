@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import numpy as np
 import openvino as ov
@@ -20,6 +21,7 @@ from penstock.engines.host.cores import usable_cores
 from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.device import all_threads, compile_encoder, compute_precision
+from penstock.engines.openvino.loading_memory import mapped_pages_released
 from penstock.engines.openvino.weights import Weights, open_weights
 
 
@@ -34,24 +36,24 @@ class EncoderModel:
         max_tokens = longest_text(config.max_model_len, recipe.max_tokens, outline.max_tokens)
         core = ov.Core()
         self._weights: Weights | None = None
-        if outline.spec is not None:
-            self._checkpoint = Checkpoint(config.model_dir, outline.spec.rename)
-            self._weights = open_weights(config, self._checkpoint, report)
-            graph = build_encoder(outline.spec, recipe, self._weights)
-            self._weights.finish()
-        else:
-            graph = build_exported(core, outline, recipe)
-        # bf16 is twice as fast, but vectors differ by more than a thousandth: it must be asked for
-        precision = "f32" if config.dtype == "auto" else compute_precision(core, config)
-        threads = config.threads or all_threads(usable_cores())
-        report(Loading("compile"))
-        compiled = compile_encoder(core, graph, config, precision, threads)
-        self._inputs = {port.any_name for port in compiled.inputs}
-        self._request = compiled.create_infer_request()
-        report(Loading("warm-up"))
-        [row] = self.compute([TokenizedText([0])])
-        if self._weights is not None:
-            self._weights.release_pages()
+        with ExitStack() as loading:
+            if outline.spec is not None:
+                self._checkpoint = Checkpoint(config.model_dir, outline.spec.rename)
+                self._weights = open_weights(config, self._checkpoint, report)
+                loading.enter_context(mapped_pages_released(self._weights.release_pages))
+                graph = build_encoder(outline.spec, recipe, self._weights)
+                self._weights.finish()
+            else:
+                graph = build_exported(core, outline, recipe)
+            # bf16 is twice as fast, but vectors differ by more than a thousandth: it must be asked for
+            precision = "f32" if config.dtype == "auto" else compute_precision(core, config)
+            threads = config.threads or all_threads(usable_cores())
+            report(Loading("compile"))
+            compiled = compile_encoder(core, graph, config, precision, threads)
+            self._inputs = {port.any_name for port in compiled.inputs}
+            self._request = compiled.create_infer_request()
+            report(Loading("warm-up"))
+            [row] = self.compute([TokenizedText([0])])
         self.info = EncoderInfo(
             max_tokens=max_tokens,
             vocab_size=outline.vocab_size,

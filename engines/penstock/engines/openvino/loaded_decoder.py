@@ -33,6 +33,7 @@ from penstock.engines.openvino.device import (
 from penstock.engines.openvino.families import parse_config
 from penstock.engines.openvino.kv_cache import OpenVINOKVCache, block_layout, cache_layout
 from penstock.engines.openvino.kv_types import kv_cache_type
+from penstock.engines.openvino.loading_memory import mapped_pages_released
 from penstock.engines.openvino.lora import OpenVINOAdapters
 from penstock.engines.openvino.lora_graph import Projection
 from penstock.engines.openvino.model import BufferedDecoder
@@ -100,40 +101,40 @@ def load_decoder(config: OpenVINOConfig, report: Report) -> LoadedDecoder:
     most_tokens = min(model_len, config.max_num_batched_tokens)
     plans = plan_threads(checkpoint.num_bytes, usable_cores(), config.threads, most_tokens)
     weights = open_weights(config, checkpoint, report)
-    integers = integer_type(config, checkpoint)
-    compiled, types, matrices, projections = _compile(config, spec, weights, plans, report, integers)
-    adapters = OpenVINOAdapters(projections, config.max_loras, config.max_lora_rank, matrices.precision)
-    groups = group_layers(spec.sliding_windows)
-    block_size, block_bytes = block_layout(compiled[0][1], groups)
-    by_tokens = [(plan.min_tokens, one) for plan, one in compiled]
-    model = BufferedDecoder(
-        by_tokens, len(groups), block_size, config.max_num_batched_tokens, adapters if config.max_loras else None
-    )
-    loaded = LoadedDecoder(
-        spec=spec,
-        eos_token_ids=eos,
-        model_len=model_len,
-        checkpoint=checkpoint,
-        weights=weights,
-        compiled=compiled[0][1],
-        groups=groups,
-        block_size=block_size,
-        block_bytes=block_bytes,
-        model=model,
-        adapters=adapters,
-        types=types,
-        words=f"openvino {types}, {' or '.join(str(plan.threads) for plan in plans)} threads",
-        work=model_work(matrices, spec, groups, block_bytes / block_size, plans),
-    )
-    # Each compiled model packs its weights at its first tokens: the first request does not wait for that, and the
-    # cache is sized by the memory that is left then.
-    least = min(most_tokens, _tokens_for_experts(spec))
-    warm_up = [max(1, plan.min_tokens, least) for plan in plans]
-    loaded.use_blocks(-(-warm_up[-1] // block_size))
-    report(Loading("warm-up"))
-    for num_tokens in warm_up:
-        _compute_prompt(model, len(groups), block_size, np.arange(num_tokens) % spec.vocab_size)
-    weights.release_pages()
+    with mapped_pages_released(weights.release_pages):
+        integers = integer_type(config, checkpoint)
+        compiled, types, matrices, projections = _compile(config, spec, weights, plans, report, integers)
+        adapters = OpenVINOAdapters(projections, config.max_loras, config.max_lora_rank, matrices.precision)
+        groups = group_layers(spec.sliding_windows)
+        block_size, block_bytes = block_layout(compiled[0][1], groups)
+        by_tokens = [(plan.min_tokens, one) for plan, one in compiled]
+        model = BufferedDecoder(
+            by_tokens, len(groups), block_size, config.max_num_batched_tokens, adapters if config.max_loras else None
+        )
+        loaded = LoadedDecoder(
+            spec=spec,
+            eos_token_ids=eos,
+            model_len=model_len,
+            checkpoint=checkpoint,
+            weights=weights,
+            compiled=compiled[0][1],
+            groups=groups,
+            block_size=block_size,
+            block_bytes=block_bytes,
+            model=model,
+            adapters=adapters,
+            types=types,
+            words=f"openvino {types}, {' or '.join(str(plan.threads) for plan in plans)} threads",
+            work=model_work(matrices, spec, groups, block_bytes / block_size, plans),
+        )
+        # Each compiled model packs its weights at its first tokens: the first request does not wait for that, and the
+        # cache is sized by the memory that is left then.
+        least = min(most_tokens, _tokens_for_experts(spec))
+        warm_up = [max(1, plan.min_tokens, least) for plan in plans]
+        loaded.use_blocks(-(-warm_up[-1] // block_size))
+        report(Loading("warm-up"))
+        for num_tokens in warm_up:
+            _compute_prompt(model, len(groups), block_size, np.arange(num_tokens) % spec.vocab_size)
     return loaded
 
 

@@ -15,6 +15,7 @@ from penstock.engines.contract.loading import Loading, Report, silent
 from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.core import Core, EngineCore
 from penstock.engines.errors import EngineError, UnsupportedError
+from penstock.engines.host.placement import Placement
 from penstock.engines.scheduler.config import OF_OUR_SCHEDULER, SchedulerConfig
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds; see `process.publisher`."""
     heartbeat_interval: float = 1.0
     """Seconds; see `process.heartbeat`."""
+    placement: Placement = Placement()
+    """Of the process; who loads a model in a process of its own binds it first."""
 
 
 def _openvino(options: dict[str, Any], report: Report) -> ModelRunner:

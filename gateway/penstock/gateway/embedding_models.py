@@ -17,7 +17,17 @@ from penstock.gateway.pooling.plane import PoolingPlane
 
 logger = logging.getLogger("penstock")
 
-_OF_MODEL = ("engine", "device", "max_model_len", "weights", "threads", "chat_template", "revision")
+_OF_MODEL = (
+    "engine",
+    "device",
+    "max_model_len",
+    "weights",
+    "threads",
+    "cpus",
+    "numa_nodes",
+    "chat_template",
+    "revision",
+)
 """Settings of MODEL, which those beside it do not share."""
 
 

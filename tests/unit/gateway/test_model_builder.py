@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from helpers_adapters import save_adapter
+from penstock.engines.host.placement import Placement
 from penstock.engines.registry import EngineSpec
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.configuration.config import ConfigError, load_config
@@ -24,6 +26,26 @@ TOKENIZER = Tokenizer(DEMO.folder)
 
 def spec(**settings: Any) -> EngineSpec:
     return engine_spec(load_config(settings, environ={}), DEMO, TOKENIZER)
+
+
+def test_where_an_engine_runs() -> None:
+    [cpu, *_] = sorted(os.sched_getaffinity(0))
+    assert spec().placement == Placement()
+    found = spec(engine="simulated", cpus=str(cpu), numa_nodes="auto")
+    assert found.placement == Placement(str(cpu), "auto")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"cpus": "99999"}, r"cpus: CPU 99999 is none that this server may use; those are"),
+        ({"cpus": "some"}, r"cpus: 'some' is not a list of numbers such as 0-3,8"),
+        ({"numa_nodes": "999"}, r"numa-nodes: this machine has no NUMA node 999"),
+    ],
+)
+def test_where_no_engine_can_run(setting: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        spec(**setting)
 
 
 def test_the_large_engines_are_told_of_devices_memory_and_options_of_their_own() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from penstock.engines.host.control_groups import group_folders
+
 
 def usable_cores(root: Path = Path("/")) -> int:
     """Physical cores that this process may run on, within its control group's share of CPU time.
 
-    `root` is where /sys is looked for.
+    `root` is where /proc and /sys are looked for.
     """
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     cores = {_siblings(root, cpu) for cpu in allowed}
@@ -24,14 +26,19 @@ def _siblings(root: Path, cpu: int) -> str:
 
 
 def _quota(root: Path) -> int:
-    """CPUs' worth of time by cgroup v2's cpu.max or v1's cpu.cfs_quota_us; no limit is a large number."""
-    groups = root / "sys/fs/cgroup"
-    for quota, period in (("cpu.max", None), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        try:
-            words = (groups / quota).read_text().split() + ((groups / period).read_text().split() if period else [])
-            share = int(words[0]) / int(words[1])
-        except (OSError, ValueError, IndexError, ZeroDivisionError):
-            continue  # not there, or "max"
-        if share > 0:
-            return max(1, int(share))
-    return 1 << 20
+    """CPUs' worth of time that this process's control groups leave it; no limit is a large number."""
+    return min(
+        (quota for folder, version in group_folders("cpu", root) if (quota := _own_quota(folder, version))),
+        default=1 << 20,
+    )
+
+
+def _own_quota(folder: Path, version: int) -> int | None:
+    """By version 2's cpu.max or version 1's cpu.cfs_quota_us; None: no limit."""
+    names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    try:
+        words = [word for name in names for word in (folder / name).read_text().split()]
+        share = int(words[0]) / int(words[1])
+    except (OSError, ValueError, IndexError, ZeroDivisionError):
+        return None  # not there, or "max"
+    return max(1, int(share)) if share > 0 else None

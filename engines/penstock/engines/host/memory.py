@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.engines.errors import InvalidRequestError
+from penstock.engines.host.control_groups import group_folders
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*|%)")
 _NO_LIMIT = 2**60
 """Control groups of version 1 write "no limit" as a number near 2**63."""
+_MEMORY_FILES = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("memory.max", "memory.current")}
+"""Limit and usage, by the version of a control group."""
 
 
 def parse_memory(text: str | int, free: int | None = None) -> int:
@@ -54,23 +57,11 @@ def _machine(root: Path) -> int:
 
 def _control_groups(root: Path) -> list[int]:
     """What each control group that bounds this process's memory has left."""
-    memberships = root / "proc/self/cgroup"
-    if not memberships.is_file():
-        return []
-    left: list[int] = []
-    for line in memberships.read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            base, limit, usage = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-        elif controllers == "":
-            base, limit, usage = root / "sys/fs/cgroup", "memory.max", "memory.current"
-        else:
-            continue
-        folder = base / path.strip("/")
-        # In a container its own group is often mounted at the root, so both it and every parent are looked at.
-        folders = [folder, *(p for p in folder.parents if p.is_relative_to(base))]
-        left += [room for f in folders if (room := _room(f, limit, usage)) is not None]
-    return left
+    return [
+        room
+        for folder, version in group_folders("memory", root)
+        if (room := _room(folder, *_MEMORY_FILES[version])) is not None
+    ]
 
 
 def _room(folder: Path, limit: str, usage: str) -> int | None:

@@ -24,6 +24,7 @@ import zmq
 from penstock.engines.contract.messages import LoadFailed, Ready
 from penstock.engines.core import Core
 from penstock.engines.errors import PenstockError
+from penstock.engines.host.placement import bind
 from penstock.engines.host.terminal import line_end
 from penstock.engines.process.heartbeat import HeartbeatThread
 from penstock.engines.process.loading_reports import LoadingReports
@@ -92,6 +93,7 @@ def main() -> int:
     socket.connect(address)
     try:
         spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSpec)
+        bind(spec.placement)  # before there are threads, and before a library counts CPUs
         heart = HeartbeatThread(int(sys.argv[3]), spec.heartbeat_interval, time.monotonic)
         heart.start()
         reports = LoadingReports(lambda loading: socket.send(encode(loading)))

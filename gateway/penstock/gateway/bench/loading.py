@@ -12,6 +12,7 @@ from penstock.engines.contract.loading import Loading
 from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.encoder.sentence_files import makes_vectors
 from penstock.engines.errors import UnsupportedError
+from penstock.engines.host.placement import bind
 from penstock.engines.registry import RUNNERS, EngineSpec, load_runner
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.llm.hub import fetch_model
@@ -57,6 +58,7 @@ def find(config: Config) -> Wanted:
 
 def load(wanted: Wanted) -> tuple[ModelRunner, LoadTimes]:
     stages = _Stages()
+    bind(wanted.spec.placement)
     runner = load_runner(wanted.spec, stages)
     return runner, stages.end()
 

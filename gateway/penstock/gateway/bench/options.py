@@ -11,12 +11,12 @@ from penstock.gateway.configuration.sections import EngineConfig, Positive, Simu
 
 SETTINGS = (
     *("model", "revision", "engine", "device", "max_model_len", "dtype", "weights", "activations", "weights_cache"),
-    *("kv_cache_dtype", "threads", "kv_cache_memory", "num_kv_blocks", "max_num_batched_tokens"),
+    *("kv_cache_dtype", "threads", "cpus", "numa_nodes", "kv_cache_memory", "num_kv_blocks", "max_num_batched_tokens"),
     *(name for name in EngineConfig.__struct_fields__),
     *(name for name in SimulatedOptions.__struct_fields__ if name != "sim_faults"),
 )
 """Those of a server that mean something without one."""
-COMPARABLE = frozenset(SETTINGS) - {"model", "revision"}
+COMPARABLE = frozenset(SETTINGS) - {"model", "revision", "cpus", "numa_nodes"}
 """What `--compare` may change."""
 
 

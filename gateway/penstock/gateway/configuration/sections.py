@@ -75,6 +75,16 @@ class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         ),
     ] = "auto"
     threads: Annotated[Positive | None, Meta(description="compute threads; default: by model size and cores")] = None
+    cpus: Annotated[
+        Name | None, Meta(description="CPUs that the engine's process runs on, as 0-15,32-47; default: all")
+    ] = None
+    numa_nodes: Annotated[
+        Name | None,
+        Meta(
+            description="NUMA nodes whose CPUs and memory the engine's process uses, as 0 or 0-1; auto: those of the "
+            "socket with the most free memory; default: all"
+        ),
+    ] = None
     speculative_model: Annotated[
         Name | None,
         Meta(

@@ -10,8 +10,10 @@ from typing import Any
 import msgspec
 
 from penstock.engines.contract.loading import silent
+from penstock.engines.errors import InvalidRequestError
 from penstock.engines.formats.gguf.files import gguf_files
 from penstock.engines.host.gpus import visible_gpus
+from penstock.engines.host.placement import Placement, find_place
 from penstock.engines.offload.folder import secret_key
 from penstock.engines.process import WatchdogConfig
 from penstock.engines.registry import EngineSpec
@@ -155,7 +157,18 @@ def engine_spec(
         options=options,
         scheduler=scheduler,
         publish_interval=config.server.stream_interval_ms / 1e3,
+        placement=_placement(config),
     )
+
+
+def _placement(config: Config) -> Placement:
+    """Raises ConfigError for CPUs and nodes that this machine does not have."""
+    asked = Placement(config.model.cpus, config.model.numa_nodes)
+    try:
+        find_place(asked)
+    except InvalidRequestError as error:
+        raise ConfigError(f"{str(error.param).replace('_', '-')}: {error.message}") from None
+    return asked
 
 
 def _runner(config: Config, source: ModelSource) -> str:

@@ -131,6 +131,11 @@ def _check_encoder_settings(config: Config) -> None:
         raise ConfigError(f"engine: encoders run on openvino, not on {model.engine}")
     if model.device not in ("auto", "cpu"):
         raise ConfigError(f"device: encoders run on cpu, not on {model.device}")
+    for name in ("cpus", "numa_nodes"):
+        if getattr(model, name) is not None:
+            raise ConfigError(
+                f"{name.replace('_', '-')}: encoders run in the server's own process, which taskset and numactl bind"
+            )
     if config.adapters.lora or config.adapters.lora_directory:
         raise ConfigError("lora: encoders have no adapters")
     if model.chat_template is not None:

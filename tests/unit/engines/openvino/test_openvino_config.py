@@ -127,10 +127,16 @@ def test_hyperthreads_are_not_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ({"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
         ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 6),
         ({"cpu.max": "5000 100000\n"}, 1),
+        ({"system.slice/us.service/cpu.max": "200000 100000\n"}, 2),
+        ({"system.slice/us.service/cpu.max": "max 100000\n", "system.slice/cpu.max": "400000 100000\n"}, 4),
+        ({"system.slice/us.service/cpu.max": "500000 100000\n", "system.slice/cpu.max": "300000 100000\n"}, 3),
+        ({"system.slice/other.service/cpu.max": "200000 100000\n"}, 6),
+        ({"cpu/us/cpu.cfs_quota_us": "200000\n", "cpu/us/cpu.cfs_period_us": "100000\n"}, 2),
     ],
 )
 def test_cpu_time_limits(files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)), raising=False)
     for name, text in files.items():
         write(tmp_path, f"sys/fs/cgroup/{name}", text)
+    write(tmp_path, "proc/self/cgroup", "5:memory:/elsewhere\n4:cpuacct,cpu:/us\n0::/system.slice/us.service\n")
     assert usable_cores(tmp_path) == cores

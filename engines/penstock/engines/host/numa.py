@@ -1,0 +1,96 @@
+"""The CPUs and NUMA nodes of this machine, and the kernel's way to write lists of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.engines.errors import InvalidRequestError
+
+_NO_SOCKET = "-1"
+"""What the kernel says where the firmware does not tell."""
+_LIST = re.compile(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A NUMA node that has CPUs."""
+
+    number: int
+    cpus: frozenset[int]
+    free: int
+    """Bytes that can be taken of its memory, files that can be dropped counted in."""
+
+
+def parse_list(text: str) -> frozenset[int]:
+    """Numbers in "0-3,8". Raises InvalidRequestError for anything else."""
+    if not _LIST.fullmatch(text):
+        raise InvalidRequestError(f"{text!r} is not a list of numbers such as 0-3,8")
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if int(last or first) < int(first):
+            raise InvalidRequestError(f"{part} in {text!r} ends before it begins")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+def format_list(numbers: Iterable[int]) -> str:
+    """The other way round: "0-3,8"."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ",".join("-".join(map(str, run)) for run in runs)
+
+
+def allowed_cpus() -> frozenset[int]:
+    """CPUs that this thread, and what it starts, may run on. Raises InvalidRequestError where a system has no such
+    thing."""
+    if not hasattr(os, "sched_getaffinity"):
+        raise InvalidRequestError("this system cannot bind a process to CPUs")
+    return frozenset(os.sched_getaffinity(0))
+
+
+def read_nodes(root: Path = Path("/")) -> list[Node]:
+    """By number; none where the kernel says nothing of them. `root` is where /sys is looked for."""
+    folders = (root / "sys/devices/system/node").glob("node[0-9]*")
+    nodes = [_node(folder) for folder in folders if (folder / "cpulist").is_file()]
+    return sorted((node for node in nodes if node.cpus), key=lambda node: node.number)
+
+
+def _node(folder: Path) -> Node:
+    text = (folder / "cpulist").read_text().strip()
+    sizes: dict[str, int] = {}
+    if (folder / "meminfo").is_file():
+        for line in (folder / "meminfo").read_text().splitlines():
+            _, _, name, number, *_ = line.split()
+            sizes[name.rstrip(":")] = int(number) * 1024
+    free = sum(sizes.get(name, 0) for name in ("MemFree", "Active(file)", "Inactive(file)"))
+    return Node(int(folder.name.removeprefix("node")), parse_list(text) if text else frozenset(), free)
+
+
+def by_socket(nodes: Sequence[Node], root: Path = Path("/")) -> list[list[Node]]:
+    """Nodes of the same socket together: a socket may have several. CPUs that have a socket of their own each, as in
+    some virtual machines, are no reason to take a node apart."""
+    groups: list[tuple[list[Node], set[str]]] = []
+    for node in nodes:
+        sockets = _sockets(root, node.cpus)
+        same = [group for group in groups if group[1] & sockets]
+        groups = [group for group in groups if group not in same]
+        groups.append(([*(each for group in same for each in group[0]), node], sockets.union(*(g[1] for g in same))))
+    return [members for members, _ in groups]
+
+
+def _sockets(root: Path, cpus: Collection[int]) -> set[str]:
+    found: set[str] = set()
+    for cpu in cpus:
+        path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id"
+        socket = path.read_text().strip() if path.is_file() else _NO_SOCKET
+        found.add(f"of CPU {cpu}" if socket == _NO_SOCKET else socket)
+    return found

@@ -30,12 +30,14 @@ class OpenVINOConfig:
     """How weights are held. auto: as in the checkpoint; of a quantized one, 8-bit floats become bf16, and 4-bit floats
     int4. int8: symmetric, one scale for each output row. int4: see `quantization`."""
     activations: Activations = "auto"
-    """What is multiplied by weights in 8 and 4 bits. auto: int8, rounded as they come, with a scale for each group of
-    a token's values. A float type has to be that of the computation."""
+    """What is multiplied by weights in 8 and 4 bits. int8: rounded as they come, with a scale for each group of a
+    token's values; where the device does that in f32 alone, dtype=auto means f32. auto: int8 where that changes no
+    dtype, else as `dtype`. A float type has to be that of the computation."""
     weights_cache: int = 20 << 30
     """Bytes of quantized weights that are kept on disk for later starts; 0: none."""
     kv_cache_dtype: KVCacheType = "auto"
-    """auto: as `dtype`. u8, u4: quantized, see `kv_types.KVType`; u8-u4: keys in 8 bits, values in 4."""
+    """auto: as `dtype`, but f16 where only activations=int8 made that f32. u8, u4: quantized, see `kv_types.KVType`;
+    u8-u4: keys in 8 bits, values in 4."""
     threads: int | None = None
     """Compute threads; None: see `device.default_threads`."""
     max_model_len: int | None = None

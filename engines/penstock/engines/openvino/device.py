@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import openvino as ov
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.engines.openvino.config import QUANTIZED, OpenVINOConfig
+from penstock.engines.openvino.int8_kernels import rounds_activations
 from penstock.engines.openvino.kv_types import KVType
 from penstock.engines.openvino.quantization import GROUP
 
@@ -75,21 +76,40 @@ def compute_precision(core: ov.Core, config: OpenVINOConfig) -> str:
     return config.dtype
 
 
+def settle_dtype(core: ov.Core, config: OpenVINOConfig) -> OpenVINOConfig:
+    """Activations in int8 that are asked for decide what dtype=auto is, where they do not go with bf16. Keys and values
+    are f16 then: as many bytes as bf16."""
+    if config.activations != "int8" or config.dtype != "auto":
+        return config
+    has = core.get_property(config.device, "OPTIMIZATION_CAPABILITIES")
+    if "BF16" not in has or rounds_activations(config.device, "bf16"):
+        return config
+    return replace(
+        config, dtype="f32", kv_cache_dtype="f16" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    )
+
+
 def activation_type(config: OpenVINOConfig, precision: str, quantized: bool) -> str:
     """What is multiplied by the weights: int8, or the precision of the computation. `quantized`: whether matrices are
     in 8 or 4 bits.
 
     With weights in 8 or 4 bits, activations in int8 halve the time of a step: unpacking the weights to floats instead
     takes longer than reading twice as many bytes of bf16. Raises InvalidRequestError for a type that does not go with
-    the others.
+    the others, UnsupportedError for int8 where the device does not multiply that way.
     """
     allowed = ("int8", precision) if quantized else (precision,)
     if config.activations == "auto":
-        return allowed[0]
+        return "int8" if quantized and rounds_activations(config.device, precision) else precision
     if config.activations not in allowed:
         raise InvalidRequestError(
             f"activations={config.activations} does not go with weights={config.weights} and dtype={precision}; "
             f"{' and '.join(allowed)} {'do' if quantized else 'does'}",
+            param="activations",
+        )
+    if config.activations == "int8" and not rounds_activations(config.device, precision):
+        other = "int8 with dtype=f32, or " if rounds_activations(config.device, "f32") else ""
+        raise UnsupportedError(
+            f"activations=int8 is not offered by this {config.device} with dtype={precision}; {other}{precision} is",
             param="activations",
         )
     return config.activations

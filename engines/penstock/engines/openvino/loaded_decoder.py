@@ -29,6 +29,7 @@ from penstock.engines.openvino.device import (
     compile_decoder,
     compute_precision,
     plan_threads,
+    settle_dtype,
 )
 from penstock.engines.openvino.families import parse_config
 from penstock.engines.openvino.kv_cache import OpenVINOKVCache, block_layout, cache_layout
@@ -159,6 +160,7 @@ def _compile(
     """The model compiled for each plan, its types in words, what its matrices cost, and the projections that adapters
     may change. `integers`: see `integer_type`."""
     core = ov.Core()
+    config = settle_dtype(core, config)
     precision = compute_precision(core, config)
     kv_type = kv_cache_type(config, precision, spec.head_dim)
     activations = activation_type(config, precision, integers is not None)  # refused before the weights are read

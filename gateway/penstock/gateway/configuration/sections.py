@@ -62,7 +62,10 @@ class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     ] = "auto"
     activations: Annotated[
         Literal["auto", "int8", "bf16", "f16", "f32"],
-        Meta(description="what int8 and int4 weights are multiplied with; auto: int8; else the type that dtype means"),
+        Meta(
+            description="what int8 and int4 weights are multiplied with: int8, or the type that dtype means; auto: "
+            "int8 where the CPU has that in this type, else the type; int8: dtype=auto may become f32 for it"
+        ),
     ] = "auto"
     weights_cache: Annotated[
         int, Meta(ge=0, description="bytes of quantized weights kept on disk for later starts; 0: none")

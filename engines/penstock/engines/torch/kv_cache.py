@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -66,8 +69,8 @@ class TorchKVCache:
                 layout = layouts[modules[layer]]
                 if place == len(self._tensors):
                     shape = (num_blocks, block_size, layout.kv_heads)
-                    keys = torch.zeros(*shape, layout.key_size, dtype=layout.dtype, device=device)
-                    values = torch.zeros(*shape, layout.value_size, dtype=layout.dtype, device=device)
+                    keys = _zeros((*shape, layout.key_size), layout.dtype, device)
+                    values = _zeros((*shape, layout.value_size), layout.dtype, device)
                     self._tensors.append((keys, values))
                 view = View(number, layout.window)
                 if view not in self.views:
@@ -86,3 +89,16 @@ class TorchKVCache:
             for keys, values in self._tensors:
                 keys[destination] = keys[source]
                 values[destination] = values[source]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On a CPU the memory becomes resident when it is written first, in huge pages where there are some: torch.zeros
+    writes to all of it, half of the machine's memory for a cache that may never be full."""
+    if device.type != "cpu":
+        return torch.zeros(*shape, dtype=dtype, device=device)
+    count = math.prod(shape)
+    fresh = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            fresh.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(fresh, dtype=dtype, count=count).view(shape)

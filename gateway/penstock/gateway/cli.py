@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from importlib.metadata import entry_points, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.gateway.bench import add_bench_command
 from penstock.gateway.configuration.config import LISTS, OTHER_NAMES, SECTIONS, Config, ConfigError, load_config
@@ -20,7 +20,11 @@ from penstock.gateway.configuration.flags import add_sections, switches
 from penstock.gateway.configuration.triton_flags import TRITON_REFUSED
 from penstock.gateway.front.key_command import add_key_command
 from penstock.gateway.llm.hub_command import add_hub_commands
+from penstock.gateway.repository.check_command import add_check_command
 from penstock.gateway.terminal_chat import add_chat_command
+
+if TYPE_CHECKING:
+    from penstock.gateway.repository.checking import Verdict
 
 _CLOSED_PIPE = 141
 """The exit status of a program that SIGPIPE ends, as shells show it."""
@@ -62,6 +66,12 @@ def _serve(config: Config, answer: tuple[Path, Path] | None) -> int:
     return serve(config) if answer is None else answer_file(config, *answer)
 
 
+def _check(config: Config, gpus: int | None) -> Sequence[Verdict]:
+    from penstock.gateway.composition import check_models  # only now: --help stays quick
+
+    return check_models(config, gpus)
+
+
 def _without_triton_forms(parser: argparse.ArgumentParser, argv: Sequence[str]) -> list[str]:
     """Triton writes switches as --name=true and --name=false; for argparse they are --name and --no-name."""
     known = switches(SECTIONS)
@@ -97,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     add_chat_command(commands, _FORMATTER)
     add_hub_commands(commands, _FORMATTER)
     add_bench_command(commands, _FORMATTER)
+    add_check_command(commands, _FORMATTER, _check)
     for command in entry_points(group="penstock.commands"):
         command.load()(commands, add_sections, _FORMATTER)
     return parser

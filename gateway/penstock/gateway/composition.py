@@ -7,7 +7,7 @@ import hashlib
 import re
 import sqlite3
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -56,9 +56,10 @@ from penstock.gateway.metrics.gpu import GpuMetrics
 from penstock.gateway.metrics.registry import Metrics
 from penstock.gateway.pooling.plane import PoolingPlane
 from penstock.gateway.repository.cache_config import build_cache
+from penstock.gateway.repository.checking import RepositoryCheck, Verdict
 from penstock.gateway.repository.classic_loader import classic_loaders
-from penstock.gateway.repository.loading import Loader
 from penstock.gateway.repository.manager import ModelRepository
+from penstock.gateway.repository.planning import Loader
 from penstock.gateway.repository.settings import RepositorySettings
 from penstock.gateway.repository.storage import Repository
 from penstock.gateway.responses.service import ResponseService
@@ -93,6 +94,29 @@ def build_repository(
 ) -> ModelRepository:
     """The models of the repositories, classic ones and language models. Raises ConfigError."""
     settings = repository_settings(config.repository)
+    loader = _loaders(config, settings, dataplane, budget, board)
+    cache = build_cache(config.repository.cache_config, config.repository.response_cache_byte_size)
+    repositories = _repositories(config)
+    return ModelRepository(settings, loader, repositories, metric=metrics.metric, board=board, cache=cache)
+
+
+def check_models(config: Config, gpus: int | None) -> list[Verdict]:
+    """What would become of the repositories' models, on a machine with so many GPUs (None: those that are there).
+    Raises ConfigError, EngineError."""
+    settings = repository_settings(config.repository)
+    if gpus is not None:
+        settings = replace(settings, gpus=gpus)
+    board = LoadingBoard()
+    dataplane = build_dataplane(config, WorkPools(), board)
+    backends = _loaders(config, settings, dataplane, build_budget(config, GpuMetrics()), board)
+    cache = build_cache(config.repository.cache_config, config.repository.response_cache_byte_size)
+    return RepositoryCheck(settings, backends, has_cache=cache is not None).verdicts(_repositories(config))
+
+
+def _loaders(
+    config: Config, settings: RepositorySettings, dataplane: DataPlane, budget: MemoryBudget, board: LoadingBoard
+) -> Callable[[str], Loader]:
+    """By the backend's name."""
     classic = classic_loaders(settings.backend_options)
 
     async def build(own: Config, name: str) -> LoadedModel:
@@ -111,12 +135,14 @@ def build_repository(
     def loader(backend: str) -> Loader:
         return language.get(backend) or classic(backend)
 
+    return loader
+
+
+def _repositories(config: Config) -> list[Repository]:
     try:
-        repositories = [Repository(url) for url in config.repository.model_repository]
+        return [Repository(url) for url in config.repository.model_repository]
     except ConfigError as error:
         raise ConfigError(f"model-repository: {error}") from None
-    cache = build_cache(config.repository.cache_config, config.repository.response_cache_byte_size)
-    return ModelRepository(settings, loader, repositories, metric=metrics.metric, board=board, cache=cache)
 
 
 def repository_settings(config: RepositoryConfig) -> RepositorySettings:

@@ -10,7 +10,7 @@ from penstock.classic.base import Backend, InferModel, ModelContext
 from penstock.classic.model import load_model
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.registry import backend_names, find_backend
-from penstock.gateway.repository.loading import Loader
+from penstock.gateway.repository.planning import Loader
 
 _PYTHON = "python"
 

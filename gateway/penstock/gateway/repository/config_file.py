@@ -30,7 +30,7 @@ def read_config(folder: Path, name: str, *, override: str | None, config_name: s
     if override is not None:
         config = _from_json(override)
     else:
-        path = _config_path(folder, config_name)
+        path = config_path(folder, config_name)
         config = ModelConfig() if path is None else _from_text(path, f"{name}/{path.relative_to(folder).as_posix()}")
     if not config.name:
         config.name = name
@@ -41,7 +41,8 @@ def read_config(folder: Path, name: str, *, override: str | None, config_name: s
     return config
 
 
-def _config_path(folder: Path, config_name: str) -> Path | None:
+def config_path(folder: Path, config_name: str) -> Path | None:
+    """The file that holds the configuration, None for a model without one. Raises InvalidRequestError."""
     candidates = [folder / CONFIG_FILE]
     if config_name:
         if not _CONFIG_NAME.fullmatch(config_name):

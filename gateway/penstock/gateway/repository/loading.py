@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from penstock.classic.base import Host, InferModel, ModelContext
 from penstock.classic.caching.cache import ResponseCache
@@ -18,15 +17,12 @@ from penstock.classic.ensemble.plan import is_ensemble
 from penstock.classic.model_config import ModelConfig
 from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError, from_code
 from penstock.gateway.errors import wire_shape
-from penstock.gateway.kserve.classification import read_labels
-from penstock.gateway.repository.config_file import read_config
-from penstock.gateway.repository.defaults import complete
 from penstock.gateway.repository.ensemble_loader import EnsembleLoader
 from penstock.gateway.repository.layout import available_versions
 from penstock.gateway.repository.models import UNLOADED, Deployment, close_folder, stop_models
+from penstock.gateway.repository.planning import Loader, ModelPlan, plan_model, version_config
 from penstock.gateway.repository.settings import RepositorySettings
 from penstock.gateway.repository.storage import LocalModel
-from penstock.gateway.repository.supported import check_supported
 from penstock.gateway.repository.versions import select_versions
 from penstock.gateway.repository.warmup import warm_up
 
@@ -37,18 +33,6 @@ _STATUS = {"UNIMPLEMENTED": "Unsupported"}
 
 _Loaded = tuple[InferModel, float]
 """A version, and the seconds it took."""
-
-
-class Loader(Protocol):
-    """Loads the models of one backend."""
-
-    def auto_complete(self, config: ModelConfig, version_folder: Path) -> None:
-        """Fills in, in place, what the configuration leaves out. In a thread. Raises ValueError, PenstockError."""
-        ...
-
-    async def load(self, context: ModelContext) -> InferModel:
-        """A version that is ready. When cancelled it leaves nothing behind. Raises ValueError, PenstockError."""
-        ...
 
 
 class LoadError(Exception):
@@ -63,8 +47,7 @@ class LoadError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    folder: Path
-    config: ModelConfig
+    model: ModelPlan
     versions: Sequence[int]
     loader: Loader
 
@@ -101,8 +84,8 @@ class ModelLoading:
             async with self._slots:
                 folder = await _fetched(fetch)
                 plan = await asyncio.to_thread(self._plan, name, folder.folder, config)
-            if is_ensemble(plan.config):
-                await self._prepare_ensemble(name, plan.config)
+            if is_ensemble(plan.model.config):
+                await self._prepare_ensemble(name, plan.model.config)
             on_versions(plan.versions)
             deployment = await self._load_versions(name, plan, folder)
             folder = None
@@ -118,19 +101,14 @@ class ModelLoading:
                 await close_folder(folder)
 
     def _plan(self, name: str, folder: Path, override: str | None) -> _Plan:
-        config = read_config(folder, name, override=override, config_name=self._settings.config_name)
-        complete(config, name, folder, gpus=self._settings.gpus)
-        check_supported(config, complete=False)
-        for output in config.output:
-            if output.label_filename:
-                read_labels(folder, output.label_filename)
+        plan = plan_model(self._settings, name, folder, override)
         try:
-            versions = select_versions(config.version_policy, available_versions(folder), name)
+            versions = select_versions(plan.config.version_policy, available_versions(folder), name)
         except InvalidRequestError as error:
             told = InvalidRequestError(f"load failed for model '{name}': {error.message}")
             raise LoadError(told, error.message) from None
-        loader = self._ensembles if is_ensemble(config) else self._loaders(config.backend)
-        return _Plan(folder, config, versions, loader)
+        loader = self._ensembles if is_ensemble(plan.config) else self._loaders(plan.config.backend)
+        return _Plan(plan, versions, loader)
 
     async def _prepare_ensemble(self, name: str, config: ModelConfig) -> None:
         try:
@@ -170,24 +148,18 @@ class ModelLoading:
                     logger.warning("model '%s' version %d is tried again after: %s", name, version, error)
 
     async def _attempt(self, name: str, plan: _Plan, version: int) -> InferModel:
-        version_folder = plan.folder / str(version)
-        config = ModelConfig()
-        config.CopyFrom(plan.config)
-        if self._settings.auto_complete:
-            await asyncio.to_thread(plan.loader.auto_complete, config, version_folder)
-            complete(config, name, plan.folder, gpus=self._settings.gpus)
-        check_supported(config)
+        config = await asyncio.to_thread(version_config, self._settings, plan.model, version, plan.loader)
         context = ModelContext(
             name=name,
             version=version,
             config=config,
-            model_folder=plan.folder,
-            version_folder=version_folder,
+            model_folder=plan.model.folder,
+            version_folder=plan.model.folder / str(version),
             host=self._host,
         )
         model = await plan.loader.load(context)
         try:
-            await warm_up(model, plan.folder)
+            await warm_up(model, plan.model.folder)
         except BaseException:
             await stop_models([model])
             raise
@@ -200,6 +172,12 @@ class ModelLoading:
         shared = self._cache.shared
         identity = await asyncio.to_thread(content_identity, context) if shared else loaded_identity()
         return CachedModel(model, self._cache, identity)
+
+
+def load_failures(reasons: Mapping[str, str]) -> str:
+    """What a server that ends because of them says: Triton's words, and a line for each model."""
+    lines = [f"  {name}: {reason}" for name, reason in reasons.items()]
+    return "\n".join(["failed to load all models; --exit-on-error=false serves the others:", *lines])
 
 
 def _results(tasks: Mapping[int, asyncio.Task[_Loaded]]) -> dict[int, _Loaded]:

@@ -28,10 +28,11 @@ from penstock.gateway.repository.dependencies import Dependencies, composing, wi
 from penstock.gateway.repository.ensemble_loader import EnsembleLoader
 from penstock.gateway.repository.host import MetricFactory, RepositoryHost
 from penstock.gateway.repository.layout import check_model_name, check_version
-from penstock.gateway.repository.loading import Loader, LoadError, ModelLoading
+from penstock.gateway.repository.loading import LoadError, ModelLoading, load_failures
 from penstock.gateway.repository.models import UNLOADED, Deployment, ModelEntry, VersionStatus
 from penstock.gateway.repository.operations import STOPPING, Operations
 from penstock.gateway.repository.overrides import check_files, write_files
+from penstock.gateway.repository.planning import Loader
 from penstock.gateway.repository.polling import poll_forever
 from penstock.gateway.repository.settings import ALL_MODELS, RepositorySettings
 from penstock.gateway.repository.storage import LocalModel, Repository
@@ -143,9 +144,9 @@ class ModelRepository:
         self._wanted = set(names)
         loads = [self._operations.run(name, self._load_stored(name)) for name in names]
         results = await asyncio.gather(*loads, return_exceptions=True)
-        failed = [name for name, result in zip(names, results, strict=True) if isinstance(result, BaseException)]
+        failed = {name: each for name, each in zip(names, results, strict=True) if isinstance(each, BaseException)}
         if failed and self._settings.exit_on_error:
-            raise EngineError(f"failed to load all models; the log has the reasons for: {', '.join(failed)}")
+            raise EngineError(load_failures({name: self._reason(name, error) for name, error in failed.items()}))
         self._started = True
         if self._settings.control_mode == "poll":
             self._poller = asyncio.create_task(poll_forever(self.poll, self._settings.poll_seconds))
@@ -383,6 +384,11 @@ class ModelRepository:
         if not lines and self._catalogue.is_duplicate(name):
             return [IndexEntry(name, "", "UNAVAILABLE", DUPLICATE)]
         return lines or [IndexEntry(name)]
+
+    def _reason(self, name: str, error: BaseException) -> str:
+        """Why a model could not be loaded."""
+        entry = self._entries.get(name)
+        return entry.reason if entry is not None and entry.reason else str(error)
 
     def _missing(self, name: str, version: str) -> PenstockError:
         """What is wrong with a request's name or version, in Triton's words."""

@@ -22,7 +22,7 @@ def check_supported(config: ModelConfig, *, complete: bool = True) -> None:
     Raises UnsupportedError for a field, InvalidRequestError for its value.
     """
     _check_no_engines(config)
-    for path in sorted(_set_paths(config)):
+    for path in sorted(set_paths(config)):
         treatment = FIELDS.get(path)
         if treatment is None or treatment.fate is Fate.REFUSED:
             reason = treatment.reason if treatment else "this server does not know the field"
@@ -57,7 +57,7 @@ def _only_for(path: str, config: ModelConfig, backends: frozenset[str]) -> str:
     return f"{path} of model '{config.name}' is not supported: only for the backend {names}, not {config.backend}"
 
 
-def _set_paths(message: Message, prefix: str = "") -> Iterator[str]:
+def set_paths(message: Message, prefix: str = "") -> Iterator[str]:
     """The paths of all fields that differ from their defaults; below a refused one nothing is looked at."""
     for field, value in message.ListFields():
         path = prefix + field.name
@@ -72,7 +72,7 @@ def _set_paths(message: Message, prefix: str = "") -> Iterator[str]:
         else:
             inner = list(value) if field.is_repeated else [value]
         for item in inner:
-            yield from _set_paths(item, f"{path}.")
+            yield from set_paths(item, f"{path}.")
 
 
 def _printable(text: str) -> str:

@@ -1,0 +1,160 @@
+"""What becomes of the models of a repository, without loading them: `penstock check`. Blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, cast
+
+from penstock.classic.base import InferModel
+from penstock.classic.ensemble.plan import Step, is_ensemble, make_plan
+from penstock.classic.ensemble.wiring import wire
+from penstock.classic.model_config import ModelConfig
+from penstock.classic.signature import ModelSignature
+from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, PenstockError
+from penstock.gateway.repository.catalogue import Catalogue
+from penstock.gateway.repository.config_fields import FIELDS, Fate
+from penstock.gateway.repository.config_file import config_path
+from penstock.gateway.repository.field_lines import field_lines
+from penstock.gateway.repository.layout import available_versions
+from penstock.gateway.repository.planning import Completer, plan_model, version_config
+from penstock.gateway.repository.settings import RepositorySettings
+from penstock.gateway.repository.storage import Repository
+from penstock.gateway.repository.supported import set_paths
+from penstock.gateway.repository.versions import select_versions
+
+Result = Literal["works", "works differently", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    where: str
+    """`model/config.pbtxt:12`, or without a line, or the model's name."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    model: str
+    result: Result
+    notes: Sequence[Note] = ()
+    """Why it is refused, or what is different."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """As much of an InferModel as an ensemble's wiring looks at."""
+
+    name: str
+    config: ModelConfig
+    signature: ModelSignature
+    takes_infer: bool
+
+
+@dataclass(slots=True)
+class _Model:
+    name: str
+    file: str = ""
+    """As in a note; empty: it has no configuration file."""
+    lines: Mapping[str, int] = field(default_factory=dict)
+    config: ModelConfig | None = None
+    """Of the newest version that would serve."""
+    versions: Sequence[int] = ()
+    refused: Note | None = None
+
+    def note(self, text: str, path: str | None = None) -> Note:
+        line = self.lines.get(path or "")
+        return Note(f"{self.file or self.name}:{line}" if line else self.file or self.name, text)
+
+    def refuse(self, error: PenstockError | ValueError) -> None:
+        if isinstance(error, PenstockError):
+            self.refused = self.note(error.message, error.param)
+        else:
+            self.refused = self.note(str(error))
+
+
+class RepositoryCheck:
+    """`backends` gives what completes the configurations of a backend, and raises ValueError for unknown ones.
+    `has_cache`: the server would have a response cache."""
+
+    def __init__(
+        self, settings: RepositorySettings, backends: Callable[[str], Completer], *, has_cache: bool = False
+    ) -> None:
+        self._settings = settings
+        self._backends = backends
+        self._has_cache = has_cache
+
+    def verdicts(self, repositories: Sequence[Repository]) -> list[Verdict]:
+        """One for each model, by name. Raises EngineError for a repository that cannot be read."""
+        catalogue = Catalogue(repositories)
+        catalogue.refresh()
+        models = {name: self._described(catalogue, name) for name in sorted(catalogue.names)}
+        for model in models.values():
+            _check_ensemble(model, models, ())
+        return [self._verdict(model) for model in models.values()]
+
+    def _described(self, catalogue: Catalogue, name: str) -> _Model:
+        model = _Model(name)
+        try:
+            local = catalogue.find(name).fetch(name)
+            try:
+                self._describe(model, local.folder)
+            finally:
+                local.close()
+        except (PenstockError, ValueError) as error:
+            model.refuse(error)
+        return model
+
+    def _describe(self, model: _Model, folder: Path) -> None:
+        path = config_path(folder, self._settings.config_name)
+        if path is not None:
+            model.file = f"{model.name}/{path.relative_to(folder).as_posix()}"
+            model.lines = field_lines(path.read_bytes().decode(errors="replace"))
+        plan = plan_model(self._settings, model.name, folder)
+        model.versions = select_versions(plan.config.version_policy, available_versions(folder), model.name)
+        backend = None if is_ensemble(plan.config) else self._backends(plan.config.backend)
+        for version in model.versions:
+            model.config = version_config(self._settings, plan, version, backend)
+
+    def _verdict(self, model: _Model) -> Verdict:
+        if model.refused is not None or model.config is None:
+            return Verdict(model.name, "refused", [model.refused or model.note("there is no version to serve")])
+        notes = list(self._differences(model, model.config))
+        return Verdict(model.name, "works differently" if notes else "works", notes)
+
+    def _differences(self, model: _Model, config: ModelConfig) -> Iterator[Note]:
+        for path in sorted(set(set_paths(config))):
+            if FIELDS[path].fate is Fate.NO_EFFECT and path in model.lines:
+                yield model.note(f"{path} has no effect", path)
+        if config.response_cache.enable and not self._has_cache:
+            text = "every request is computed: the server has no response cache (--cache-config)"
+            yield model.note(text, "response_cache.enable")
+
+
+def _check_ensemble(model: _Model, models: Mapping[str, _Model], above: tuple[str, ...]) -> None:
+    """Its graph, the models that it is made of, and whether they fit together."""
+    if model.refused is not None or model.config is None or not is_ensemble(model.config):
+        return
+    try:
+        if model.name in above:
+            told = " -> ".join((*above[above.index(model.name) :], model.name))
+            raise InvalidRequestError(f"circular dependency between ensembles: {told}")
+        plan = make_plan(model.config)
+        for name in sorted(plan.models):
+            if name in models:
+                _check_ensemble(models[name], models, (*above, model.name))
+        if model.refused is None:  # it is not made of itself
+            wire(plan, model.config, lambda step: _step_model(step, models))
+    except InvalidRequestError as error:
+        model.refused = model.note(error.message, "ensemble_scheduling")
+
+
+def _step_model(step: Step, models: Mapping[str, _Model]) -> InferModel:
+    found = models.get(step.model)
+    if found is None or found.refused is not None or found.config is None:
+        raise ModelNotFoundError(f"model '{step.model}' would not serve")
+    if step.version != -1 and step.version not in found.versions:
+        raise ModelNotFoundError(f"model '{step.model}' would not serve version {step.version}")
+    signature = ModelSignature(found.config)
+    return cast(InferModel, _Described(found.name, found.config, signature, not signature.decoupled))

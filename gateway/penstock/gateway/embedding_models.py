@@ -7,6 +7,7 @@ import logging
 
 from penstock.engines.errors import AlreadyExistsError
 from penstock.gateway.configuration.config import Config, ConfigError, overlay
+from penstock.gateway.configuration.sections import OF_OUR_SCHEDULER
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.llm.hub import fetch_model
 from penstock.gateway.llm.models import ModelSource, find_model, is_hub_id
@@ -27,6 +28,7 @@ _OF_MODEL = (
     "numa_nodes",
     "chat_template",
     "revision",
+    "speculative_model",
 )
 """Settings of MODEL, which those beside it do not share."""
 
@@ -42,7 +44,8 @@ class EmbeddingModels:
         self._to_fetch: dict[str, str] = {}
         """Hub ids by name."""
         defaults = {name: getattr(type(config.model)(), name) for name in _OF_MODEL}
-        self._beside = overlay(config, defaults | {"lora": (), "lora_directory": None})
+        no_guesses = {name: OF_OUR_SCHEDULER[name] for name in ("speculative", "max_draft_tokens")}
+        self._beside = overlay(config, defaults | no_guesses | {"lora": (), "lora_directory": None})
         for text in config.embeddings.embedding_model:
             name, equals, place = text.partition("=")
             place = place if equals else text

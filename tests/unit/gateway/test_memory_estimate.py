@@ -232,6 +232,24 @@ def test_a_draft_model_counts(folder: Path) -> None:
     assert found.cache.fixed == 2 * 100 * 32 * TOKEN
 
 
+def test_a_draft_head_counts(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """With keys and values of one layer, and a vector that each token has for it. A small one is compiled twice."""
+    head = tmp_path_factory.mktemp("head")
+    (head / "config.json").write_text(json.dumps({**LLAMA_8B, "num_hidden_layers": 1, "draft_vocab_size": 32000}))
+    maps = {"d2t": ("I64", [32000], 8), "t2d": ("BOOL", [128256], 1)}
+    save_header(head / "model.safetensors", {"fc": ("BF16", [4096, 3 * 4096], 2), **maps})
+    found = demand("openvino", folder, num_blocks=100, draft_model_dir=str(head)).host
+    assert found.weights == pytest.approx(2 * PARAMETERS + 2 * 2 * 3 * 4096**2, rel=1e-3)
+    assert found.cache.fixed == 100 * 32 * (TOKEN + TOKEN // 32 + 2 * 4096)
+
+
+def test_the_models_own_draft_head_counts(folder: Path) -> None:
+    """With a head for logits of its own, keys and values of one layer, and a vector for each token."""
+    found = demand("openvino", folder, num_blocks=100, mtp=True).host
+    assert found.weights == pytest.approx(2 * PARAMETERS + 2 * 4096 * 128256, rel=1e-3)
+    assert found.cache.fixed == 100 * 32 * (TOKEN + TOKEN // 32 + 2 * 4096)
+
+
 def test_a_cache_of_so_many_bytes(folder: Path) -> None:
     found = demand("openvino", folder, kv_cache_memory="1GiB")
     assert (found.host.cache, found.told) == (CacheWish(fixed=GIB), False)

@@ -130,6 +130,15 @@ def test_a_number_of_guesses_is_nothing_without_guesses(engine: str) -> None:
         spec(engine=engine, max_draft_tokens=4)
 
 
+def test_the_models_own_head_guesses_for_openvino_alone() -> None:
+    found = spec(engine="openvino", speculative="mtp", max_draft_tokens=4)
+    assert (found.options["mtp"], found.scheduler.speculative) == (True, "draft_model")
+    assert spec(engine="openvino", speculative="ngram").options["mtp"] is False
+    for engine in ("torch", "simulated"):
+        with pytest.raises(ConfigError, match=f"speculative: the {engine} engine has no mtp"):
+            spec(engine=engine, speculative="mtp")
+
+
 def test_a_draft_model_guesses_for_openvino_alone(tmp_path: Path) -> None:
     found = spec(engine="openvino", speculative_model=str(tmp_path), max_draft_tokens=4)
     assert found.options["draft_model_dir"] == str(tmp_path)
@@ -140,6 +149,8 @@ def test_a_draft_model_guesses_for_openvino_alone(tmp_path: Path) -> None:
             spec(engine=engine, speculative_model=str(tmp_path))
     with pytest.raises(ConfigError, match="speculative-model: guesses are either those of a draft model or those of"):
         spec(engine="openvino", speculative_model=str(tmp_path), speculative="ngram")
+    with pytest.raises(ConfigError, match="speculative-model: guesses are either those of a draft model or those of"):
+        spec(engine="openvino", speculative_model=str(tmp_path), speculative="mtp")
     with pytest.raises(ConfigError, match=r"speculative-model: \./nope is not a folder"):
         spec(engine="openvino", speculative_model="./nope")
 

@@ -53,6 +53,8 @@ class Batch:
     """[S]: what `Model.adapter_slot` gave for the request's adapter."""
     wants_hidden: bool
     """Hidden states are asked for, too."""
+    features: Floats | None = None
+    """[T, width], of a draft head: what it is given beside each token."""
 
 
 class Outputs(NamedTuple):

@@ -3,21 +3,37 @@
 Its KV cache has the same blocks as the model's own: position p of a request is in the same block and slot of both. So
 prefix hits, copies and preemption need no books here. It computes only what it needs for guesses, when it is asked for
 some: what a block holds of it is noted with the block.
+
+A draft head (EAGLE-3, MTP) is such a model, too. At position p it gets token p + 1, and the features that the model
+gave of position p. Behind the last of these it gets its own hidden state of the position before, and what it computes
+there does not stay. What it has at the end of a full block depends on the first token behind the block: where requests
+share a block, one of them may have that of another there, which can only make a guess worse.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from penstock.engines.contract.step import TO_BE_DRAFTED, Drafting, SchedulerOutput
-from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, Batch, Ints, Model
+from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, Batch, Floats, Ints, Model
+from penstock.engines.kit.features import FeatureStore
 from penstock.engines.kit.request_table import RequestTable
 
 _BUFFER = 0
+
+
+@dataclass(frozen=True)
+class HeadInputs:
+    """What makes a draft model a draft head."""
+
+    features: FeatureStore
+    """Of all tokens that the model has computed."""
+    token_ids: Ints | None = None
+    """The token that each of its logits is for; None: the token with this number."""
 
 
 @dataclass(slots=True)
@@ -28,13 +44,15 @@ class _Asked:
     row: int
     """Of the request table."""
     last: int
-    """The position of its last known token."""
+    """The position where the draft model gets its last known token."""
     count: int
     """Guesses to make."""
     start: int
     """The first position that the draft model has not computed, at most `last`."""
     scheduled: int = 0
     """Tokens of the forward pass."""
+    hidden: Floats | None = None
+    """[1, width], of a draft head behind `last`: its hidden state of the position before."""
 
 
 class DraftModel:
@@ -47,26 +65,34 @@ class DraftModel:
         num_blocks: int,
         max_len: int,
         max_tokens: int,
+        head: HeadInputs | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`max_len`: positions that it can compute; `max_tokens`: most of a forward pass."""
+        """`max_len`: positions that it can compute; `max_tokens`: most of a forward pass; `head`: of a draft head."""
         self._model = model
         self._block_size = block_size
         self._max_len = max_len
         self._max_tokens = max_tokens
+        self._head = head
+        self._lead = 0 if head is None else 1
+        """By how many positions its tokens come earlier than in the model."""
         self._clock = clock
         self._filled: Ints = np.zeros(num_blocks, np.int64)
         """Of each block: how many of its slots, from the first on, hold what was computed for the tokens there."""
         self._guessed: dict[int, tuple[int, list[int]]] = {}
         """id -> its newest guesses that were computed on, and the position of the first. As far as they were right,
-        they need not be computed again."""
+        they need not be computed again. Not of a draft head."""
+        self._copies: dict[int, int] = {}
+        """Blocks that the newest step begins with copies of others, and those others."""
 
     def follow(self, step: SchedulerOutput) -> None:
         """Takes in what a step says about blocks. For every step, in order."""
         for block_id, _ in step.block_loads:
             self._filled[block_id] = 0  # they come without what the draft model would have computed
+        self._copies.clear()
         for source, destination in step.block_copies:
             self._filled[destination] = self._filled[source]
+            self._copies[destination] = self._copies.get(source, source)
         if step.block_copies:
             self._model.copy_blocks(step.block_copies)
         for request_id in step.dropped_ids:
@@ -79,32 +105,39 @@ class DraftModel:
                 self._guessed.pop(request.id, None)
                 self._limit(request.block_ids[0], computed.get(request.id, 0))
 
-    def guess(self, step: SchedulerOutput, table: RequestTable) -> tuple[SchedulerOutput, Drafting]:
-        """The step with guesses in place of `TO_BE_DRAFTED`, and what was done for it.
+    def guess(
+        self, step: SchedulerOutput, table: RequestTable, under_way: Set[int] = frozenset()
+    ) -> tuple[SchedulerOutput, Drafting]:
+        """The step with guesses in place of `TO_BE_DRAFTED`, and what was done for it. `under_way`: requests of steps
+        that are not done.
 
         Requests get fewer where their context is too long for the draft model, and none while it has more to catch up
-        with than `max_tokens`: their prompt, or what was generated while nobody asked for guesses.
+        with than `max_tokens`: their prompt, or what was generated while nobody asked for guesses. A draft head makes
+        none for a request that is under way: the model has not given all features of its prompt.
         """
         drafting = Drafting({i: 0 for i, guesses in step.drafts.items() if TO_BE_DRAFTED in guesses})
         guesses: dict[int, list[int]] = {i: [] for i in drafting.num_guesses}
         places = dict(zip(step.request_ids, step.num_computed_tokens, strict=True))
-        asked = self._share_out(self._asked(step, table, places, list(guesses)))
+        ids = [i for i in guesses if self._head is None or i not in under_way]
+        asked = self._share_out(self._asked(step, table, places, ids))
         while asked:
-            tokens = self._forward(asked, table, drafting)
+            tokens, hidden = self._forward(asked, table, drafting)
             following = []
-            for each, token in zip(asked, tokens, strict=True):
+            for n, (each, token) in enumerate(zip(asked, tokens, strict=True)):
                 end = each.start + each.scheduled
                 if end <= each.last + 1:  # known tokens, which stay
                     self._fill(table.block_tables[0][each.row], each.start, end)
                 if end > each.last:
                     guesses[each.id].append(token)
-                    table.tokens[each.row, end] = token
+                    table.tokens[each.row, end + self._lead] = token
                     if len(guesses[each.id]) < each.count:
-                        following.append(replace(each, start=end, scheduled=1))
+                        own = None if hidden is None else hidden[n : n + 1]
+                        following.append(replace(each, start=end, scheduled=1, hidden=own))
             asked = following
         for request_id, made in guesses.items():
             drafting.num_guesses[request_id] = len(made)
-            self._guessed[request_id] = places[request_id] + 1, made[:-1]
+            if self._head is None:
+                self._guessed[request_id] = places[request_id] + 1, made[:-1]
         return _with_guesses(step, guesses), drafting
 
     def reset(self) -> None:
@@ -119,9 +152,9 @@ class DraftModel:
         """Those of `ids` that can get guesses. `places`: of every request's last known token."""
         found = []
         for request_id, row in zip(ids, table.rows_of(ids), strict=True):
-            last = places[request_id]
+            last = places[request_id] - self._lead
             count = min(len(step.drafts[request_id]), self._max_len - last)
-            if count > 0:
+            if count > 0 and last >= 0:
                 start = self._missing_from(request_id, int(row), last, table)
                 found.append(_Asked(request_id, int(row), last, count, start))
         return found
@@ -147,8 +180,11 @@ class DraftModel:
             left -= each.scheduled
         return [each for each in asked if each.scheduled]
 
-    def _forward(self, asked: Sequence[_Asked], table: RequestTable, drafting: Drafting) -> list[int]:
-        """One forward pass: the likeliest token behind each request's last one in it."""
+    def _forward(
+        self, asked: Sequence[_Asked], table: RequestTable, drafting: Drafting
+    ) -> tuple[list[int], Floats | None]:
+        """One forward pass: the likeliest token behind each request's last one in it, and a draft head's hidden state
+        there."""
         began = self._clock()
         rows = np.array([each.row for each in asked])
         computed = np.array([each.start for each in asked])
@@ -157,7 +193,7 @@ class DraftModel:
         np.cumsum(scheduled, out=begins[1:])
         positions = np.arange(begins[-1]) + np.repeat(computed - begins[:-1], scheduled)
         batch = Batch(
-            token_ids=table.tokens[np.repeat(rows, scheduled), positions],
+            token_ids=table.tokens[np.repeat(rows, scheduled), positions + self._lead],
             positions=positions,
             begins=begins,
             computed=computed,
@@ -165,13 +201,31 @@ class DraftModel:
             groups=table.group_tables(rows, computed, computed + scheduled),
             logits_at=begins[1:] - 1,
             adapter_slots=np.zeros(len(asked), np.int64),
-            wants_hidden=False,
+            wants_hidden=self._head is not None,
+            features=None if self._head is None else self._features(self._head, asked, table),
         )
         self._model.prepare(_BUFFER, batch)
         self._model.start(_BUFFER, NO_INTS, NO_TOKENS)
-        tokens: list[int] = self._model.wait(_BUFFER).logits.argmax(axis=1).tolist()
+        outputs = self._model.wait(_BUFFER)
+        tokens = outputs.logits.argmax(axis=1)
+        if self._head is not None and self._head.token_ids is not None:
+            tokens = self._head.token_ids[tokens]
+        hidden = None if outputs.hidden is None else outputs.hidden.copy()
         drafting.passes.append((len(positions), self._clock() - began))
-        return tokens
+        return tokens.tolist(), hidden
+
+    def _features(self, head: HeadInputs, asked: Sequence[_Asked], table: RequestTable) -> Floats:
+        """[T, width]. The model makes a step's copies when the step begins, which is later."""
+        found = []
+        for each in asked:
+            if each.hidden is not None:
+                found.append(each.hidden)
+                continue
+            end = each.start + each.scheduled
+            blocks = table.block_tables[0][each.row, : -(-end // self._block_size)].tolist()
+            blocks = [self._copies.get(block, block) for block in blocks]
+            found.append(head.features.read(blocks, each.start, end))
+        return np.concatenate(found)
 
     # -- what blocks hold ------------------------------------------------------------------------------------
 

@@ -142,7 +142,8 @@ class StepRunner:
         self._draft_model.follow(step)
         if not any(TO_BE_DRAFTED in guesses for guesses in step.drafts.values()):
             return step, None
-        return self._draft_model.guess(step, self._table)
+        under_way = {request_id for planned in self._under_way for request_id in planned.request_ids}
+        return self._draft_model.guess(step, self._table, under_way)
 
     def _plan_again(self, step: SchedulerOutput) -> list[PlannedBatch]:
         """What `_plan` gives for a step in which the requests of the step before get one more token each, made from

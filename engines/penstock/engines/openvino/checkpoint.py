@@ -25,16 +25,19 @@ _MASKS = re.compile(r".*\.(attn|attention)\.(masked_)?bias")
 """Of GPT-2 and GPT-NeoX, saved with older checkpoints."""
 
 
+MTP_LAYERS = "model.mtp_layers"
+"""Of MiMo's draft head, in the same files."""
+
 _STACKED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(_bias)?")
 """Of GPT-OSS."""
 
 
 def full_name(name: str) -> str | None:
-    """Of a decoder's tensor; None for one that says nothing. Models that were saved without a head leave out the
-    beginning."""
+    """Of a decoder's tensor; None for one that says nothing, or that is part of a draft head. Models that were saved
+    without a head leave out the beginning."""
     if name.startswith(("embed_tokens.", "layers.", "norm.")):
         return "model." + name
-    if _MASKS.fullmatch(name):
+    if _MASKS.fullmatch(name) or name.startswith(MTP_LAYERS + "."):
         return None
     return "transformer." + name if name.startswith(("h.", "wte.", "wpe.", "ln_f.", "word_embeddings")) else name
 
@@ -116,6 +119,10 @@ class Checkpoint:
         """Whether this is the bias of a quantized matrix, and is all zeros: some tools write one for each."""
         matrix = self._tensors.get(name.removesuffix("bias") + "weight")
         return isinstance(matrix, QuantizedTensor) and not self[name].f32().any()
+
+    def borrow(self, name: str, other: Checkpoint, other_name: str) -> None:
+        """Takes a tensor of another checkpoint over, under a name of its own."""
+        self._tensors[name] = other[other_name]
 
     def release_pages(self) -> None:
         """Gives the memory behind the mapping back to the system; what is read again comes from the file again."""

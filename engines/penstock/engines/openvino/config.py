@@ -59,7 +59,10 @@ class OpenVINOConfig:
     max_lora_rank: int = 16
     draft_model_dir: Path | None = None
     """A smaller model with the same vocabulary, which guesses what the model will say. It is computed in the same
-    precision, with weights of the same type, and its KV cache takes its part of the memory for the cache."""
+    precision, with weights of the same type, and its KV cache takes its part of the memory for the cache. Or an EAGLE-3
+    head for the model."""
+    mtp: bool = False
+    """The checkpoint's own layer for multi-token prediction guesses, in place of a draft model."""
 
     def __post_init__(self) -> None:
         check_choice("dtype", self.dtype, get_args(Precision))

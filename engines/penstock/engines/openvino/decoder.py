@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import openvino as ov
@@ -13,7 +14,7 @@ from penstock.engines.kit.layer_groups import group_layers
 from penstock.engines.openvino import experts
 from penstock.engines.openvino.activations import ACTIVATIONS
 from penstock.engines.openvino.alibi import alibi_slopes
-from penstock.engines.openvino.decoder_inputs import GROUP_INPUTS, group_suffix, step_inputs
+from penstock.engines.openvino.decoder_inputs import FEATURES, GROUP_INPUTS, group_suffix, step_inputs
 from penstock.engines.openvino.decoder_spec import Clamp, DecoderSpec, Experts
 from penstock.engines.openvino.graph_nodes import f32, i64, part, parts, scaled
 from penstock.engines.openvino.lora_graph import LoraGraph, Projection
@@ -22,14 +23,34 @@ from penstock.engines.openvino.rope import Rope
 from penstock.engines.openvino.weights import Node, Weights, round_to
 
 
+@dataclass(frozen=True)
+class FeatureTap:
+    """What a draft head is given of every token: hidden states of some layers, made into one vector."""
+
+    layers: tuple[int, ...]
+    """The hidden states behind so many layers are joined; 0: the embeddings."""
+    width: int
+    """Of the vector."""
+    combine: Callable[[Node], Node] = lambda joined: joined
+    """[T, joined hidden states] to [T, width]."""
+    identity: str = ""
+    """Of what `combine` computes."""
+
+
 def build_decoder(
-    spec: DecoderSpec, weights: Weights, precision: str, *, lora: bool = False
+    spec: DecoderSpec, weights: Weights, precision: str, *, lora: bool = False, tap: FeatureTap | None = None
 ) -> tuple[ov.Model, dict[str, Projection]]:
     """The model, and by path the projections that adapters may change: none without `lora`. `precision` of the
-    computation: bf16, f16 or f32. Raises UnsupportedError when the checkpoint holds tensors that this graph would
-    ignore."""
-    builder = _Builder(spec, weights, precision, lora)
+    computation: bf16, f16 or f32. `tap`: there is an output for a draft head. Raises UnsupportedError when the
+    checkpoint holds tensors that this graph would ignore."""
+    builder = DecoderBuilder(spec, weights, precision, lora, tap)
     model = builder.build()
+    check_all_used(spec, weights)
+    return model, builder.lora.projections if builder.lora else {}
+
+
+def check_all_used(spec: DecoderSpec, weights: Weights) -> None:
+    """Raises UnsupportedError when the checkpoint holds tensors that no graph has."""
     ignored = [n for n in weights.unused() if not n.endswith("rotary_emb.inv_freq")]
     if spec.tie_word_embeddings:
         ignored = [n for n in ignored if n != spec.names.head + ".weight"]
@@ -37,11 +58,19 @@ def build_decoder(
         raise UnsupportedError(
             f"the checkpoint has {len(ignored)} tensors that no part of the model uses: {ignored[0]} ..."
         )
-    return model, builder.lora.projections if builder.lora else {}
 
 
-class _Builder:
-    def __init__(self, spec: DecoderSpec, weights: Weights, precision: str, lora: bool) -> None:
+class DecoderBuilder:
+    """Makes the graph of a decoder; that of a draft head has the same parts."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: Weights,
+        precision: str,
+        lora: bool = False,
+        tap: FeatureTap | None = None,
+    ) -> None:
         self._spec = spec
         self._precision = precision
         self._weights = weights
@@ -51,25 +80,44 @@ class _Builder:
         self._num_groups = len(groups)
         self._group_of = {layer: number for number, group in enumerate(groups) for layer in group.layers}
         self.lora = LoraGraph(precision, self._add_input) if lora else None
+        self._tap = tap
 
     def build(self) -> ov.Model:
         spec = self._spec
-        for name, (dtype, shape) in step_inputs(self._num_groups).items():
-            self._add_input(name, dtype, shape)
-        self._turns = {rope: self._rotations(rope) for rope in dict.fromkeys(spec.ropes) if rope is not None}
+        self._begin()
         x = self._embed()
+        states = [x]
         for n in range(spec.num_layers):
             x = self._layer(x, n)
-        # Logits only where they are asked for: the head is the largest matrix of a small model.
-        x = ops.gather(x, self._inputs["sampled_tokens_indices"], i64(0))
-        x = self._norm(x, spec.names.norm, spec.hidden_size)
-        logits = scaled(self._head(x), spec.logits_scale)
-        logits.output(0).set_names({"logits"})
-        x.output(0).set_names({"hidden"})
-        results = [ops.result(logits), ops.result(x)]
+            states.append(x)
+        x = self._norm(self._chosen(x), spec.names.norm, spec.hidden_size)
+        results = self._results(scaled(self._head(x), spec.logits_scale), x)
         if self.lora:
             added = self.lora.logits(x, self._inputs["sampled_tokens_indices"], spec.vocab_size, spec.hidden_size)
             results.append(ops.result(scaled(added, spec.logits_scale)))
+        if self._tap:
+            joined = [states[n] for n in self._tap.layers]
+            features = self._tap.combine(ops.concat(joined, 1) if len(joined) > 1 else joined[0])
+            results.append(ops.result(features))
+            results[-1].output(0).set_names({FEATURES})
+        return self._model(results)
+
+    def _begin(self) -> None:
+        """Makes what all layers need."""
+        for name, (dtype, shape) in step_inputs(self._num_groups).items():
+            self._add_input(name, dtype, shape)
+        self._turns = {rope: self._rotations(rope) for rope in dict.fromkeys(self._spec.ropes) if rope is not None}
+
+    def _chosen(self, x: Node) -> Node:
+        """Logits only where they are asked for: the head is the largest matrix of a small model."""
+        return ops.gather(x, self._inputs["sampled_tokens_indices"], i64(0))
+
+    def _results(self, logits: Node, hidden: Node) -> list[Node]:
+        logits.output(0).set_names({"logits"})
+        hidden.output(0).set_names({"hidden"})
+        return [ops.result(logits), ops.result(hidden)]
+
+    def _model(self, results: list[Node]) -> ov.Model:
         return ov.Model(results, list(self._inputs.values()), "decoder")
 
     def _add_input(self, name: str, dtype: object, shape: list[int]) -> Node:
@@ -114,7 +162,8 @@ class _Builder:
     def _layer_norm(self, x: Node, n: int, name: str) -> Node:
         return self._norm(x, name and f"{self._spec.names.layers}.{n}.{name}", self._spec.hidden_size)
 
-    def _attention(self, x: Node, n: int) -> Node:
+    def _attention(self, x: Node, n: int, width: int = 0) -> Node:
+        """`width` of x; 0: that of the hidden state."""
         spec, names = self._spec, self._spec.names
         prefix = f"{names.layers}.{n}.{names.attention}."
         q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
@@ -123,7 +172,7 @@ class _Builder:
             y = self._linear(x, prefix + names.qkv[0], sum(sizes), spec.hidden_size, spec.qkv_bias)
             q, k, v = self._by_key_head(y)
         else:
-            q, k, v = self._linears(x, prefix, names.qkv, sizes, spec.qkv_bias)
+            q, k, v = self._linears(x, prefix, names.qkv, sizes, spec.qkv_bias, width)
         q = self._rotate(q, n, spec.num_heads, prefix + "q_norm")
         k = self._rotate(k, n, spec.num_kv_heads, prefix + "k_norm")
         return self._linear(self._paged_attention(q, k, v, n), prefix + names.o, spec.hidden_size, q_size, spec.o_bias)
@@ -197,9 +246,11 @@ class _Builder:
         y = ops.matmul(x, self._weights.table(name + ".weight", (count, self._spec.hidden_size)), False, True)
         return ops.add(y, self._weights.vector(name + ".bias", count)) if bias else y
 
-    def _linears(self, x: Node, prefix: str, names: Sequence[str], sizes: Sequence[int], bias: bool) -> list[Node]:
-        """Of the hidden state; in some families one matrix has all of their rows."""
-        hidden = self._spec.hidden_size
+    def _linears(
+        self, x: Node, prefix: str, names: Sequence[str], sizes: Sequence[int], bias: bool, width: int = 0
+    ) -> list[Node]:
+        """Of the hidden state, or of x of another `width`; in some families one matrix has all of their rows."""
+        hidden = width or self._spec.hidden_size
         if len(names) == len(sizes):
             return [self._linear(x, prefix + name, size, hidden, bias) for name, size in zip(names, sizes, strict=True)]
         return parts(self._linear(x, prefix + names[0], sum(sizes), hidden, bias), sizes, 1)

@@ -6,6 +6,9 @@ For each group of layers that share block tables, with the suffix .0, .1, ... wh
 i32, block_indices [B] i32 (the requests' block tables, one after another), block_indices_begins [S + 1] i32 and
 max_context_len [] i32; a group with a window is told of nothing that lies in blocks behind it. Outputs: logits
 [N, vocab] and hidden [N, hidden size] f32, the latter after the final norm.
+
+A draft head has one more input, features [T, W] f32, and hidden is what its next guess is made of. The model whose
+tokens it guesses has features as its last output.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from __future__ import annotations
 import numpy as np
 
 Input = tuple[type[np.generic], list[int]]
+
+FEATURES = "features"
 
 _STEP_INPUTS: dict[str, Input] = {
     "input_ids": (np.int64, [-1]),

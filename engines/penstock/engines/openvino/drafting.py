@@ -1,40 +1,84 @@
-"""The draft model of the openvino runner: a second decoder, with a KV cache of the same blocks."""
+"""What guesses for the model of the openvino runner: a second decoder, or a draft head. Both have a KV cache of the
+same blocks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from penstock.engines.contract.loading import Report
 from penstock.engines.errors import PenstockError, UnsupportedError
+from penstock.engines.formats.draft_heads import is_eagle3
 from penstock.engines.formats.model_files import read_json
-from penstock.engines.kit.draft_model import DraftModel
+from penstock.engines.kit.draft_model import DraftModel, HeadInputs
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.decoder_spec import DecoderSpec
+from penstock.engines.openvino.draft_head import DraftHead, open_eagle3, open_mtp
 from penstock.engines.openvino.families import parse_config
-from penstock.engines.openvino.loaded_decoder import LoadedDecoder, load_decoder
+from penstock.engines.openvino.loaded_decoder import LoadedDecoder, load_decoder, load_files
 
 
-def check_draft_model(config: OpenVINOConfig) -> None:
-    """Reads no weights. Raises UnsupportedError where the draft model that the settings name does not go with the
-    model."""
-    if config.draft_model_dir is None:
-        return
-    spec = parse_config(read_json(config.model_dir / "config.json"), config.max_model_len)
-    try:
-        draft = parse_config(read_json(config.draft_model_dir / "config.json"))
-    except PenstockError as e:
-        raise _of_draft_model(e) from e
-    if draft.vocab_size != spec.vocab_size:
-        raise _refused(f"its vocabulary has {draft.vocab_size} tokens, the model's {spec.vocab_size}")
-    for words, each in (("the draft model", draft), ("the model", spec)):
-        if _has_windows(each):
-            raise _refused(f"{words} has layers with sliding windows")
-
-
-def load_draft_model(config: OpenVINOConfig, target: LoadedDecoder, report: Report) -> LoadedDecoder | None:
-    """None where the settings name none. Raises UnsupportedError for one that cannot be run beside the model."""
-    if config.draft_model_dir is None:
+def open_drafts(config: OpenVINOConfig, report: Report) -> DraftHead | None:
+    """The draft head that the settings name; None: they name none. Of a draft model only config.json is read. Raises
+    UnsupportedError where either does not go with the model."""
+    if not _drafts(config):
         return None
+    settings = read_json(config.model_dir / "config.json")
+    target = parse_config(settings, config.max_model_len)
+    with _blamed_on_setting(config):
+        _check_windows("the model", target)
+        if config.draft_model_dir is None:
+            return open_mtp(config, settings, target, report)
+        settings = read_json(config.draft_model_dir / "config.json")
+        if is_eagle3(settings):
+            return open_eagle3(config, config.draft_model_dir, settings, target, report)
+        _check_draft_model(parse_config(settings), target)
+    return None
+
+
+def load_drafts(
+    config: OpenVINOConfig, head: DraftHead | None, target: LoadedDecoder, report: Report
+) -> LoadedDecoder | None:
+    """`head`: what `open_drafts` gave. None where the settings name neither a head nor a draft model. Raises
+    UnsupportedError for one that cannot be run beside the model."""
+    if not _drafts(config):
+        return None
+    with _blamed_on_setting(config):
+        draft = load_files(head.config, head.files, report) if head else _load_draft_model(config, report)
+        if draft.block_size != target.block_size:
+            raise UnsupportedError(
+                f"its KV cache has blocks of {draft.block_size} tokens, the model's of {target.block_size}"
+            )
+    return draft
+
+
+def draft_model_of(
+    decoder: LoadedDecoder, head: DraftHead | None, target: LoadedDecoder, num_blocks: int, max_tokens: int
+) -> DraftModel:
+    """With a KV cache of `num_blocks`, as the target has; `max_tokens`: most of a forward pass."""
+    decoder.use_blocks(num_blocks)
+    features = target.model.cache.features
+    inputs = HeadInputs(features, head.token_ids) if head is not None and features is not None else None
+    return DraftModel(decoder.model, decoder.block_size, num_blocks, decoder.model_len, max_tokens, inputs)
+
+
+def _drafts(config: OpenVINOConfig) -> bool:
+    return config.mtp or config.draft_model_dir is not None
+
+
+@contextmanager
+def _blamed_on_setting(config: OpenVINOConfig) -> Iterator[None]:
+    """Errors name the setting that asks for guesses."""
+    name, param = ("speculative=mtp", "speculative") if config.mtp else ("speculative-model", "speculative_model")
+    try:
+        yield
+    except PenstockError as e:
+        raise type(e)(f"{name}: {e.message}", param=param) from e
+
+
+def _load_draft_model(config: OpenVINOConfig, report: Report) -> LoadedDecoder:
+    assert config.draft_model_dir is not None
     settings = replace(
         config,
         model_dir=config.draft_model_dir,
@@ -43,28 +87,15 @@ def load_draft_model(config: OpenVINOConfig, target: LoadedDecoder, report: Repo
         adapters={},
         max_loras=0,
     )
-    try:
-        draft = load_decoder(settings, report)
-    except PenstockError as e:
-        raise _of_draft_model(e) from e
-    if draft.block_size != target.block_size:
-        raise _refused(f"its KV cache has blocks of {draft.block_size} tokens, the model's of {target.block_size}")
-    return draft
+    return load_decoder(settings, report)
 
 
-def draft_model_of(decoder: LoadedDecoder, num_blocks: int, max_tokens: int) -> DraftModel:
-    """With a KV cache of `num_blocks`; `max_tokens`: most of a forward pass."""
-    decoder.use_blocks(num_blocks)
-    return DraftModel(decoder.model, decoder.block_size, num_blocks, decoder.model_len, max_tokens)
+def _check_draft_model(draft: DecoderSpec, target: DecoderSpec) -> None:
+    if draft.vocab_size != target.vocab_size:
+        raise UnsupportedError(f"its vocabulary has {draft.vocab_size} tokens, the model's {target.vocab_size}")
+    _check_windows("the draft model", draft)
 
 
-def _has_windows(spec: DecoderSpec) -> bool:
-    return any(spec.sliding_windows)
-
-
-def _refused(reason: str) -> UnsupportedError:
-    return UnsupportedError(f"speculative-model: {reason}", param="speculative_model")
-
-
-def _of_draft_model(error: PenstockError) -> PenstockError:
-    return type(error)(f"speculative-model: {error.message}", param="speculative_model")
+def _check_windows(words: str, spec: DecoderSpec) -> None:
+    if any(spec.sliding_windows):
+        raise UnsupportedError(f"{words} has layers with sliding windows")

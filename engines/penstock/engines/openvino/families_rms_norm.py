@@ -27,6 +27,18 @@ def _norms_behind(c: Mapping[str, Any]) -> LayerNorms:
     return LayerNorms("", "post_attention_layernorm", "", "post_feedforward_layernorm")
 
 
+_QWEN2 = Family(
+    sliding_windows=upper_layers,
+    qkv_bias=lambda c: True,
+    o_bias=lambda c: False,
+    defaults={
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 32768,
+    },
+)
+
 RMS_NORM_FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(
         mlp_bias=lambda c: bool(c.get("mlp_bias")),
@@ -38,17 +50,8 @@ RMS_NORM_FAMILIES: dict[str, Family] = {
         o_bias=lambda c: False,
         defaults={"sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131072},
     ),
-    "Qwen2ForCausalLM": Family(
-        sliding_windows=upper_layers,
-        qkv_bias=lambda c: True,
-        o_bias=lambda c: False,
-        defaults={
-            "sliding_window": 4096,
-            "max_window_layers": 28,
-            "num_key_value_heads": 32,
-            "max_position_embeddings": 32768,
-        },
-    ),
+    "Qwen2ForCausalLM": _QWEN2,
+    "MiMoForCausalLM": _QWEN2,
     "Qwen3ForCausalLM": Family(
         sliding_windows=upper_layers,
         qk_norm="each head",

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import openvino as ov
 
 from penstock.engines.errors import EngineError
+from penstock.engines.kit.features import FeatureStore
 from penstock.engines.kit.layer_groups import LayerGroup
 from penstock.engines.openvino.huge_pages import prefer_huge_pages
 
@@ -22,12 +23,16 @@ class OpenVINOKVCache:
     also carry their scales and zero points, so a copied block needs nothing from elsewhere.
     """
 
-    def __init__(self, compiled: Any, groups: Sequence[LayerGroup], num_blocks: int) -> None:
+    def __init__(
+        self, compiled: Any, groups: Sequence[LayerGroup], num_blocks: int, features: FeatureStore | None = None
+    ) -> None:
+        """`features`: of the tokens in the blocks, where a draft head is given some."""
+        self.features = features
         kinds = _cache_inputs(compiled)
         self._tensors: dict[str, ov.Tensor] = {}
         """By the name of the input; several have the same tensor."""
         self._raw: list[Any] = []
-        """Each tensor once, as bytes [blocks, bytes of a block]."""
+        """Each tensor once, as bytes [blocks, bytes of a block]; features are the last one."""
         for slot in range(max(len(group.layers) for group in groups)):
             layers = [group.layers[slot] for group in groups if slot < len(group.layers)]
             for cache in ("key_cache", "value_cache"):
@@ -36,6 +41,8 @@ class OpenVINOKVCache:
                 prefer_huge_pages(tensor.data.ctypes.data, tensor.byte_size)
                 self._raw.append(tensor.data.view(np.uint8).reshape(num_blocks, -1))
                 self._tensors.update({f"{cache}.{layer}": tensor for layer in layers})
+        if features is not None:
+            self._raw.append(features.raw)
 
     def bind(self, request: Any) -> None:
         """Makes these the caches of an infer request."""

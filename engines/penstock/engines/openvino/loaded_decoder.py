@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import openvino as ov
 
@@ -17,11 +20,12 @@ from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.host.cores import usable_cores
 from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, Batch, GroupTables, Ints
 from penstock.engines.kit.cache_size import check_model_sizes, max_model_len
+from penstock.engines.kit.features import FeatureStore
 from penstock.engines.kit.layer_groups import LayerGroup, group_layers
 from penstock.engines.openvino.attention_check import check_attention
 from penstock.engines.openvino.checkpoint import Checkpoint, full_name
 from penstock.engines.openvino.config import OpenVINOConfig, WeightsType
-from penstock.engines.openvino.decoder import build_decoder
+from penstock.engines.openvino.decoder import FeatureTap, build_decoder
 from penstock.engines.openvino.decoder_spec import DecoderSpec
 from penstock.engines.openvino.device import (
     ThreadPlan,
@@ -42,6 +46,11 @@ from penstock.engines.openvino.weights import Weights, checkpoint_key, integer_t
 from penstock.engines.openvino.work import MatrixWork, count_matrices, model_work
 
 logger = logging.getLogger(__name__)
+
+BuildGraph = Callable[[DecoderSpec, Weights, str], tuple[ov.Model, dict[str, Projection]]]
+"""As `build_decoder`."""
+
+_STORED = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
 
 _LEAST_BITS_FOR_INT8 = 5.2
 """GGUF's Q4_K_M has 4.9, its Q5_0 5.5: what has more is not rounded to 4 bits."""
@@ -65,7 +74,11 @@ class LoadedDecoder:
     groups: list[LayerGroup]
     block_size: int
     block_bytes: int
-    """Of one block in all layers of a group."""
+    """Of one block in all layers of a group, with its features."""
+    tap: FeatureTap | None
+    """What it gives of every token."""
+    stored: np.dtype[Any]
+    """Of features that are kept."""
     model: BufferedDecoder
     adapters: OpenVINOAdapters
     types: str
@@ -76,12 +89,13 @@ class LoadedDecoder:
 
     def use_blocks(self, count: int) -> None:
         """Its KV cache gets so many."""
-        self.model.use_cache(OpenVINOKVCache(self.compiled, self.groups, count))
+        features = FeatureStore(count, self.block_size, self.tap.width, self.stored) if self.tap else None
+        self.model.use_cache(OpenVINOKVCache(self.compiled, self.groups, count, features))
 
     def cache_identity(self) -> str:
         """`BlockHost.cache_identity`"""
         versions = (metadata.version("penstock"), ov.__version__)
-        key = checkpoint_key(self.types, self.checkpoint)
+        key = checkpoint_key(self.types, self.checkpoint), self.tap and self.tap.identity
         return repr((versions, key, self.spec, self.block_size, self.block_bytes, cache_layout(self.compiled)))
 
     def free(self) -> None:
@@ -90,38 +104,71 @@ class LoadedDecoder:
             delattr(self, name)
 
 
-def load_decoder(config: OpenVINOConfig, report: Report) -> LoadedDecoder:
-    """Raises UnsupportedError for a model that cannot be run, EngineError for a broken one."""
+@dataclass(frozen=True)
+class DecoderFiles:
+    """What is known of a decoder before its weights are read."""
+
+    spec: DecoderSpec
+    eos_token_ids: tuple[int, ...]
+    model_len: int
+    """As `LoadedDecoder.model_len`."""
+    checkpoint: Checkpoint
+    weights: Weights
+    build: BuildGraph
+    tap: FeatureTap | None = None
+    """As `LoadedDecoder.tap`."""
+    given: int = 0
+    """Width of the features that it is given beside every token; 0: none."""
+
+
+def load_decoder(config: OpenVINOConfig, report: Report, tap: FeatureTap | None = None) -> LoadedDecoder:
+    """`tap`: of the draft head beside it. Raises UnsupportedError for a model that cannot be run, EngineError for a
+    broken one."""
     settings = read_json(config.model_dir / "config.json")
     check_model_sizes(settings)
     spec = parse_config(settings, config.max_model_len)
     eos = eos_token_ids(config.model_dir, settings, spec.vocab_size)
     model_len = max_model_len(config.max_model_len, spec.max_position_embeddings)
     checkpoint = Checkpoint(config.model_dir, full_name, parse_scheme(settings))
-    config = _with_weights_of(config, checkpoint)
-    most_tokens = min(model_len, config.max_num_batched_tokens)
-    plans = plan_threads(checkpoint.num_bytes, usable_cores(), config.threads, most_tokens)
+    build = partial(build_decoder, lora=bool(config.max_loras), tap=tap)
+    config = with_weights_of(config, checkpoint)
     weights = open_weights(config, checkpoint, report)
+    return load_files(config, DecoderFiles(spec, eos, model_len, checkpoint, weights, build, tap), report)
+
+
+def load_files(config: OpenVINOConfig, files: DecoderFiles, report: Report) -> LoadedDecoder:
+    spec, checkpoint, weights = files.spec, files.checkpoint, files.weights
+    most_tokens = min(files.model_len, config.max_num_batched_tokens)
+    plans = plan_threads(checkpoint.num_bytes, usable_cores(), config.threads, most_tokens)
     with mapped_pages_released(weights.release_pages):
         integers = integer_type(config, checkpoint)
-        compiled, types, matrices, projections = _compile(config, spec, weights, plans, report, integers)
+        compiled, types, matrices, projections = _compile(config, files, plans, report, integers)
         adapters = OpenVINOAdapters(projections, config.max_loras, config.max_lora_rank, matrices.precision)
         groups = group_layers(spec.sliding_windows)
         block_size, block_bytes = block_layout(compiled[0][1], groups)
         by_tokens = [(plan.min_tokens, one) for plan, one in compiled]
         model = BufferedDecoder(
-            by_tokens, len(groups), block_size, config.max_num_batched_tokens, adapters if config.max_loras else None
+            by_tokens,
+            len(groups),
+            block_size,
+            config.max_num_batched_tokens,
+            adapters if config.max_loras else None,
+            files.given,
         )
+        stored = np.dtype(_STORED[matrices.precision])
+        token_bytes = files.tap.width * stored.itemsize if files.tap else 0
         loaded = LoadedDecoder(
             spec=spec,
-            eos_token_ids=eos,
-            model_len=model_len,
+            eos_token_ids=files.eos_token_ids,
+            model_len=files.model_len,
             checkpoint=checkpoint,
             weights=weights,
             compiled=compiled[0][1],
             groups=groups,
             block_size=block_size,
-            block_bytes=block_bytes,
+            block_bytes=block_bytes + block_size * token_bytes,
+            tap=files.tap,
+            stored=stored,
             model=model,
             adapters=adapters,
             types=types,
@@ -135,11 +182,11 @@ def load_decoder(config: OpenVINOConfig, report: Report) -> LoadedDecoder:
         loaded.use_blocks(-(-warm_up[-1] // block_size))
         report(Loading("warm-up"))
         for num_tokens in warm_up:
-            _compute_prompt(model, len(groups), block_size, np.arange(num_tokens) % spec.vocab_size)
+            _compute_prompt(model, len(groups), block_size, np.arange(num_tokens) % spec.vocab_size, files.given)
     return loaded
 
 
-def _with_weights_of(config: OpenVINOConfig, checkpoint: Checkpoint) -> OpenVINOConfig:
+def with_weights_of(config: OpenVINOConfig, checkpoint: Checkpoint) -> OpenVINOConfig:
     """With a type of weights that the graph has, where those of the file have none of its own."""
     bits = checkpoint.bits_of_blocks
     if config.weights != "auto" or bits is None:
@@ -151,8 +198,7 @@ def _with_weights_of(config: OpenVINOConfig, checkpoint: Checkpoint) -> OpenVINO
 
 def _compile(
     config: OpenVINOConfig,
-    spec: DecoderSpec,
-    weights: Weights,
+    files: DecoderFiles,
     plans: list[ThreadPlan],
     report: Report,
     integers: str | None,
@@ -162,17 +208,17 @@ def _compile(
     core = ov.Core()
     config = settle_dtype(core, config)
     precision = compute_precision(core, config)
-    kv_type = kv_cache_type(config, precision, spec.head_dim)
+    kv_type = kv_cache_type(config, precision, files.spec.head_dim)
     activations = activation_type(config, precision, integers is not None)  # refused before the weights are read
     if precision == "f16":
-        check_attention(core, config, precision, kv_type, experts=bool(spec.experts))
-    model, projections = build_decoder(spec, weights, precision, lora=bool(config.max_loras))
-    weights.finish()
+        check_attention(core, config, precision, kv_type, experts=bool(files.spec.experts))
+    model, projections = files.build(files.spec, files.weights, precision)
+    files.weights.finish()
     matrices = count_matrices(model, precision, integers or precision, activations)
     report(Loading("compile"))
     chosen = None if integers is None else activations
     compiled = [
-        (plan, compile_decoder(core, model, config, precision, kv_type, plan, chosen, bool(spec.experts)))
+        (plan, compile_decoder(core, model, config, precision, kv_type, plan, chosen, bool(files.spec.experts)))
         for plan in plans
     ]
     kept = "as stored" if config.weights == "auto" else str(config.weights)
@@ -186,8 +232,8 @@ def _tokens_for_experts(spec: DecoderSpec) -> int:
     return spec.experts.count * _ROWS_OF_EXPERT // spec.experts.per_token if spec.experts else 0
 
 
-def _compute_prompt(model: BufferedDecoder, num_groups: int, block_size: int, tokens: Ints) -> None:
-    """In the first blocks of the cache."""
+def _compute_prompt(model: BufferedDecoder, num_groups: int, block_size: int, tokens: Ints, given: int) -> None:
+    """In the first blocks of the cache. `given`: width of the features beside the tokens."""
     num_tokens = len(tokens)
     end = -(-num_tokens // block_size)
     tables = GroupTables(np.arange(end, dtype=np.int32)[None], np.zeros(1, np.int64), np.array([end]))
@@ -201,6 +247,7 @@ def _compute_prompt(model: BufferedDecoder, num_groups: int, block_size: int, to
         logits_at=np.array([num_tokens - 1]),
         adapter_slots=np.zeros(1, np.int64),
         wants_hidden=False,
+        features=np.zeros((num_tokens, given), np.float32) if given else None,
     )
     model.prepare(0, batch)
     model.start(0, NO_INTS, NO_TOKENS)

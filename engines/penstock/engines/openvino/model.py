@@ -10,7 +10,8 @@ import numpy.typing as npt
 import openvino as ov
 
 from penstock.engines.kit.batch import NO_INTS, Batch, GroupTables, Int32s, Ints, Outputs
-from penstock.engines.openvino.decoder_inputs import Input, group_suffix, step_inputs
+from penstock.engines.kit.features import places_of
+from penstock.engines.openvino.decoder_inputs import FEATURES, Input, group_suffix, step_inputs
 from penstock.engines.openvino.kv_cache import OpenVINOKVCache
 from penstock.engines.openvino.lora import OpenVINOAdapters, Rows
 from penstock.engines.openvino.lora_graph import LOGITS_AT, SLOTS
@@ -34,16 +35,19 @@ class BufferedDecoder:
         block_size: int,
         capacity: int,
         adapters: OpenVINOAdapters | None,
+        features: int = 0,
     ) -> None:
         """`compiled`: the fewest tokens for which a compiled model is used, and the model, by ascending tokens;
         `capacity`: tokens for which there is room at the start; `adapters`: None where the models have no inputs for
-        them."""
+        them; `features`: width of those that batches have, 0: none."""
         self._least_tokens = [least for least, _ in compiled]
         self._block_size = block_size
         self._adapters = adapters
         inputs = step_inputs(num_groups)
         if adapters is not None:
             inputs |= {SLOTS: (np.int32, [-1]), LOGITS_AT: (np.int64, [-1])}
+        if features:
+            inputs[FEATURES] = (np.float32, [-1, features])
         self._buffers = [
             _Buffer([model.create_infer_request() for _, model in compiled], inputs, capacity)
             for _ in range(self.num_buffers)
@@ -79,6 +83,10 @@ class BufferedDecoder:
             if number >= len(target.groups) or target.groups[number] is not group:
                 self._put_blocks(inputs, suffix, group)
         target.groups = batch.groups
+        if batch.features is not None:
+            inputs[FEATURES].put(batch.features)
+        if self.cache.features is not None:
+            target.places = places_of(batch, self._block_size)
         if self._adapters is not None:
             self._put_adapters(self._adapters, target, batch)
 
@@ -120,6 +128,8 @@ class BufferedDecoder:
         """`Model.wait`; the arrays are views of the infer request's outputs."""
         target = self._buffers[buffer]
         target.chosen.wait()
+        if self.cache.features is not None:
+            self.cache.features.put(target.places, target.chosen.get_tensor(FEATURES).data)
         logits = target.chosen.get_output_tensor(0).data
         if len(target.added_at):
             logits[target.added_at] += target.chosen.get_output_tensor(2).data
@@ -137,6 +147,8 @@ class _Buffer:
         self.groups: tuple[GroupTables, ...] = ()
         """What the inputs hold."""
         self.inputs = {name: _Input(requests, name, *kind, capacity) for name, kind in inputs.items()}
+        self.places: tuple[Ints, Ints] = (NO_INTS, NO_INTS)
+        """Where the features of its tokens are kept."""
         self.slots: Ints | None = None
         """Of the requests' adapters."""
         self.rows: Rows = ()
@@ -157,6 +169,7 @@ class _Input:
         self._name = name
         self._dtype = dtype
         self._scalar = not shape
+        self._row = shape[1:]
         self._values: npt.NDArray[Any] | None = None
         """What `put` was last called with: arrays that have not changed come again as they are."""
         self._grow(1 if self._scalar else capacity)
@@ -171,11 +184,11 @@ class _Input:
         count = len(values)
         if count > len(self.memory):
             self._grow(2 * count)
-        self._tensor.shape = [count]
+        self._tensor.shape = [count, *self._row]
         self.memory[:count] = values
 
     def _grow(self, capacity: int) -> None:
-        self.memory = np.zeros(capacity, self._dtype)
+        self.memory = np.zeros((capacity, *self._row), self._dtype)
         self._tensor = ov.Tensor(self.memory.reshape(()) if self._scalar else self.memory, shared_memory=True)
         for request in self._requests:
             request.set_tensor(self._name, self._tensor)

@@ -16,7 +16,7 @@ from penstock.engines.kit.adapter_slots import load_configured
 from penstock.engines.kit.cache_size import num_blocks
 from penstock.engines.kit.step_runner import StepRunner
 from penstock.engines.openvino.config import OpenVINOConfig
-from penstock.engines.openvino.drafting import check_draft_model, draft_model_of, load_draft_model
+from penstock.engines.openvino.drafting import draft_model_of, load_drafts, open_drafts
 from penstock.engines.openvino.huge_pages import collapse_filled_memory
 from penstock.engines.openvino.loaded_decoder import load_decoder
 from penstock.engines.openvino.lora import Pairs
@@ -34,9 +34,9 @@ class OpenVINORunner(StepRunner):
 
     def __init__(self, config: OpenVINOConfig, report: Report = silent) -> None:
         started = time.monotonic()
-        check_draft_model(config)
-        loaded = load_decoder(config, report)
-        draft = load_draft_model(config, loaded, report)
+        head = open_drafts(config, report)
+        loaded = load_decoder(config, report, head.tap if head else None)
+        draft = load_drafts(config, head, loaded, report)
         collapse_filled_memory(max(_COLLAPSE_SECONDS, time.monotonic() - started))
         self._adapters = loaded.adapters
         kv_groups = tuple(KVGroup(loaded.block_size, group.window) for group in loaded.groups)
@@ -45,13 +45,16 @@ class OpenVINORunner(StepRunner):
         count = num_blocks(config, kv_groups, loaded.model_len, block_bytes, free=free, share=_SHARE_OF_FREE_MEMORY)
         load_configured(config.adapters, self._adapters.prepare, self._adapters.install)
         loaded.use_blocks(count)
+        words = loaded.words
+        if draft:
+            words += f", {head.words if head else f'draft model of {draft.spec.num_layers} layers'}"
         info = ModelInfo(
             vocab_size=loaded.spec.vocab_size,
             max_model_len=loaded.model_len,
             kv_groups=kv_groups,
             num_blocks=count,
             eos_token_ids=loaded.eos_token_ids,
-            runner=f"{loaded.words}, draft model of {draft.spec.num_layers} layers" if draft else loaded.words,
+            runner=words,
             supports_pooling=True,
             supports_drafts=True,
             has_draft_model=draft is not None,
@@ -59,7 +62,7 @@ class OpenVINORunner(StepRunner):
             supports_processors=True,
             work=loaded.work,
         )
-        draft_model = draft_model_of(draft, count, config.max_num_batched_tokens) if draft else None
+        draft_model = draft_model_of(draft, head, loaded, count, config.max_num_batched_tokens) if draft else None
         super().__init__(loaded.model, info, config.max_num_seqs, config.model_dir, draft_model)
         self._decoders = [loaded] if draft is None else [loaded, draft]
 

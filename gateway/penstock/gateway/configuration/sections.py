@@ -91,8 +91,8 @@ class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     speculative_model: Annotated[
         Name | None,
         Meta(
-            description="openvino: a smaller model with the same vocabulary (a folder, a GGUF file or a hub id) that "
-            "guesses next tokens, of which several are verified in a step; answers stay the same"
+            description="openvino: a smaller model with the same vocabulary (a folder, a GGUF file or a hub id), or an "
+            "EAGLE-3 head, that guesses next tokens, of which several are verified in a step; answers stay the same"
         ),
     ] = None
     chat_template: Annotated[
@@ -243,10 +243,11 @@ class SchedulingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Positive, Meta(description="steps that are under way at the same time, as far as the engine can; 1: one by one")
     ] = 2
     speculative: Annotated[
-        Literal["off", "ngram"],
+        Literal["off", "ngram", "mtp"],
         Meta(
             description="ngram: next tokens are guessed from what the request has said before (prompt lookup), and "
-            "several are verified in a step; answers stay the same"
+            "several are verified in a step; answers stay the same. mtp: the checkpoint's own layer for multi-token "
+            "prediction guesses (openvino, MiMo)"
         ),
     ] = "off"
     max_draft_tokens: Annotated[Positive, Meta(description="most guesses verified in one step of a request")] = 8

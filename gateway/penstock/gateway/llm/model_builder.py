@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -138,7 +138,7 @@ def engine_spec(
             max_num_batched_tokens=batched_tokens,
             itl_target_ms=scheduling.itl_target_ms,
             steps_in_flight=scheduling.steps_in_flight,
-            speculative=scheduling.speculative if config.model.speculative_model is None else "draft_model",
+            speculative=_speculative(config),
             max_draft_tokens=scheduling.max_draft_tokens,
             policy=Policy(scheduling.policy),
             ageing_seconds=scheduling.ageing,
@@ -207,11 +207,11 @@ def _check_engine_settings(config: Config, runner: str) -> None:
     guesses = config.scheduling.max_draft_tokens
     draft = config.model.speculative_model
     if draft is None and config.scheduling.speculative == "off" and guesses != OF_OUR_SCHEDULER["max_draft_tokens"]:
-        raise ConfigError("max-draft-tokens: nothing is guessed without speculative=ngram or speculative-model")
+        raise ConfigError("max-draft-tokens: nothing is guessed without speculative=ngram or mtp, or speculative-model")
     if draft is not None and runner != "openvino":
         raise ConfigError(f"speculative-model: the {runner} engine has no draft models; the openvino engine does")
     if draft is not None and config.scheduling.speculative != "off":
-        raise ConfigError("speculative-model: guesses are either those of a draft model or those of speculative=ngram")
+        raise ConfigError("speculative-model: guesses are either those of a draft model or those of speculative")
     if config.scheduling.speculative != "off" and runner == "vllm":
         raise ConfigError(
             "speculative: the vllm engine guesses only under its own scheduler (scheduler=engine, and "
@@ -224,6 +224,8 @@ def _check_engine_settings(config: Config, runner: str) -> None:
         raise ConfigError("kv-offload-dir: does not apply to an engine that uses its own scheduler")
     elif runner not in _OFFLOADING:
         raise ConfigError(f"kv-offload-dir: only the openvino engine has this setting, not {runner}")
+    if config.scheduling.speculative == "mtp" and runner != "openvino":
+        raise ConfigError(f"speculative: the {runner} engine has no mtp; the openvino engine does")
     if runner != "openvino":
         for name in ("activations", "weights_cache"):
             if getattr(config.model, name) != getattr(LanguageModelConfig(), name):
@@ -245,7 +247,14 @@ def _openvino_options(
         "activations": config.model.activations,
         "weights_cache": config.model.weights_cache,
         "draft_model_dir": _draft_folder(config.model.speculative_model),
+        "mtp": config.scheduling.speculative == "mtp",
     }
+
+
+def _speculative(config: Config) -> Literal["off", "ngram", "draft_model"]:
+    """A draft head is a draft model for the scheduler."""
+    named = config.scheduling.speculative
+    return "draft_model" if named == "mtp" or config.model.speculative_model is not None else named
 
 
 def _draft_folder(model: str | None) -> str | None:

@@ -51,7 +51,7 @@ _HELD_BYTES = {"int2": 0.5, "int4": 0.5, "int8": 1.0, "I8": 1.0}
 """Of a weight in a quantized checkpoint, which is held as it is."""
 _BECOMES = {"F8_E4M3": "bf16", "fp4": "int4"}
 _WORDS = "I32"
-_SAFETENSORS_TYPES = {*FLOAT_BYTES, *_HELD_BYTES, *_BECOMES, _WORDS, "I64", "U8"}
+_SAFETENSORS_TYPES = {*FLOAT_BYTES, *_HELD_BYTES, *_BECOMES, _WORDS, "I64", "U8", "BOOL"}
 
 
 def estimate(spec: EngineSpec) -> Demand:
@@ -68,6 +68,8 @@ def estimate(spec: EngineSpec) -> Demand:
     weights = _weights(spec.runner, sizes, options, on_gpu=bool(gpus))
     if options.get("draft_model_dir"):
         weights += _weights(spec.runner, stored_sizes(Path(options["draft_model_dir"])), options, on_gpu=False)
+    if options.get("mtp") and shape is not None:  # the head for logits is compiled twice
+        weights += int(shape.vocab_size * shape.hidden_size * _item(spec.runner, sizes, options))
     model = MemoryNeeds(
         weights=weights // parts,
         cache=_cache(spec, shape, sizes, on_gpu=bool(gpus), workers=workers),
@@ -201,6 +203,11 @@ def _cache(
         draft = Path(options["draft_model_dir"])
         draft_shape = read_shape(draft)
         token += 0 if draft_shape is None else _token_bytes(spec, draft_shape, stored_sizes(draft))
+        if draft_shape is not None and draft_shape.is_head:
+            token += draft_shape.hidden_size * _item(spec.runner, sizes, options)  # features
+    if options.get("mtp") and shape is not None:
+        features = shape.hidden_size * _item(spec.runner, sizes, options)
+        token += _token_bytes(spec, shape, sizes) / shape.layers + features
     if options["num_blocks"] is not None:
         return CacheWish(fixed=int(options["num_blocks"] * block * token) * times)
     wished = options["kv_cache_memory"]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engines.errors import EngineError, PenstockError
+from penstock.engines.formats.draft_heads import is_eagle3
 from penstock.engines.formats.gguf.files import gguf_files, read_parts
 from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.formats.safetensors_file import Described, read_header
@@ -35,6 +36,8 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     max_len: int
+    is_head: bool = False
+    """It is a draft head: of each token it is given one more vector of its hidden size, which is kept."""
 
     @property
     def token_values(self) -> int:
@@ -70,10 +73,11 @@ def read_shape(folder: Path) -> ModelShape | None:
             kv_heads=config.get("num_key_value_heads") or heads,
             head_dim=config.get("head_dim") or config["hidden_size"] // heads,
             max_len=config["max_position_embeddings"],
+            is_head=is_eagle3(config),
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
         return None
-    sizes = (getattr(shape, name) for name in shape.__slots__)
+    sizes = (getattr(shape, name) for name in shape.__slots__ if name != "is_head")
     return shape if all(isinstance(size, int) and 0 < size < 2**40 for size in sizes) else None
 
 

@@ -31,8 +31,9 @@ def build_pooling_model(
     config: Config, source: ModelSource, names: tuple[str, ...], budget: MemoryBudget, board: LoadingBoard
 ) -> PoolingModel:
     """Raises ConfigError."""
-    if config.model.speculative_model is not None:
-        raise ConfigError("speculative-model: this model gives embeddings or scores, and has no next tokens to guess")
+    if config.model.speculative_model is not None or config.scheduling.speculative == "mtp":
+        setting = "speculative" if config.model.speculative_model is None else "speculative-model"
+        raise ConfigError(f"{setting}: this model gives embeddings or scores, and has no next tokens to guess")
     try:
         settings = read_json(source.folder / "config.json")
         recipe = read_recipe(source.folder)

@@ -89,6 +89,13 @@ def test_everyone_gets_what_it_gets_alone(
     driver = drive(runner, max_num_batched_tokens=tokens, steps_in_flight=depth)
     if pauses:  # guesses are now worth it, now not: it has to catch up
         _guess_now_and_then(driver)
+    texts = texts_as_alone(driver, requests)
+    for context in draft.contexts:
+        assert any(_is_continued(context, text) for text in texts)
+
+
+def texts_as_alone(driver: Driver, requests: Any) -> list[list[int]]:
+    """Prompts and outputs. Each output is what its request gets alone."""
     wanted = []
     for number, (prompt, count, n, params, pause) in enumerate(requests):
         ids = driver.add(prompt, count, n, seed=100 * number, **params)
@@ -101,8 +108,7 @@ def test_everyone_gets_what_it_gets_alone(
         assert driver.ends[request_id].error is None
         assert driver.tokens[request_id] == alone(prompt, count, seed, [0], **params)[0]
         texts.append([*prompt, *driver.tokens[request_id]])
-    for context in draft.contexts:
-        assert any(_is_continued(context, text) for text in texts)
+    return texts
 
 
 def _is_continued(context: list[int], text: list[int]) -> bool:

@@ -7,29 +7,14 @@ from typing import Any
 
 import pytest
 
-from helpers_engine import Driver as Core
 from helpers_models import VOCAB_SIZE, make_model
-from helpers_runner import prompt
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.openvino.runner import OpenVINORunner
+from unit.engines.openvino.watched_head import run
 
 
 @pytest.fixture(scope="module")
 def weaker_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("weaker"), "llama", num_hidden_layers=1)
-
-
-def run(runner: OpenVINORunner, speculative: str, depth: int) -> tuple[list[list[int]], Any]:
-    """Greedy, sampled and several of one prompt, with preemption and prefix hits."""
-    assert runner._draft_model is not None
-    runner._draft_model._clock = lambda: 0.0
-    core = Core(runner, max_num_seqs=8, max_num_batched_tokens=48, steps_in_flight=depth, speculative=speculative)
-    first = core.add(prompt(70, 1), 30)
-    core.run()
-    ids = [*first, *core.add(prompt(70, 1), 40, 2, temperature=1.0, seed=7), *core.add(prompt(40, 2), 40, logprobs=1)]
-    ids += [*core.add(prompt(66, 3), 40, temperature=0.7, seed=3), *core.add(prompt(5, 4), 50)]
-    core.run()
-    return [core.tokens[i] for i in ids], core.stats
 
 
 @pytest.mark.parametrize("same", [True, False])

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from helpers_draft_heads import Eagle3Reference, make_eagle3
 from helpers_engine import Driver as Core
 from helpers_models import load_reference, make_model, reference_tokens
 from helpers_runner import prompt
 from penstock.engines.core import EngineCore
+from unit.engines.openvino.watched_head import Watch, check_guesses, guess_always
 
 PROMPT = prompt(100, 1)
 OTHERS = [prompt(100, seed) for seed in range(2, 5)]
@@ -99,3 +101,17 @@ def test_other_weights_have_other_blocks(llama_dir: Path, cores: Any, tmp_path: 
     weights[-4] ^= 1
     (other / "model.safetensors").write_bytes(weights)
     assert ask(cores(other), PROMPT)[1] == 0
+
+
+def test_a_draft_head_has_its_features_again(cores: Any, tmp_path: Path) -> None:
+    """Those of another head are not used."""
+    model = make_model(tmp_path / "model", "llama", num_hidden_layers=8)
+    head, other = (make_eagle3(tmp_path / str(seed), draft_vocab_size=384, seed=seed) for seed in (1, 2))
+    ask(cores(model, draft_model_dir=head), PROMPT)
+    core = cores(model, {"speculative": "draft_model"}, draft_model_dir=head)
+    watch = Watch(core.core.runner)
+    guess_always(core)
+    assert ask(core, PROMPT)[1] == 96
+    assert watch.asked
+    check_guesses(watch, Eagle3Reference(head, load_reference(model), (2, 4, 5)))
+    assert ask(cores(model, draft_model_dir=other), PROMPT)[1] == 0

@@ -4,23 +4,45 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from helpers_language_repository import context
-from penstock.gateway.configuration.config import load_config
+from penstock.gateway.configuration.config import Config, load_config
 from penstock.gateway.llm.kserve.penstock_layout import PenstockLayout
 
 
 @pytest.mark.parametrize(("given", "revision"), [({}, None), ({"revision": "v2"}, "v2")])
 def test_the_command_line_s_revision_is_not_theirs(tmp_path: Path, given: dict[str, str], revision: str | None) -> None:
-    version = tmp_path / "m" / "1"
+    config = configure(tmp_path, given, {"model": "org/model", "revision": "v1"})
+    assert (config.model.model, config.model.revision) == ("org/other", revision)
+
+
+@pytest.mark.parametrize(
+    ("given", "server", "speculative", "most"),
+    [
+        ({}, {"speculative": "mtp", "max_draft_tokens": 4}, "off", 8),
+        ({"speculative": "mtp"}, {"speculative": "mtp", "max_draft_tokens": 4}, "mtp", 4),
+        ({}, {"speculative_model": "./draft", "max_draft_tokens": 4}, "off", 8),
+        ({"speculative_model": "org/draft"}, {"max_draft_tokens": 4, "speculative_model": "./draft"}, "off", 4),
+        ({}, {"speculative": "ngram", "max_draft_tokens": 4}, "ngram", 4),
+    ],
+)
+def test_the_command_line_s_draft_head_is_not_theirs(
+    tmp_path: Path, given: dict[str, str], server: dict[str, Any], speculative: str, most: int
+) -> None:
+    config = configure(tmp_path, given, server)
+    assert config.model.speculative_model == given.get("speculative_model")
+    assert (config.scheduling.speculative, config.scheduling.max_draft_tokens) == (speculative, most)
+
+
+def configure(folder: Path, given: dict[str, Any], server: dict[str, Any]) -> Config:
+    version = folder / "m" / "1"
     version.mkdir(parents=True)
     (version.parent / "config.pbtxt").write_text('backend: "penstock"')
     (version / "model.json").write_text(json.dumps({"model": "org/other", **given}))
-    server = load_config({"model": "org/model", "revision": "v1"}, environ={})
-    config = PenstockLayout().configure(server, context(version))
-    assert (config.model.model, config.model.revision) == ("org/other", revision)
+    return PenstockLayout().configure(load_config(server, environ={}), context(version))
 
 
 @pytest.mark.parametrize(
@@ -36,9 +58,4 @@ def test_evicted_blocks_are_kept_where_the_engine_can(
     tmp_path: Path, given: dict[str, object], folder: str | None
 ) -> None:
     """A model's own setting is refused later where its engine cannot."""
-    version = tmp_path / "m" / "1"
-    version.mkdir(parents=True)
-    (version.parent / "config.pbtxt").write_text('backend: "penstock"')
-    (version / "model.json").write_text(json.dumps({"model": "org/other", **given}))
-    server = load_config({"kv_offload_dir": "/kv"}, environ={})
-    assert PenstockLayout().configure(server, context(version)).cache.kv_offload_dir == folder
+    assert configure(tmp_path, given, {"kv_offload_dir": "/kv"}).cache.kv_offload_dir == folder

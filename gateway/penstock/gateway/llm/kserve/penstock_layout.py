@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from penstock.classic.base import ModelContext
 from penstock.gateway.configuration.config import Config, ConfigError, overlay
 from penstock.gateway.configuration.sections import (
+    OF_OUR_SCHEDULER,
     AdapterConfig,
     CacheConfig,
     EngineConfig,
@@ -51,7 +53,7 @@ class PenstockLayout:
         given["model"] = model_source(given.get("model"), context, _FILE)
         # the command line's are those of its own model
         given.setdefault("revision", None)
-        given.setdefault("speculative_model", None)
+        _leave_guesses(server, given)
         if isinstance(given["speculative_model"], str):
             given["speculative_model"] = beside(given["speculative_model"], context.version_folder)
         if isinstance(given.get("lora"), list):
@@ -60,6 +62,15 @@ class PenstockLayout:
         adapters = msgspec.structs.replace(server.adapters, lora=(), lora_directory=None)
         config = overlay(msgspec.structs.replace(server, adapters=adapters), given)
         return config if "kv_offload_dir" in given else with_offload_where_it_works(config)
+
+
+def _leave_guesses(server: Config, given: dict[str, Any]) -> None:
+    """The command line's draft model or draft head is not theirs."""
+    given.setdefault("speculative_model", None)
+    if server.scheduling.speculative == "mtp":
+        given.setdefault("speculative", "off")
+    if given["speculative_model"] is None and given.get("speculative", server.scheduling.speculative) == "off":
+        given.setdefault("max_draft_tokens", OF_OUR_SCHEDULER["max_draft_tokens"])
 
 
 def _adapter(text: object, folder: Path) -> object:

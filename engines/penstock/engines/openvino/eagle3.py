@@ -1,0 +1,102 @@
+"""EAGLE-3 heads: what config.json and the checkpoint say, in the layout that SpecForge, SGLang and vLLM share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.engines.errors import UnsupportedError
+from penstock.engines.formats.model_files import weight_files
+from penstock.engines.formats.safetensors_file import read_safetensors
+from penstock.engines.kit.batch import Ints
+from penstock.engines.openvino.checkpoint import full_name
+from penstock.engines.openvino.decoder_spec import DecoderSpec
+from penstock.engines.openvino.families import parse_config
+
+_MAPS = ("d2t", "t2d")
+"""What to add to a number among the draft vocabulary for the token's id, and which tokens are among it."""
+_LEAST_LAYERS = 7
+"""Of a model whose low, middle and high layer by the rule are three."""
+
+
+@dataclass(frozen=True)
+class Eagle3Spec:
+    decoder: DecoderSpec
+    """Of its one layer."""
+    draft_vocab_size: int
+    """Tokens that it can guess."""
+    norm_before_residual: bool
+    layers: tuple[int, ...]
+    """Its features are made of the model's hidden states behind so many layers."""
+
+
+def parse_eagle3(settings: Mapping[str, Any], target: DecoderSpec, max_model_len: int | None) -> Eagle3Spec:
+    """`settings` is config.json; `target`: the model whose tokens it guesses. Raises UnsupportedError for a head that
+    does not go with it, or that computes something else than `head_graphs.build_eagle3`."""
+    if "transformer_layer_config" in settings:
+        raise UnsupportedError("EAGLE-3 heads in the layout of the speculators library are not supported")
+    decoder = parse_config({**settings, "architectures": ["LlamaForCausalLM"]}, max_model_len)
+    if decoder.num_layers != 1:
+        raise UnsupportedError(f"EAGLE-3 heads of {decoder.num_layers} layers are not supported, of one layer they are")
+    if settings.get("sliding_window") and settings.get("use_sliding_window") is not False:
+        raise UnsupportedError("EAGLE-3 heads with a sliding window are not supported")
+    if decoder.vocab_size != target.vocab_size:
+        raise UnsupportedError(f"its vocabulary has {decoder.vocab_size} tokens, the model's {target.vocab_size}")
+    given = settings.get("target_hidden_size") or decoder.hidden_size
+    if given != target.hidden_size:
+        raise UnsupportedError(f"it is for hidden states of size {given}, the model's have {target.hidden_size}")
+    draft_vocab_size = settings.get("draft_vocab_size") or decoder.vocab_size
+    if type(draft_vocab_size) is not int or not 0 < draft_vocab_size <= target.vocab_size:
+        raise UnsupportedError(f"draft_vocab_size={str(draft_vocab_size)[:50]} is not from 1 to {target.vocab_size}")
+    return Eagle3Spec(
+        decoder, draft_vocab_size, bool(settings.get("norm_before_residual")), _layers(settings, target.num_layers)
+    )
+
+
+def eagle3_name(name: str) -> str | None:
+    """Of a tensor, as a decoder has it; None for the maps of the draft vocabulary."""
+    name = re.sub(r"^midlayer\.", "layers.0.", name.removeprefix("model."))
+    return None if name in _MAPS else full_name(name)
+
+
+def read_token_ids(folder: Path, spec: Eagle3Spec) -> Ints | None:
+    """The token that each of its logits is for; None: the token with this number. Raises UnsupportedError for a
+    map that is not there or not right."""
+    for path in weight_files(folder):
+        tensors, _ = read_safetensors(path, lambda name: name.removeprefix("model.") == _MAPS[0], quantized=True)
+        for name, tensor in tensors.items():
+            if tensor.dtype not in ("I64", "I32") or tensor.shape != (spec.draft_vocab_size,):
+                raise UnsupportedError(
+                    f"tensor {name} has {tensor.dtype} {tensor.shape}; a number for each of the "
+                    f"{spec.draft_vocab_size} tokens of draft_vocab_size should be there"
+                )
+            ids: Ints = np.arange(spec.draft_vocab_size) + tensor.integers().astype(np.int64)
+            if ids.min() < 0 or ids.max() >= spec.decoder.vocab_size:
+                raise UnsupportedError(f"tensor {name} leads to tokens that the vocabulary does not have")
+            return ids
+    if spec.draft_vocab_size != spec.decoder.vocab_size:
+        raise UnsupportedError(f"the checkpoint has no tensor {_MAPS[0]}, which says what its tokens are")
+    return None
+
+
+def _layers(settings: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
+    """In eagle_config, as SpecForge writes it, 0 is the first layer's output; at the top level, as vLLM reads it, it is
+    the first layer's input. Without either: a low, a middle and a high layer, as all of them choose these."""
+    key = "eagle_aux_hidden_state_layer_ids"
+    inner = settings.get("eagle_config") or {}
+    if not isinstance(inner, Mapping) or inner.get("use_aux_hidden_state") is False:
+        raise UnsupportedError("EAGLE-3 heads that get the last hidden state alone are not supported")
+    found, shift = (inner[key], 1) if inner.get(key) else (settings.get(key), 0)
+    if not found:
+        if num_layers < _LEAST_LAYERS:
+            raise UnsupportedError(f"its config.json has no {key}, and the model has fewer than {_LEAST_LAYERS} layers")
+        return 2, num_layers // 2, num_layers - 3
+    right = isinstance(found, list) and all(type(n) is int and 0 <= n + shift <= num_layers for n in found)
+    if not right or sorted(set(found)) != found:
+        raise UnsupportedError(f"{key}={str(found)[:80]} is not a list of layers, in order, of a model of {num_layers}")
+    return tuple(n + shift for n in found)

@@ -1,0 +1,86 @@
+"""MiMo: the model has Qwen2's layers, and its own layer for multi-token prediction guesses if it is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from helpers_draft_heads import MtpReference, make_mimo
+from helpers_engine import Driver as Core
+from helpers_models import edit_config, load_reference, reference_tokens
+from helpers_runner import prompt
+from penstock.engines.errors import EngineError, UnsupportedError
+from unit.engines.openvino.watched_head import Watch, check_guesses, guess_always, run
+
+
+@pytest.fixture(scope="module")
+def mimo_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_mimo(tmp_path_factory.mktemp("mimo"))
+
+
+def test_the_model_and_its_guesses(mimo_dir: Path, make_runner: Any) -> None:
+    """Tokens are those of transformers, and guesses those of the published forward."""
+    runner = make_runner(mimo_dir, mtp=True, num_blocks=9)
+    assert runner.info.runner.endswith(", MTP head")
+    watch = Watch(runner)
+    core = Core(runner, max_num_seqs=8, max_num_batched_tokens=48, speculative="draft_model")
+    guess_always(core)
+    [request] = core.add(prompt(70, 1), 20)
+    core.run()
+    core.add(prompt(70, 1), 12, 2, temperature=1.0, seed=3)
+    core.run()
+    reference = load_reference(mimo_dir)
+    assert core.tokens[request] == reference_tokens(reference, prompt(70, 1), 20)
+    assert len(watch.asked) > 20
+    check_guesses(watch, MtpReference(mimo_dir, reference))
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+def test_tokens_do_not_change(agrees: bool, mimo_dir: Path, tmp_path: Path, make_runner: Any) -> None:
+    runner = make_runner(make_mimo(tmp_path, agrees=True) if agrees else mimo_dir, mtp=True, num_blocks=9)
+    wanted, plain = run(runner, "off", 1)
+    tokens, stats = run(runner, "draft_model", 2)
+    assert tokens == wanted
+    assert stats.preemptions
+    assert stats.draft_tokens
+    if agrees:  # greedy guesses, half of which are for tokens that are sampled otherwise
+        assert stats.accepted_tokens > 0.4 * stats.draft_tokens
+        assert stats.steps < 0.8 * plain.steps
+
+
+def test_the_head_is_left_out_where_it_is_not_asked_for(mimo_dir: Path, make_runner: Any) -> None:
+    """Three layers keep 64 numbers of a token each; with the head there is one layer more, and 64 features."""
+    alone = make_runner(mimo_dir, num_blocks=None, kv_cache_memory=8 << 20)
+    assert not alone.info.has_draft_model
+    assert alone.info.runner.endswith("1 threads")
+    beside = make_runner(mimo_dir, num_blocks=None, kv_cache_memory=8 << 20, mtp=True)
+    assert beside.info.num_blocks == alone.info.num_blocks * 192 // (192 + 64 + 64)
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_quantized(weights: str, mimo_dir: Path, make_runner: Any) -> None:
+    runner = make_runner(mimo_dir, mtp=True, weights=weights, weights_cache=0)
+    core = Core(runner, max_num_seqs=8, max_num_batched_tokens=48, speculative="draft_model")
+    core.add(prompt(40, 1), 8)
+    core.run()
+    assert core.stats.draft_tokens
+
+
+def test_models_without_one(llama_dir: Path, mimo_dir: Path, tmp_path: Path, make_runner: Any) -> None:
+    with pytest.raises(UnsupportedError, match="speculative=mtp: no head of LlamaForCausalLM is supported; MiMo's is"):
+        make_runner(llama_dir, mtp=True)
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((mimo_dir / name).read_bytes())
+    edit_config(tmp_path, num_nextn_predict_layers=2)
+    with pytest.raises(UnsupportedError, match=r"speculative=mtp: config\.json has num_nextn_predict_layers=2; one"):
+        make_runner(tmp_path, mtp=True)
+    edit_config(tmp_path, num_nextn_predict_layers=1)
+    tensors = load_file(mimo_dir / "model.safetensors")
+    save_file({n: t for n, t in tensors.items() if "input_proj" not in n}, tmp_path / "model.safetensors")
+    with pytest.raises(
+        EngineError, match=r"speculative=mtp: the checkpoint has no tensor model.mtp_layers.0.input_proj"
+    ):
+        make_runner(tmp_path, mtp=True)

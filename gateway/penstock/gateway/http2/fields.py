@@ -1,0 +1,91 @@
+"""What the header fields of a request may be (RFC 9113, 8.2 and 8.3)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.gateway.http2.errors import ErrorCode, StreamFault
+from penstock.gateway.http2.hpack_decoder import FIELD_OVERHEAD, Field
+
+_NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
+_BAD_VALUE = re.compile(rb"[\0\r\n]|^[ \t]|[ \t]$")
+_PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
+_OF_CONNECTIONS = frozenset({b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"})
+_MAX_DIGITS = 19
+
+
+class RequestHead(msgspec.Struct, frozen=True, gc=False):
+    """The header fields of a request, which are well-formed. Requests with equal blocks share one."""
+
+    method: bytes
+    scheme: bytes
+    path: bytes
+    authority: bytes
+    """Empty where the client names none."""
+    fields: tuple[Field, ...]
+    """Without the pseudo-fields; names in lower case."""
+    content_length: int | None
+    size: int
+    """As it is counted against the limit."""
+    too_large: bool
+    """Above what the settings allow."""
+
+
+def request_head(fields: Sequence[Field], max_bytes: int) -> RequestHead:
+    """Raises StreamFault."""
+    pseudo: dict[bytes, bytes] = {}
+    regular: list[Field] = []
+    length: bytes | None = None
+    size = 0
+    for name, value in fields:
+        size += len(name) + len(value) + FIELD_OVERHEAD
+        if name[:1] == b":":
+            if name not in _PSEUDO or name in pseudo or regular:
+                raise _malformed("pseudo-fields")
+            _check_value(value)
+            pseudo[name] = value
+            continue
+        _check(name, value)
+        if name == b"content-length":
+            if length is not None and length != value:
+                raise _malformed("content-length")
+            length = value
+        regular.append((name, value))
+    method = pseudo.get(b":method", b"")
+    scheme, path = pseudo.get(b":scheme", b""), pseudo.get(b":path", b"")
+    if not _NAME.fullmatch(method.lower()) or method == b"CONNECT" or not scheme or not path:
+        raise _malformed("pseudo-fields")
+    authority = pseudo.get(b":authority", b"")
+    return RequestHead(method, scheme, path, authority, tuple(regular), _length(length), size, size > max_bytes)
+
+
+def check_trailers(fields: Sequence[Field]) -> None:
+    """Raises StreamFault."""
+    for name, value in fields:
+        _check(name, value)
+
+
+def _check(name: bytes, value: bytes) -> None:
+    if not _NAME.fullmatch(name) or name in _OF_CONNECTIONS or (name == b"te" and value != b"trailers"):
+        raise _malformed("a field's name")
+    _check_value(value)
+
+
+def _check_value(value: bytes) -> None:
+    if _BAD_VALUE.search(value):
+        raise _malformed("a field's value")
+
+
+def _length(value: bytes | None) -> int | None:
+    if value is None:
+        return None
+    if not value.isdigit() or len(value) > _MAX_DIGITS:
+        raise _malformed("content-length")
+    return int(value)
+
+
+def _malformed(what: str) -> StreamFault:
+    return StreamFault(ErrorCode.PROTOCOL_ERROR, f"a request is malformed: {what}")

@@ -1,0 +1,115 @@
+"""Bytes to frames, with header blocks put together."""
+
+from __future__ import annotations
+
+from penstock.gateway.http2 import frames
+from penstock.gateway.http2.errors import ConnectionFault, ErrorCode
+from penstock.gateway.http2.frames import FrameType
+
+Frame = tuple[int, int, int, bytes]
+"""Type, flags, stream, payload. That of HEADERS is the whole block, without padding and priority."""
+
+_MAX_CONTINUATIONS = 16
+_PRIORITY_BYTES = 5
+_STREAM_MASK = 2**31 - 1
+
+
+class FrameReader:
+    """Holds one unfinished frame and one unfinished header block."""
+
+    def __init__(self, max_block_bytes: int) -> None:
+        self._max_block_bytes = max_block_bytes
+        self._buffer = b""
+        self._preface = True
+        """It has not come yet."""
+        self.begun = False
+        """The client's first settings have come."""
+        self._block: list[bytes] | None = None
+        self._block_of = (0, 0)
+        """The flags of the block's first frame, and its stream."""
+        self._block_bytes = 0
+
+    @property
+    def in_frame(self) -> bool:
+        """A frame or a header block has begun and not ended."""
+        return bool(self._buffer) or self._block is not None
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that are complete with these bytes. Raises ConnectionFault."""
+        buffer = self._buffer + data if self._buffer else data
+        position = self._skip_preface(buffer) if self._preface else 0
+        found: list[Frame] = []
+        end = len(buffer)
+        while not self._preface and end - position >= frames.HEADER_BYTES:
+            word, flags, stream_id = frames.HEADER.unpack_from(buffer, position)
+            size = word >> 8
+            if size > frames.MAX_FRAME_BYTES:
+                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a frame is too long")
+            start = position + frames.HEADER_BYTES
+            if end - start < size:
+                break
+            position = start + size
+            self._frame((word & 0xFF, flags, stream_id & _STREAM_MASK, buffer[start:position]), found)
+        self._buffer = buffer[position:]
+        return found
+
+    def _skip_preface(self, buffer: bytes) -> int:
+        size = min(len(buffer), len(frames.PREFACE))
+        if buffer[:size] != frames.PREFACE[:size]:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "this port speaks HTTP/2 only")
+        if size < len(frames.PREFACE):
+            return 0
+        self._preface = False
+        return size
+
+    def _frame(self, frame: Frame, found: list[Frame]) -> None:
+        kind, flags, stream_id, payload = frame
+        if self._block is not None or kind == FrameType.CONTINUATION:
+            self._continue(frame, found)
+        elif kind == FrameType.HEADERS:
+            self._start_block(flags, stream_id, payload, found)
+        else:
+            found.append(frame)
+        if not self.begun:
+            if kind != FrameType.SETTINGS or flags & frames.ACK:
+                raise _protocol_error("the first frame is not SETTINGS")
+            self.begun = True
+
+    def _start_block(self, flags: int, stream_id: int, payload: bytes, found: list[Frame]) -> None:
+        fragment = without_padding(flags, payload)
+        if flags & frames.PRIORITY:  # means nothing any more (RFC 9113, 5.3.2)
+            if len(fragment) < _PRIORITY_BYTES:
+                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "HEADERS is too short for a priority")
+            fragment = fragment[_PRIORITY_BYTES:]
+        if flags & frames.END_HEADERS:
+            found.append((FrameType.HEADERS, flags, stream_id, fragment))
+        else:
+            self._block, self._block_of, self._block_bytes = [fragment], (flags, stream_id), len(fragment)
+
+    def _continue(self, frame: Frame, found: list[Frame]) -> None:
+        kind, flags, stream_id, payload = frame
+        block = self._block
+        if block is None:
+            raise _protocol_error("CONTINUATION continues nothing")
+        if kind != FrameType.CONTINUATION or stream_id != self._block_of[1]:
+            raise _protocol_error("a header block is interrupted")
+        block.append(payload)
+        self._block_bytes += len(payload)
+        if self._block_bytes > self._max_block_bytes or len(block) > _MAX_CONTINUATIONS:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "a header block is too long")
+        if flags & frames.END_HEADERS:
+            self._block = None
+            found.append((FrameType.HEADERS, *self._block_of, b"".join(block)))
+
+
+def without_padding(flags: int, payload: bytes) -> bytes:
+    """Raises ConnectionFault."""
+    if not flags & frames.PADDED:
+        return payload
+    if not payload or payload[0] >= len(payload):
+        raise _protocol_error("a frame has more padding than bytes")
+    return payload[1 : len(payload) - payload[0]]
+
+
+def _protocol_error(text: str) -> ConnectionFault:
+    return ConnectionFault(ErrorCode.PROTOCOL_ERROR, text)

@@ -1,0 +1,111 @@
+"""Header blocks to header fields (RFC 7541).
+
+The tables and the Huffman code are those of the `hpack` package. Its decoder is not used: numbers have no bound there,
+and what a block did to the dynamic table cannot be seen.
+"""
+
+from __future__ import annotations
+
+from hpack.exceptions import HPACKError
+from hpack.huffman_table import decode_huffman
+from hpack.table import HeaderTable
+
+from penstock.gateway.http2.errors import ConnectionFault, ErrorCode
+
+Field = tuple[bytes, bytes]
+
+FIELD_OVERHEAD = 32
+"""What a field counts beside its name and value, in tables and lists."""
+_TABLE_BYTES = 4096
+_STATIC = tuple(HeaderTable.STATIC_TABLE)
+_MAX_NUMBER_BYTES = 5
+"""Behind the prefix: enough for 2^32."""
+
+
+class HpackDecoder:
+    """Its table follows all blocks of a connection, so every block must be decoded, in order."""
+
+    def __init__(self, max_list_bytes: int) -> None:
+        self._table = HeaderTable()
+        self._max_list_bytes = max_list_bytes
+        self.changes = 0
+        """To the dynamic table, so far. Between two equal numbers the same bytes mean the same fields."""
+
+    def decode(self, block: bytes) -> list[Field]:
+        """Raises ConnectionFault: the table cannot be trusted after a block that cannot be decoded."""
+        try:
+            return self._decode(block)
+        except (IndexError, HPACKError):
+            raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, "a header block cannot be decoded") from None
+
+    def _decode(self, block: bytes) -> list[Field]:
+        fields: list[Field] = []
+        position, end, size = 0, len(block), 0
+        while position < end:
+            first = block[position]
+            if first & 0x80:
+                index, position = _number(block, position, 0x7F)
+                field = self._entry(index)
+            elif first & 0x40:
+                field, position = self._literal(block, position, 0x3F)
+                self._table.add(*field)
+                self.changes += 1
+            elif first & 0x20:
+                if fields:
+                    raise IndexError
+                position = self._resize(block, position)
+                continue
+            else:
+                field, position = self._literal(block, position, 0x0F)
+            fields.append(field)
+            size += len(field[0]) + len(field[1]) + FIELD_OVERHEAD
+            if size > self._max_list_bytes:
+                raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "the header list is too large")
+        return fields
+
+    def _entry(self, index: int) -> Field:
+        if 0 < index <= len(_STATIC):
+            return _STATIC[index - 1]
+        name, value = self._table.get_by_index(index)
+        return name, value
+
+    def _literal(self, block: bytes, position: int, mask: int) -> tuple[Field, int]:
+        index, position = _number(block, position, mask)
+        if index:
+            name = self._entry(index)[0]
+        else:
+            name, position = _string(block, position)
+        value, position = _string(block, position)
+        return (name, value), position
+
+    def _resize(self, block: bytes, position: int) -> int:
+        size, position = _number(block, position, 0x1F)
+        if size > _TABLE_BYTES:
+            raise IndexError
+        self._table.maxsize = size
+        self.changes += 1
+        return position
+
+
+def _number(block: bytes, position: int, mask: int) -> tuple[int, int]:
+    """Raises IndexError at the block's end, and for numbers that nothing here can be."""
+    value = block[position] & mask
+    position += 1
+    if value < mask:
+        return value, position
+    for index in range(_MAX_NUMBER_BYTES):
+        byte = block[position + index]
+        value += (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            return value, position + index + 1
+    raise IndexError
+
+
+def _string(block: bytes, position: int) -> tuple[bytes, int]:
+    huffman = block[position] & 0x80
+    length, position = _number(block, position, 0x7F)
+    end = position + length
+    if end > len(block):
+        raise IndexError
+    data = block[position:end]
+    return (bytes(decode_huffman(data)) if huffman else data), end

@@ -1,0 +1,168 @@
+"""What goes to the client: frames in order, data as far as windows allow."""
+
+from __future__ import annotations
+
+from penstock.gateway.http2 import frames
+from penstock.gateway.http2.client_settings import ClientSettings
+from penstock.gateway.http2.errors import ConnectionFault, ErrorCode
+from penstock.gateway.http2.frames import FrameType
+from penstock.gateway.http2.hpack_encoder import FORGET_TABLE
+from penstock.gateway.http2.pings import PingJudge
+from penstock.gateway.http2.streams import Stream
+
+_MAX_DATA_FRAME = 64 << 10
+"""However large a frame the client allows: other streams have their turn between two frames."""
+_BATCH_BYTES = 256 << 10
+"""Data beyond this waits for the next call of `take`."""
+_LOW_WATER = 32 << 10
+_DEFAULT_TABLE_BYTES = 4096
+_LAST_BLOCK = frames.END_HEADERS | frames.END_STREAM
+
+
+class Sender:
+    """Headers and control frames leave as they are queued. Data leaves at once where it may, or waits in its stream,
+    and streams take turns."""
+
+    def __init__(self, settings: ClientSettings, judge: PingJudge) -> None:
+        self._settings = settings
+        self._judge = judge
+        self._parts: list[bytes | memoryview] = []
+        self._ready: dict[int, Stream] = {}
+        """Streams with data that waits and a window for it, in the order of their turns."""
+        self._forget_table = False
+        self.window = frames.DEFAULT_WINDOW
+        self.size = 0
+        """Bytes that `take` would give without any data that waits."""
+        self.open = True
+        """Data may be sent on. While the client does not read, it waits in its streams."""
+
+    def control(self, frame: bytes) -> None:
+        self._parts.append(frame)
+        self.size += len(frame)
+
+    def settings_changed(self) -> None:
+        if self._settings.header_table_bytes < _DEFAULT_TABLE_BYTES:
+            self._forget_table = True
+
+    def headers(self, stream: Stream, block: bytes, *, end: bool) -> None:
+        if self._forget_table:
+            block = FORGET_TABLE + block
+            self._forget_table = False
+        kind, flags = FrameType.HEADERS, frames.END_STREAM if end else 0
+        while len(block) > frames.MAX_FRAME_BYTES:
+            self.control(frames.frame(kind, flags, stream.id, block[: frames.MAX_FRAME_BYTES]))
+            block, kind, flags = block[frames.MAX_FRAME_BYTES :], FrameType.CONTINUATION, 0
+        self.control(frames.frame(kind, flags | frames.END_HEADERS, stream.id, block))
+        self._judge.sent()
+
+    def answer_at_once(self, stream: Stream, start: bytes, data: bytes, trailers: bytes) -> bool:
+        """All three in one piece, where that may leave now; else nothing is done. It is what most answers are."""
+        size = len(data)
+        small = size and max(len(start), len(trailers)) <= frames.MAX_FRAME_BYTES
+        if self._forget_table or not small or not self._at_once(stream, size):
+            return False
+        head, stream_id = frames.frame_header, stream.id
+        whole = b"".join(
+            (
+                head(FrameType.HEADERS, frames.END_HEADERS, stream_id, len(start)),
+                start,
+                head(FrameType.DATA, 0, stream_id, size),
+                data,
+                head(FrameType.HEADERS, _LAST_BLOCK, stream_id, len(trailers)),
+                trailers,
+            )
+        )
+        self.control(whole)
+        self._sent(size)
+        return True
+
+    def _at_once(self, stream: Stream, size: int) -> bool:
+        """So many bytes of data may leave now, before none that waits."""
+        free = self.open and not stream.waiting and not self._ready and self.size < _BATCH_BYTES
+        return free and size <= self.window and size <= stream.send_window and size <= frames.MAX_FRAME_BYTES
+
+    def data(self, stream: Stream, data: bytes) -> None:
+        """`end` comes later, with or without trailers."""
+        size = len(data)
+        if not size:
+            return
+        if self._at_once(stream, size):
+            self._parts.append(frames.frame(FrameType.DATA, 0, stream.id, data))
+            self.size += frames.HEADER_BYTES + size
+            self._sent(size)
+            stream.send_window -= size
+            return
+        stream.waiting.append(memoryview(data))
+        stream.unsent += size
+        if stream.send_window > 0:
+            self._ready[stream.id] = stream
+
+    def end(self, stream: Stream, trailers: bytes) -> bool:
+        """The stream ends when all its data is sent; an empty block stands for no trailers. True: that is now."""
+        stream.trailers = trailers
+        if stream.waiting:
+            return False
+        self._end(stream)
+        return True
+
+    def _end(self, stream: Stream) -> None:
+        if stream.trailers:
+            self.headers(stream, stream.trailers, end=True)
+        else:
+            self.control(frames.frame(FrameType.DATA, frames.END_STREAM, stream.id))
+
+    def drop(self, stream: Stream) -> None:
+        """Nothing more is sent on it."""
+        self._ready.pop(stream.id, None)
+        stream.waiting.clear()
+        stream.unsent = 0
+
+    def grow_stream(self, stream: Stream, increment: int) -> None:
+        """Its window; negative where the client has made windows smaller."""
+        stream.send_window += increment
+        if stream.waiting and stream.send_window > 0:
+            self._ready[stream.id] = stream
+        else:
+            self._ready.pop(stream.id, None)
+
+    def grow(self, increment: int) -> None:
+        """The connection's window. Raises ConnectionFault."""
+        self.window += increment
+        if self.window > frames.MAX_WINDOW:
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is too large")
+
+    def take(self) -> tuple[list[bytes | memoryview], list[Stream], list[Stream]]:
+        """What is to be written now, the streams whose waiting data has become little, and those that have ended."""
+        relieved: list[Stream] = []
+        ended: list[Stream] = []
+        if self.open and self._ready and self.window > 0:
+            self._send_waiting(relieved, ended)
+        parts, self._parts, self.size = self._parts, [], 0
+        return parts, relieved, ended
+
+    @property
+    def more(self) -> bool:
+        """Data waits that could be taken now."""
+        return self.open and self.window > 0 and bool(self._ready)
+
+    def _send_waiting(self, relieved: list[Stream], ended: list[Stream]) -> None:
+        most = min(self._settings.max_frame_bytes, _MAX_DATA_FRAME)
+        while self._ready and self.window > 0 and self.size < _BATCH_BYTES:
+            stream = self._ready.pop(next(iter(self._ready)))
+            before = stream.unsent
+            size = stream.next_frame(min(most, self.window), self._parts)
+            self.size += frames.HEADER_BYTES + size
+            self._sent(size)
+            if before > _LOW_WATER >= stream.unsent:
+                relieved.append(stream)
+            if stream.waiting:
+                if stream.send_window > 0:
+                    self._ready[stream.id] = stream  # behind the others
+            elif stream.trailers is not None:
+                if stream.trailers:
+                    self.headers(stream, stream.trailers, end=True)
+                ended.append(stream)
+
+    def _sent(self, size: int) -> None:
+        self.window -= size
+        self._judge.sent()

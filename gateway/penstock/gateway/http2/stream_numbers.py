@@ -1,0 +1,38 @@
+"""Which streams there have been."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from penstock.gateway.http2.errors import ConnectionFault, ErrorCode
+
+MAX_STREAM_ID = 2**31 - 1
+_REMEMBERED = 4096
+
+
+class StreamNumbers:
+    def __init__(self) -> None:
+        self.last = 0
+        """The highest so far."""
+        self.accepted = MAX_STREAM_ID
+        """The highest that the client may still open, as it has been told."""
+        self._left: OrderedDict[int, None] = OrderedDict()
+
+    def leave(self, stream_id: int) -> None:
+        """The stream has ended here before the client has ended it: it may not know yet."""
+        self._left[stream_id] = None
+        if len(self._left) > _REMEMBERED:
+            self._left.popitem(last=False)
+
+    def left(self, stream_id: int) -> bool:
+        return stream_id in self._left
+
+    def ended_by_client(self, stream_id: int) -> None:
+        """Nothing more comes for a stream that was left."""
+        self._left.pop(stream_id, None)
+
+    def wrong(self, stream_id: int) -> ConnectionFault:
+        """For a frame that no client has reason to send."""
+        if stream_id > self.last:
+            return ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a frame is for a stream that was never opened")
+        return ConnectionFault(ErrorCode.STREAM_CLOSED, "a frame is for a stream that is over")

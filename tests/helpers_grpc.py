@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import numpy as np
+import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.grpc.aio import InferenceServerClient, InferInput
@@ -25,9 +27,18 @@ from penstock.gateway.kserve.logs import LogSettings
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.kserve.tracing import Tracing
 
+_TRANSPORT: ContextVar[str] = ContextVar("transport", default="penstock")
 _LOGS = LogSettings(handlers=())
 SECONDS = 20
 """More than any of these calls takes."""
+
+
+@pytest.fixture(params=["penstock", "grpcio"], autouse=True)
+def transport(request: pytest.FixtureRequest) -> Iterator[str]:
+    """For modules whose tests hold whoever speaks HTTP/2: imported there, it runs each of them with both."""
+    token = _TRANSPORT.set(request.param)
+    yield request.param
+    _TRANSPORT.reset(token)
 
 
 def kserve_of(*models: FakeModel, allow_shared_memory: bool = True, **options: Any) -> KServe:
@@ -74,7 +85,7 @@ async def serving(
     kserve = kserve or kserve_of(*models)
     running: Running | None = None
     server = GrpcServer(
-        GrpcSettings(port=0, **settings),
+        GrpcSettings(port=0, **{"transport": _TRANSPORT.get(), **settings}),
         kserve,
         lambda: running is not None and running.ready,
         drain,

@@ -28,6 +28,7 @@ from helpers_grpc import (
     read_all,
     repeat_request,
     serving,
+    transport,  # noqa: F401
 )
 from helpers_kserve import add_sub, identity, repeat
 from penstock.engines.errors import (

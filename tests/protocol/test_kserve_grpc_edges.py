@@ -24,6 +24,7 @@ from helpers_grpc import (
     infer_request,
     read_all,
     serving,
+    transport,  # noqa: F401
 )
 from helpers_keys import api_keys
 from helpers_kserve import add_sub, identity, repeat

@@ -23,6 +23,7 @@ from helpers_grpc import (
     read_all,
     repeat_request,
     serving,
+    transport,  # noqa: F401
 )
 from helpers_kserve import FakeModel, add_sub, repeat
 from penstock.classic.messages import InferRequest, InferResponse

@@ -244,6 +244,7 @@ def grpc_settings(config: Config) -> GrpcSettings:
     return GrpcSettings(
         host=server.address("grpc"),
         port=server.grpc_port,
+        transport=grpc.grpc_transport,
         max_message_bytes=server.http_max_input_size,
         tls=tls_settings(config, "grpc"),
         keepalive_time=grpc.grpc_keepalive_time,

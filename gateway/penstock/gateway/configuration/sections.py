@@ -551,6 +551,10 @@ class OpenTelemetryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 class GrpcConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """TLS, keepalive and compression of the gRPC port, under Triton's own flags."""
 
+    grpc_transport: Annotated[
+        Literal["penstock", "grpcio"],
+        Meta(description="who speaks HTTP/2 on the gRPC port: this server itself, or the gRPC library"),
+    ] = "penstock"
     grpc_use_ssl: Annotated[bool, Meta(description="TLS; needs a certificate and its key")] = False
     grpc_use_ssl_mutual: Annotated[bool, Meta(description="clients must show a certificate, too")] = False
     grpc_server_cert: Annotated[str, Meta(description="PEM file with the server's certificate")] = ""

@@ -15,6 +15,8 @@ from penstock.gateway.configuration.config import ConfigError
 logger = logging.getLogger("penstock")
 
 _LOOK_SECONDS = 10.0
+_PROTOCOLS = {"http": "http/1.1", "grpc": "h2"}
+"""What a client is offered in the handshake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +72,7 @@ class TlsSettings:
         self._trust(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.server_cert, "server-cert")  # for the flag's name
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols(["http/1.1"])
+        context.set_alpn_protocols([_PROTOCOLS[self.port]])
         try:
             context.load_cert_chain(self.server_cert, self.server_key, password=self._refuse_encrypted)
         except OSError as error:  # of which the ssl module's own are a kind

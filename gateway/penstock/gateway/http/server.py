@@ -9,7 +9,6 @@ Drain as a whole (the lifecycle's business): `drain.begin()`, let load balancers
 from __future__ import annotations
 
 import asyncio
-import socket
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -18,17 +17,10 @@ from starlette.types import ASGIApp
 from uvicorn.config import Config
 from uvicorn.server import Server
 
-from penstock.gateway.front.listening import listener
-from penstock.gateway.front.tls import Certificates, ReloadedCertificates, TlsSettings
+from penstock.gateway.front.acceptor import Acceptor
+from penstock.gateway.front.tls import TlsSettings
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.protocol import LimitedProtocol
-
-_KERNEL_BACKLOG = 128 << 10
-"""Bytes that the kernel may hold for a client whose window is full. Its default of megabytes would hide for long that a
-client does not read, and that a slow one does."""
-_CLOSING_SECONDS = 3600.0
-"""That a TLS connection may take to close. Readers that are slow may need long; those that do not read at all the
-protocol cuts off by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +39,8 @@ class HttpServer:
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         """Raises ConfigError, with the flag to blame, when the TLS files are not usable."""
         self._settings = settings
-        self._certificates = ReloadedCertificates(settings.tls) if settings.tls.enabled else None
-        self._following: asyncio.Task[None] | None = None
-        self._socket: socket.socket | None = None
-        self._listener: asyncio.Server | None = None
+        handshake = settings.limits.header_timeout
+        self._acceptor = Acceptor(settings.tls, self._connection, handshake, settings.backlog)
         self._lost = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
         self._port: int | None = None
@@ -84,35 +74,11 @@ class HttpServer:
     async def start(self) -> None:
         """Binds and accepts from now on. Raises OSError when the address cannot be bound."""
         settings = self._settings
-        bound = listener(settings.host, settings.port, backlog=settings.backlog, reuse_port=settings.reuse_port)
-        bound.setblocking(False)
-        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # accepted sockets inherit it
-            bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _KERNEL_BACKLOG)
-        self._port = bound.getsockname()[1]
+        self._port = self._acceptor.bind(settings.host, settings.port, reuse_port=settings.reuse_port)
         self._server.config.load()
         await self._server.on_tick(0)
-        self._socket = bound
-        await self._listen(self._certificates.current if self._certificates is not None else None)
+        await self._acceptor.start()
         self._ticker = asyncio.create_task(self._tick())
-        if self._certificates is not None:
-            self._following = asyncio.create_task(self._certificates.follow(self._listen))
-
-    async def _listen(self, certificates: Certificates | None) -> None:
-        """Accepts with these certificates from now on. Each listener has its own copy of the socket's descriptor, so
-        that none of the connections that wait in the kernel is lost when the next one takes over."""
-        if self._socket is None:
-            return
-        tls: dict[str, Any] = {}
-        if certificates is not None:
-            tls["ssl"] = certificates.context
-            tls["ssl_handshake_timeout"] = self._settings.limits.header_timeout
-            tls["ssl_shutdown_timeout"] = _CLOSING_SECONDS
-        former = self._listener
-        loop = asyncio.get_running_loop()
-        copy = self._socket.dup()
-        self._listener = await loop.create_server(self._connection, sock=copy, backlog=self._settings.backlog, **tls)
-        if former is not None:
-            former.close()
 
     def _connection(self) -> asyncio.Protocol:
         config, state = self._server.config, self._server.server_state
@@ -121,18 +87,11 @@ class HttpServer:
 
     def reload_certificates(self) -> None:
         """For new connections; does nothing without TLS."""
-        if self._certificates is not None:
-            self._certificates.reload()
+        self._acceptor.reload_certificates()
 
     def stop_accepting(self) -> None:
         """Closes the listener; connections live on. Idempotent."""
-        if self._following is not None:
-            self._following.cancel()
-        if self._listener is not None:
-            self._listener.close()
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        self._acceptor.close()
 
     async def stop(self, seconds: float = 5.0) -> None:
         """Closes idle connections, lets running responses end for that long, and cuts off the rest."""

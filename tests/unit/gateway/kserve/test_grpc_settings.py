@@ -1,10 +1,12 @@
-"""What the operator says about the gRPC port, as the library gets it."""
+"""What the operator says about the gRPC port, as the library and our own transport get it."""
 
 from __future__ import annotations
 
 import pytest
 
 from penstock.engines import errors
+from penstock.gateway.grpc_transport.settings import ConnectionSettings
+from penstock.gateway.http2.pings import PingRules
 from penstock.gateway.kserve.grpc.settings import GrpcSettings
 from penstock.gateway.kserve.grpc.status import shutting_down, status
 
@@ -41,6 +43,35 @@ def test_options() -> None:
         "grpc.max_connection_age_grace_ms": 7,
         "grpc.default_compression_level": 3,
     }
+
+
+def test_the_same_for_our_own_transport() -> None:
+    settings = GrpcSettings(
+        max_message_bytes=1234,
+        keepalive_time=1000,
+        keepalive_timeout=2000,
+        keepalive_permit_without_calls=True,
+        http2_max_pings_without_data=3,
+        http2_min_recv_ping_interval_without_data=4000,
+        http2_max_ping_strikes=5,
+        max_connection_age=6000,
+        max_connection_age_grace=7000,
+        infer_response_compression_level="high",
+    )
+    assert settings.connections() == ConnectionSettings(
+        max_message_bytes=1234,
+        compression_level="high",
+        keepalive_time=1,
+        keepalive_timeout=2,
+        keepalive_without_calls=True,
+        max_pings_without_data=3,
+        max_age=6,
+        max_age_grace=7,
+    )
+    limits = settings.limits()
+    assert limits.pings == PingRules(min_seconds=4, max_strikes=5, allowed_when_idle=True)
+    assert (limits.max_streams, limits.max_header_list_bytes) == (1024, 16384)
+    assert (GrpcSettings().connections().max_age, GrpcSettings().connections().max_age_grace) == (None, None)
 
 
 def test_what_is_not_said_is_not_passed_on() -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -26,11 +26,31 @@ from penstock.gateway.kserve.grpc.status import shutting_down, status
 
 logger = logging.getLogger("penstock.grpc")
 
-Rpc = Any
-"""grpc.aio.ServicerContext, which has no types."""
 Message = Any
 """A protobuf message."""
 Metadata = Iterable[tuple[str, str | bytes]]
+
+
+class Rpc(Protocol):
+    """One RPC, as its handler sees it: what both transports give. Messages are bytes."""
+
+    def invocation_metadata(self) -> Metadata: ...
+    def time_remaining(self) -> float | None:
+        """Seconds; None: the caller has set no deadline."""
+
+    def set_trailing_metadata(self, metadata: Any) -> None:
+        """A tuple of pairs, which the end of the RPC tells."""
+
+    async def read(self) -> Any:
+        """The next message, or `grpc.aio.EOF`."""
+
+    async def write(self, data: bytes) -> None:
+        """Returns when more can be written."""
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> Any:
+        """Ends the RPC with this status. Always raises."""
+
+
 UnaryHandler = Callable[[bytes, Rpc, RequestContext], Awaitable[bytes]]
 """Request to response. Raises PenstockError, DecodeError."""
 StreamHandler = Callable[[Rpc, RequestContext], Awaitable[None]]

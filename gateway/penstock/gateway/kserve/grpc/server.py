@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
-import grpc
-
 from penstock.gateway.front.access import Restrictions
-from penstock.gateway.front.addresses import url_host
 from penstock.gateway.front.auth import ApiKeys
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.intake import Intake
 from penstock.gateway.front.journal import RequestJournal
-from penstock.gateway.front.listening import listener
-from penstock.gateway.front.tls import ReloadedCertificates
+from penstock.gateway.grpc_transport.server import Http2Transport
 from penstock.gateway.kserve.context import KServe
-from penstock.gateway.kserve.grpc.certificates import GrpcCertificates
+from penstock.gateway.kserve.grpc.grpcio_transport import GrpcioTransport
 from penstock.gateway.kserve.grpc.health import Health
 from penstock.gateway.kserve.grpc.rpc import Guard
-from penstock.gateway.kserve.grpc.service import build_service
+from penstock.gateway.kserve.grpc.service import Service, build_service
 from penstock.gateway.kserve.grpc.settings import GrpcSettings
 
 _GRACE_SECONDS = 1.0
@@ -44,34 +39,20 @@ class GrpcServer:
         Raises OSError when the address cannot be bound, ConfigError, with the flag to blame, when the TLS files are not
         usable.
         """
-        tls = settings.tls
-        self._certificates = GrpcCertificates(ReloadedCertificates(tls)) if tls.enabled else None
-        self._following: asyncio.Task[None] | None = None
+        intake = intake or Intake()
         self._health = Health(ready)
         guard = Guard(keys, drain or DrainState(), journal or RequestJournal(), restrictions, intake)
         service = build_service(kserve, guard, self._health, settings)
-        self._server = grpc.aio.server(handlers=[service], options=settings.options())
-        address = f"{url_host(settings.host)}:{settings.port}"
-        try:
-            if self._certificates is not None:
-                credentials = self._certificates.credentials(mutual=tls.use_ssl_mutual)
-                self.port: int = self._server.add_secure_port(address, credentials)
-            else:
-                self.port = self._server.add_insecure_port(address)
-        except RuntimeError:  # gRPC keeps the reason to itself
-            listener(settings.host, settings.port).close()
-            raise OSError(f"gRPC cannot bind {address}") from None
+        self._transport = _transport(settings, service, intake)
+        self.port = self._transport.port
 
     async def start(self) -> None:
-        await self._server.start()
+        await self._transport.start()
         self._health.start()
-        if self._certificates is not None:
-            self._following = asyncio.create_task(self._certificates.follow())
 
     def reload_certificates(self) -> None:
         """For new connections; does nothing without TLS."""
-        if self._certificates is not None:
-            self._certificates.reload()
+        self._transport.reload_certificates()
 
     async def drain(self) -> None:
         """Health says NOT_SERVING from now on. What refuses new work is the drain state, which the caller begins."""
@@ -80,6 +61,18 @@ class GrpcServer:
     async def stop(self) -> None:
         """Ends what is still open after a short grace."""
         self._health.close()
-        if self._following is not None:
-            self._following.cancel()
-        await self._server.stop(grace=_GRACE_SECONDS)
+        await self._transport.stop(_GRACE_SECONDS)
+
+
+def _transport(settings: GrpcSettings, service: Service, intake: Intake) -> Http2Transport | GrpcioTransport:
+    if settings.transport == "grpcio":
+        return GrpcioTransport(settings, service)
+    return Http2Transport(
+        settings.host,
+        settings.port,
+        settings.tls,
+        settings.connections(),
+        settings.limits(),
+        service.service,
+        intake.bodies,
+    )

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from penstock.gateway.front.tls import TlsSettings
+from penstock.gateway.grpc_transport.settings import ConnectionSettings
+from penstock.gateway.http2.limits import Http2Limits
+from penstock.gateway.http2.pings import PingRules
 
 MAX_METADATA_BYTES = 16 << 10
 MAX_STREAMS = 1024
@@ -16,6 +19,7 @@ _MAX_SEND_BYTES = 2**31 - 1
 _COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
 
 CompressionLevel = Literal["none", "low", "medium", "high"]
+Transport = Literal["penstock", "grpcio"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +28,8 @@ class GrpcSettings:
 
     host: str = "127.0.0.1"
     port: int = 8001
+    transport: Transport = "penstock"
+    """Who speaks HTTP/2: this server's event loop, or the gRPC library."""
     max_message_bytes: int = 64 << 20
     """Of one request message; the same limit as for HTTP bodies."""
     max_requests_per_stream: int = 64
@@ -42,6 +48,29 @@ class GrpcSettings:
     infer_response_compression_level: CompressionLevel = "none"
     header_forward_pattern: re.Pattern[str] | None = None
     """Names of the metadata that go to the model as parameters."""
+
+    def connections(self) -> ConnectionSettings:
+        """For the transport on the event loop."""
+        age, grace = self.max_connection_age, self.max_connection_age_grace
+        return ConnectionSettings(
+            max_message_bytes=self.max_message_bytes,
+            compression_level=self.infer_response_compression_level,
+            keepalive_time=self.keepalive_time / 1000,
+            keepalive_timeout=self.keepalive_timeout / 1000,
+            keepalive_without_calls=self.keepalive_permit_without_calls,
+            max_pings_without_data=self.http2_max_pings_without_data,
+            max_age=age / 1000 if age else None,
+            max_age_grace=grace / 1000 if grace else None,
+        )
+
+    def limits(self) -> Http2Limits:
+        """The same."""
+        pings = PingRules(
+            min_seconds=self.http2_min_recv_ping_interval_without_data / 1000,
+            max_strikes=self.http2_max_ping_strikes,
+            allowed_when_idle=self.keepalive_permit_without_calls,
+        )
+        return Http2Limits(max_streams=MAX_STREAMS, max_header_list_bytes=MAX_METADATA_BYTES, pings=pings)
 
     def options(self) -> list[tuple[str, Any]]:
         """For the gRPC library."""

@@ -1,0 +1,49 @@
+"""The port as the gRPC library serves it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+
+from penstock.gateway.front.addresses import url_host
+from penstock.gateway.front.listening import listener
+from penstock.gateway.front.tls import ReloadedCertificates
+from penstock.gateway.kserve.grpc.certificates import GrpcCertificates
+from penstock.gateway.kserve.grpc.service import Service
+from penstock.gateway.kserve.grpc.settings import GrpcSettings
+
+
+class GrpcioTransport:
+    """Serves from `start` to `stop`. Made and used on the event loop."""
+
+    def __init__(self, settings: GrpcSettings, service: Service) -> None:
+        """Binds. Raises OSError, ConfigError."""
+        tls = settings.tls
+        self._certificates = GrpcCertificates(ReloadedCertificates(tls)) if tls.enabled else None
+        self._following: asyncio.Task[None] | None = None
+        self._server = grpc.aio.server(handlers=[service], options=settings.options())
+        address = f"{url_host(settings.host)}:{settings.port}"
+        try:
+            if self._certificates is not None:
+                credentials = self._certificates.credentials(mutual=tls.use_ssl_mutual)
+                self.port: int = self._server.add_secure_port(address, credentials)
+            else:
+                self.port = self._server.add_insecure_port(address)
+        except RuntimeError:  # gRPC keeps the reason to itself
+            listener(settings.host, settings.port).close()
+            raise OSError(f"gRPC cannot bind {address}") from None
+
+    async def start(self) -> None:
+        await self._server.start()
+        if self._certificates is not None:
+            self._following = asyncio.create_task(self._certificates.follow())
+
+    def reload_certificates(self) -> None:
+        if self._certificates is not None:
+            self._certificates.reload()
+
+    async def stop(self, grace: float) -> None:
+        if self._following is not None:
+            self._following.cancel()
+        await self._server.stop(grace=grace)

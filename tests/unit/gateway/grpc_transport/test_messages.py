@@ -1,0 +1,172 @@
+"""Messages out of bytes, their compression, and what the headers of a call say."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedError
+from penstock.gateway.grpc_transport.answer_fields import end_block
+from penstock.gateway.grpc_transport.call_head import call_head, is_grpc
+from penstock.gateway.grpc_transport.encodings import answer_encoding, compress, decompress
+from penstock.gateway.grpc_transport.messages import MessageReader, prefix
+from penstock.gateway.http2.fields import request_head
+from penstock.gateway.http2.hpack_decoder import HpackDecoder
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.binary(max_size=40), st.booleans()), max_size=8), st.integers(1, 50), st.booleans())
+def test_messages_in_pieces_of_any_size(messages: list[tuple[bytes, bool]], size: int, read_at_once: bool) -> None:
+    whole = b"".join([prefix(len(data), compressed=flag) + data for data, flag in messages])
+    reader, found = MessageReader(100), []
+    for start in range(0, len(whole), size):
+        reader.feed(whole[start : start + size])
+        while read_at_once and reader.ready():
+            found.append(reader.take())
+    while reader.ready():
+        found.append(reader.take())
+    assert [(message.data, message.compressed) for message in found] == messages
+    assert reader.size == 0
+
+
+def test_a_message_that_is_too_long_is_refused_with_its_length() -> None:
+    reader = MessageReader(10)
+    reader.feed(prefix(10) + b"x" * 10 + prefix(11))
+    assert reader.ready()
+    reader.take()
+    with pytest.raises(PayloadTooLargeError, match=r"11 vs\. 10"):
+        reader.ready()
+
+
+def test_what_is_no_message() -> None:
+    reader = MessageReader(10)
+    reader.feed(b"\x02\0\0\0\0")
+    with pytest.raises(InvalidRequestError):
+        reader.ready()
+
+
+def test_what_is_missing_is_known_with_the_length() -> None:
+    reader = MessageReader(1000)
+    reader.feed(prefix(100)[:4])
+    assert (reader.ready(), reader.missing) == (False, 0)
+    reader.feed(prefix(100)[4:] + b"x")
+    assert (reader.ready(), reader.missing) == (False, 99)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_compression(encoding: str) -> None:
+    data = b"a" * 1000
+    packed = compress(data, encoding)  # type: ignore[arg-type]
+    assert packed is not None
+    assert (gzip.decompress if encoding == "gzip" else zlib.decompress)(packed) == data
+    assert decompress(packed, encoding, 1000) == data  # type: ignore[arg-type]
+    with pytest.raises(PayloadTooLargeError):
+        decompress(packed, encoding, 999)  # type: ignore[arg-type]
+    for broken in (packed[:-1], packed + b"x", b"abc", b""):
+        with pytest.raises(InvalidRequestError):
+            decompress(broken, encoding, 1000)  # type: ignore[arg-type]
+    assert compress(b"ab", encoding) is None, "it would be longer"  # type: ignore[arg-type]
+
+
+def test_a_bomb_is_never_made() -> None:
+    bomb = gzip.compress(bytes(50 << 20))
+    with pytest.raises(PayloadTooLargeError):
+        decompress(bomb, "gzip", 1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("level", "accepted", "encoding"),
+    [
+        ("none", b"identity,deflate,gzip", "identity"),
+        ("low", b"identity,deflate,gzip", "gzip"),
+        ("medium", b"identity, deflate, gzip", "deflate"),
+        ("high", b"gzip,deflate", "deflate"),
+        ("high", b"gzip,br", "gzip"),
+        ("high", b"identity", "identity"),
+        ("high", None, "identity"),
+    ],
+)
+def test_levels(level: str, accepted: bytes | None, encoding: str) -> None:
+    assert answer_encoding(level, accepted) == encoding
+
+
+def head(*fields: tuple[bytes, bytes]):  # type: ignore[no-untyped-def]
+    pseudo = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/s/m")]
+    return request_head([*pseudo, *fields], 1 << 20)
+
+
+def test_metadata() -> None:
+    found = call_head(
+        head(
+            (b"te", b"trailers"),
+            (b"content-type", b"application/grpc"),
+            (b"user-agent", b"x"),
+            (b"key", b"1"),
+            (b"key", b"2"),
+            (b"a-bin", b"AQL/"),
+            (b"a-bin", b"AA==, AQ"),
+            (b"name", "Zoë".encode()),
+            (b"old", b"\xff"),
+            (b"grpc-accept-encoding", b"gzip"),
+        )
+    )
+    assert found.metadata == (
+        ("user-agent", "x"),
+        ("key", "1"),
+        ("key", "2"),
+        ("a-bin", b"\1\2\xff"),
+        ("a-bin", b"\0"),
+        ("a-bin", b"\1"),
+        ("name", "Zoë"),
+        ("old", "ÿ"),
+    )
+    assert (found.path, found.timeout, found.encoding, found.accepted) == ("/s/m", None, "identity", b"gzip")
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [(b"2H", 7200), (b"3M", 180), (b"99999999S", 99_999_999), (b"250m", 0.25), (b"7u", 7e-6), (b"0n", 0)],
+)
+def test_timeouts(given: bytes, seconds: float) -> None:
+    assert call_head(head((b"grpc-timeout", given))).timeout == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        (b"grpc-timeout", b"1", InvalidRequestError),
+        (b"grpc-timeout", b"100000000S", InvalidRequestError),
+        (b"grpc-timeout", b"-1S", InvalidRequestError),
+        (b"grpc-timeout", "١S".encode(), InvalidRequestError),
+        (b"grpc-encoding", b"snappy", UnsupportedError),
+        (b"a-bin", b"=", InvalidRequestError),
+        (b"a-bin", b"A", InvalidRequestError),
+    ],
+)
+def test_heads_that_are_refused(name: bytes, value: bytes, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        call_head(head((name, value)))
+
+
+def test_content_types() -> None:
+    for kind, expected in (
+        (b"application/grpc", True),
+        (b"application/grpc+proto", True),
+        (b"application/grpcx", False),
+    ):
+        assert is_grpc(head((b"content-type", kind))) is expected
+    assert not is_grpc(head())
+
+
+def test_ends_are_percent_encoded() -> None:
+    fields = HpackDecoder(1 << 16).decode(end_block(3, "50% Zoë\nend", (("x-request-id", "7"), ("a-bin", b"\1"))))
+    assert fields == [
+        (b"grpc-status", b"3"),
+        (b"grpc-message", b"50%25 Zo%C3%AB%0Aend"),
+        (b"x-request-id", b"7"),
+        (b"a-bin", b"AQ"),
+    ]

@@ -29,7 +29,7 @@ def end_block(code: int, details: str, metadata: Iterable[tuple[str, str | bytes
     """Trailers."""
     block = _status_block(code)
     if details:
-        block += encode_fields([(b"grpc-message", quote(details, safe=_PRINTABLE).encode())])
+        block += encode_fields([(b"grpc-message", quote(details, safe=_PRINTABLE, errors="replace").encode())])
     return block + encode_fields([_field(name, value) for name, value in metadata])
 
 

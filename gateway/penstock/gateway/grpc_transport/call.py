@@ -26,7 +26,7 @@ _HIGH_WATER = 64 << 10
 _WHOLE_BYTES = 16 << 10
 """Up to this a message is sent in one piece with its prefix."""
 _THREAD_BYTES = 4 << 10
-"""Messages above this are compressed, and decompressed, in a thread."""
+"""Messages above this are compressed in a thread. Decompressing is always done in one: little can become much."""
 _LONG_MESSAGE = 32 << 10
 _MAX_WINDOW = 4 << 20
 """Of a long message so much may be on its way at a time."""
@@ -52,7 +52,7 @@ class Wire(Protocol):
     def credit(self, stream_id: int, size: int) -> None: ...
     def expect(self, stream_id: int, size: int) -> None: ...
     def over(self, call: Call) -> None:
-        """The call's stream has ended, or its handler: each is told once, with `finished` and `running`."""
+        """The call's stream has ended; whether its handler has, `running` says. Told again when that has changed."""
 
 
 class Call:

@@ -163,10 +163,10 @@ def test_content_types() -> None:
 
 
 def test_ends_are_percent_encoded() -> None:
-    fields = HpackDecoder(1 << 16).decode(end_block(3, "50% Zoë\nend", (("x-request-id", "7"), ("a-bin", b"\1"))))
+    fields = HpackDecoder(1 << 16).decode(end_block(3, "50% Zoë\nend\ud800", (("x-request-id", "7"), ("a-bin", b"\1"))))
     assert fields == [
         (b"grpc-status", b"3"),
-        (b"grpc-message", b"50%25 Zo%C3%AB%0Aend"),
+        (b"grpc-message", b"50%25 Zo%C3%AB%0Aend?"),
         (b"x-request-id", b"7"),
         (b"a-bin", b"AQ"),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from penstock.gateway.front.acceptor import Acceptor
 from penstock.gateway.front.intake import BodyBudget
@@ -10,6 +11,8 @@ from penstock.gateway.front.tls import TlsSettings
 from penstock.gateway.grpc_transport.connection import FindHandler, GrpcConnection, PortState
 from penstock.gateway.grpc_transport.settings import ConnectionSettings
 from penstock.gateway.http2.limits import Http2Limits
+
+logger = logging.getLogger("penstock.grpc")
 
 _BACKLOG = 2048
 _TICK_SECONDS = 1.0
@@ -69,4 +72,8 @@ class Http2Transport:
             await asyncio.sleep(_TICK_SECONDS)
             now = loop.time()
             for connection in tuple(self._state.connections):
-                connection.tick(now)
+                try:
+                    connection.tick(now)
+                except Exception as error:  # the others must be watched on
+                    logger.error("a connection is closed", exc_info=error)
+                    connection.abort()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +21,20 @@ from penstock.engines.formats.safetensors_file import read_safetensors
 Kind = Callable[[str], str]
 """The block format of a tensor, by the name that Hugging Face gives it."""
 
-_NAMES = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
+_ARCHITECTURES = {
+    "mixtral": "llama",
+    "olmo3": "olmo2",
+    "phi": "phi2",
+    "gpt_oss": "gpt-oss",
+    "gpt_neox": "gptneox",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
 }
-_GEMMA_NAMES = {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
+"""By model_type, where they are called otherwise."""
+_PAIRS = ("llama", "mixtral", "granite", "smollm3")
+"""Model types whose queries and keys are turned in neighbouring pairs."""
+_MOST_LAYERS = 8
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.+)")
 _KINDS_OF_TOKENS = {True: 3, False: 1}
 
 
@@ -45,18 +42,20 @@ def write_gguf(folder: Path, path: Path, kind: Kind = lambda name: "F32", parts:
     """The model of `folder` in one file, or in `parts` of which `path` is the first; `metadata`, with `__` for a dot,
     is added to what is said or takes its place. Returns `path`."""
     config = json.loads((folder / "config.json").read_text())
-    name = config["model_type"].removesuffix("_text")
-    tensors = list(_tensors(folder, name, config).items())
+    family = config["model_type"].removesuffix("_text")
+    name = _ARCHITECTURES.get(family, family)
+    tensors = list(_tensors(folder, family, config).items())
     size = -(-len(tensors) // parts)
     for number in range(parts):
         file = path if parts == 1 else path.with_name(f"{path.name[:-20]}-{number + 1:05d}-of-{parts:05d}.gguf")
         writer = gguf.GGUFWriter(file, name)
         if number == 0:
-            _write_settings(writer, name, config, folder)
+            _write_settings(writer, family, config, folder)
             for key, value in metadata.items():
                 _write_value(writer, key.replace("__", "."), value)
         for tensor, (original, values) in tensors[number * size : (number + 1) * size]:
-            quantized = GGMLQuantizationType["F32" if values.ndim == 1 else kind(original)]
+            plain = values.ndim == 1 or tensor.endswith(".bias")
+            quantized = GGMLQuantizationType["F32" if plain else kind(original)]
             writer.add_tensor(tensor, quantize(values, quantized), raw_dtype=quantized)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -76,24 +75,83 @@ def round_weights(folder: Path, kind: Kind) -> None:
     save_file(weights, file, {"format": "pt"})
 
 
-def _tensors(folder: Path, name: str, config: dict[str, Any]) -> dict[str, tuple[str, npt.NDArray[np.float32]]]:
-    names = _NAMES | (_GEMMA_NAMES if name == "gemma3" else {})
-    whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+def _tensors(folder: Path, family: str, config: dict[str, Any]) -> dict[str, tuple[str, npt.NDArray[np.float32]]]:
+    """By their names in the file: those in the folder, and values."""
+    architecture = next(
+        key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == _ARCHITECTURES.get(family, family)
+    )
+    names = gguf.get_tensor_name_map(architecture, _MOST_LAYERS)
+    stored = {name: tensor.f32() for name, tensor in read_safetensors(folder / "model.safetensors")[0].items()}
     found = {}
-    for original, stored in read_safetensors(folder / "model.safetensors")[0].items():
-        values = stored.f32()
-        part, _, kind = original.rpartition(".")
-        _, layers, rest = part.partition("model.layers.")
-        number, _, rest = rest.partition(".")
-        renamed = f"blk.{number}.{names[rest]}" if layers else whole[part]
-        if name == "llama" and rest in ("self_attn.q_proj", "self_attn.k_proj"):
-            heads = config["num_attention_heads" if rest[-6] == "q" else "num_key_value_heads"]
-            values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-        if name == "gemma3" and part.endswith("norm"):
-            values = values + 1
-        found[f"{renamed}.{kind}"] = (original, np.ascontiguousarray(values, np.float32))
+    for original, values in _merged(stored):
+        for name, part in _converted(original, values, family, config):
+            renamed = names.get_name(name, (".weight", ".bias"))
+            assert renamed is not None, name
+            found[renamed] = (original, np.ascontiguousarray(part, np.float32))
     factors = _rope_factors(config)
-    return found if factors is None else found | {"rope_freqs.weight": ("", factors)}
+    if factors is not None:
+        found["rope_freqs.weight"] = ("", factors)
+    rope = config.get("rope_parameters") or {}
+    for length in ("short", "long"):
+        if f"{length}_factor" in rope:
+            found[f"rope_factors_{length}.weight"] = ("", np.array(rope[f"{length}_factor"], np.float32))
+    return found
+
+
+def _merged(stored: dict[str, npt.NDArray[np.float32]]) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+    """With one tensor for the experts of a layer."""
+    experts: dict[str, list[npt.NDArray[np.float32]]] = {}
+    for name in sorted(
+        stored, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+    ):
+        match = _EXPERT.fullmatch(name)
+        if match is None:
+            yield name, stored[name]
+        else:
+            experts.setdefault(f"{match[1]}.{match[3]}", []).append(stored[name])
+    yield from ((name, np.stack(values)) for name, values in experts.items())
+
+
+def _converted(
+    name: str, values: npt.NDArray[np.float32], family: str, config: dict[str, Any]
+) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+    """By the names that gguf's table has."""
+    part = name.rpartition(".")[0]
+    heads = _size(config, "num_attention_heads")
+    key_heads = config.get("num_key_value_heads") or heads
+    if family in _PAIRS and part.endswith((".q_proj", ".k_proj")):
+        count = heads if part.endswith(".q_proj") else key_heads
+        values = values.reshape(count, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+    if family == "gemma3" and part.endswith("norm"):
+        values = values + 1
+    if family == "gpt2" and part.endswith((".c_attn", ".c_proj", ".c_fc")) and values.ndim > 1:
+        values = values.T
+    if part.endswith(".query_key_value"):
+        groups = config["num_kv_heads"] if family == "falcon" else heads
+        grouped = values.reshape(groups, heads // groups + 2, -1, *values.shape[1:])
+        each = (grouped[:, :-2], grouped[:, -2:-1], grouped[:, -1:])
+        values = np.concatenate([some.reshape(-1, *values.shape[1:]) for some in each])
+    if family == "bloom":
+        name = name.removeprefix("transformer.")
+    if ".block_sparse_moe.experts." in name:
+        name = name.removeprefix("model.").replace("block_sparse_moe", "feed_forward")
+    if name.endswith(".sinks"):
+        name += ".weight"
+    if family == "gpt_oss" and ".experts." in name:
+        yield from _gpt_oss_experts(name, values)
+    else:
+        yield name, values
+
+
+def _gpt_oss_experts(name: str, values: npt.NDArray[np.float32]) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+    prefix, _, part = name.rpartition(".")
+    kind = "bias" if part.endswith("_bias") else "weight"
+    values = values if kind == "bias" else values.swapaxes(1, 2)
+    if part.startswith("gate_up"):
+        yield f"{prefix}.gate_proj.{kind}", values[:, 0::2]
+        yield f"{prefix}.up_proj.{kind}", values[:, 1::2]
+    else:
+        yield f"{prefix}.down_proj.{kind}", values
 
 
 def _rope_factors(config: dict[str, Any]) -> npt.NDArray[np.float32] | None:
@@ -107,27 +165,72 @@ def _rope_factors(config: dict[str, Any]) -> npt.NDArray[np.float32] | None:
     return (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
 
 
-def _write_settings(writer: gguf.GGUFWriter, name: str, config: dict[str, Any], folder: Path) -> None:
+def _size(config: dict[str, Any], name: str) -> int:
+    own = {"hidden_size": ("n_embd", "n_embed"), "num_hidden_layers": ("n_layer",), "num_attention_heads": ("n_head",)}
+    own["max_position_embeddings"] = ("n_positions", "seq_length")
+    return next(config[key] for key in (*own.get(name, ()), name) if config.get(key) is not None)
+
+
+def _write_settings(writer: gguf.GGUFWriter, family: str, config: dict[str, Any], folder: Path) -> None:
     rope = config.get("rope_parameters") or {}
     rope = rope.get("full_attention", rope)
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    heads, hidden = _size(config, "num_attention_heads"), _size(config, "hidden_size")
+    writer.add_block_count(_size(config, "num_hidden_layers"))
+    writer.add_context_length(_size(config, "max_position_embeddings"))
+    writer.add_embedding_length(hidden)
+    inner = config.get("intermediate_size") or config.get("n_inner")
+    writer.add_feed_forward_length(4 * hidden if family in ("bloom", "falcon", "gpt2") else inner)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config.get("num_kv_heads" if family == "falcon" else "num_key_value_heads") or heads)
+    if family in ("bloom", "gpt2", "gpt_neox"):
+        writer.add_head_count_kv(heads)
+    for key in ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"):
+        if key in config:
+            writer.add_layer_norm_eps(config[key])
+    if "rms_norm_eps" in config:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(rope.get("rope_theta", 10000.0))
+    if rope.get("partial_rotary_factor"):
+        writer.add_rope_dimension_count(int(rope["partial_rotary_factor"] * (hidden // heads)))
     if config.get("head_dim"):
         writer.add_key_length(config["head_dim"])
-    if name == "gemma3":
-        writer.add_sliding_window(config["sliding_window"])
+    _write_windows(writer, family, config)
+    _write_experts(writer, config)
+    for key, add in (
+        ("attention_multiplier", writer.add_attention_scale),
+        ("embedding_multiplier", writer.add_embedding_scale),
+        ("residual_multiplier", writer.add_residual_scale),
+        ("logits_scaling", writer.add_logit_scale),
+        ("use_parallel_residual", writer.add_parallel_residual),
+    ):
+        if key in config:
+            add(config[key])
     if rope.get("rope_type") in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
-    if rope.get("rope_type") == "yarn":
+    if rope.get("rope_type") in ("yarn", "longrope"):
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if rope.get("rope_type") == "longrope":
+        scale = config["max_position_embeddings"] / rope["original_max_position_embeddings"]
+        factor = math.sqrt(1 + math.log(scale) / math.log(rope["original_max_position_embeddings"]))
+        writer.add_rope_scaling_attn_factors(factor)
     _write_tokenizer(writer, folder)
+
+
+def _write_windows(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]) -> None:
+    """Other converters leave them out."""
+    if family not in ("gemma3", "olmo3", "exaone4", "gpt_oss", "phi3") or not config.get("sliding_window"):
+        return
+    writer.add_sliding_window(config["sliding_window"])
+    if family in ("olmo3", "exaone4"):
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+
+
+def _write_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    count = config.get("num_local_experts") or config.get("num_experts")
+    if count:
+        writer.add_expert_count(count)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
 
 
 def _write_tokenizer(writer: gguf.GGUFWriter, folder: Path) -> None:

@@ -185,6 +185,42 @@ def write_quantized(
         tensors, meant = pack(name, values.float().numpy())
         stored |= {f"{module}.{part}": tensor for part, tensor in tensors.items()}
         rounded[name] = torch.from_numpy(np.ascontiguousarray(meant))
+    return _save_both(folder, target, config, stored, rounded)
+
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def mxfp4(values: npt.NDArray[np.float32]) -> tuple[Tensors, npt.NDArray[np.float32]]:
+    """Blocks and scales of [..., width], and what they stand for: each group's greatest value gets exponent 2, which is
+    the largest that e2m1 has."""
+    grouped = values.reshape(*values.shape[:-1], -1, GROUP)
+    exponents = np.clip(np.floor(np.log2(np.abs(grouped).max(-1))) - 2, -127, 127)
+    scales = (2.0**exponents)[..., None].astype(np.float32)
+    codes = np.abs((grouped / scales)[..., None] - E2M1).argmin(-1).astype(np.uint8)
+    packed = {
+        "blocks": torch.from_numpy(codes[..., 0::2] | codes[..., 1::2] << 4),
+        "scales": torch.from_numpy((exponents + 127).astype(np.uint8)),
+    }
+    return packed, (E2M1[codes] * scales).reshape(values.shape)
+
+
+def write_mxfp4(folder: Path, target: Path) -> Path:
+    """As `write_quantized`: GPT-OSS of `folder`, whose experts are [experts, in, out] there, and [experts, out, in] as
+    they are published."""
+    weights = load_file(folder / "model.safetensors")
+    stored, rounded = {}, dict(weights)
+    for name, values in weights.items():
+        if name.endswith(("gate_up_proj", "down_proj")):
+            tensors, meant = mxfp4(values.float().numpy().swapaxes(1, 2))
+            stored |= {f"{name}_{part}": tensor for part, tensor in tensors.items()}
+            rounded[name] = torch.from_numpy(meant.swapaxes(1, 2).copy())
+        else:
+            stored[name] = values
+    return _save_both(folder, target, {"quant_method": "mxfp4"}, stored, rounded)
+
+
+def _save_both(folder: Path, target: Path, config: dict[str, Any], stored: Tensors, rounded: Tensors) -> Path:
     for path, tensors in ((target, stored), (reference_of(target), rounded)):
         shutil.copytree(folder, path)
         save_file({n: t.contiguous() for n, t in tensors.items()}, path / "model.safetensors", {"format": "pt"})

@@ -55,6 +55,12 @@ def test_what_to_install_is_told(machine, exotic: Path) -> None:
         choose_engine(exotic)
 
 
+def test_graphs_of_openvino_are_its_own_everywhere(machine, exotic: Path) -> None:
+    (exotic / "openvino_model.xml").touch()
+    machine(gpus=1, vllm=True)
+    assert choose_engine(exotic) == "openvino"
+
+
 def test_vllm_or_torch_on_gpus(machine) -> None:
     machine(gpus=1, vllm=True)
     assert choose_engine(DEMO) == "vllm"

@@ -179,6 +179,26 @@ def test_weights_of_fp8(folder: Path, settings: dict[str, object], bytes_each: f
     assert demand("openvino", folder, **settings).host.weights == pytest.approx(wanted, rel=1e-2)
 
 
+@pytest.mark.parametrize(("weights", "bytes_each"), [("auto", 0.5), ("int4", 0.5), ("int8", 1)])
+def test_experts_in_mxfp4(folder: Path, weights: str, bytes_each: float) -> None:
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "quantization_config": {"quant_method": "mxfp4"}}))
+    experts, rows, groups = 128, 2880, 90
+    tensors = {"down_proj_blocks": ("U8", [experts, rows, groups, 16], 1)}
+    save_header(folder / "model.safetensors", tensors | {"down_proj_scales": ("U8", [experts, rows, groups], 1)})
+    scales = experts * rows * groups * 4  # as f32
+    found = demand("openvino", folder, weights=weights).host.weights
+    assert found == experts * rows * groups * 32 * bytes_each + scales
+
+
+def test_graphs_of_openvino_are_held_as_they_are(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "openvino_model.xml").touch()
+    with (folder / "openvino_model.bin").open("wb") as file:
+        file.truncate(4 * GIB)
+    assert demand("openvino", folder).host.weights == 4 * GIB
+
+
 def test_weights_in_f32_are_computed_with_as_the_engine_does(folder: Path) -> None:
     save_header(folder / "model.safetensors", llama("F32", 4))
     assert demand("torch", folder).host.weights == 4 * PARAMETERS

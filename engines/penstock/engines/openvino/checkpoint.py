@@ -16,6 +16,7 @@ from penstock.engines.formats.gguf.tensors import BlockTensor
 from penstock.engines.formats.model_files import weight_files
 from penstock.engines.formats.quantized.codebook import CodebookTensor
 from penstock.engines.formats.quantized.integers import IntegerTensor
+from penstock.engines.formats.quantized.mxfp4 import Mxfp4Tensor
 from penstock.engines.formats.quantized.schemes import QuantizedTensor, Scheme
 from penstock.engines.formats.safetensors_file import StoredTensor, read_safetensors
 
@@ -28,8 +29,8 @@ _MASKS = re.compile(r".*\.(attn|attention)\.(masked_)?bias")
 MTP_LAYERS = "model.mtp_layers"
 """Of MiMo's draft head, in the same files."""
 
-_STACKED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(_bias)?")
-"""Of GPT-OSS."""
+_STACKED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(?:_(bias|blocks|scales))?")
+"""Of GPT-OSS; blocks and scales are MXFP4."""
 
 
 def full_name(name: str) -> str | None:
@@ -48,7 +49,7 @@ def _each_expert(name: str, tensor: StoredTensor) -> Iterator[tuple[str, StoredT
     if match is None or not tensor.shape or not tensor.shape[0]:
         yield name, tensor
         return
-    kind = "bias" if match[3] else "weight"
+    kind = match[3] or "weight"
     for number, data in enumerate(np.split(tensor.data, tensor.shape[0])):
         yield f"{match[1]}.{number}.{match[2]}.{kind}", StoredTensor(tensor.dtype, tensor.shape[1:], data)
 
@@ -105,10 +106,12 @@ class Checkpoint:
     def bits_of_blocks(self) -> float | None:
         """Bits of a weight in quantized blocks, on average, which the graph gets in another form. None: there
         are none."""
-        blocks = [tensor for tensor in self._tensors.values() if isinstance(tensor, BlockTensor)]
+        blocks = [name for name, tensor in self._tensors.items() if isinstance(tensor, BlockTensor)]
         if not blocks:
             return None
-        return 8 * sum(each.data.nbytes for each in blocks) / sum(math.prod(each.shape) for each in blocks)
+        blocks += [name for name, tensor in self._tensors.items() if isinstance(tensor, Mxfp4Tensor)]
+        stored = sum(part.data.nbytes for name in blocks for part in self.stored_parts(name))
+        return 8 * stored / sum(math.prod(self[name].shape) for name in blocks)
 
     def stored_parts(self, name: str) -> Sequence[StoredTensor | BlockTensor]:
         """What the files hold of a tensor."""

@@ -237,8 +237,12 @@ class DecoderBuilder:
 
     def _clamped_mlp(self, x: Node, prefix: str, mixture: Experts, clamp: Clamp) -> Node:
         names, hidden, inner = self._spec.names, self._spec.hidden_size, mixture.intermediate_size
-        both = self._linear(x, prefix + names.gate_up[0], 2 * inner, hidden, mixture.bias, mixture.transposed)
-        y = experts.clamped(both, clamp)
+        out = 2 * inner // len(names.gate_up)
+        found = [
+            self._linear(x, prefix + name, out, hidden, mixture.bias, mixture.transposed) for name in names.gate_up
+        ]
+        gate, up = found if len(found) > 1 else experts.alternating(found[0])
+        y = experts.clamped(gate, up, clamp)
         return self._linear(y, prefix + names.down, hidden, inner, mixture.bias, mixture.transposed)
 
     def _route(self, x: Node, name: str, count: int, bias: bool) -> Node:

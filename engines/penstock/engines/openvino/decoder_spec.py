@@ -57,7 +57,7 @@ class TensorNames:
 @dataclass(frozen=True)
 class Clamp:
     """GPT-OSS's way in front of an expert's last matrix: gate * sigmoid(alpha * gate) * (up + 1), with gate and up
-    no farther from zero than `limit` (gate at its upper end alone); their columns alternate in one matrix."""
+    no farther from zero than `limit` (gate at its upper end alone). If one matrix has both, their columns alternate."""
 
     alpha: float
     limit: float

@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from penstock.engines.contract.loading import Report
 from penstock.engines.errors import PenstockError, UnsupportedError
 from penstock.engines.formats.draft_heads import is_eagle3
+from penstock.engines.formats.exported_graph import exported_graph
 from penstock.engines.formats.model_files import read_json
 from penstock.engines.kit.draft_model import DraftModel, HeadInputs
 from penstock.engines.openvino.config import OpenVINOConfig
@@ -24,12 +26,14 @@ def open_drafts(config: OpenVINOConfig, report: Report) -> DraftHead | None:
     UnsupportedError where either does not go with the model."""
     if not _drafts(config):
         return None
-    settings = read_json(config.model_dir / "config.json")
-    target = parse_config(settings, config.max_model_len)
     with _blamed_on_setting(config):
+        _check_not_exported("the model", config.model_dir)
+        settings = read_json(config.model_dir / "config.json")
+        target = parse_config(settings, config.max_model_len)
         _check_windows("the model", target)
         if config.draft_model_dir is None:
             return open_mtp(config, settings, target, report)
+        _check_not_exported("the draft model", config.draft_model_dir)
         settings = read_json(config.draft_model_dir / "config.json")
         if is_eagle3(settings):
             return open_eagle3(config, config.draft_model_dir, settings, target, report)
@@ -99,3 +103,8 @@ def _check_draft_model(draft: DecoderSpec, target: DecoderSpec) -> None:
 def _check_windows(words: str, spec: DecoderSpec) -> None:
     if any(spec.sliding_windows):
         raise UnsupportedError(f"{words} has layers with sliding windows")
+
+
+def _check_not_exported(words: str, folder: Path) -> None:
+    if exported_graph(folder) is not None:
+        raise UnsupportedError(f"{words} is one that OpenVINO's tools exported")

@@ -35,9 +35,13 @@ def mix(x: Node, logits: Node, experts: Experts, expert: Callable[[Node, int], N
     return ops.reduce_sum(ops.multiply(back, ops.unsqueeze(weights, i64(2))), i64([1]), False)
 
 
-def clamped(both: Node, clamp: Clamp) -> Node:
-    """[rows, 2 * inner], in which gate and up alternate: [rows, inner]."""
-    gate, up = (ops.slice(both, i64([first]), i64([np.iinfo(np.int64).max]), i64([2]), i64([1])) for first in (0, 1))
+def alternating(both: Node) -> list[Node]:
+    """[rows, 2 * inner] as two of [rows, inner], whose columns alternate."""
+    return [ops.slice(both, i64([first]), i64([np.iinfo(np.int64).max]), i64([2]), i64([1])) for first in (0, 1)]
+
+
+def clamped(gate: Node, up: Node, clamp: Clamp) -> Node:
+    """[rows, inner] each."""
     gate = ops.minimum(gate, f32(clamp.limit))
     up = ops.add(ops.clamp(up, -clamp.limit, clamp.limit), f32(1.0))
     return ops.multiply(up, ops.multiply(gate, ops.sigmoid(ops.multiply(gate, f32(clamp.alpha)))))

@@ -7,6 +7,7 @@ Settings that change the computation and are not known here are refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from penstock.engines.errors import UnsupportedError
@@ -14,7 +15,7 @@ from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.kit.cache_size import check_model_sizes
 from penstock.engines.openvino.activations import ACTIVATIONS
 from penstock.engines.openvino.decoder_spec import DecoderSpec
-from penstock.engines.openvino.families_experts import EXPERT_FAMILIES
+from penstock.engines.openvino.families_experts import EXPERT_FAMILIES, gpt_oss_in_gguf
 from penstock.engines.openvino.families_layer_norm import LAYER_NORM_FAMILIES
 from penstock.engines.openvino.families_rms_norm import RMS_NORM_FAMILIES
 from penstock.engines.openvino.family import Family
@@ -22,6 +23,11 @@ from penstock.engines.openvino.layer_kinds import positive
 from penstock.engines.openvino.rope import context_length
 
 FAMILIES: dict[str, Family] = {**RMS_NORM_FAMILIES, **EXPERT_FAMILIES, **LAYER_NORM_FAMILIES}
+_IN_GGUF = {
+    "GPT2LMHeadModel": replace(FAMILIES["GPT2LMHeadModel"], transposed=False),
+    "GptOssForCausalLM": gpt_oss_in_gguf(FAMILIES["GptOssForCausalLM"]),
+}
+"""Families whose matrices are different ones in GGUF files, which config.json says by tensor_layout."""
 
 _REFUSED = {
     "text_config": "multimodal models",
@@ -59,9 +65,10 @@ def parse_config(config: Mapping[str, Any], max_model_len: int | None = None) ->
 def _family(config: Mapping[str, Any]) -> Family:
     names = config.get("architectures")
     names = [str(name) for name in names] if isinstance(names, list) else []
+    families = {**FAMILIES, **_IN_GGUF} if config.get("tensor_layout") == "gguf" else FAMILIES
     for name in names:
-        if name in FAMILIES:
-            return FAMILIES[name]
+        if name in families:
+            return families[name]
     remote = "; its own code (auto_map) is never run" if "auto_map" in config else ""
     raise UnsupportedError(
         f"architecture {', '.join(names) or 'unnamed'} is not supported by the openvino runner{remote}; "

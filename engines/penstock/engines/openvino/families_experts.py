@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from penstock.engines.errors import UnsupportedError
@@ -40,6 +41,15 @@ def _gpt_oss(c: Mapping[str, Any]) -> Experts:
     found = _mixtral(c)
     clamp = Clamp(positive(c, "swiglu_alpha"), positive(c, "swiglu_limit"))
     return Experts(**{**vars(found), "bias": True, "transposed": True, "clamp": clamp})
+
+
+def gpt_oss_in_gguf(family: Family) -> Family:
+    """Gate and up are two matrices there, and all are [out, in]."""
+    return replace(
+        family,
+        names=TensorNames(router="router"),
+        experts=lambda c: replace(_gpt_oss(c), transposed=False),
+    )
 
 
 def _gpt_oss_windows(c: Mapping[str, Any]) -> list[int]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -15,6 +16,7 @@ import openvino as ov
 
 from penstock.engines.contract.loading import Loading, Report
 from penstock.engines.contract.model_info import ModelWork
+from penstock.engines.formats.exported_graph import exported_graph, graph_key, weights_of
 from penstock.engines.formats.model_files import eos_token_ids, read_json
 from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.host.cores import usable_cores
@@ -35,6 +37,7 @@ from penstock.engines.openvino.device import (
     plan_threads,
     settle_dtype,
 )
+from penstock.engines.openvino.exported import context_of, read_exported
 from penstock.engines.openvino.families import parse_config
 from penstock.engines.openvino.kv_cache import OpenVINOKVCache, block_layout, cache_layout
 from penstock.engines.openvino.kv_types import kv_cache_type
@@ -63,12 +66,13 @@ _ROWS_OF_EXPERT = 8
 class LoadedDecoder:
     """A decoder that has computed its first tokens, with a cache that is just large enough for them."""
 
-    spec: DecoderSpec
+    vocab_size: int
+    num_layers: int
     eos_token_ids: tuple[int, ...]
     model_len: int
     """Positions that it can compute, as far as they are wanted."""
-    checkpoint: Checkpoint
-    weights: Weights
+    sources: list[Any]
+    """What the compiled model may look into: mapped files."""
     compiled: Any
     """The model for the smallest batches; all have the same KV cache."""
     groups: list[LayerGroup]
@@ -81,8 +85,8 @@ class LoadedDecoder:
     """Of features that are kept."""
     model: BufferedDecoder
     adapters: OpenVINOAdapters
-    types: str
-    """Of computation, weights, activations and cache."""
+    content_key: Callable[[], str]
+    """Of the weights, the graph, and the types of both and of the cache."""
     words: str
     """What it runs with."""
     work: ModelWork | None
@@ -95,12 +99,11 @@ class LoadedDecoder:
     def cache_identity(self) -> str:
         """`BlockHost.cache_identity`"""
         versions = (metadata.version("penstock"), ov.__version__)
-        key = checkpoint_key(self.types, self.checkpoint), self.tap and self.tap.identity
-        return repr((versions, key, self.spec, self.block_size, self.block_bytes, cache_layout(self.compiled)))
+        return repr((versions, self.content_key(), self.block_size, self.block_bytes, cache_layout(self.compiled)))
 
     def free(self) -> None:
         """It cannot be used afterwards. The mapped file goes last: the compiled model may look into it."""
-        for name in ("model", "adapters", "compiled", "weights", "checkpoint"):
+        for name in ("model", "adapters", "compiled", "content_key", "sources"):
             delattr(self, name)
 
 
@@ -122,8 +125,14 @@ class DecoderFiles:
 
 
 def load_decoder(config: OpenVINOConfig, report: Report, tap: FeatureTap | None = None) -> LoadedDecoder:
-    """`tap`: of the draft head beside it. Raises UnsupportedError for a model that cannot be run, EngineError for a
-    broken one."""
+    """`tap`: of the draft head beside it; exported models have none. Raises UnsupportedError for a model that cannot be
+    run, EngineError for a broken one."""
+    graph = exported_graph(config.model_dir)
+    return _load_built(config, report, tap) if graph is None else _load_exported(config, graph, report)
+
+
+def _load_built(config: OpenVINOConfig, report: Report, tap: FeatureTap | None) -> LoadedDecoder:
+    """Of weights, for which the graph is built here."""
     settings = read_json(config.model_dir / "config.json")
     check_model_sizes(settings)
     spec = parse_config(settings, config.max_model_len)
@@ -143,47 +152,127 @@ def load_files(config: OpenVINOConfig, files: DecoderFiles, report: Report) -> L
     with mapped_pages_released(weights.release_pages):
         integers = integer_type(config, checkpoint)
         compiled, types, matrices, projections = _compile(config, files, plans, report, integers)
-        adapters = OpenVINOAdapters(projections, config.max_loras, config.max_lora_rank, matrices.precision)
         groups = group_layers(spec.sliding_windows)
-        block_size, block_bytes = block_layout(compiled[0][1], groups)
-        by_tokens = [(plan.min_tokens, one) for plan, one in compiled]
-        model = BufferedDecoder(
+        loaded = _loaded(
+            config,
+            compiled,
+            groups,
+            OpenVINOAdapters(projections, config.max_loras, config.max_lora_rank, matrices.precision),
+            vocab_size=spec.vocab_size,
+            eos=files.eos_token_ids,
+            model_len=files.model_len,
+            sources=[weights, checkpoint],
+            content_key=lambda: repr((checkpoint_key(types, checkpoint), spec, files.tap and files.tap.identity)),
+            types=types,
+            tap=files.tap,
+            precision=matrices.precision,
+            given=files.given,
+        )
+        cache_bytes = block_layout(compiled[0][1], groups)[1] / loaded.block_size
+        loaded.work = model_work(matrices, spec, groups, cache_bytes, plans)
+        _warm_up(loaded, plans, min(most_tokens, _tokens_for_experts(spec)), report, files.given)
+    return loaded
+
+
+def _load_exported(config: OpenVINOConfig, graph: Path, report: Report) -> LoadedDecoder:
+    """Of a graph that has its weights. All layers keep all tokens; what a step reads and computes is not counted."""
+    settings = read_json(config.model_dir / "config.json")
+    model_len = max_model_len(config.max_model_len, context_of(settings, config))
+    core = ov.Core()
+    config = settle_dtype(core, config)
+    precision = compute_precision(core, config)
+    report(Loading("weights"))
+    exported = read_exported(core, graph)
+    kv_type = kv_cache_type(config, precision, exported.head_size)
+    activations = activation_type(config, precision, exported.integers is not None)
+    mixture = bool(settings.get("num_experts") or settings.get("num_local_experts"))
+    if precision == "f16":
+        check_attention(core, config, precision, kv_type, experts=mixture)
+    eos = eos_token_ids(config.model_dir, settings, exported.vocab_size)
+    most_tokens = min(model_len, config.max_num_batched_tokens)
+    plans = plan_threads(weights_of(graph).stat().st_size, usable_cores(), config.threads, most_tokens)
+    report(Loading("compile"))
+    # In int8 by the plugin's own groups: those of the weights may be smaller than ours.
+    chosen = None if activations == "int8" else activations
+    compiled = [
+        (plan, compile_decoder(core, exported.model, config, precision, kv_type, plan, chosen, mixture))
+        for plan in plans
+    ]
+    kept = "as exported" + (f" ({exported.integers}), activations {activations}" if exported.integers else "")
+    types = f"{precision}, weights {kept}, kv {kv_type.name}"
+    loaded = _loaded(
+        config,
+        compiled,
+        [LayerGroup(0, tuple(range(exported.num_layers)))],
+        OpenVINOAdapters({}, 0, config.max_lora_rank, precision),
+        vocab_size=exported.vocab_size,
+        eos=eos,
+        model_len=model_len,
+        sources=[exported.model],
+        content_key=lambda: repr((types, graph_key(graph))),
+        types=types,
+    )
+    _warm_up(loaded, plans, 1, report)
+    return loaded
+
+
+def _loaded(
+    config: OpenVINOConfig,
+    compiled: list[tuple[ThreadPlan, Any]],
+    groups: list[LayerGroup],
+    adapters: OpenVINOAdapters,
+    *,
+    vocab_size: int,
+    eos: tuple[int, ...],
+    model_len: int,
+    sources: list[Any],
+    content_key: Callable[[], str],
+    types: str,
+    tap: FeatureTap | None = None,
+    precision: str = "f32",
+    given: int = 0,
+) -> LoadedDecoder:
+    """Before its first tokens. `precision`: of the computation, and of features that are kept."""
+    block_size, block_bytes = block_layout(compiled[0][1], groups)
+    by_tokens = [(plan.min_tokens, one) for plan, one in compiled]
+    threads = " or ".join(str(plan.threads) for plan, _ in compiled)
+    stored = np.dtype(_STORED[precision])
+    return LoadedDecoder(
+        vocab_size=vocab_size,
+        num_layers=sum(len(group.layers) for group in groups),
+        eos_token_ids=eos,
+        model_len=model_len,
+        sources=sources,
+        compiled=compiled[0][1],
+        groups=groups,
+        block_size=block_size,
+        block_bytes=block_bytes + (block_size * tap.width * stored.itemsize if tap else 0),
+        tap=tap,
+        stored=stored,
+        model=BufferedDecoder(
             by_tokens,
             len(groups),
             block_size,
             config.max_num_batched_tokens,
             adapters if config.max_loras else None,
-            files.given,
-        )
-        stored = np.dtype(_STORED[matrices.precision])
-        token_bytes = files.tap.width * stored.itemsize if files.tap else 0
-        loaded = LoadedDecoder(
-            spec=spec,
-            eos_token_ids=files.eos_token_ids,
-            model_len=files.model_len,
-            checkpoint=checkpoint,
-            weights=weights,
-            compiled=compiled[0][1],
-            groups=groups,
-            block_size=block_size,
-            block_bytes=block_bytes + block_size * token_bytes,
-            tap=files.tap,
-            stored=stored,
-            model=model,
-            adapters=adapters,
-            types=types,
-            words=f"openvino {types}, {' or '.join(str(plan.threads) for plan in plans)} threads",
-            work=model_work(matrices, spec, groups, block_bytes / block_size, plans),
-        )
-        # Each compiled model packs its weights at its first tokens: the first request does not wait for that, and the
-        # cache is sized by the memory that is left then.
-        least = min(most_tokens, _tokens_for_experts(spec))
-        warm_up = [max(1, plan.min_tokens, least) for plan in plans]
-        loaded.use_blocks(-(-warm_up[-1] // block_size))
-        report(Loading("warm-up"))
-        for num_tokens in warm_up:
-            _compute_prompt(model, len(groups), block_size, np.arange(num_tokens) % spec.vocab_size, files.given)
-    return loaded
+            given,
+        ),
+        adapters=adapters,
+        content_key=content_key,
+        words=f"openvino {types}, {threads} threads",
+        work=None,
+    )
+
+
+def _warm_up(loaded: LoadedDecoder, plans: list[ThreadPlan], least: int, report: Report, given: int = 0) -> None:
+    """Each compiled model packs its weights at its first tokens: the first request does not wait for that, and the
+    cache is sized by the memory that is left then."""
+    numbers = [max(1, plan.min_tokens, least) for plan in plans]
+    loaded.use_blocks(-(-numbers[-1] // loaded.block_size))
+    report(Loading("warm-up"))
+    for num_tokens in numbers:
+        tokens = np.arange(num_tokens) % loaded.vocab_size
+        _compute_prompt(loaded.model, len(loaded.groups), loaded.block_size, tokens, given)
 
 
 def with_weights_of(config: OpenVINOConfig, checkpoint: Checkpoint) -> OpenVINOConfig:

@@ -47,9 +47,9 @@ class OpenVINORunner(StepRunner):
         loaded.use_blocks(count)
         words = loaded.words
         if draft:
-            words += f", {head.words if head else f'draft model of {draft.spec.num_layers} layers'}"
+            words += f", {head.words if head else f'draft model of {draft.num_layers} layers'}"
         info = ModelInfo(
-            vocab_size=loaded.spec.vocab_size,
+            vocab_size=loaded.vocab_size,
             max_model_len=loaded.model_len,
             kv_groups=kv_groups,
             num_blocks=count,

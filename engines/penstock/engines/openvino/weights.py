@@ -6,6 +6,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from penstock.engines.contract.loading import Loading, Report, silent
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.formats.quantized.float8 import Float8Tensor
 from penstock.engines.formats.quantized.integers import IntegerTensor
+from penstock.engines.formats.quantized.mxfp4 import GROUP as MXFP4_GROUP
+from penstock.engines.formats.quantized.mxfp4 import Mxfp4Tensor
 from penstock.engines.formats.quantized.schemes import QuantizedTensor
 from penstock.engines.formats.safetensors_file import StoredTensor
 from penstock.engines.host.user_cache import user_cache
@@ -89,6 +92,8 @@ class Weights:
         tensor = self._take(name, shape, transposed)
         if name not in self._tables and isinstance(tensor, IntegerTensor) and self._is_carried(tensor):
             return self._project_carried(x, name, tensor)
+        if isinstance(tensor, Mxfp4Tensor) and self._kind_of(tensor) in ("auto", "int4"):
+            return ops.matmul(x, self._mxfp4(name, tensor), False, True)
         kind = self._kind_of(tensor)
         if kind == "int4" and name not in self._tables and not is_head and self._fits_groups(name, tensor):
             return ops.matmul(x, self._grouped(name, tensor), False, True)
@@ -145,6 +150,8 @@ class Weights:
             return self._kind
         if isinstance(tensor, Float8Tensor):
             return "bf16"
+        if isinstance(tensor, Mxfp4Tensor):
+            return "auto"
         return "int8" if tensor.bits == _BYTE else "int4"
 
     def _is_carried(self, tensor: IntegerTensor) -> bool:
@@ -160,6 +167,16 @@ class Weights:
             x = ops.gather(x, ops.constant(order.astype(np.int32)), ops.constant(np.int64(1)))
         stored = ov.Type.u8 if tensor.bits == _BYTE else ov.Type.u4
         return ops.matmul(x, _offset_and_scaled(arrays, tensor.shape, stored), False, True)
+
+    def _mxfp4(self, name: str, tensor: Mxfp4Tensor) -> Node:
+        """The matrix, f32, out of the checkpoint's own bytes. The plugin unpacks it while it multiplies."""
+        rows, width = tensor.shape
+        both = partial(_codes_and_exponents, tensor)
+        codes, exponents = self._keep(both()) if tensor.layout.is_plain else self._cached(name, "mxfp4", both)
+        shape = (rows, width // MXFP4_GROUP)
+        values = ops.convert(_constant(codes, (*shape, MXFP4_GROUP), ov.Type.f4e2m1), "f32")
+        scales = ops.convert(_constant(exponents, (*shape, 1), ov.Type.f8e8m0), "f32")
+        return ops.reshape(ops.multiply(values, scales), np.array(tensor.shape), False)
 
     def _matrix(self, name: str, tensor: Tensor) -> tuple[Node, Node | None]:
         if name not in self._tables:
@@ -195,11 +212,16 @@ class Weights:
         """From the cache, if it is there."""
         arrays = self._cache.arrays(f"{name} {kind}", make)
         self._checkpoint.release_pages()
+        return self._keep(arrays)
+
+    def _keep(self, arrays: Sequence[Array]) -> Sequence[Array]:
         self._kept += arrays
         return arrays
 
     def _make(self, name: str, tensor: Tensor) -> tuple[Node, Node | None]:
         kind = self._kind_of(tensor)
+        if kind == "auto" and isinstance(tensor, Mxfp4Tensor):
+            kind = "int8"  # rows are taken from it
         if kind in QUANTIZED:
             self._note_change(tensor, "int8")
             values, scales = self._cached(name, "int8", lambda: self._in_rows(tensor))
@@ -255,6 +277,11 @@ def _offset_and_scaled(arrays: Sequence[Array], shape: Sequence[int], stored: ov
     offset = ops.subtract(ops.convert(whole, "f16"), ops.convert(_constant(zeros, scales.shape, stored), "f16"))
     scaled = ops.multiply(offset, _constant(scales, scales.shape, ov.Type.f16))
     return ops.convert(ops.reshape(scaled, np.array(shape), False), "f32")
+
+
+def _codes_and_exponents(tensor: Mxfp4Tensor) -> Sequence[Array]:
+    rows = tensor.shape[0]
+    return [part.reshape(-1) for part in (tensor.layout.codes(0, rows), tensor.exponents(0, rows))]
 
 
 def _turned(tensor: StoredTensor) -> StoredTensor:

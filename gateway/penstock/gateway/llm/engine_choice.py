@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engines.errors import PenstockError
+from penstock.engines.formats.exported_graph import exported_graph
 from penstock.engines.formats.gguf.files import gguf_files
 from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.openvino.families import parse_config
@@ -19,7 +20,7 @@ logger = logging.getLogger("penstock")
 
 def choose_engine(folder: Path) -> str:
     """With a GPU vllm or torch, as installed; on a CPU openvino, and torch for the architectures that it does not have.
-    GGUF files are openvino's everywhere, quantized checkpoints wherever vllm is not.
+    GGUF files and OpenVINO's own are openvino's everywhere, quantized checkpoints wherever vllm is not.
 
     Raises ConfigError when the folder has no readable config.json, and when torch would be needed and is not there, or
     would refuse the model, too.
@@ -28,6 +29,8 @@ def choose_engine(folder: Path) -> str:
         refusal = _openvino_refusal(_read_settings(folder))
         if refusal is not None:
             raise ConfigError(f"model: {refusal}; no other engine reads GGUF files")
+        return "openvino"
+    if exported_graph(folder) is not None:
         return "openvino"
     if visible_gpus() and find_spec("vllm") is not None:
         return "vllm"

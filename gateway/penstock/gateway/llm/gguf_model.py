@@ -17,7 +17,7 @@ from penstock.gateway.configuration.config import ConfigError
 from penstock.tokenizers import TokenizerError
 from penstock.tokenizers.gguf import tokenizer_config_of, tokenizer_of
 
-_LAYOUT = "1"
+_LAYOUT = "2"
 """Of what is made here: a change makes new folders."""
 
 

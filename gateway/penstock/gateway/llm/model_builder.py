@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.engines.contract.loading import silent
 from penstock.engines.errors import InvalidRequestError
+from penstock.engines.formats.exported_graph import exported_graph
 from penstock.engines.formats.gguf.files import gguf_files
 from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.host.placement import Placement, find_place
@@ -173,12 +174,20 @@ def _placement(config: Config) -> Placement:
 
 def _runner(config: Config, source: ModelSource) -> str:
     if config.model.engine != "auto":
-        if config.model.engine not in _GGUF_ENGINES and gguf_files(source.folder):
+        foreign = _foreign_files(source.folder)
+        if config.model.engine not in _FOREIGN_ENGINES and foreign is not None:
             raise ConfigError(
-                f"engine: the {config.model.engine} engine does not read GGUF files; the openvino engine does"
+                f"engine: the {config.model.engine} engine does not read {foreign}; the openvino engine does"
             )
         return config.model.engine
     return choose_engine(source.folder)
+
+
+def _foreign_files(folder: Path) -> str | None:
+    """What the model is in, where that is not safetensors."""
+    if gguf_files(folder):
+        return "GGUF files"
+    return None if exported_graph(folder) is None else "OpenVINO's graphs"
 
 
 def _batched_tokens(config: Config, runner: str) -> int:
@@ -188,7 +197,7 @@ def _batched_tokens(config: Config, runner: str) -> int:
 
 _GPU_ENGINES = ("vllm", "tensorrt_llm", "torch")
 _OWN_SCHEDULER = ("vllm", "tensorrt_llm", "simulated")
-_GGUF_ENGINES = ("openvino", "simulated")
+_FOREIGN_ENGINES = ("openvino", "simulated")
 _LARGE_ENGINES = ("vllm", "tensorrt_llm")
 _OFFLOADING = ("openvino", "simulated")
 

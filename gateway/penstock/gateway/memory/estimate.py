@@ -47,7 +47,7 @@ _BYTES = {"fp8": 1.0, "bf16": 2.0, "f16": 2.0, "f32": 4.0}
 _QUANTIZED_BYTES = {"int8": 1.0, "int4": 0.7}
 """Of a weight in the copy that kernels work on; int4 keeps some matrices in 8 bits. Another copy is in a file, unless
 there is no cache of weights."""
-_HELD_BYTES = {"int2": 0.5, "int4": 0.5, "int8": 1.0, "I8": 1.0}
+_HELD_BYTES = {"int2": 0.5, "int4": 0.5, "MXFP4": 0.5, "int8": 1.0, "I8": 1.0}
 """Of a weight in a quantized checkpoint, which is held as it is."""
 _BECOMES = {"F8_E4M3": "bf16", "fp4": "int4"}
 _WORDS = "I32"
@@ -150,7 +150,8 @@ def _openvino_weights(sizes: Sequence[StoredSize], options: dict[str, Any]) -> i
         kind = "int8"
     copies = lanes if options["weights_cache"] else lanes + 1
     for size in sizes:
-        total += _openvino_matrix(size, kind, item, lanes, copies) if size.is_matrix else size.count * 4
+        one = options["weights"] if size.dtype == "MXFP4" else kind
+        total += _openvino_matrix(size, one, item, lanes, copies) if size.is_matrix else size.count * 4
     return int(total)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from penstock.engines.errors import EngineError, PenstockError
 from penstock.engines.formats.draft_heads import is_eagle3
+from penstock.engines.formats.exported_graph import exported_graph, weights_of
 from penstock.engines.formats.gguf.files import gguf_files, read_parts
 from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.formats.safetensors_file import Described, read_header
@@ -50,7 +51,7 @@ class StoredSize:
     """Of one tensor in a checkpoint."""
 
     dtype: str
-    """As the format names it, "BF16" or "Q4_K" for one; "int4" for weights of 4 bits in words."""
+    """As the format names it, "BF16" or "Q4_K" for one; "int4" for weights of 4 bits in words, "MXFP4" for blocks."""
     count: int
     """Elements; of weights in words as many as these stand for."""
     num_bytes: int
@@ -82,11 +83,16 @@ def read_shape(folder: Path) -> ModelShape | None:
 
 
 def stored_sizes(folder: Path) -> list[StoredSize]:
-    """Every tensor of the weights; none for files that cannot be read."""
+    """Every tensor of the weights; none for files that cannot be read. Of OpenVINO's graphs all of them as one, a byte
+    for an element: they are held as they are."""
     try:
         gguf = gguf_files(folder)
         if gguf:
             return _block_sizes(gguf)
+        graph = exported_graph(folder)
+        if graph is not None:
+            num_bytes = weights_of(graph).stat().st_size
+            return [StoredSize("int8", num_bytes, num_bytes, is_matrix=True)]
         bits = _bits_of_words(folder)
         return [size for path in _weight_files(folder) for size in _sizes(path, bits)]
     except (EngineError, OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -107,7 +113,7 @@ def _weight_files(folder: Path) -> list[Path]:
 def _block_sizes(paths: list[Path]) -> list[StoredSize]:
     _, tensors, _ = read_parts(paths)
     return [
-        StoredSize(found.dtype, math.prod(found.shape), found.rows.nbytes, len(found.shape) == 2)
+        StoredSize(found.dtype, math.prod(found.shape), found.rows.nbytes, len(found.shape) > 1)
         for found in tensors.values()
     ]
 
@@ -130,4 +136,8 @@ def _size(name: str, found: Described, bits: int | None) -> StoredSize:
         return StoredSize(f"int{bits}", found.num_bytes * 8 // bits, found.num_bytes, is_matrix=True)
     if bits is not None and found.dtype == "U8" and name.endswith(".weight"):  # of bitsandbytes
         return StoredSize(f"fp{bits}", found.num_bytes * 8 // bits, found.num_bytes, is_matrix=True)
-    return StoredSize(found.dtype, math.prod(found.shape), found.num_bytes, len(found.shape) == 2)
+    if bits is not None and found.dtype == "U8" and name.endswith("_blocks"):
+        return StoredSize("MXFP4", found.num_bytes * 8 // bits, found.num_bytes, is_matrix=True)
+    return StoredSize(
+        found.dtype, math.prod(found.shape), found.num_bytes, found.dtype != "U8" and len(found.shape) > 1
+    )

@@ -23,11 +23,18 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def check(model: Path, file: Path, make_runner: Any, **settings: Any) -> None:
+def check(
+    model: Path,
+    file: Path,
+    make_runner: Any,
+    prompts: list[list[int]] = PROMPTS,
+    count: int = COUNT,
+    weights: str = "f32",
+) -> None:
     reference = load_reference(model)
-    wanted = [reference_tokens(reference, tokens, COUNT) for tokens in PROMPTS]
+    wanted = [reference_tokens(reference, tokens, count) for tokens in prompts]
     assert len({tuple(tokens) for tokens in wanted}) == len(wanted), "the model says the same whatever the prompt"
-    assert Driver(make_runner(unpack(file), weights="f32", **settings)).generate(PROMPTS, COUNT) == wanted
+    assert Driver(make_runner(unpack(file), weights=weights)).generate(prompts, count) == wanted
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-llama3", "llama-linear", "llama-yarn", "qwen2", "qwen3", "gemma3"])
@@ -35,6 +42,87 @@ def test_families(family: str, tmp_path: Path, make_runner: Any) -> None:
     scale = {"query_pre_attn_scalar": 16} if family == "gemma3" else {}  # the file does not say it
     model = make_model(tmp_path / "model", family, **scale)
     check(model, write_gguf(model, tmp_path / "x.gguf"), make_runner)
+
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.5, 2.0, 2.5],
+    "long_factor": [1.0, 3.0, 9.0, 20.0],
+}
+LONG = {"rope_parameters": LONGROPE, "max_position_embeddings": 512, "original_max_position_embeddings": 128}
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+        ("smollm3", {"no_rope_layer_interval": 4, "num_hidden_layers": 4}),
+        ("olmo2", {}),
+        ("olmo3", {}),
+        ("exaone4", {}),
+        ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
+        ("phi3", {"sliding_window": 24}),
+        ("phi3", LONG),
+        ("mixtral", {}),
+        ("qwen2-moe", {"mlp_only_layers": []}),
+        ("qwen3-moe", {}),
+        ("olmoe", {}),
+        ("gpt-oss", {"swiglu_limit": 7.0}),
+        ("stablelm", {}),
+        ("stablelm", {"use_parallel_residual": True, "use_qkv_bias": False}),
+        ("starcoder2", {"sliding_window": None}),
+        ("phi", {}),
+        ("gpt-neox", {"use_parallel_residual": False}),
+        ("falcon", {"num_kv_heads": 1}),
+        ("falcon", {"num_kv_heads": 2, "new_decoder_architecture": True}),
+        ("falcon", {"num_kv_heads": 2, "new_decoder_architecture": True, "num_ln_in_parallel_attn": 1, "bias": True}),
+        ("gpt2", {}),
+        ("bloom", {"seq_length": 512}),
+    ],
+)
+def test_other_families(family: str, settings: dict[str, Any], tmp_path: Path, make_runner: Any) -> None:
+    """Of which the file alone says in what layers or with what matrices they differ."""
+    model = make_model(tmp_path / "model", family, **settings)
+    check(model, write_gguf(model, tmp_path / "x.gguf"), make_runner, prompts=PROMPTS[:3:2], count=10)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("granite", {"granite__rope__scaling__finetuned": False}, "Granite without rotary embedding"),
+        ("olmo3", {"olmo2__attention__sliding_window_pattern": [True]}, "a pattern of windows for 1 layers"),
+        ("qwen3-moe", {"qwen3moe__expert_count": None}, r"qwen3moe\.expert_count=None"),
+        ("gpt-neox", {"gptneox__attention__layer_norm_epsilon": None}, "layer_norm_epsilon=None"),
+    ],
+)
+def test_other_families_are_refused(family: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    file = write_gguf(make_model(tmp_path / "model", family), tmp_path / "x.gguf", **changes)
+    with pytest.raises(Exception, match=rf"^model: x\.gguf: .*{message}"):
+        unpack(file)
+
+
+def experts_in_mxfp4(name: str) -> str:
+    return "MXFP4" if ".experts." in name else "F32"
+
+
+@pytest.mark.parametrize("weights", ["f32", "auto"])
+def test_experts_in_mxfp4(weights: str, tmp_path: Path, make_runner: Any) -> None:
+    """With `auto` held as they are."""
+    model = make_model(tmp_path / "model", "qwen3-moe")
+    round_weights(model, experts_in_mxfp4)
+    file = write_gguf(model, tmp_path / "x.gguf", experts_in_mxfp4)
+    for _ in range(2):  # what is kept on disk is found again
+        check(model, file, make_runner, prompts=PROMPTS[:2], count=12, weights=weights)
+    assert len(list((tmp_path / "cache").rglob("*.weights"))) == 1
+
+
+def test_embeddings_in_mxfp4(tmp_path: Path, make_runner: Any) -> None:
+    """Rows are taken from them, which the plugin does in int8."""
+    file = write_gguf(make_model(tmp_path / "model", "qwen2"), tmp_path / "x.gguf", lambda name: "MXFP4")
+    [tokens] = Driver(make_runner(unpack(file))).generate(PROMPTS[:1], 4)
+    assert len(tokens) == 4
 
 
 def mixed(name: str) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from penstock.engines.errors import EngineError, UnsupportedError
-from penstock.engines.formats.gguf.architectures import ARCHITECTURES, Architecture
+from penstock.engines.formats.gguf.architectures import ARCHITECTURES, Architecture, find_architecture
 from penstock.engines.formats.gguf.container import StoredBlocks
-from penstock.engines.formats.gguf.tensors import ROPE_FACTORS
+from penstock.engines.formats.gguf.settings import FileSettings
+from penstock.engines.formats.gguf.tensors import ROPE_FACTORS, ROPE_FACTORS_BY_LENGTH
 
 _ENDS = ("eos", "eot", "eom")
 """Tokens that end an answer, by the metadata's names."""
@@ -29,21 +30,28 @@ _END_TEXTS = frozenset(
 """Of tokens that llama.cpp takes for such ends, whether the metadata names them or not."""
 _SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 _NEUTRAL_ROPES = ("none", "", None)
+_YARN = {
+    "beta_fast": "rope.scaling.yarn_beta_fast",
+    "beta_slow": "rope.scaling.yarn_beta_slow",
+    "attention_factor": "rope.scaling.yarn_attn_factor",
+}
+"""Of config.json, by the metadata's names."""
 
 
-def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
+def architecture_of(metadata: Mapping[str, Any], tensors: Mapping[str, StoredBlocks]) -> Architecture:
     """Raises UnsupportedError for one that is not known."""
     name = metadata.get("general.architecture")
-    if name not in ARCHITECTURES:
+    found = find_architecture(name, tensors)
+    if found is None:
         known = ", ".join(ARCHITECTURES)
         raise UnsupportedError(f"GGUF files of architecture {str(name)[:50]} are not supported; supported are {known}")
-    return ARCHITECTURES[str(name)]
+    return found
 
 
 def config_of(metadata: Mapping[str, Any], tensors: Mapping[str, StoredBlocks]) -> dict[str, Any]:
     """config.json. Raises EngineError where a setting is missing, UnsupportedError for what cannot be said in it."""
-    architecture = architecture_of(metadata)
-    settings = _Settings(metadata)
+    architecture = architecture_of(metadata, tensors)
+    settings = FileSettings(metadata, tensors)
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise EngineError("the GGUF file has no matrix token_embd.weight")
@@ -53,28 +61,30 @@ def config_of(metadata: Mapping[str, Any], tensors: Mapping[str, StoredBlocks]) 
         "architectures": [architecture.hugging_face],
         "vocab_size": embedding.shape[0],
         "hidden_size": settings.count("embedding_length"),
-        "intermediate_size": settings.count("feed_forward_length"),
+        "intermediate_size": settings.count("feed_forward_length", settings.get("expert_feed_forward_length")),
         "num_hidden_layers": settings.count("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": settings.count("attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "rms_norm_eps": settings.number("attention.layer_norm_rms_epsilon"),
+        architecture.eps_key: settings.number(architecture.eps),
         "max_position_embeddings": settings.count("context_length"),
         "rope_theta": settings.number("rope.freq_base", 10000.0),
-        "attention_bias": "blk.0.attn_q.bias" in tensors,
-        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
+        "attention_bias": settings.has("attn_q.bias", "attn_qkv.bias"),
+        "mlp_bias": settings.has("ffn_up.bias"),
         "tie_word_embeddings": "output.weight" not in tensors,
         "eos_token_id": end_token_ids(metadata),
+        "tensor_layout": "gguf",
     }
     rotated = settings.count("rope.dimension_count", head_dim)
     if rotated != head_dim:
         config["partial_rotary_factor"] = rotated / head_dim
-    window = settings.count("attention.sliding_window", 0)
-    if window:
+    if settings.get("attention.sliding_window") not in (None, 0):
+        window = settings.count("attention.sliding_window")
         config["sliding_window"] = window
         config["use_sliding_window"] = True
-    scaling = _rope_scaling(settings, tensors.get(ROPE_FACTORS))
-    return {**config, **architecture.settings(config), **({"rope_scaling": scaling} if scaling else {})}
+    scaling = _rope_scaling(settings)
+    config |= {"rope_scaling": scaling} if scaling else {}
+    return {**config, **architecture.settings(settings, config)}
 
 
 def generation_config_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,13 +108,13 @@ def _texts(metadata: Mapping[str, Any]) -> Iterable[Any]:
     return found if isinstance(found, list) else ()
 
 
-def _rope_scaling(settings: _Settings, factors: StoredBlocks | None) -> dict[str, Any]:
-    kind = settings.get("rope.scaling.type")
-    if factors is not None:
-        if factors.dtype != "F32" or kind not in _NEUTRAL_ROPES:
-            raise UnsupportedError(f"{ROPE_FACTORS} of type {factors.dtype} with rope.scaling.type={kind}")
-        values = factors.rows.reshape(-1).view(np.float32)
-        return {"rope_type": "divided", "divisors": [float(value) for value in values]}
+def _rope_scaling(settings: FileSettings) -> dict[str, Any]:
+    kind, divisors = settings.get("rope.scaling.type"), settings.tensors.get(ROPE_FACTORS)
+    if divisors is not None:
+        _check_factors(ROPE_FACTORS, divisors, kind, _NEUTRAL_ROPES)
+        return {"rope_type": "divided", "divisors": _values(divisors)}
+    if any(name in settings.tensors for name in ROPE_FACTORS_BY_LENGTH):
+        return _longrope(settings, kind)
     if kind in _NEUTRAL_ROPES:
         return {}
     if kind not in ("linear", "yarn"):
@@ -112,35 +122,28 @@ def _rope_scaling(settings: _Settings, factors: StoredBlocks | None) -> dict[str
     scaling = {"rope_type": kind, "factor": settings.number("rope.scaling.factor")}
     if kind == "yarn":
         scaling["original_max_position_embeddings"] = settings.count("rope.scaling.original_context_length")
+        scaling |= {name: settings.number(key) for name, key in _YARN.items() if settings.get(key) is not None}
     return scaling
 
 
-class _Settings:
-    """The metadata of the file's own architecture."""
+def _longrope(settings: FileSettings, kind: Any) -> dict[str, Any]:
+    missing = [name for name in ROPE_FACTORS_BY_LENGTH if name not in settings.tensors]
+    if missing:
+        raise EngineError(f"the GGUF file has no tensor {missing[0]}")
+    for name in ROPE_FACTORS_BY_LENGTH:
+        _check_factors(name, settings.tensors[name], kind, (*_NEUTRAL_ROPES, "longrope"))
+    short, long = (_values(settings.tensors[name]) for name in ROPE_FACTORS_BY_LENGTH)
+    scaling: dict[str, Any] = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
+    scaling["original_max_position_embeddings"] = settings.count("rope.scaling.original_context_length")
+    if settings.get("rope.scaling.attn_factor") is not None:
+        scaling["attention_factor"] = settings.number("rope.scaling.attn_factor")
+    return scaling
 
-    def __init__(self, metadata: Mapping[str, Any]) -> None:
-        self._metadata = metadata
-        self._prefix = f"{metadata['general.architecture']}."
 
-    def get(self, name: str) -> Any:
-        return self._metadata.get(self._prefix + name)
+def _check_factors(name: str, stored: StoredBlocks, kind: Any, kinds: Sequence[Any]) -> None:
+    if stored.dtype != "F32" or kind not in kinds:
+        raise UnsupportedError(f"{name} of type {stored.dtype} with rope.scaling.type={kind}")
 
-    def count(self, name: str, default: int | None = None) -> int:
-        value = self.get(name)
-        if value is None and default is not None:
-            return default
-        if isinstance(value, list) and len(set(map(str, value))) == 1:
-            value = value[0]  # one for each layer, all the same
-        if isinstance(value, list):
-            raise UnsupportedError(f"the GGUF file has a {self._prefix}{name} that differs between layers")
-        if type(value) is not int or value <= 0:
-            raise EngineError(f"the GGUF file has {self._prefix}{name}={str(value)[:50]}, which should be a count")
-        return value
 
-    def number(self, name: str, default: float | None = None) -> float:
-        value = self.get(name)
-        if value is None and default is not None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise EngineError(f"the GGUF file has {self._prefix}{name}={str(value)[:50]}, which should be a number")
-        return float(value)
+def _values(stored: StoredBlocks) -> list[float]:
+    return [float(value) for value in stored.rows.reshape(-1).view(np.float32)]

@@ -42,6 +42,7 @@ _BLOCKS = {
     20: ("IQ4_NL", 32, 18),
     23: ("IQ4_XS", 256, 136),
     30: ("BF16", 1, 2),
+    39: ("MXFP4", 32, 17),
 }
 """Name, elements and bytes of a block, by ggml's number of the type. Others are refused by number."""
 

@@ -12,6 +12,7 @@ from penstock.engines.errors import EngineError
 from penstock.engines.formats.gguf.config import architecture_of, config_of
 from penstock.engines.formats.gguf.container import GGUFFile, StoredBlocks, read_gguf
 from penstock.engines.formats.gguf.tensors import BlockTensor, named_tensors
+from penstock.engines.formats.quantized.mxfp4 import Mxfp4Tensor
 from penstock.engines.formats.safetensors_file import StoredTensor
 
 SUFFIX = ".gguf"
@@ -42,7 +43,7 @@ def read_parts(paths: Sequence[Path]) -> tuple[dict[str, Any], dict[str, StoredB
     return parts[0].metadata, tensors, [part.mapping for part in parts]
 
 
-def read_tensors(paths: Sequence[Path]) -> tuple[dict[str, StoredTensor | BlockTensor], list[mmap.mmap]]:
+def read_tensors(paths: Sequence[Path]) -> tuple[dict[str, StoredTensor | BlockTensor | Mxfp4Tensor], list[mmap.mmap]]:
     """By their names in Hugging Face's layout. Raises EngineError."""
     metadata, tensors, mappings = read_parts(paths)
-    return named_tensors(tensors, architecture_of(metadata), config_of(metadata, tensors)), mappings
+    return named_tensors(tensors, architecture_of(metadata, tensors), config_of(metadata, tensors)), mappings

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.engines.errors import EngineError
 from penstock.engines.formats.gguf.architectures import Architecture
 from penstock.engines.formats.gguf.container import StoredBlocks
+from penstock.engines.formats.gguf.mxfp4_blocks import Mxfp4Blocks
+from penstock.engines.formats.quantized.mxfp4 import Mxfp4Tensor
 from penstock.engines.formats.safetensors_file import Shape, StoredTensor
 
 _FLOATS = ("F32", "F16", "BF16")
-
-_WHOLE_MODEL = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
+_FUSED, _SEPARATE = "attn_qkv", ("attn_q", "attn_k", "attn_v")
+_SINKS = "self_attn.sinks.weight"
+"""Which Hugging Face calls a parameter of its own."""
 ROPE_FACTORS = "rope_freqs.weight"
 """What the frequencies of rotary embedding are divided by: settings, that llama.cpp writes as a tensor."""
+ROPE_FACTORS_BY_LENGTH = ("rope_factors_short.weight", "rope_factors_long.weight")
+"""The same, for contexts up to a length and for longer ones."""
+
+Order = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class BlockTensor:
     shape: Shape
     data: npt.NDArray[np.uint8]
     """[rows, bytes of a row]"""
-    order: npt.NDArray[np.intp] | None = None
+    order: Order | None = None
     """Where in `data` each row is; None: in order."""
 
     def rows_f32(self, start: int, stop: int) -> npt.NDArray[np.float32]:
@@ -55,46 +60,109 @@ class BlockTensor:
 
 def named_tensors(
     tensors: Mapping[str, StoredBlocks], architecture: Architecture, config: Mapping[str, Any]
-) -> dict[str, StoredTensor | BlockTensor]:
-    """By the names that a checkpoint of this architecture has; `config` is its config.json."""
-    found: dict[str, StoredTensor | BlockTensor] = {}
+) -> dict[str, StoredTensor | BlockTensor | Mxfp4Tensor]:
+    """By the names that a checkpoint of this architecture has; `config` is its config.json. A name that is not known
+    stays as it is, and is refused as a tensor that no part of the model uses."""
+    found: dict[str, StoredTensor | BlockTensor | Mxfp4Tensor] = {}
     for name, blocks in tensors.items():
-        if name == ROPE_FACTORS:
-            continue
-        part, _, kind = _renamed(name, architecture).rpartition(".")
-        found[f"{part}.{kind}"] = _tensor(blocks, part, architecture, config)
+        if name not in (ROPE_FACTORS, *ROPE_FACTORS_BY_LENGTH):
+            for renamed, part in _parts(name, blocks, architecture, config):
+                found[renamed.removesuffix(".weight") if renamed.endswith(_SINKS) else renamed] = _tensor(
+                    part, renamed, architecture, config
+                )
     return found
 
 
-def _renamed(name: str, architecture: Architecture) -> str:
-    """A name that is not known stays as it is, and is refused as a tensor that no part of the model uses."""
+def _parts(
+    name: str, blocks: StoredBlocks, architecture: Architecture, config: Mapping[str, Any]
+) -> Iterator[tuple[str, StoredBlocks]]:
+    """What a tensor is in a checkpoint of Hugging Face: mostly one, under another name."""
     match = _BLOCK.fullmatch(name)
     part, _, kind = (match[2] if match else name).rpartition(".")
-    names = architecture.block_parts if match else _WHOLE_MODEL
-    if part not in names:
-        return name
-    return f"model.layers.{match[1]}.{names[part]}.{kind}" if match else f"{names[part]}.{kind}"
+    if match is None:
+        whole = {"token_embd": architecture.embedding, "output_norm": architecture.norm, "output": architecture.head}
+        whole |= architecture.other_parts
+        yield (f"{whole[part]}.{kind}" if part in whole else name), blocks
+        return
+    layer, names = f"{architecture.layers}.{match[1]}", architecture.block_parts
+    if part in architecture.expert_parts:
+        for number, expert in enumerate(_experts(name, blocks)):
+            yield f"{layer}.{architecture.expert_parts[part].format(number)}.{kind}", expert
+    elif part == _FUSED and part not in names:
+        for each, some in zip(_SEPARATE, _split(name, blocks, _qkv_sizes(config)), strict=True):
+            yield f"{layer}.{names[each]}.{kind}", some
+    else:
+        yield (f"{layer}.{names[part]}.{kind}" if part in names else name), blocks
+
+
+def _experts(name: str, blocks: StoredBlocks) -> Iterator[StoredBlocks]:
+    """Each one's matrix, or bias."""
+    if len(blocks.shape) < 2 or not blocks.shape[0]:
+        raise EngineError(f"tensor {name} has shape {blocks.shape}, which is not that of several experts")
+    count = blocks.shape[0]
+    for rows in np.split(blocks.rows, count):
+        yield StoredBlocks(blocks.dtype, blocks.shape[1:], rows)
+
+
+def _split(name: str, blocks: StoredBlocks, sizes: tuple[int, ...]) -> Iterator[StoredBlocks]:
+    """Rows, so many after each other."""
+    if not blocks.shape or blocks.shape[0] != sum(sizes):
+        raise EngineError(f"tensor {name} has shape {blocks.shape}, which does not go with {sizes} rows")
+    rows = _by_row(name, blocks)
+    for size, end in zip(sizes, np.cumsum(sizes), strict=True):
+        yield StoredBlocks(blocks.dtype, (size, *blocks.shape[1:]), rows[end - size : end])
+
+
+def _qkv_sizes(config: Mapping[str, Any]) -> tuple[int, int, int]:
+    keys = config["num_key_value_heads"] * config["head_dim"]
+    return config["num_attention_heads"] * config["head_dim"], keys, keys
 
 
 def _tensor(
-    blocks: StoredBlocks, part: str, architecture: Architecture, config: Mapping[str, Any]
-) -> StoredTensor | BlockTensor:
-    order = None
-    if architecture.pairs_interleaved and part.endswith((".q_proj", ".k_proj")):
-        heads = config["num_attention_heads" if part.endswith(".q_proj") else "num_key_value_heads"]
-        order = _halves_from_pairs(len(blocks.rows) if len(blocks.shape) > 1 else blocks.shape[0], heads)
-    if blocks.dtype not in _FLOATS:
-        return BlockTensor(blocks.dtype, blocks.shape, blocks.rows, order)
-    data = blocks.rows
+    blocks: StoredBlocks, name: str, architecture: Architecture, config: Mapping[str, Any]
+) -> StoredTensor | BlockTensor | Mxfp4Tensor:
+    part = name.rpartition(".")[0]
+    order, rows, shape = _order(part, architecture, config), blocks.rows, blocks.shape
     if order is not None:
-        data = data.reshape(blocks.shape[0], -1)[order]
+        rows = _by_row(name, blocks)
+        if len(order) != len(rows):
+            raise EngineError(f"tensor {name} has shape {shape}, which does not go with {len(order)} rows")
+    if blocks.dtype == "MXFP4" and len(shape) == 2:
+        stored = StoredTensor("U8", rows.shape, rows.reshape(-1))
+        return Mxfp4Tensor((shape[0], shape[1]), Mxfp4Blocks(rows, order), (stored,))
+    if blocks.dtype not in _FLOATS:
+        return BlockTensor(blocks.dtype, shape, rows, order)
+    if order is not None:
+        rows = rows[order]
+    if part.endswith("shared_expert_gate") and len(shape) == 1:
+        shape = (1, *shape)
     if architecture.norms_plus_one and part.endswith("norm"):
-        values = StoredTensor(blocks.dtype, blocks.shape, data.reshape(-1)).f32() - np.float32(1)
-        return StoredTensor("F32", blocks.shape, values.view(np.uint8))
-    return StoredTensor(blocks.dtype, blocks.shape, data.reshape(-1))
+        values = StoredTensor(blocks.dtype, shape, rows.reshape(-1)).f32() - np.float32(1)
+        return StoredTensor("F32", shape, values.view(np.uint8))
+    return StoredTensor(blocks.dtype, shape, rows.reshape(-1))
 
 
-def _halves_from_pairs(rows: int, heads: int) -> npt.NDArray[np.intp]:
+def _by_row(name: str, blocks: StoredBlocks) -> npt.NDArray[np.uint8]:
+    """[rows, bytes of a row]; the values of a vector are its rows."""
+    if len(blocks.shape) > 1:
+        return blocks.rows
+    if blocks.dtype not in _FLOATS:
+        raise EngineError(f"tensor {name} is a vector of {blocks.dtype}, which should be one of floats")
+    return blocks.rows.reshape(math.prod(blocks.shape), -1)
+
+
+def _order(part: str, architecture: Architecture, config: Mapping[str, Any]) -> Order | None:
+    """Where in the file the rows of a matrix or a bias are; None: in order."""
+    heads, key_heads, dim = (config[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim"))
+    if architecture.pairs_interleaved and part.endswith((".q_proj", ".k_proj")):
+        return _halves_from_pairs(heads if part.endswith(".q_proj") else key_heads, dim)
+    if architecture.by_key_head and part.endswith(".query_key_value"):
+        queries, keys, values = np.split(np.arange((heads + 2 * key_heads) * dim), np.cumsum((heads, key_heads)) * dim)
+        return np.concatenate([each.reshape(key_heads, -1) for each in (queries, keys, values)], axis=1).reshape(-1)
+    return None
+
+
+def _halves_from_pairs(heads: int, dim: int) -> Order:
     """llama.cpp turns neighbouring rows of a head together, Hugging Face's models row i of the first half and row i
     of the second."""
-    return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+    return np.arange(heads * dim).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)

@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.formats.quantized import awq, bitsandbytes, compressed_tensors, fp8, gptq
+from penstock.engines.formats.quantized import awq, bitsandbytes, compressed_tensors, fp8, gptq, mxfp4
 from penstock.engines.formats.quantized.codebook import CodebookTensor
 from penstock.engines.formats.quantized.float8 import Float8Tensor
 from penstock.engines.formats.quantized.integers import IntegerTensor
+from penstock.engines.formats.quantized.mxfp4 import Mxfp4Tensor
 from penstock.engines.formats.quantized.settings import Settings
 from penstock.engines.formats.safetensors_file import StoredTensor
 
-QuantizedTensor = IntegerTensor | Float8Tensor | CodebookTensor
+QuantizedTensor = IntegerTensor | Float8Tensor | CodebookTensor | Mxfp4Tensor
 
 
 class Scheme(Protocol):
@@ -39,6 +40,7 @@ _METHODS: dict[str, Callable[[Settings], Scheme]] = {
     "fp8": fp8.parse,
     "fbgemm_fp8": fp8.parse,
     "bitsandbytes": bitsandbytes.parse,
+    "mxfp4": mxfp4.parse,
 }
 
 

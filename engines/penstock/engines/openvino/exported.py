@@ -1,0 +1,138 @@
+"""Language models as Optimum exports them: OpenVINO IR with keys and values as its state, which attention here gets
+from a paged cache in place of that.
+
+OpenVINO's own transformation makes the change, the same that OpenVINO GenAI uses; weights stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import openvino as ov
+import openvino.opset15 as ops
+from openvino._offline_transformations import paged_attention_transformation
+
+from penstock.engines.errors import EngineError, UnsupportedError
+from penstock.engines.openvino.config import OpenVINOConfig
+from penstock.engines.openvino.decoder_inputs import step_inputs
+from penstock.engines.openvino.graph_nodes import i64
+
+_CONTEXT = ("max_position_embeddings", "n_positions", "seq_length")
+"""What families call the longest context in config.json."""
+_CACHES = ("key_cache.", "value_cache.")
+_BEHIND_HEAD = ("Add", "Convert", "Divide", "Multiply", "Subtract")
+"""What logits may go through behind the last matrix: a bias, a factor."""
+_FOUR_BITS, _EIGHT_BITS = (ov.Type.u4, ov.Type.i4), (ov.Type.u8, ov.Type.i8)
+
+
+class ExportedDecoder(NamedTuple):
+    model: ov.Model
+    """As `decoder_inputs` says, with one group of layers."""
+    vocab_size: int
+    num_layers: int
+    head_size: int
+    integers: str | None
+    """Type of its weights: int8, int4, which may be beside int8, or None."""
+
+
+def context_of(settings: Mapping[str, Any], config: OpenVINOConfig) -> int:
+    """The longest context of the model, by config.json. Raises UnsupportedError for what an exported model cannot be
+    asked for."""
+    if config.weights != "auto":
+        raise UnsupportedError(
+            f"weights={config.weights}: an exported model's weights stay as they are; export it in that type",
+            param="weights",
+        )
+    if config.max_loras:
+        raise UnsupportedError("LoRA adapters are not supported with a model that OpenVINO's tools exported")
+    if settings.get("text_config") is not None:
+        raise UnsupportedError("config.json has text_config: multimodal models are not supported")
+    longest = next((settings[key] for key in _CONTEXT if settings.get(key) is not None), None)
+    if type(longest) is not int or longest < 1:
+        raise UnsupportedError(f"config.json has none of {', '.join(_CONTEXT)}")
+    _check_window(settings, min(longest, config.max_model_len or longest))
+    return longest
+
+
+def _check_window(settings: Mapping[str, Any], served: int) -> None:
+    window = settings.get("sliding_window")
+    if window is None or settings.get("use_sliding_window") is False:
+        return
+    if type(window) is not int or window < served:
+        raise UnsupportedError(
+            f"config.json has sliding_window={str(window)[:50]}, which is not supported with a model that OpenVINO's "
+            "tools exported, unless max_model_len is not above it"
+        )
+
+
+def read_exported(core: ov.Core, graph: Path) -> ExportedDecoder:
+    """Raises EngineError for a file that cannot be read, UnsupportedError for a graph of another kind."""
+    try:
+        model = core.read_model(graph)
+    except RuntimeError as error:
+        raise EngineError(f"{graph.name} cannot be read: {_first_line(error)}") from error
+    gives_logits = any("logits" in port.get_names() for port in model.outputs[:1])
+    if not model.get_sinks() or "input_ids" not in _names(model) or not gives_logits:
+        raise UnsupportedError(
+            f"{graph.name} is no language model with a state, from input_ids to logits: export one with "
+            "--task text-generation-with-past"
+        )
+    try:
+        paged_attention_transformation(model)
+    except RuntimeError as error:
+        raise UnsupportedError(f"the attention of {graph.name} cannot be paged: {_first_line(error)}") from error
+    found, known = _names(model), set(step_inputs(1)) - {"sampled_tokens_indices"}
+    caches = {name for name in found if name.startswith(_CACHES)}
+    strange = sorted(found - caches - known) + sorted(known - found)
+    if strange or not caches or model.get_sinks():
+        named = f": {strange[0]}" if strange else ""
+        raise UnsupportedError(f"{graph.name} has other inputs or states than those of a decoder{named}")
+    return _with_chosen_tokens(model, graph.name, len(caches) // 2)
+
+
+def _names(model: ov.Model) -> set[str]:
+    return {port.any_name for port in model.inputs}
+
+
+def _with_chosen_tokens(model: ov.Model, name: str, num_layers: int) -> ExportedDecoder:
+    """Logits only where they are asked for, and the hidden states that they come from."""
+    logits = model.get_results()[0].input_value(0)
+    head = logits.get_node()
+    while head.get_type_name() in _BEHIND_HEAD:
+        head = head.input_value(0).get_node()
+    if head.get_type_name() != "MatMul":
+        raise UnsupportedError(f"the logits of {name} do not come from a matrix, but from {head.get_type_name()}")
+    indices = ops.parameter(ov.PartialShape([-1]), ov.Type.i64, name="sampled_tokens_indices")
+    indices.output(0).set_names({"sampled_tokens_indices"})
+    hidden = ops.gather(head.input_value(0), indices, i64(0))
+    head.input(0).replace_source_output(hidden.output(0))
+    results = []
+    for node, output in (("logits", logits), ("hidden", hidden.output(0))):
+        rows = ops.convert(ops.reshape(output, i64([0, -1]), True), "f32")
+        rows.output(0).set_names({node})
+        results.append(ops.result(rows))
+    integers, attention = _integers(model), _nodes(model, "PagedAttentionExtension")[0]
+    head_size = int(attention.get_rt_info()["k_head_size"].value)
+    whole = ov.Model(results, [*model.get_parameters(), indices], "decoder")
+    vocab_size = whole.output(0).partial_shape[-1]
+    if not vocab_size.is_static:
+        raise UnsupportedError(f"the logits of {name} have no fixed number of tokens")
+    return ExportedDecoder(whole, vocab_size.get_length(), num_layers, head_size, integers)
+
+
+def _integers(model: ov.Model) -> str | None:
+    matrices = [node for node in _nodes(model, "Constant") if len(node.get_output_shape(0)) > 1]
+    kinds = {node.get_element_type() for node in matrices}
+    if kinds.intersection(_FOUR_BITS):
+        return "int4"
+    return "int8" if kinds.intersection(_EIGHT_BITS) else None
+
+
+def _nodes(model: ov.Model, kind: str) -> list[Any]:
+    return [node for node in model.get_ordered_ops() if node.get_type_name() == kind]
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in reversed(str(error).splitlines()) if line.strip()), "")[:300]

@@ -1,0 +1,102 @@
+"""Models that OpenVINO's tools exported: what the graph itself says, from a paged cache; and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import openvino as ov
+import openvino.opset15 as ops
+import pytest
+
+from helpers_exported import exported_tokens, write_exported
+from helpers_models import make_model
+from helpers_runner import Driver, prompt
+from penstock.engines.errors import EngineError, UnsupportedError
+from penstock.engines.formats.exported_graph import exported_graph
+
+COUNT = 10
+PROMPTS = [prompt(length, length) for length in (1, 70)]
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ("f32", "as exported,"),
+        ("int8", "as exported (int8), activations f32,"),
+        ("int4", "as exported (int4), activations f32,"),
+    ],
+)
+def test_tokens(weights: str, words: str, tmp_path: Path, make_runner: Any) -> None:
+    folder = write_exported(tmp_path, weights=weights)
+    wanted = [exported_tokens(folder, tokens, COUNT) for tokens in PROMPTS]
+    assert len({tuple(tokens) for tokens in wanted}) == len(wanted), "the model says the same whatever the prompt"
+    runner = make_runner(folder, activations="auto" if weights == "f32" else "f32")
+    assert words in runner.info.runner
+    assert Driver(runner).generate(PROMPTS, COUNT) == wanted
+
+
+def test_activations_are_rounded_beside_integers(tmp_path: Path, make_runner: Any) -> None:
+    runner = make_runner(write_exported(tmp_path, weights="int8"))
+    assert "activations int8" in runner.info.runner
+    assert runner.info.eos_token_ids == (2,)
+    assert runner.info.max_model_len == 256
+
+
+def test_weights_in_safetensors_come_first(tmp_path: Path) -> None:
+    model = make_model(tmp_path)
+    (model / "openvino_model.xml").touch()
+    assert exported_graph(model) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "message"),
+    [
+        ({}, {"weights": "int8"}, "weights=int8: an exported model's weights stay as they are"),
+        ({}, {"max_loras": 1}, "LoRA adapters are not supported with a model that OpenVINO's tools exported"),
+        (
+            {"sliding_window": 24},
+            {},
+            "sliding_window=24, which is not supported .* unless max_model_len is not above it",
+        ),
+        ({"sliding_window": "wide"}, {}, "sliding_window=wide"),
+        ({"text_config": {}}, {}, "multimodal models are not supported"),
+        ({"max_position_embeddings": None}, {}, "config.json has none of max_position_embeddings"),
+    ],
+)
+def test_refusals(
+    config: dict[str, Any], settings: dict[str, Any], message: str, tmp_path: Path, make_runner: Any
+) -> None:
+    folder = write_exported(tmp_path, **config)
+    with pytest.raises(UnsupportedError, match=message):
+        make_runner(folder, **settings)
+
+
+@pytest.mark.parametrize("config", [{"sliding_window": 24, "use_sliding_window": False}, {"sliding_window": 64}])
+def test_windows_that_change_nothing(config: dict[str, Any], tmp_path: Path, make_runner: Any) -> None:
+    assert make_runner(write_exported(tmp_path, **config), max_model_len=64).info.max_model_len == 64
+
+
+def test_draft_models_are_refused(tmp_path: Path, make_runner: Any) -> None:
+    folder = write_exported(tmp_path / "exported")
+    for draft in (folder, make_model(tmp_path / "draft")):
+        with pytest.raises(UnsupportedError, match="model is one that OpenVINO's tools exported"):
+            make_runner(folder, draft_model_dir=draft)
+
+
+def without_state() -> ov.Model:
+    ids = ops.parameter([-1, -1], ov.Type.i64, name="input_ids")
+    ids.output(0).set_names({"input_ids"})
+    logits = ops.convert(ids, "f32")
+    logits.output(0).set_names({"logits"})
+    return ov.Model([ops.result(logits)], [ids], "x")
+
+
+def test_other_graphs_are_refused(tmp_path: Path, make_runner: Any) -> None:
+    folder = write_exported(tmp_path)
+    ov.save_model(without_state(), folder / "openvino_model.xml")
+    with pytest.raises(UnsupportedError, match=r"no language model with a state.*text-generation-with-past"):
+        make_runner(folder)
+    (folder / "openvino_model.xml").write_text("<net>")
+    with pytest.raises(EngineError, match=r"openvino_model\.xml cannot be read"):
+        make_runner(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,14 @@ def test_activations_are_rounded_beside_integers(tmp_path: Path, make_runner: An
     assert "activations int8" in runner.info.runner
     assert runner.info.eos_token_ids == (2,)
     assert runner.info.max_model_len == 256
+
+
+def test_blocks_that_were_kept_are_those_of_the_same_files(tmp_path: Path, make_runner: Any) -> None:
+    folder = write_exported(tmp_path)
+    first, same = (make_runner(folder).cache_identity() for _ in range(2))
+    assert first == same
+    os.utime(folder / "openvino_model.bin", (1, 1))
+    assert make_runner(folder).cache_identity() != first
 
 
 def test_weights_in_safetensors_come_first(tmp_path: Path) -> None:

@@ -28,8 +28,9 @@ def open_drafts(config: OpenVINOConfig, report: Report) -> DraftHead | None:
         return None
     with _blamed_on_setting(config):
         _check_not_exported("the model", config.model_dir)
-        settings = read_json(config.model_dir / "config.json")
-        target = parse_config(settings, config.max_model_len)
+    settings = read_json(config.model_dir / "config.json")
+    target = parse_config(settings, config.max_model_len)
+    with _blamed_on_setting(config):
         _check_windows("the model", target)
         if config.draft_model_dir is None:
             return open_mtp(config, settings, target, report)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from differential.cases_counts import counted
+from differential.cases_counts import counted, summaries
 from differential.cases_http import model, outputs, tensor
 from differential.cases_models import post
 from differential.observe import Case, call, client, infer_request, stream
@@ -65,6 +65,7 @@ def described(peer: Peer) -> Any:
 
 
 CASES = [
+    Case("metrics: summaries of a model with a cache", summaries("cached", asked(50), asked(50))),
     Case("cache: the same inputs", in_turn(asked(1, 2), asked(1, 2), asked(1, 3), asked(1, 2))),
     Case("cache: ids", in_turn(asked(10, id="a"), asked(10, id="b"))),
     Case("cache: errors", all_of(executions(asked(-1)), executions(asked(-1)))),

@@ -77,17 +77,42 @@ def _settled(read: Callable[[], Any], before: Any) -> Any:
     return last
 
 
-_SAMPLE = re.compile(r"^(nv_inference\w+){(.*)} (\S+)$", re.MULTILINE)
+_SAMPLE = re.compile(r"^(nv_\w+){(.*)} (\S+)$", re.MULTILINE)
 
 
 def metrics_of(peer: Peer, name: str) -> dict[str, Any]:
     """The samples of one model; of durations only that they are there."""
     found = {}
     for family, labels, value in _SAMPLE.findall(client(peer).get(peer.metrics).text):
-        if f'model="{name}"' in labels:
+        if family.startswith("nv_inference") and "_summary_" not in family and f'model="{name}"' in labels:
             pairs = ",".join(sorted(labels.split(",")))
             found[f"{family} {pairs}"] = "there" if "duration" in family else int(float(value))
     return found
+
+
+def summaries(name: str, *steps: Callable[[Peer], Any]) -> Callable[[Peer], Any]:
+    """The model's summaries: how much their counts grow, and which quantiles there are."""
+
+    def run(peer: Peer) -> Any:
+        before = _summaries(peer, name)
+        for step in steps:
+            step(peer)
+        after = _settled(lambda: _summaries(peer, name), before)
+        return minus(after[0], before[0]), after[1]
+
+    return run
+
+
+def _summaries(peer: Peer, name: str) -> tuple[dict[str, int], list[str]]:
+    counts, others = {}, []
+    for family, labels, value in _SAMPLE.findall(client(peer).get(peer.metrics).text):
+        if "_summary_" in family and f'model="{name}"' in labels:
+            pairs = ",".join(sorted(labels.split(",")))
+            if family.endswith("_count"):
+                counts[f"{family} {pairs}"] = int(value)
+            else:
+                others.append(f"{family} {pairs}")
+    return counts, sorted(others)
 
 
 def families(peer: Peer) -> Any:
@@ -149,5 +174,8 @@ CASES = [
     Case("counts: calls of a model", counted("add_sub", bls("plain").run, bls("concurrent").run)),
     Case("counts: the shape of statistics", stats_shape),
     Case("metrics: families", families),
+    Case("metrics: summaries", summaries("add_sub", three)),
+    Case("metrics: summaries of a batch", summaries("batched", four_at_once)),
+    Case("metrics: summaries of a stream", summaries("repeat", lambda peer: stream(peer, [repeat(3)]))),
     Case("metrics: of a model", custom),
 ]

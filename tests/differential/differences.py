@@ -648,6 +648,13 @@ COUNTS = (
             ),
         ),
     ),
+    Difference(
+        "counter-latencies",
+        "`--metrics-config counter_latencies=false`",
+        "all counters stay at 0",
+        "counters of requests and inferences count on",
+        "the setting is about latencies",
+    ),
 )
 
 DIFFERENCES: tuple[Difference, ...] = (*REQUESTS, *ANSWERS, *GENERATE, *MODELS, *REPOSITORY, *COUNTS)

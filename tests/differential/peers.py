@@ -108,6 +108,7 @@ def _ports(peer: Peer) -> list[str]:
         f"--grpc-port={peer.grpc_port}",
         f"--metrics-port={peer.metrics_port}",
         "--disable-auto-complete-config",
+        "--metrics-config=summary_latencies=true",
         "--http-header-forward-pattern=(x|triton)-seen.*",
         "--grpc-header-forward-pattern=(x|triton)-seen.*",
     ]

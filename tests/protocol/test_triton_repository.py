@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
+from prometheus_client.parser import text_string_to_metric_families
 
 from helpers_language_repository import write_trtllm
 from helpers_server import Server, block, serving, wait_until
@@ -26,7 +27,10 @@ EXAMPLES = ROOT / "examples"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with serving("--model-repository", str(EXAMPLES / "model_repository"), "--allow-client-shm=true") as server:
+    latencies = ("--metrics-config=summary_latencies=true", "--metrics-config", "histogram_latencies=true")
+    with serving(
+        "--model-repository", str(EXAMPLES / "model_repository"), "--allow-client-shm=true", *latencies
+    ) as server:
         server.wait_for_log(r"ready: 4 models: add_sub 1, add_sub_onnx 1, chat 1, repeat 1")
         yield server
 
@@ -170,6 +174,39 @@ def test_metrics_have_triton_s_names(server: Server) -> None:
     assert "# TYPE nv_inference_count counter" in lines
 
 
+@pytest.mark.parametrize("model", ["add_sub", "chat", "repeat"])
+def test_latencies_are_summed_up_and_counted(server: Server, model: str) -> None:
+    """Of a classic model, a language model and a decoupled one."""
+    before = latencies(server, model)
+    with triton_grpc.InferenceServerClient(server.grpc) as client:
+        ones = np.ones((1, 16), np.float32)
+        client.infer("add_sub", infer_inputs(triton_grpc, INPUT0=ones, INPUT1=ones))
+    server.post("/v2/models/chat/generate", {"text_input": "x", "max_tokens": 2})
+    server.post("/v2/models/repeat/generate_stream", {"IN": [1, 2]})
+    after = latencies(server, model)
+    for name in ("request", "queue", "compute_input", "compute_infer", "compute_output"):
+        family = f"nv_inference_{name}_summary_us"
+        assert after[f"{family}_count"] == before[f"{family}_count"] + 1
+    for share in ("0.5", "0.9", "0.95", "0.99", "0.999"):
+        largest = 1.004 * after["nv_inference_request_summary_us_sum"]
+        assert 0 < after[f"nv_inference_request_summary_us {share}"] <= largest
+    first = "nv_inference_first_response_histogram_ms_count"
+    if model == "add_sub":
+        assert first not in after
+    else:
+        assert after[first] == before[first] + 1
+
+
+def latencies(server: Server, model: str) -> dict[str, float]:
+    """The summaries and the histogram of a model, by name and quantile."""
+    found = {}
+    for family in text_string_to_metric_families(httpx.get(server.operator + "/metrics").text):
+        for sample in family.samples:
+            if ("_summary_" in sample.name or "_histogram_" in sample.name) and sample.labels["model"] == model:
+                found[f"{sample.name} {sample.labels.get('quantile', '')}".strip()] = sample.value
+    return found
+
+
 def test_metric_tags_are_labels_and_backends_may_be_programs(tmp_path: Path) -> None:
     """A python-based backend is a model.py that stands outside of the repository, as Triton's vLLM backend does."""
     programs, repository = tmp_path / "backends", tmp_path / "models"
@@ -187,7 +224,7 @@ def test_metric_tags_are_labels_and_backends_may_be_programs(tmp_path: Path) -> 
         assert (result.as_numpy("OUTPUT0") == 2).all()
         client.close()
         lines = httpx.get(server.operator + "/metrics").text.splitlines()
-        assert 'nv_inference_count{model="sums",version="1",team="search"} 1' in lines
+        assert 'nv_inference_count{model="sums",version="1",_team="search"} 1' in lines
 
 
 def test_wrong_paths_and_names_have_triton_s_shape(server: Server) -> None:

@@ -19,6 +19,7 @@ def count_batch(statistics: ModelStatistics, batch: ExecBatch, answers: Sequence
         statistics.executed(batch.size, compute_input, compute_infer, compute_output)
     now, start = monotonic_ns(), batch.start_ns
     requests = inferences = total = queue = 0
+    observer = statistics.observer
     for call, response in answers:
         if response.error is not None:
             statistics.failed(now - call.arrived_ns, _reason(response.error))
@@ -29,6 +30,10 @@ def count_batch(statistics: ModelStatistics, batch: ExecBatch, answers: Sequence
         queue += start - call.arrived_ns
         if call.request.timings is not None:
             call.request.timings.add(compute_input, compute_infer, compute_output)
+        if observer is not None:
+            observer.request(
+                now - call.arrived_ns, start - call.arrived_ns, compute_input, compute_infer, compute_output
+            )
     if requests:
         statistics.succeeded(
             requests=requests,
@@ -46,6 +51,9 @@ def count_response(statistics: ModelStatistics, call: Call, batch: ExecBatch, re
     now = monotonic_ns()
     one = statistics.responses[call.responses]
     spent = now - (call.last_ns or batch.input_end_ns or batch.start_ns)
+    observer = statistics.observer
+    if observer is not None and not call.responses:
+        observer.first_response(now - call.arrived_ns)
     call.responses += 1
     call.last_ns = now
     if response.error is not None:
@@ -61,15 +69,18 @@ def count_response(statistics: ModelStatistics, call: Call, batch: ExecBatch, re
     if response.error is not None:
         statistics.failed(now - call.arrived_ns, _reason(response.error))
         return
+    total, queue = now - call.arrived_ns, batch.start_ns - call.arrived_ns
     compute_input = max(0, batch.input_end_ns - batch.start_ns)
     compute_infer = now - batch.start_ns - compute_input
     if call.request.timings is not None:
         call.request.timings.add(compute_input, compute_infer, 0)
+    if observer is not None:
+        observer.request(total, queue, compute_input, compute_infer, 0)
     statistics.succeeded(
         requests=1,
         inferences=call.size,
-        total=now - call.arrived_ns,
-        queue=batch.start_ns - call.arrived_ns,
+        total=total,
+        queue=queue,
         compute_input=compute_input,
         compute_infer=compute_infer,
         compute_output=0,

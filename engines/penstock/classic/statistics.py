@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from typing import Protocol
 
 
 @dataclass(slots=True)
@@ -41,6 +42,22 @@ class ResponseStatistics:
     cancel: Duration = field(default_factory=Duration)
 
 
+class LatencyObserver(Protocol):
+    """What is told each single latency, in nanoseconds: of requests that succeeded, and of first responses."""
+
+    def request(self, total: int, queue: int, compute_input: int, compute_infer: int, compute_output: int) -> None:
+        """One that was executed."""
+        ...
+
+    def cache_hit(self, ns: int) -> None: ...
+
+    def cache_miss(self, ns: int) -> None: ...
+
+    def first_response(self, ns: int) -> None:
+        """Of a decoupled model, from the request's arrival; it may be an error."""
+        ...
+
+
 @dataclass(slots=True)
 class ModelStatistics:
     last_inference_ms: int = 0
@@ -68,6 +85,8 @@ class ModelStatistics:
     """By reason: REJECTED, CANCELED, BACKEND, OTHER."""
     pending: int = 0
     """Requests that wait for execution."""
+    observer: LatencyObserver | None = None
+    """None: only sums are kept."""
 
     def executed(self, batch_size: int, compute_input: int, compute_infer: int, compute_output: int) -> None:
         """One execution of a batch with `batch_size` inferences."""
@@ -102,6 +121,14 @@ class ModelStatistics:
         self.success.add(ns)
         self.queue.add(0)
         self.cache_hit.add(ns)
+        if self.observer is not None:
+            self.observer.cache_hit(ns)
+
+    def missed_by_cache(self, ns: int) -> None:
+        """A request whose response the response cache did not have; it was executed."""
+        self.cache_miss.add(ns)
+        if self.observer is not None:
+            self.observer.cache_miss(ns)
 
     def failed(self, ns: int, reason: str) -> None:
         self.fail.add(ns)

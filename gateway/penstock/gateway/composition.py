@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from starlette.types import ASGIApp
 
+from penstock.classic.base import InferModel
 from penstock.classic.registry import backend_names
 from penstock.engines.errors import InvalidRequestError, PenstockError
 from penstock.engines.host.gpus import visible_gpus
@@ -90,14 +91,24 @@ def build_budget(config: Config, gpus: GpuMetrics) -> MemoryBudget:
 
 
 def build_repository(
-    config: Config, dataplane: DataPlane, metrics: CustomMetrics, budget: MemoryBudget, board: LoadingBoard
+    config: Config,
+    dataplane: DataPlane,
+    metrics: CustomMetrics,
+    budget: MemoryBudget,
+    board: LoadingBoard,
+    observe: Callable[[InferModel], None] | None = None,
 ) -> ModelRepository:
-    """The models of the repositories, classic ones and language models. Raises ConfigError."""
+    """The models of the repositories, classic ones and language models; `observe` is called with each before it serves.
+
+    Raises ConfigError.
+    """
     settings = repository_settings(config.repository)
     loader = _loaders(config, settings, dataplane, budget, board)
     cache = build_cache(config.repository.cache_config, config.repository.response_cache_byte_size)
     repositories = _repositories(config)
-    return ModelRepository(settings, loader, repositories, metric=metrics.metric, board=board, cache=cache)
+    return ModelRepository(
+        settings, loader, repositories, metric=metrics.metric, board=board, cache=cache, observe=observe
+    )
 
 
 def check_models(config: Config, gpus: int | None) -> list[Verdict]:

@@ -55,6 +55,8 @@ from penstock.gateway.kserve.grpc.server import GrpcServer
 from penstock.gateway.metrics.custom import CustomMetrics
 from penstock.gateway.metrics.gpu import GpuMetrics
 from penstock.gateway.metrics.intake import IntakeMetrics
+from penstock.gateway.metrics.latencies import latency_observers
+from penstock.gateway.metrics.metrics_config import read_metrics_config
 from penstock.gateway.metrics.registry import Metrics
 from penstock.gateway.metrics.requests import RequestMetrics
 from penstock.gateway.metrics.triton import TritonMetrics
@@ -139,7 +141,9 @@ class _Server:
         custom = CustomMetrics()
         gpus = GpuMetrics()
         budget = build_budget(config, gpus)
-        self._models = build_repository(config, self._dataplane, custom, budget, board)
+        latencies = read_metrics_config(server.metrics_config)
+        observe = latency_observers(latencies)
+        self._models = build_repository(config, self._dataplane, custom, budget, board, observe)
         self._pooling = build_pooling(config, self._dataplane, pools)
         self._embeddings = EmbeddingModels(config, self._pooling, budget, board)
         self._model: CommandLineModel | None = None
@@ -147,7 +151,8 @@ class _Server:
             self._model = CommandLineModel(config, self._dataplane, self._models, budget, board, self._embeddings)
         health = ServerHealth(self._is_live, self._would_serve, board.texts)
         self._kserve = build_kserve(config, self._models, self._dataplane, pools, health)
-        triton = TritonMetrics(self._models.models, self._models.load_seconds, self._models.cache_counters)
+        repository = self._models
+        triton = TritonMetrics(repository.models, repository.load_seconds, repository.cache_counters, latencies)
         requests = RequestMetrics()
         metrics = Metrics(
             lambda: (

@@ -72,7 +72,7 @@ class CachedModel:
         response = await self._model.infer(request)
         inserting = monotonic_ns()
         await self._cache.insert(key, CachedResponse.of(response))
-        self.statistics.cache_miss.add(looked_up - started + monotonic_ns() - inserting)
+        self.statistics.missed_by_cache(looked_up - started + monotonic_ns() - inserting)
         return response
 
     def stream(self, request: InferRequest) -> ResponseStream:

@@ -168,7 +168,10 @@ LISTS = frozenset(
 )
 """Settings that take several values: repeated flags, comma-separated variables, arrays in files."""
 PAIRS = frozenset(
-    {"backend_config", "cache_config", "trace_config", "lora", "http_restricted_api", "grpc_restricted_protocol"}
+    (
+        *("backend_config", "cache_config", "trace_config", "metrics_config", "lora"),
+        *("http_restricted_api", "grpc_restricted_protocol"),
+    )
 )
 """The same for values that have commas of their own: variables separate them by semicolons."""
 OTHER_NAMES = {

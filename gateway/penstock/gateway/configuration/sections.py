@@ -490,6 +490,13 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tuple[Name, ...],
         Meta(description="a setting of the request trace, as level=, rate=, count= or triton,file= and the like"),
     ] = ()
+    metrics_config: Annotated[
+        tuple[Name, ...],
+        Meta(
+            description="which latencies nv_* show: summary_latencies=, histogram_latencies= or counter_latencies= "
+            "true or false, summary_quantiles=0.5:0.05,0.9:0.01; may be repeated"
+        ),
+    ] = ()
 
     def address(self, port: ListeningPort) -> str:
         """Where that port listens."""

@@ -21,7 +21,6 @@ TRITON_REFUSED: dict[str, str] = {
     "--allow-gpu-metrics": "nv_gpu_* are there where there are GPUs and the extra [gpu] is installed",
     "--allow-cpu-metrics": "nv_cpu_* are always there",
     "--metrics-interval-ms": _METRICS,
-    "--metrics-config": "counters are always there; summaries and histograms of latencies are penstock_*'s",
     "--log-info": _LOG,
     "--log-warning": _LOG,
     "--log-error": _LOG,

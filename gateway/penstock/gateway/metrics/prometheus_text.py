@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-Kind = Literal["counter", "gauge", "histogram"]
+Kind = Literal["counter", "gauge", "histogram", "summary"]
 
 
 @dataclass(slots=True)
@@ -30,8 +30,14 @@ def render(families: Iterable[Family]) -> bytes:
     for family in families:
         text = family.text.replace("\\", r"\\").replace("\n", r"\n")
         lines += (f"# HELP {family.name} {text}", f"# TYPE {family.name} {family.kind}")
-        lines += (f"{family.name}{suffix}{_labels(labels)} {value!r}" for suffix, labels, value in family.samples)
+        lines += (
+            f"{family.name}{suffix}{_labels(labels)} {_number(value)}" for suffix, labels, value in family.samples
+        )
     return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _number(value: float) -> str:
+    return "NaN" if value != value else repr(value)
 
 
 def _labels(labels: Mapping[str, str]) -> str:

@@ -11,6 +11,9 @@ from penstock.classic.base import InferModel
 from penstock.classic.caching.cache import CacheCounters
 from penstock.classic.statistics import ModelStatistics
 from penstock.gateway.metrics.host_usage import CpuMeter, memory_bytes
+from penstock.gateway.metrics.latencies import ModelLatencies, latency_families
+from penstock.gateway.metrics.metrics_config import LatencySettings
+from penstock.gateway.metrics.model_labels import model_labels, version_labels
 from penstock.gateway.metrics.prometheus_text import Family
 
 REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
@@ -19,6 +22,9 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
     ("nv_inference_request_success", "Requests that succeeded.", lambda s: s.success.count),
     ("nv_inference_count", "Inferences; a request with a batch of n counts n.", lambda s: s.inference_count),
     ("nv_inference_exec_count", "Executions of the model.", lambda s: s.execution_count),
+)
+
+_LATENCIES: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
     (
         "nv_inference_request_duration_us",
         "From arrival to the end of the answer, added up.",
@@ -54,26 +60,28 @@ _CACHE: tuple[tuple[str, str, Callable[[CacheCounters], float]], ...] = (
 
 
 class TritonMetrics:
-    """`load_seconds`: seconds that loading took, by (model, version). `cache`: the local response cache's counters."""
+    """`load_seconds`: seconds that loading took, by (model, version). `cache`: the local response cache's counters.
+    `latencies`: which families of latencies there are."""
 
     def __init__(
         self,
         models: Callable[[], Iterable[InferModel]],
         load_seconds: Callable[[], Mapping[tuple[str, int], float]],
         cache: Callable[[], CacheCounters | None] = lambda: None,
+        latencies: LatencySettings | None = None,
     ) -> None:
         self._models = models
         self._load_seconds = load_seconds
         self._cache = cache
+        self._latencies = latencies or LatencySettings()
         self._cpu = CpuMeter()
 
     def families(self) -> Iterator[Family]:
         models = list(self._models())
-        tags = {(model.name, model.version): dict(model.config.metric_tags) for model in models}
-        rows = [
-            (_labels(model.name, model.version) | tags[model.name, model.version], model.statistics) for model in models
-        ]
+        rows = [(model_labels(model), model.statistics) for model in models]
         yield from _counters(_COUNTERS, rows)
+        if self._latencies.counters:
+            yield from _counters(_LATENCIES, rows)
         failures = Family("nv_inference_request_failure", "counter", "Requests that failed, by reason.")
         pending = Family("nv_inference_pending_request_count", "gauge", "Requests that wait for execution.")
         for labels, statistics in rows:
@@ -83,12 +91,15 @@ class TritonMetrics:
         yield failures
         yield pending
         loads = Family("nv_model_load_duration_secs", "gauge", "Seconds that loading took.")
-        for (name, version), seconds in self._load_seconds().items():
-            loads.add(_labels(name, version) | tags.get((name, version), {}), seconds)
+        known = {(model.name, model.version): labels for model, (labels, _) in zip(models, rows, strict=True)}
+        for key, seconds in self._load_seconds().items():
+            loads.add(known.get(key) or version_labels(*key), seconds)
         yield loads
         cached = [row for model, row in zip(models, rows, strict=True) if model.config.response_cache.enable]
-        if cached:
+        if cached and self._latencies.counters:
             yield from _counters(_MODEL_CACHE, cached)
+        observed = [statistics.observer for _, statistics in rows]
+        yield from latency_families(self._latencies, [one for one in observed if isinstance(one, ModelLatencies)])
         if (counters := self._cache()) is not None:
             for name, text, count in _CACHE:
                 gauge = Family(name, "gauge", text)
@@ -117,7 +128,3 @@ def _counters(
         for labels, statistics in rows:
             counter.add(labels, value(statistics))
         yield counter
-
-
-def _labels(name: str, version: int) -> dict[str, str]:
-    return {"model": name, "version": str(version)}

@@ -18,6 +18,7 @@ from penstock.classic.model_config import (
     ModelQueuePolicy,
 )
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.gateway.metrics.latencies import FIRST_RESPONSE
 from penstock.gateway.repository.config_fields import OWN_BACKENDS, SELF_PLACED_BACKENDS
 
 MAX_PRIORITY_LEVELS = 1024
@@ -28,7 +29,9 @@ _PLATFORMS = {
     "tensorrt": ("tensorrt_plan",),
     "onnxruntime": ("onnxruntime_onnx",),
 }
-_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_TAG = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_]*")
+"""What makes a label behind the underscore that Triton puts before it; Prometheus keeps names with two for itself."""
+_MAX_BUCKETS = 1000
 _VALID_TYPES = frozenset(DataType.values()) - {DataType.TYPE_INVALID}
 
 
@@ -46,8 +49,9 @@ def check_model(config: ModelConfig) -> None:
     if config.max_batch_size < 0:
         raise InvalidRequestError(f"'max_batch_size' must be non-negative value for {name}")
     for tag in config.metric_tags:
-        if not _LABEL.fullmatch(tag) or tag in ("model", "version", "reason"):
+        if not _TAG.fullmatch(tag):
             raise InvalidRequestError(f"metric tag '{tag[:64]}' cannot be the name of a label for {name}")
+    _check_model_metrics(config)
     if config.default_model_filename:
         check_file_name("default_model_filename", config.default_model_filename)
     if config.HasField("dynamic_batching"):
@@ -56,6 +60,18 @@ def check_model(config: ModelConfig) -> None:
         _check_group(group, config)
     if config.response_cache.enable:
         _check_response_cache(config)
+
+
+def _check_model_metrics(config: ModelConfig) -> None:
+    for control in config.model_metrics.metric_control:
+        family, buckets = control.metric_identifier.family, control.histogram_options.buckets
+        subject = f"model_metrics of model '{config.name}'"
+        if family != FIRST_RESPONSE:
+            raise InvalidRequestError(f"{subject}: buckets are chosen for {FIRST_RESPONSE} alone, not '{family[:64]}'")
+        if not 0 < len(buckets) <= _MAX_BUCKETS:
+            raise InvalidRequestError(f"{subject}: {family} needs 1 to {_MAX_BUCKETS} buckets")
+        if not all(map(math.isfinite, buckets)) or list(buckets) != sorted(set(buckets)):
+            raise InvalidRequestError(f"{subject}: the buckets of {family} must be ascending numbers")
 
 
 def _check_response_cache(config: ModelConfig) -> None:

@@ -51,7 +51,14 @@ _GENERAL = {
     **_refused("compiled models are chosen by default_model_filename alone", "cc_model_filenames"),
     **_refused("custom operator libraries are not loaded from a configuration", "model_operations"),
     **_refused("there are no repository agents", "model_repository_agents"),
-    **_refused("the buckets of metrics are the same for all models", "model_metrics"),
+    **_supported(
+        "model_metrics",
+        "model_metrics.metric_control",
+        "model_metrics.metric_control.metric_identifier",
+        "model_metrics.metric_control.metric_identifier.family",
+        "model_metrics.metric_control.histogram_options",
+        "model_metrics.metric_control.histogram_options.buckets",
+    ),
     **_supported("response_cache", "response_cache.enable"),
 }
 

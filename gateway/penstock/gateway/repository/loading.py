@@ -62,12 +62,15 @@ class ModelLoading:
         host: Host,
         ensembles: EnsembleLoader,
         cache: ResponseCache | None = None,
+        observe: Callable[[InferModel], None] | None = None,
     ) -> None:
+        """`observe` is called with each version that is loaded and warmed up."""
         self._settings = settings
         self._loaders = loaders
         self._ensembles = ensembles
         self._host = host
         self._cache = cache
+        self._observe = observe
         self._slots = asyncio.Semaphore(settings.load_threads)
 
     async def load(
@@ -163,6 +166,8 @@ class ModelLoading:
         except BaseException:
             await stop_models([model])
             raise
+        if self._observe is not None:
+            self._observe(model)
         return await self._cached(model, context) if config.response_cache.enable else model
 
     async def _cached(self, model: InferModel, context: ModelContext) -> InferModel:

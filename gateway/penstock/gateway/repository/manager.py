@@ -47,7 +47,8 @@ class ModelRepository:
     """The ModelStore of a server; `host` is what its models may ask. Lives on the event loop.
 
     `loaders` gives the loader for a backend's name and raises ValueError for unknown ones; `metric` keeps the metrics
-    that models report; `cache` keeps responses of models that ask for it, and is closed at the end.
+    that models report; `cache` keeps responses of models that ask for it, and is closed at the end; `observe` is called
+    with each model version before it serves.
     """
 
     def __init__(
@@ -59,14 +60,16 @@ class ModelRepository:
         metric: MetricFactory | None = None,
         board: LoadingBoard | None = None,
         cache: ResponseCache | None = None,
+        observe: Callable[[InferModel], None] | None = None,
     ) -> None:
         self._settings = settings
         self._cache = cache
+        self._observe = observe
         self._board = board or LoadingBoard()
         self.host = RepositoryHost(self, metric)
         self._catalogue = Catalogue(repositories)
         ensembles = EnsembleLoader(self, self._load_composing)
-        self._loading = ModelLoading(settings, loaders, self.host, ensembles, cache)
+        self._loading = ModelLoading(settings, loaders, self.host, ensembles, cache, observe)
         self._serving: dict[str, Deployment] = {}
         self._dependencies = Dependencies(self._serving.get)
         self._implied: set[str] = set()
@@ -129,6 +132,8 @@ class ModelRepository:
         name = model.name
         if name in self._serving or name in self._entries or name in self._catalogue.names:
             raise AlreadyExistsError(f"there is already a model '{name}'")
+        if self._observe is not None:
+            self._observe(model)
         self._added.add(name)
         self._serving[name] = Deployment({model.version: model})
 

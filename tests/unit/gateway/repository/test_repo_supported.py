@@ -85,7 +85,6 @@ def test_refusals_have_reasons() -> None:
         ("output.is_non_linear_format_io", "output [ { name: 'R' is_non_linear_format_io: true } ]"),
         ("model_operations", "model_operations { op_library_filename: 'x.so' }"),
         ("cc_model_filenames", "cc_model_filenames { key: '8.0' value: 'm.plan' }"),
-        ("model_metrics", "model_metrics { metric_control [ { metric_identifier { family: 'f' } } ] }"),
         ("optimization.graph", "optimization { graph { level: 1 } }"),
         (
             "optimization.execution_accelerators",
@@ -105,10 +104,34 @@ def test_a_runtime_is_for_python_models() -> None:
         check_supported(config("backend: 'identity' " + IO + "runtime: 'model.py'"))
 
 
-@pytest.mark.parametrize("tag", ["a b", "1", "", "model", "version"])
+@pytest.mark.parametrize("tag", ["a b", "a-b", "", "_a"])
 def test_metric_tags_are_labels(tag: str) -> None:
     with pytest.raises(InvalidRequestError, match="cannot be the name of a label"):
         check_supported(config(BACKEND + IO + f"metric_tags {{ key: '{tag}' value: 'b' }}"))
+
+
+FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
+
+
+def metric_control(family: str, buckets: str) -> str:
+    control = f"metric_identifier {{ family: '{family}' }} histogram_options {{ buckets: [ {buckets} ] }}"
+    return f"model_metrics {{ metric_control [ {{ {control} }} ] }}"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (metric_control("nv_inference_count", "1"), "buckets are chosen for nv_inference_first_response_histogram_ms"),
+        (metric_control(FIRST_RESPONSE, ""), "needs 1 to 1000 buckets"),
+        (metric_control(FIRST_RESPONSE, "2, 1"), "must be ascending numbers"),
+        (metric_control(FIRST_RESPONSE, "1, 1"), "must be ascending numbers"),
+        (metric_control(FIRST_RESPONSE, "1, nan"), "must be ascending numbers"),
+        (metric_control(FIRST_RESPONSE, "1, inf"), "must be ascending numbers"),
+    ],
+)
+def test_mistakes_in_buckets(text: str, said: str) -> None:
+    with pytest.raises(InvalidRequestError, match=said):
+        check_supported(config(BACKEND + IO + text))
 
 
 def test_all_refused_fields_are_tried_above() -> None:
@@ -126,7 +149,9 @@ def test_all_refused_fields_are_tried_above() -> None:
         "response_cache { enable: true }",
         "optimization { priority: PRIORITY_MAX cuda { graphs: true graph_spec [ { batch_size: 1 } ] } }",
         "optimization { input_pinned_memory { enable: false } gather_kernel_buffer_threshold: 4 eager_batching: true }",
-        "metric_tags { key: 'a' value: 'b' } parameters { key: 'a' value { string_value: 'b' } }",
+        metric_control(FIRST_RESPONSE, "-1, 0, 2.5"),
+        "metric_tags { key: 'model' value: 'b' } metric_tags { key: '1' value: 'b' }",
+        "parameters { key: 'a' value { string_value: 'b' } }",
         "model_transaction_policy { decoupled: true } version_policy { all { } }",
         "dynamic_batching { }",
         "instance_group [ { kind: KIND_CPU count: 3 } ]",

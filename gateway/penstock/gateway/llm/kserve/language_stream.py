@@ -47,6 +47,7 @@ class LanguageStream:
         self._cancelled = False
         self._live = request.generate.n
         self._begun = time.monotonic_ns()
+        self._has_responded = False
         self._ended = False
         statistics.pending += 1
 
@@ -61,8 +62,10 @@ class LanguageStream:
             while not self._request.stream and self._live:
                 deltas = _merged(deltas, await self._advance())
         except PenstockError as error:
+            self._responded()
             self._failed(_reason(error))
             return InferResponse(None, error=error)
+        self._responded()
         final = not self._live
         response = InferResponse(self._tensors(deltas), final=final)
         if final:
@@ -113,6 +116,12 @@ class LanguageStream:
     def close(self) -> None:
         self._failed("CANCELED")
 
+    def _responded(self) -> None:
+        if not self._has_responded:
+            self._has_responded = True
+            if self._statistics.observer is not None:
+                self._statistics.observer.first_response(time.monotonic_ns() - self._begun)
+
     def _failed(self, reason: str) -> None:
         """Counts a request that did not succeed, and gives up what still runs."""
         if self._ended:
@@ -130,6 +139,8 @@ class LanguageStream:
         queue = min(int(self._generation.queue_seconds * 1e9), total) if self._generation else 0
         if self._timings is not None:
             self._timings.add(0, total - queue, 0)
+        if self._statistics.observer is not None:
+            self._statistics.observer.request(total, queue, 0, total - queue, 0)
         self._statistics.executed(1, 0, total - queue, 0)
         self._statistics.succeeded(
             requests=1,

@@ -43,7 +43,7 @@ class ResponseStatistics:
 
 
 class LatencyObserver(Protocol):
-    """What is told each single latency, in nanoseconds: of requests that succeeded, and of first responses."""
+    """Receives the latencies of single requests that succeeded, and of first responses. All are nanoseconds."""
 
     def request(self, total: int, queue: int, compute_input: int, compute_infer: int, compute_output: int) -> None:
         """One that was executed."""

@@ -17,9 +17,10 @@ from penstock.gateway.metrics.sliding_summary import SlidingSummary
 FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
 _FIRST_RESPONSE_BUCKETS = (100.0, 500.0, 2000.0, 5000.0)
 
+_QUEUE = ("nv_inference_queue_summary_us", "Waiting in the queue.")
 _SUMMARIES = (
     ("nv_inference_request_summary_us", "From arrival to the end of the answer."),
-    ("nv_inference_queue_summary_us", "Waiting in the queue."),
+    _QUEUE,
     ("nv_inference_compute_input_summary_us", "Gathering inputs."),
     ("nv_inference_compute_infer_summary_us", "In the model."),
     ("nv_inference_compute_output_summary_us", "Scattering outputs."),
@@ -55,7 +56,7 @@ class ModelLatencies:
                 summary.observe(duration // 1000, now)
 
     def cache_hit(self, ns: int) -> None:
-        self._observe(_SUMMARIES[1][0], 0)
+        self._observe(_QUEUE[0], 0)
         self._observe(_HIT[0], ns)
 
     def cache_miss(self, ns: int) -> None:
@@ -77,7 +78,7 @@ def _buckets(config: ModelConfig) -> tuple[float, ...]:
 
 
 def latency_observers(settings: LatencySettings) -> Callable[[InferModel], None] | None:
-    """What makes a model's latencies observed before it serves. None: nothing is to be shown, and nothing is kept."""
+    """Call what this returns with each model before it serves. None: the settings ask for nothing, nothing is kept."""
     return partial(_attach, settings) if settings.histograms or settings.summaries else None
 
 

@@ -62,10 +62,12 @@ class LanguageStream:
             while not self._request.stream and self._live:
                 deltas = _merged(deltas, await self._advance())
         except PenstockError as error:
-            self._responded()
+            if not self._has_responded:
+                self._responded()
             self._failed(_reason(error))
             return InferResponse(None, error=error)
-        self._responded()
+        if not self._has_responded:
+            self._responded()
         final = not self._live
         response = InferResponse(self._tensors(deltas), final=final)
         if final:
@@ -117,10 +119,10 @@ class LanguageStream:
         self._failed("CANCELED")
 
     def _responded(self) -> None:
-        if not self._has_responded:
-            self._has_responded = True
-            if self._statistics.observer is not None:
-                self._statistics.observer.first_response(time.monotonic_ns() - self._begun)
+        """There is a first response, or an error in its place."""
+        self._has_responded = True
+        if self._statistics.observer is not None:
+            self._statistics.observer.first_response(time.monotonic_ns() - self._begun)
 
     def _failed(self, reason: str) -> None:
         """Counts a request that did not succeed, and gives up what still runs."""

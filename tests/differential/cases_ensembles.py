@@ -6,7 +6,7 @@ import json
 import struct
 from typing import Any
 
-from differential.cases_counts import counted
+from differential.cases_counts import counted, summaries
 from differential.cases_describe import get
 from differential.cases_grpc import FOUR
 from differential.cases_http import infer, model, outputs, tensor, text
@@ -104,6 +104,7 @@ CASES = [
     streamed("an error first", number("N", 2), number("FAIL_AT", 0)),
     bls("ensemble"),
     Case("counts: an ensemble", counted("ensemble", fine)),
+    Case("metrics: summaries of an ensemble", summaries("ensemble", fine)),
     Case("counts: the models of an ensemble", counted("add_sub", fine)),
     Case("counts: an ensemble, errors", counted("ensemble_errors", failing)),
     Case("ensemble: comes and goes with its models", comes_and_goes),

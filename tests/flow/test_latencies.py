@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers_classic import ECHO, echo_request, model_config, served
+from helpers_classic import ECHO, echo_request, model_config, request, served
+from helpers_ensembles import DECOUPLED, X_TO_Y, config_of, count_up, ensemble_of, shelf_with, x_to_y
 from penstock.classic.base import Batch, InferModel
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
@@ -39,8 +40,8 @@ class Seen:
     misses: list[int] = field(default_factory=list)
     first_responses: list[int] = field(default_factory=list)
 
-    def request(self, *ns: int) -> None:
-        self.requests.append(ns)
+    def request(self, total: int, queue: int, compute_input: int, compute_infer: int, compute_output: int) -> None:
+        self.requests.append((total, queue, compute_input, compute_infer, compute_output))
 
     def cache_hit(self, ns: int) -> None:
         self.hits.append(ns)
@@ -87,6 +88,27 @@ async def test_only_the_first_response_of_a_request_is_observed() -> None:
             assert len([response async for response in model.stream(echo_request(count))]) == count + 1
         assert len(seen.first_responses) == len(seen.requests) == 2
         assert 0 < seen.first_responses[0] <= seen.requests[0][0]
+
+
+def refuse(batch: Batch) -> None:
+    raise EngineError("broken")
+
+
+async def test_ensembles_are_observed_as_other_models_are() -> None:
+    counting = (count_up, config_of("count", X_TO_Y, DECOUPLED))
+    async with shelf_with(count=counting, bad=refuse) as shelf:
+        model = ensemble_of(shelf, x_to_y("count", "X", "Y"))
+        seen = model.statistics.observer = Seen()
+        for value in (2, 0):
+            assert [response.final async for response in model.stream(request(X=[[value]]))][-1]
+        found = model.statistics
+        assert (len(seen.first_responses), len(seen.requests)) == (2, 2)
+        sums = (found.success, found.queue, found.compute_input, found.compute_infer, found.compute_output)
+        assert [sum(column) for column in zip(*seen.requests, strict=True)] == [each.ns for each in sums]
+        broken = ensemble_of(shelf, x_to_y("bad", "X", "Y"), name="broken")
+        seen = broken.statistics.observer = Seen()
+        assert [response.error is None async for response in broken.stream(request(X=[[1]]))] == [False]
+        assert (len(seen.first_responses), len(seen.requests)) == (1, 0)
 
 
 async def test_models_of_a_repository_are_observed_after_their_warm_up(tmp_path: Path) -> None:

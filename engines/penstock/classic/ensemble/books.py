@@ -30,6 +30,14 @@ class Entry:
         self._inferences = inferences
         self._started = monotonic_ns()
         self._running: asyncio.Event | None = in_flight.begin()
+        self._has_responded = False
+
+    def responded(self) -> None:
+        """There is a response of a stream, or an error in its place."""
+        if not self._has_responded:
+            self._has_responded = True
+            if self._statistics.observer is not None:
+                self._statistics.observer.first_response(monotonic_ns() - self._started)
 
     def succeeded(self) -> None:
         if self._ended():
@@ -45,6 +53,8 @@ class Entry:
         self._statistics.executed(count, **times)
         total = monotonic_ns() - self._started
         self._statistics.succeeded(requests=1, inferences=count, total=total, queue=0, **times)
+        if self._statistics.observer is not None:
+            self._statistics.observer.request(total=total, queue=0, **times)
 
     def failed(self, error: BaseException) -> None:
         if not self._ended():

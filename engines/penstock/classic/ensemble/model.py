@@ -108,6 +108,7 @@ class EnsembleModel:
 
             async def emit(values: Values, last: bool) -> None:
                 nonlocal open_end
+                entry.responded()
                 if last:
                     open_end = False
                     entry.succeeded()  # before the caller hears of it
@@ -116,10 +117,12 @@ class EnsembleModel:
             try:
                 await run_stages(steps, stages, steps.inputs(), self._width, emit)
             except Exception as error:
+                entry.responded()
                 entry.failed(error)
                 await give(InferResponse(None, error=self._told(error)))
                 return
             if open_end:
+                entry.responded()
                 entry.succeeded()
                 await give(InferResponse(None))
 

@@ -49,9 +49,10 @@ class ModelLatencies:
             self.first = CustomMetric("HISTOGRAM", self.labels, _buckets(config))
         self._of_request = [self.summaries.get(name) for name, _ in _SUMMARIES]
 
-    def request(self, *ns: int) -> None:
+    def request(self, total: int, queue: int, compute_input: int, compute_infer: int, compute_output: int) -> None:
         now = monotonic_ns()
-        for summary, duration in zip(self._of_request, ns, strict=True):
+        durations = (total, queue, compute_input, compute_infer, compute_output)
+        for summary, duration in zip(self._of_request, durations, strict=True):
             if summary is not None:
                 summary.observe(duration // 1000, now)
 

@@ -39,7 +39,7 @@ class SlidingSummary:
         slices[-1][1][shift << _MANTISSA_BITS | value >> shift] += 1
 
     def quantiles(self, shares: Sequence[float], now_ns: int) -> list[float]:
-        """For each share the smallest recent value that at least this share of values does not exceed; NaN without any."""
+        """For each share the smallest value that so large a share of recent ones does not exceed; NaN without any."""
         oldest = now_ns // SLICE_NS - SLICES
         recent: Counter[int] = Counter()
         for number, counts in self._slices:

@@ -207,6 +207,16 @@ def latencies(server: Server, model: str) -> dict[str, float]:
     return found
 
 
+BUCKETS = """
+model_metrics {
+  metric_control [ {
+    metric_identifier { family: "nv_inference_first_response_histogram_ms" }
+    histogram_options { buckets: [ 0, 1000000 ] }
+  } ]
+}
+"""
+
+
 def test_metric_tags_are_labels_and_backends_may_be_programs(tmp_path: Path) -> None:
     """A python-based backend is a model.py that stands outside of the repository, as Triton's vLLM backend does."""
     programs, repository = tmp_path / "backends", tmp_path / "models"
@@ -216,14 +226,23 @@ def test_metric_tags_are_labels_and_backends_may_be_programs(tmp_path: Path) -> 
     config = (EXAMPLES / "model_repository" / "add_sub" / "config.pbtxt").read_text()
     tags = 'metric_tags { key: "team" value: "search" }'
     (repository / "sums" / "config.pbtxt").write_text(config.replace('"python"', '"adder"') + tags)
-    with serving("--model-repository", str(repository), f"--backend-directory={programs}") as server:
-        server.wait_for_log(r"ready: 1 models: sums 1")
+    shutil.copytree(EXAMPLES / "model_repository" / "repeat", repository / "repeat")
+    with (repository / "repeat" / "config.pbtxt").open("a") as file:
+        file.write(BUCKETS)
+    flags = (f"--backend-directory={programs}", "--metrics-config=histogram_latencies=true")
+    with serving("--model-repository", str(repository), *flags) as server:
+        server.wait_for_log(r"ready: 2 models: repeat 1, sums 1")
         client = triton_http.InferenceServerClient(server.url.removeprefix("http://"))
         ones = np.ones((1, 16), np.float32)
         result = client.infer("sums", infer_inputs(triton_http, INPUT0=ones, INPUT1=ones))
         assert (result.as_numpy("OUTPUT0") == 2).all()
         client.close()
+        server.post("/v2/models/repeat/generate_stream", {"IN": [1, 2]})
         lines = httpx.get(server.operator + "/metrics").text.splitlines()
+        first = "nv_inference_first_response_histogram_ms_bucket"
+        found = [line.partition(",le=")[2] for line in lines if line.startswith(first)]
+        assert found == ['"0"} 0', '"1e+06"} 1', '"+Inf"} 1']
+        assert "summary" not in "".join(lines)
         assert 'nv_inference_count{model="sums",version="1",_team="search"} 1' in lines
 
 

@@ -25,6 +25,7 @@ from penstock.classic.base import (
 from penstock.classic.messages import InferRequest
 from penstock.classic.model import ClassicModel, load_model
 from penstock.classic.model_config import ModelConfig
+from penstock.classic.rate_limiter import RateLimiter
 from penstock.classic.tensors import Array, Tensor, datatype_of
 from penstock.engines.errors import PenstockError
 
@@ -164,7 +165,7 @@ class FakeAsyncInstance(AsyncInstance):
         self.changed.set()
 
 
-async def load(config: ModelConfig, backend: Backend) -> ClassicModel:
+async def load(config: ModelConfig, backend: Backend, limiter: RateLimiter | None = None) -> ClassicModel:
     context = ModelContext(
         name=config.name,
         version=1,
@@ -173,14 +174,16 @@ async def load(config: ModelConfig, backend: Backend) -> ClassicModel:
         version_folder=Path("1"),
         host=cast(Host, None),
     )
-    return await load_model(context, backend)
+    return await load_model(context, backend, limiter)
 
 
 @asynccontextmanager
-async def served(config: ModelConfig, execute: Execute | FunctionBackend = echo) -> AsyncIterator[ClassicModel]:
+async def served(
+    config: ModelConfig, execute: Execute | FunctionBackend = echo, limiter: RateLimiter | None = None
+) -> AsyncIterator[ClassicModel]:
     """The model, loaded and at the end stopped; all instances execute this function."""
     backend = execute if isinstance(execute, FunctionBackend) else FunctionBackend(lambda context: execute)
-    model = await load(config, backend)
+    model = await load(config, backend, limiter)
     try:
         yield model
     finally:

@@ -58,6 +58,10 @@ class DynamicBatcher(Generic[W]):
         """Requests that end now without having been executed."""
         return self.queue.expire(now_ns)
 
+    def due(self, now_ns: int, instance: int = 0) -> bool:
+        """Whether `take` would give a batch."""
+        return bool(self.queue) and (not self._dynamic or bool(self._next_batch(now_ns)))
+
     def take(self, now_ns: int, instance: int = 0) -> list[W]:
         """The next batch, for whichever instance; empty when nothing is to be executed now. Call `expire` first."""
         if not self.queue:

@@ -17,6 +17,7 @@ from penstock.classic.fine_timer import FineTimer
 from penstock.classic.instances import Instance
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.model_config import ModelConfig
+from penstock.classic.model_limits import ModelLimits
 from penstock.classic.ordering import ResponseOrder
 from penstock.classic.outbox import Outbox
 from penstock.classic.queue import DEADLINE_TEXT
@@ -49,15 +50,22 @@ class ClassicModel:
     """
 
     def __init__(
-        self, context: ModelContext, backend_model: BackendModel, sequences: SequenceBatcher | None = None
+        self,
+        context: ModelContext,
+        backend_model: BackendModel,
+        sequences: SequenceBatcher | None = None,
+        limits: ModelLimits | None = None,
     ) -> None:
-        """`sequences` is there for a configuration with `sequence_batching`."""
+        """`sequences` is there for a configuration with `sequence_batching`, `limits` where the rate limiter is on."""
         self.signature = ModelSignature(context.config)
         self.statistics = ModelStatistics()
         self._context = context
         self._backend_model = backend_model
         self._loop = asyncio.get_running_loop()
         self._sequences = sequences
+        self._limits = limits
+        if limits is not None:
+            limits.attach(self._soon)
         config = context.config
         self._batcher: DynamicBatcher[Call] | SequenceBatcher = (
             DynamicBatcher(config) if sequences is None else sequences
@@ -153,6 +161,8 @@ class ClassicModel:
                 self._timer.cancel()
             if self._fine_timer is not None:
                 self._fine_timer.close()
+            if self._limits is not None:
+                self._limits.close()
         for instance in self._instances:
             instance.close()
         await asyncio.gather(*(instance.closed() for instance in self._instances))
@@ -185,13 +195,14 @@ class ClassicModel:
 
     def _dispatch(self) -> None:
         """Gives batches to idle instances, ends requests whose time is over, and sees to it that it is called again."""
-        batcher = self._batcher
+        batcher, limits = self._batcher, self._limits
         now = monotonic_ns()
         for call, error in batcher.expire(now):
             self.statistics.pending -= 1
             self._fail(call, error, "REJECTED" if isinstance(error, OverloadedError) else "CANCELED")
         wake = batcher.next_expiry()
         delay_ends = 0
+        refused = set()
         for number, instance in enumerate(self._instances):
             if not batcher:
                 break
@@ -200,14 +211,22 @@ class ClassicModel:
             if not instance.ready:
                 instance.recover()
                 continue
+            if limits is not None and batcher.due(now, number) and not limits.acquire(number):
+                refused.add(number)
+                continue
             calls = batcher.take(now, number)
             if calls:
+                if limits is not None:
+                    limits.started(number)
                 self._start(instance, calls)
                 continue
             if batcher.delay_ends and (not delay_ends or batcher.delay_ends < delay_ends):
                 delay_ends = batcher.delay_ends
             if batcher.shared:
+                refused.clear()
                 break
+        if limits is not None:
+            limits.wait(refused if batcher else ())
         if delay_ends:
             self._wait_for_more(delay_ends)
         if wake is not None:
@@ -260,11 +279,15 @@ class ClassicModel:
     # From here back to the caller.
 
     def changed(self, batch: ExecBatch | None = None) -> None:
+        if self._limits is not None:
+            self._limits.ended(self._instances)
         if self._sequences is not None:
             self._sequences_changed(self._sequences, batch)
             self._dispatch()
         elif self._batcher:
             self._dispatch()
+        if self._limits is not None:
+            self._limits.settle()
         if all(instance.lost is not None for instance in self._instances):
             self._refusal = self._refusal or self._instances[0].lost
             self._fail_all(self._instances[0].lost or NotReadyError("the model is lost"))

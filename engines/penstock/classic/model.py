@@ -18,6 +18,8 @@ from penstock.classic.base import (
 from penstock.classic.classic_model import ClassicModel
 from penstock.classic.groups import instance_contexts
 from penstock.classic.instances import Instance, TaskInstance, ThreadInstance
+from penstock.classic.model_limits import ModelLimits, has_rate_limits
+from penstock.classic.rate_limiter import RateLimiter
 from penstock.classic.sequences.batcher import SequenceBatcher
 from penstock.engines.errors import EngineError, PenstockError
 
@@ -29,8 +31,10 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 
-async def load_model(context: ModelContext, backend: Backend) -> ClassicModel:
+async def load_model(context: ModelContext, backend: Backend, limiter: RateLimiter | None = None) -> ClassicModel:
     """A model version that serves: loaded by its backend, with all instances of its groups, these in parallel.
+
+    `limiter` is that of the server, where it has one.
 
     Raises PenstockError or ValueError when any of it fails; what had been loaded until then is unloaded. When the task
     is cancelled, instances in processes end at once; threads cannot be stopped, and it ends after those that load.
@@ -39,9 +43,27 @@ async def load_model(context: ModelContext, backend: Backend) -> ClassicModel:
     sequences = None
     if context.config.HasField("sequence_batching"):
         sequences = await asyncio.to_thread(SequenceBatcher, context.config, context.model_folder, len(contexts))
+    limits = None
+    if limiter is not None and has_rate_limits(context.config):
+        limits = ModelLimits(context.config, limiter)
+    try:
+        return await _load(context, backend, contexts, sequences, limits)
+    except BaseException:
+        if limits is not None:
+            limits.close()
+        raise
+
+
+async def _load(
+    context: ModelContext,
+    backend: Backend,
+    contexts: Sequence[InstanceContext],
+    sequences: SequenceBatcher | None,
+    limits: ModelLimits | None,
+) -> ClassicModel:
     backend_model = await _in_thread(backend.load_model, context, _unload_model)
     try:
-        model = ClassicModel(context, backend_model, sequences)
+        model = ClassicModel(context, backend_model, sequences, limits)
         loads = [_load_instance(backend_model, one) for one in contexts]
         loaded = await _all(loads, _unload_instance)
     except BaseException:

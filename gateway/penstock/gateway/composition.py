@@ -61,6 +61,7 @@ from penstock.gateway.repository.checking import RepositoryCheck, Verdict
 from penstock.gateway.repository.classic_loader import classic_loaders
 from penstock.gateway.repository.manager import ModelRepository
 from penstock.gateway.repository.planning import Loader
+from penstock.gateway.repository.rate_limits import build_rate_limiter
 from penstock.gateway.repository.settings import RepositorySettings
 from penstock.gateway.repository.storage import Repository
 from penstock.gateway.responses.service import ResponseService
@@ -128,7 +129,8 @@ def _loaders(
     config: Config, settings: RepositorySettings, dataplane: DataPlane, budget: MemoryBudget, board: LoadingBoard
 ) -> Callable[[str], Loader]:
     """By the backend's name."""
-    classic = classic_loaders(settings.backend_options)
+    limiter = build_rate_limiter(config.repository.rate_limit, config.repository.rate_limit_resource)
+    classic = classic_loaders(settings.backend_options, limiter)
 
     async def build(own: Config, name: str) -> LoadedModel:
         check_installed(own.model.engine)

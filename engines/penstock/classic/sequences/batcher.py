@@ -180,6 +180,10 @@ class SequenceBatcher:
             heapq.heappop(expiries)
         return expiries[0][0] if expiries else None
 
+    def due(self, now_ns: int, instance: int) -> bool:
+        """Whether `take` would give a batch."""
+        return self._strategy.due(instance, now_ns)
+
     def take(self, now_ns: int, instance: int) -> list[Call]:
         """The next batch of an instance that executes nothing; empty when there is none now. Call `expire` first."""
         sequences = self._strategy.take(instance, now_ns)

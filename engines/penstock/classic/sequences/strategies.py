@@ -25,6 +25,10 @@ class Strategy(Protocol):
         """Its first request, if it was ready, must not be executed."""
         ...
 
+    def due(self, instance: int, now_ns: int) -> bool:
+        """Whether `take` would give a batch."""
+        ...
+
     def take(self, instance: int, now_ns: int) -> list[Sequence | None]:
         """Those whose first request is in the next batch; None is a slot to be padded. They are withdrawn."""
         ...
@@ -60,18 +64,25 @@ class Direct:
         if sequence.slot is not None:
             self._ready[sequence.slot.instance].pop(sequence, None)
 
-    def take(self, instance: int, now_ns: int) -> list[Sequence | None]:
+    def due(self, instance: int, now_ns: int) -> bool:
         self.delay_ends = 0
         ready = self._ready[instance]
         if not ready:
-            return []
-        oldest = next(iter(ready.values()))
+            return False
         settings = self._settings
         if settings.delay_ns and settings.minimum_slot_utilization:
+            oldest = next(iter(ready.values()))
             used = len(ready) / settings.slots
             if used < settings.minimum_slot_utilization and now_ns < oldest.arrived_ns + settings.delay_ns:
                 self.delay_ends = oldest.arrived_ns + settings.delay_ns
-                return []
+                return False
+        return True
+
+    def take(self, instance: int, now_ns: int) -> list[Sequence | None]:
+        if not self.due(instance, now_ns):
+            return []
+        ready = self._ready[instance]
+        oldest = next(iter(ready.values()))
         # Those that cannot share a batch with the one that has waited longest go in a later one.
         indexes = {
             one.sequence.slot.index: one.sequence
@@ -104,6 +115,9 @@ class Oldest:
         ready = self._ready.pop(sequence, None)
         if ready is not None and sequence.slot is not None:
             self._batchers[sequence.slot.instance].remove(ready)
+
+    def due(self, instance: int, now_ns: int) -> bool:
+        return self._batchers[instance].due(now_ns)
 
     def take(self, instance: int, now_ns: int) -> list[Sequence | None]:
         batcher = self._batchers[instance]

@@ -171,6 +171,7 @@ PAIRS = frozenset(
     (
         *("backend_config", "cache_config", "trace_config", "metrics_config", "lora"),
         *("http_restricted_api", "grpc_restricted_protocol"),
+        "rate_limit_resource",
     )
 )
 """The same for values that have commas of their own: variables separate them by semicolons."""

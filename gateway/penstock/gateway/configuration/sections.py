@@ -309,6 +309,20 @@ class RepositoryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     response_cache_byte_size: Annotated[
         int, Meta(ge=0, description="bytes of a local response cache; 0: none, or that of --cache-config")
     ] = 0
+    rate_limit: Annotated[
+        Literal["off", "execution_count"],
+        Meta(
+            description="execution_count: instances of classic models wait for the resources that their "
+            "instance_group.rate_limiter names; off: it has no effect"
+        ),
+    ] = "off"
+    rate_limit_resource: Annotated[
+        tuple[Name, ...],
+        Meta(
+            description="how much there is of a resource, as NAME:COUNT, or NAME:COUNT:DEVICE for one device; default: "
+            "as much as one instance needs at most; may be repeated"
+        ),
+    ] = ()
     backend_directory: Annotated[str, Meta(description="folder with python-based backends, as NAME/model.py")] = ""
     backend_config: Annotated[
         tuple[Name, ...],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 _LOOP = "one event loop serves the port"
 _CACHE = "the response caches are part of the server"
-_RATE = "there is no rate limiter; instance groups bound what runs"
 _GPU_MEMORY = "backends manage their own memory"
 _HOST = "processes are placed by taskset or the container"
 _GONE = "it was Triton's own older name; see --disable-auto-complete-config"
@@ -27,8 +26,6 @@ TRITON_REFUSED: dict[str, str] = {
     "--log-format": _LOG,
     "--log-file": _LOG,
     "--cache-directory": _CACHE,
-    "--rate-limit": _RATE,
-    "--rate-limit-resource": _RATE,
     "--pinned-memory-pool-byte-size": _GPU_MEMORY,
     "--cuda-memory-pool-byte-size": _GPU_MEMORY,
     "--cuda-virtual-address-size": _GPU_MEMORY,

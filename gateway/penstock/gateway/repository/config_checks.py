@@ -24,6 +24,7 @@ from penstock.gateway.repository.config_fields import OWN_BACKENDS, SELF_PLACED_
 MAX_PRIORITY_LEVELS = 1024
 MAX_INSTANCES = 1024
 """Of one group and device. Both bounds are far above use, and keep a slip of the pen from taking all memory."""
+MAX_RESOURCE_NAME = 256
 
 _PLATFORMS = {
     "tensorrt": ("tensorrt_plan",),
@@ -58,6 +59,8 @@ def check_model(config: ModelConfig) -> None:
         _check_dynamic_batching(config.dynamic_batching, config)
     for group in config.instance_group:
         _check_group(group, config)
+    if config.backend in SELF_PLACED_BACKENDS:
+        _check_no_rate_limits(config)
     if config.response_cache.enable:
         _check_response_cache(config)
 
@@ -72,6 +75,15 @@ def _check_model_metrics(config: ModelConfig) -> None:
             raise InvalidRequestError(f"{subject}: {family} needs 1 to {_MAX_BUCKETS} buckets")
         if not all(map(math.isfinite, buckets)) or list(buckets) != sorted(set(buckets)):
             raise InvalidRequestError(f"{subject}: the buckets of {family} must be ascending numbers")
+
+
+def _check_no_rate_limits(config: ModelConfig) -> None:
+    if any(group.HasField("rate_limiter") for group in config.instance_group):
+        raise UnsupportedError(
+            f"instance_group.rate_limiter of model '{config.name}' is not supported: language models have the bounds of"
+            " their scheduler instead",
+            param="instance_group.rate_limiter",
+        )
 
 
 def _check_response_cache(config: ModelConfig) -> None:
@@ -162,6 +174,9 @@ def _check_group(group: ModelInstanceGroup, config: ModelConfig) -> None:
             raise InvalidRequestError(f"{subject} specifies invalid or unsupported gpu id, or one of them twice")
     elif group.kind != ModelInstanceGroup.KIND_AUTO:
         raise InvalidRequestError(f"{subject} has an unknown kind")
+    for resource in group.rate_limiter.resources:
+        if not resource.name.isprintable() or len(resource.name) > MAX_RESOURCE_NAME:
+            raise InvalidRequestError(f"{subject} has a rate limiter resource whose name is too long or not printable")
     for profile in group.profile:
         if not (profile.isascii() and profile.isdigit()):
             raise InvalidRequestError(f"{subject} specifies an invalid profile: a non-negative integer is expected")

@@ -54,6 +54,12 @@ def test_language_models_have_no_response_cache(backend: str) -> None:
         check_supported(config(f'backend: "{backend}" {IO} response_cache {{ enable: true }}'))
 
 
+@pytest.mark.parametrize("backend", ["vllm", "tensorrtllm", "penstock"])
+def test_language_models_have_no_rate_limits(backend: str) -> None:
+    with pytest.raises(UnsupportedError, match="language models have the bounds of their scheduler instead"):
+        check_supported(config(f'backend: "{backend}" {IO} instance_group {{ rate_limiter {{ priority: 2 }} }}'))
+
+
 def test_refusals_have_reasons() -> None:
     assert [
         path for path, treatment in FIELDS.items() if (treatment.fate is Fate.REFUSED) != bool(treatment.reason)
@@ -67,7 +73,6 @@ def test_refusals_have_reasons() -> None:
             "ensemble_scheduling.step.model_namespace",
             "ensemble_scheduling { step [ { model_name: 'x' model_namespace: 'y' } ] }",
         ),
-        ("instance_group.rate_limiter", "instance_group [ { rate_limiter { priority: 1 } } ]"),
         ("instance_group.secondary_devices", "instance_group [ { secondary_devices { device_id: 1 } } ]"),
         ("instance_group.passive", "instance_group [ { }, { passive: true } ]"),
         ("instance_group.host_policy", 'instance_group [ { host_policy: "numa_0" } ]'),
@@ -155,6 +160,7 @@ def test_all_refused_fields_are_tried_above() -> None:
         "model_transaction_policy { decoupled: true } version_policy { all { } }",
         "dynamic_batching { }",
         "instance_group [ { kind: KIND_CPU count: 3 } ]",
+        "instance_group [ { rate_limiter { resources [ { name: 'R' global: true count: 1 } ] priority: 2 } } ]",
         f"model_warmup [ {{ batch_size: 1 count: 2 inputs {{ key: 'I' value {{ {TENSOR} zero_data: true }} }} }} ]",
         f"model_warmup [ {{ inputs {{ key: 'I' value {{ {TENSOR} input_data_file: 'data/raw' }} }} }} ]",
     ],
@@ -230,6 +236,10 @@ REFUSED = [
     (
         BACKEND + "instance_group [ { count: 100000 } ]",
         f"instance group m_0 of model m asks for 100000 instances, the most is {MAX_INSTANCES}",
+    ),
+    (
+        BACKEND + "instance_group [ { rate_limiter { resources [ { name: 'a\\nb' } ] } } ]",
+        "instance group m_0 of model m has a rate limiter resource whose name is too long or not printable",
     ),
     (
         "backend: 'vllm' instance_group [ { kind: KIND_MODEL gpus: [ 0 ] } ]",

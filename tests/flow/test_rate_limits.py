@@ -28,6 +28,9 @@ from penstock.classic.model_config import ModelConfig
 from penstock.classic.rate_limiter import ANY_DEVICE, RateLimiter
 from penstock.engines.errors import InvalidRequestError, NotReadyError
 
+pytestmark = pytest.mark.timeout(30)
+"""What is never woken shows soon."""
+
 
 def limited(resources: str, *more: str, priority: int = 0, count: int = 1) -> ModelConfig:
     """`resources` as `R:2 Q:1`, the names in lower case are global."""
@@ -80,10 +83,14 @@ async def test_two_models_with_one_resource_never_execute_together(resources: st
     assert limiter.held == {}
 
 
-async def test_with_enough_of_the_resource_they_do() -> None:
+@pytest.mark.parametrize("resources", ["R:1", "R:0"])
+async def test_with_enough_of_the_resource_they_do(resources: str) -> None:
     limiter = RateLimiter({(ANY_DEVICE, "R"): 2})
     gates = Gate(), Gate()
-    async with served(limited("R:1"), gates[0], limiter) as first, served(limited("R:1"), gates[1], limiter) as second:
+    async with (
+        served(limited(resources), gates[0], limiter) as first,
+        served(limited(resources), gates[1], limiter) as second,
+    ):
         answers = [asyncio.ensure_future(model.infer(echo_request(1))) for model in (first, second)]
         await until(lambda: all(gate.batches for gate in gates))
         for gate in gates:
@@ -155,18 +162,21 @@ async def test_a_request_that_is_cancelled_while_it_waits_leaves_the_resource_to
     assert limiter.held == {}
 
 
-async def test_a_batch_that_still_grows_takes_no_resource() -> None:
+async def test_a_batch_that_still_grows_keeps_no_resource_from_others() -> None:
     delay = "dynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 60000000 }"
-    limiter = RateLimiter()
+    limiter, gate = RateLimiter(), Gate()
     async with (
-        served(limited("R:1", delay), echo, limiter) as slow,
-        served(limited("R:1"), echo, limiter) as quick,
+        served(limited("R:1"), gate, limiter) as holder,
+        served(limited("R:1 Q:1", delay), echo, limiter) as slow,
+        served(limited("Q:1"), echo, limiter) as quick,
     ):
+        first = asyncio.ensure_future(holder.infer(echo_request(1)))
+        await until(lambda: len(gate.batches) == 1)
         growing = [asyncio.ensure_future(slow.infer(echo_request(number))) for number in range(3)]
         await until(lambda: slow.queued == 3)
         await ask(quick, range(5))
-        assert limiter.held == {}
-        await asyncio.gather(*growing, slow.infer(echo_request(3)))
+        gate.open.set()
+        await asyncio.gather(first, *growing, slow.infer(echo_request(3)))
         assert slow.statistics.execution_count == 1
 
 

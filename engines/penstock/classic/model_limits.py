@@ -26,6 +26,7 @@ class ModelLimits:
             needs = {
                 (GLOBAL if getattr(resource, "global") else context.device_id, resource.name): resource.count
                 for resource in settings.resources
+                if resource.count
             }
             self._seats.append(Seat(needs, max(1, settings.priority)))
         limiter.enter(self._seats)

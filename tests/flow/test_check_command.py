@@ -37,6 +37,7 @@ def repository(tmp_path: Path) -> Path:
         "echo": ECHO,
         "elsewhere": 'backend: "nowhere"\n' + IO,
         "hinted": ECHO + "optimization {\n  priority: PRIORITY_MAX\n}\n",
+        "limited": ECHO + 'instance_group {\n  rate_limiter { resources { name: "R" count: 1 } }\n}\n',
         "of_echo": ENSEMBLE % (IO, "echo"),
         "of_refused": ENSEMBLE % (IO, "passive"),
         "of_wider": ENSEMBLE % (IO.replace("[ 4 ]", "[ 5 ]"), "echo"),
@@ -56,12 +57,15 @@ def test_every_model_is_judged(repository: Path, capsys: pytest.CaptureFixture[s
     results = {name: each["result"] for name, each in verdicts.items()}
     assert results == {
         **dict.fromkeys(("echo", "of_echo"), "works"),
-        **dict.fromkeys(("cached", "hinted"), "works differently"),
+        **dict.fromkeys(("cached", "hinted", "limited"), "works differently"),
         **dict.fromkeys(REFUSED, "refused"),
     }
     notes = {name: [(note["where"], note["text"]) for note in each["notes"]] for name, each in verdicts.items()}
     assert notes["hinted"] == [("hinted/config.pbtxt:5", "optimization.priority has no effect")]
     assert notes["cached"][0][0] == "cached/config.pbtxt:4"
+    [(where, text)] = notes["limited"]
+    assert where == "limited/config.pbtxt:5"
+    assert "has no effect: the server has the rate limiter off" in text
     [(where, text)] = notes["passive"]
     assert where == "passive/config.pbtxt:5"
     assert text.startswith("instance_group.passive of model 'passive' is not supported")
@@ -74,12 +78,13 @@ def test_every_model_is_judged(repository: Path, capsys: pytest.CaptureFixture[s
 def test_lines_for_people(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in REFUSED:
         (repository / name).rename(repository / f".{name}")
-    assert main(["check", str(repository), "--cache-config", "local,size=1000"]) == 0
+    flags = ["--cache-config", "local,size=1000", "--rate-limit", "execution_count"]
+    assert main(["check", str(repository), *flags]) == 0
     shown = capsys.readouterr().out
     assert shown == (
         "cached   works\necho     works\nhinted   works differently\n"
-        "           hinted/config.pbtxt:5: optimization.priority has no effect\nof_echo  works\n"
-        "4 models: 3 works, 1 works differently, 0 refused\n"
+        "           hinted/config.pbtxt:5: optimization.priority has no effect\n"
+        "limited  works\nof_echo  works\n5 models: 4 works, 1 works differently, 0 refused\n"
     )
 
 

@@ -122,7 +122,9 @@ def check_models(config: Config, gpus: int | None) -> list[Verdict]:
     dataplane = build_dataplane(config, WorkPools(), board)
     backends = _loaders(config, settings, dataplane, build_budget(config, GpuMetrics()), board)
     cache = build_cache(config.repository.cache_config, config.repository.response_cache_byte_size)
-    return RepositoryCheck(settings, backends, has_cache=cache is not None).verdicts(_repositories(config))
+    limits_rates = config.repository.rate_limit != "off"
+    check = RepositoryCheck(settings, backends, has_cache=cache is not None, limits_rates=limits_rates)
+    return check.verdicts(_repositories(config))
 
 
 def _loaders(

@@ -11,6 +11,7 @@ from penstock.classic.base import InferModel
 from penstock.classic.ensemble.plan import Step, is_ensemble, make_plan
 from penstock.classic.ensemble.wiring import wire
 from penstock.classic.model_config import ModelConfig
+from penstock.classic.model_limits import has_rate_limits
 from penstock.classic.signature import ModelSignature
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, PenstockError
 from penstock.gateway.repository.catalogue import Catalogue
@@ -76,14 +77,20 @@ class _Model:
 
 class RepositoryCheck:
     """`backends` gives what completes the configurations of a backend, and raises ValueError for unknown ones.
-    `has_cache`: the server would have a response cache."""
+    `has_cache`: the server would have a response cache. `limits_rates`: its rate limiter would be on."""
 
     def __init__(
-        self, settings: RepositorySettings, backends: Callable[[str], Completer], *, has_cache: bool = False
+        self,
+        settings: RepositorySettings,
+        backends: Callable[[str], Completer],
+        *,
+        has_cache: bool = False,
+        limits_rates: bool = False,
     ) -> None:
         self._settings = settings
         self._backends = backends
         self._has_cache = has_cache
+        self._limits_rates = limits_rates
 
     def verdicts(self, repositories: Sequence[Repository]) -> list[Verdict]:
         """One for each model, by name. Raises EngineError for a repository that cannot be read."""
@@ -130,6 +137,9 @@ class RepositoryCheck:
         if config.response_cache.enable and not self._has_cache:
             text = "every request is computed: the server has no response cache (--cache-config)"
             yield model.note(text, "response_cache.enable")
+        if has_rate_limits(config) and not self._limits_rates:
+            path = "instance_group.rate_limiter"
+            yield model.note(f"{path} has no effect: the server has the rate limiter off (--rate-limit)", path)
 
 
 def _check_ensemble(model: _Model, models: Mapping[str, _Model], above: tuple[str, ...]) -> None:

@@ -23,6 +23,7 @@ from helpers_classic import (
     until,
 )
 from penstock.classic.base import Batch
+from penstock.classic.messages import InferResponse
 from penstock.classic.model import ClassicModel
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.rate_limiter import ANY_DEVICE, RateLimiter
@@ -67,6 +68,13 @@ class Watch:
 async def ask(model: ClassicModel, numbers: Iterable[int]) -> None:
     answers = await asyncio.gather(*(model.infer(echo_request(number)) for number in numbers))
     assert len(answers) == len(list(numbers))
+
+
+async def executing(model: ClassicModel, gate: Gate) -> asyncio.Future[InferResponse]:
+    """A request that the model executes until the gate is opened."""
+    asked = asyncio.ensure_future(model.infer(echo_request(1)))
+    await until(lambda: len(gate.batches) == 1)
+    return asked
 
 
 @pytest.mark.parametrize("resources", ["R:1", "r:1"])
@@ -133,8 +141,7 @@ async def test_who_waits_for_a_resource_does_not_hold_up_one_that_needs_another(
         served(limited("R:1 Q:1"), echo, limiter) as waiting,
         served(limited("S:1"), echo, limiter) as other,
     ):
-        first = asyncio.ensure_future(holder.infer(echo_request(1)))
-        await until(lambda: len(gate.batches) == 1)
+        first = await executing(holder, gate)
         second = asyncio.ensure_future(waiting.infer(echo_request(2)))
         await ask(other, range(5))
         assert not second.done()
@@ -149,8 +156,7 @@ async def test_a_request_that_is_cancelled_while_it_waits_leaves_the_resource_to
         served(limited("R:1"), echo, limiter) as gone,
         served(limited("R:1"), echo, limiter) as last,
     ):
-        first = asyncio.ensure_future(holder.infer(echo_request(1)))
-        await until(lambda: len(gate.batches) == 1)
+        first = await executing(holder, gate)
         cancelled = asyncio.ensure_future(gone.infer(echo_request(2)))
         await until(lambda: gone.queued == 1)
         third = asyncio.ensure_future(last.infer(echo_request(3)))
@@ -170,8 +176,7 @@ async def test_a_batch_that_still_grows_keeps_no_resource_from_others() -> None:
         served(limited("R:1 Q:1", delay), echo, limiter) as slow,
         served(limited("Q:1"), echo, limiter) as quick,
     ):
-        first = asyncio.ensure_future(holder.infer(echo_request(1)))
-        await until(lambda: len(gate.batches) == 1)
+        first = await executing(holder, gate)
         growing = [asyncio.ensure_future(slow.infer(echo_request(number))) for number in range(3)]
         await until(lambda: slow.queued == 3)
         await ask(quick, range(5))

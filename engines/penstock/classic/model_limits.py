@@ -20,6 +20,8 @@ class ModelLimits:
         """Raises InvalidRequestError for more than there is of a resource, ValueError for groups that cannot be."""
         self._limiter = limiter
         self._executing: set[int] = set()
+        self._asking: set[int] = set()
+        """Those that wait, or hold what they have waited for and do not execute yet."""
         self._seats = []
         for group, context in grouped_instances(config):
             settings = group.rate_limiter
@@ -38,10 +40,12 @@ class ModelLimits:
 
     def acquire(self, number: int) -> bool:
         """Whether the instance may execute a batch now; if not, it waits."""
+        self._asking.add(number)
         return self._limiter.acquire(self._seats[number])
 
     def started(self, number: int) -> None:
         """The instance executes a batch."""
+        self._asking.discard(number)
         self._executing.add(number)
 
     def ended(self, instances: Sequence[Instance]) -> None:
@@ -52,9 +56,9 @@ class ModelLimits:
 
     def wait(self, numbers: Collection[int]) -> None:
         """Only these have a batch and wait; what others have got without need, they give back."""
-        for number, seat in enumerate(self._seats):
-            if number not in numbers and number not in self._executing:
-                self._limiter.decline(seat)
+        for number in self._asking.difference(numbers):
+            self._asking.remove(number)
+            self._limiter.decline(self._seats[number])
         self.settle()
 
     def settle(self) -> None:

@@ -81,6 +81,9 @@ class RateLimiter:
         if not seat.waits:
             for resource in seat.needs:
                 seat.start[resource] = max(seat.finish.get(resource, 0), self._reached.get(resource, 0))
+            if not self._waiting and self._fits(seat):
+                self._take(seat)
+                return True
             seat.waits = self._stale = True
             self._waiting.append(seat)
         self.settle(seat)
@@ -127,9 +130,10 @@ class RateLimiter:
         return max(0, min(seat.start[resource] - self._reached.get(resource, 0) for resource in seat.needs))
 
     def _fits(self, seat: Seat) -> bool:
-        return all(
-            self.held.get(resource, 0) + count <= self._limits[resource] for resource, count in seat.needs.items()
-        )
+        for resource, count in seat.needs.items():
+            if self.held.get(resource, 0) + count > self._limits[resource]:
+                return False
+        return True
 
     def _take(self, seat: Seat) -> None:
         seat.waits, seat.holds = False, True

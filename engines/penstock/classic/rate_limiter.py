@@ -42,8 +42,8 @@ class Seat:
 
 class RateLimiter:
     def __init__(self, amounts: Mapping[Resource, int] | None = None) -> None:
-        """`amounts` of resources, by device or ANY_DEVICE. Without any, there is as much of a resource as the one
-        instance that needs most of it; with some, there is nothing of those that are not named."""
+        """`amounts` of resources, by device or ANY_DEVICE; that of a resource without an entry is 0. With no amounts at
+        all there is as much of each resource as the instance that needs most of it."""
         self._amounts = dict(amounts or {})
         self._seats: dict[Seat, None] = {}
         self._limits: dict[Resource, int] = {}
@@ -54,7 +54,7 @@ class RateLimiter:
         self._waiting: list[Seat] = []
         """Those that have waited longest first."""
         self._stale = False
-        """Someone who waits may be served now."""
+        """Something has changed since `settle`: one that waits may be served now."""
 
     def enter(self, seats: Iterable[Seat]) -> None:
         """The instances of a model. Raises InvalidRequestError, in Triton's words, when they could never execute."""

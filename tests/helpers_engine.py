@@ -50,22 +50,30 @@ class Driver:
         self._next_id = 1
 
     def add(
-        self, prompt: Sequence[int], max_tokens: int, n: int = 1, adapter: str = "", **params: Any
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        n: int = 1,
+        adapter: str = "",
+        *,
+        tenant: str = "",
+        keep: int = 0,
+        **params: Any,
     ) -> tuple[int, ...]:
-        """Greedy unless told otherwise, and never ended by EOS."""
+        """Greedy unless told otherwise, and never ended by EOS. `keep`: `AddRequest.cache_retention`."""
         sampling = SamplingParams(**{"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, **params})
-        return self._add(prompt, sampling, n, adapter)
+        return self._add(prompt, sampling, n, adapter, tenant=tenant, cache_retention=keep)
 
     def pool(self, prompt: Sequence[int], normalize: bool = False, adapter: str = "") -> int:
         """Asks for a vector: `ends` will have it."""
         return self._add(prompt, PoolingParams(normalize=normalize), 1, adapter)[0]
 
     def _add(
-        self, prompt: Sequence[int], params: SamplingParams | PoolingParams, n: int, adapter: str
+        self, prompt: Sequence[int], params: SamplingParams | PoolingParams, n: int, adapter: str, **fields: Any
     ) -> tuple[int, ...]:
         ids = tuple(range(self._next_id, self._next_id + n))
         self._next_id += n
-        self._inbox.append(AddRequest(ids, list(prompt), params, arrival_time=self.now, adapter=adapter))
+        self._inbox.append(AddRequest(ids, list(prompt), params, arrival_time=self.now, adapter=adapter, **fields))
         self.tokens.update((i, []) for i in ids)
         return ids
 

@@ -2,8 +2,10 @@
 
 from penstock.kvcache.groups import KVGroup, largest_chunk, longest_request
 from penstock.kvcache.hashing import BlockHasher
+from penstock.kvcache.integrity import IntegrityError
 from penstock.kvcache.manager import KVCacheManager
-from penstock.kvcache.pool import BlockHash, BlockPool, IntegrityError
+from penstock.kvcache.pool import BlockHash, BlockPool
+from penstock.kvcache.retention import Retention
 from penstock.kvcache.table import NO_BLOCK, BlockTables, Growth, HashChain
 from penstock.kvcache.tier import BlockSave, BlockTier
 
@@ -20,6 +22,7 @@ __all__ = [
     "IntegrityError",
     "KVCacheManager",
     "KVGroup",
+    "Retention",
     "largest_chunk",
     "longest_request",
 ]

@@ -16,7 +16,9 @@ from typing import Any
 
 from penstock.kvcache.groups import KVGroup, blocks_of_request
 from penstock.kvcache.hashing import BlockHasher
-from penstock.kvcache.pool import BlockHash, BlockPool, require
+from penstock.kvcache.integrity import require
+from penstock.kvcache.pool import BlockHash, BlockPool
+from penstock.kvcache.retention import Retention
 from penstock.kvcache.table import NO_BLOCK, BlockTable, BlockTables, Growth, HashChain
 from penstock.kvcache.tier import BlockSave, BlockTier
 
@@ -374,6 +376,12 @@ class KVCacheManager:
                     self._computing.pop(block_hash, None)  # others need not compute it any more
             table.num_published = count
         self._set_marks(tables)
+
+    def keep(self, chains: Chains, num_tokens: int, retention: Retention, now: float) -> None:
+        """The cached blocks of a sequence's first `num_tokens` are evicted later than others' (`BlockPool.mark`)."""
+        for g, chain in enumerate(chains):
+            hashes = chain.hashes[: num_tokens // chain.block_size]
+            self.pool.mark([_key(block_hash, g) for block_hash in hashes], retention, now)
 
     def trim(self, tables: BlockTables, num_computed: int) -> None:
         """Gives back the blocks that no token from position `num_computed` on reads."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from penstock.kvcache.integrity import require
+from penstock.kvcache.retention import Marks, Retention
+
 BlockHash = bytes
 
 
@@ -13,9 +16,11 @@ class BlockPool:
 
     - referenced: `ref_count > 0`, named by that many block tables
     - blank: free, holds nothing worth keeping
-    - evictable: free, but its contents are in the prefix cache; least recently used first
+    - evictable: free, but its contents are in the prefix cache; least recently used first, and those that are marked
+      after all others
 
-    Every operation is O(1) per block. Blank blocks are handed out before cached ones are evicted.
+    Every operation is O(1) per block, but for a tenant's first marks (`Marks`). Blank blocks are handed out before
+    cached ones are evicted.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -27,6 +32,9 @@ class BlockPool:
         self._hashes: list[BlockHash | None] = [None] * num_blocks
         self._blank = list(range(num_blocks - 1, -1, -1))
         self._evictable: OrderedDict[int, None] = OrderedDict()
+        self._marked: OrderedDict[int, None] = OrderedDict()
+        """The evictable blocks with a mark; `_evictable` has those without."""
+        self._marks = Marks(num_blocks // 2)
         self._by_hash: dict[BlockHash, int] = {}
         self.evicted: list[tuple[int, BlockHash]] | None = None
         """Cached blocks that were handed out since the list was last emptied, in order; None: nobody asks. Their
@@ -35,7 +43,12 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks that can be allocated, evictable ones included."""
-        return len(self._blank) + len(self._evictable)
+        return len(self._blank) + len(self._evictable) + len(self._marked)
+
+    @property
+    def num_marked(self) -> int:
+        """Blocks with a mark, referenced or not: at most half of all."""
+        return len(self._marks.by_block)
 
     @property
     def num_cached(self) -> int:
@@ -67,15 +80,15 @@ class BlockPool:
 
     def retain(self, block_ids: Sequence[int]) -> None:
         """One more reference to each; an evictable block is in use again."""
-        ref_counts = self._ref_counts
+        ref_counts, marks = self._ref_counts, self._marks.by_block
         for block_id in block_ids:
             if not ref_counts[block_id]:
-                del self._evictable[block_id]
+                del (self._marked if block_id in marks else self._evictable)[block_id]
             ref_counts[block_id] += 1
 
     def release(self, block_ids: Sequence[int]) -> None:
         """One reference less to each. Of the blocks freed here, the first in order are evicted first."""
-        ref_counts = self._ref_counts
+        ref_counts, marks = self._ref_counts, self._marks.by_block
         for block_id in block_ids:
             count = ref_counts[block_id] - 1
             if count < 0:
@@ -85,7 +98,7 @@ class BlockPool:
                 if self._hashes[block_id] is None:
                     self._blank.append(block_id)
                 else:
-                    self._evictable[block_id] = None
+                    (self._marked if block_id in marks else self._evictable)[block_id] = None
 
     def lookup(self, block_hash: BlockHash) -> int | None:
         """The block that holds these contents. Retain it before the next allocation."""
@@ -102,9 +115,32 @@ class BlockPool:
         self._hashes[block_id] = block_hash
         return True
 
+    def mark(self, block_hashes: Sequence[BlockHash], retention: Retention, now: float) -> None:
+        """Those of a prompt's blocks that are cached, from its beginning, are evicted after unmarked ones until the
+        time is over. As many as may be marked at all; where a mark has to give way, the prompt's end goes first."""
+        known = [self._by_hash[each] for each in block_hashes if each in self._by_hash]
+        for block_id in reversed(known[: self._marks.limit]):
+            displaced = self._marks.add(block_id, retention, now)
+            if displaced is not None and displaced in self._marked:
+                del self._marked[displaced]
+                self._evictable[displaced] = None
+            if not self._ref_counts[block_id]:
+                self._evictable.pop(block_id, None)
+                self._marked[block_id] = None
+                self._marked.move_to_end(block_id)
+
+    def expire(self, now: float) -> None:
+        """Ends marks. Blocks whose time is over are the next to be evicted: nobody has asked for more since."""
+        for block_id in reversed(self._marks.expire(now)):
+            if block_id in self._marked:
+                del self._marked[block_id]
+                self._evictable[block_id] = None
+                self._evictable.move_to_end(block_id, last=False)
+
     def cached_blocks(self) -> list[tuple[int, BlockHash]]:
         """All blocks of the prefix cache: those in use, then the others, those that would be evicted last first."""
-        free = [(block_id, self._hashes[block_id]) for block_id in reversed(self._evictable)]
+        order = [*reversed(self._marked), *reversed(self._evictable)]
+        free = [(block_id, self._hashes[block_id]) for block_id in order]
         in_use = [(block_id, known) for known, block_id in self._by_hash.items() if self._ref_counts[block_id]]
         return in_use + [(block_id, known) for block_id, known in free if known is not None]
 
@@ -113,11 +149,17 @@ class BlockPool:
         for block_id in self._by_hash.values():
             self._hashes[block_id] = None
         self._by_hash.clear()
-        self._blank.extend(self._evictable)
-        self._evictable.clear()
+        for queue in (self._evictable, self._marked):
+            self._blank.extend(queue)
+            queue.clear()
+        self._marks.clear()
 
     def _evict(self) -> int:
-        block_id, _ = self._evictable.popitem(last=False)
+        if self._evictable:
+            block_id, _ = self._evictable.popitem(last=False)
+        else:
+            block_id, _ = self._marked.popitem(last=False)
+            self._marks.remove(block_id)
         block_hash = self._hashes[block_id]
         if block_hash is not None:
             del self._by_hash[block_hash]
@@ -129,7 +171,7 @@ class BlockPool:
 
     def check_integrity(self) -> None:
         """Raises IntegrityError unless every block is in exactly one place and the prefix cache names real contents."""
-        blank, evictable = set(self._blank), set(self._evictable)
+        blank, evictable = set(self._blank), set(self._evictable) | set(self._marked)
         referenced = {b for b, count in enumerate(self._ref_counts) if count > 0}
         require(len(blank) == len(self._blank), "a block is blank twice")
         require(not blank & evictable and not (blank | evictable) & referenced, "a block is in two places")
@@ -137,13 +179,8 @@ class BlockPool:
         require(all(self._hashes[b] is None for b in blank), "a blank block has a hash")
         require(all(self._hashes[b] is not None for b in evictable), "an evictable block has no hash")
         by_block = {b: h for b, h in enumerate(self._hashes) if h is not None}
+        self._marks.check_integrity()
+        require(all(b in self._marks.by_block for b in self._marked), "a block without a mark is evicted late")
+        require(not any(b in self._marks.by_block for b in self._evictable), "a marked block is evicted early")
+        require(all(b in by_block for b in self._marks.by_block), "a block that is not cached has a mark")
         require(by_block == {b: h for h, b in self._by_hash.items()}, "index and block hashes differ")
-
-
-class IntegrityError(AssertionError):
-    """The book-keeping contradicts itself: always a bug here, never the caller's fault."""
-
-
-def require(condition: bool, message: str) -> None:
-    if not condition:
-        raise IntegrityError(message)

@@ -6,7 +6,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from penstock.kvcache.pool import BlockHash, require
+from penstock.kvcache.integrity import require
+from penstock.kvcache.pool import BlockHash
 
 
 class BlockSave(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from hypothesis import note
@@ -17,8 +18,10 @@ from penstock.kvcache import (
     HashChain,
     KVCacheManager,
     KVGroup,
+    Retention,
 )
 from penstock.kvcache.groups import blocks_of_request
+from penstock.kvcache.retention import Mark
 from unit.kvcache.profiles import MACHINE_TIMEOUT, machine_settings
 
 pytestmark = MACHINE_TIMEOUT
@@ -52,6 +55,9 @@ class KVMachine(RuleBasedStateMachine):
         super().__init__()
         self.live: list[Sequence] = []
         self.histories: list[list[int]] = [[0, 1, 0, 1, 0, 1, 0, 1]]
+        self.now = 0.0
+        self.promised: dict[bytes, float] = {}
+        """Until when each block should be kept that a request has asked to keep."""
 
     @initialize(
         num_blocks=st.integers(1, 16),
@@ -67,6 +73,7 @@ class KVMachine(RuleBasedStateMachine):
         if tier is not None:
             tier.open()
         self.kv = KVCacheManager(num_blocks, groups, enable_prefix_caching=caching, hasher=self.hasher, tier=tier)
+        self._evict, self.kv.pool._evict = self.kv.pool._evict, self._checked_evict  # type: ignore[method-assign]
         self.contents: list[list[Slot | None]] = [[None] * 4 for _ in range(num_blocks)]
         self.store: list[list[Slot | None]] = [[None] * 4 for _ in range(num_slots)]
         self.writing: list[tuple[BlockSave, list[Slot | None]]] = []
@@ -185,6 +192,38 @@ class KVMachine(RuleBasedStateMachine):
         if self.live:
             self._free(data.draw(st.sampled_from(self.live)))
 
+    @rule(data=st.data(), seconds=st.sampled_from([2, 5]), tenant=st.sampled_from(["a", "b", "c"]))
+    def keep(self, data: st.DataObject, seconds: int, tenant: str) -> None:
+        """No tenant falls below an equal share because of this one, and this one gets its own."""
+        if not self.live:
+            return
+        sequence = data.draw(st.sampled_from(self.live))
+        num_tokens = data.draw(st.integers(0, len(sequence.tokens)))
+        before, limit = self._marks_of_tenants(), self.kv.pool.num_blocks // 2
+        hashes = [
+            block_hash + bytes((g,)) * bool(g)
+            for g, chain in enumerate(sequence.chains)
+            for block_hash in chain.hashes[: num_tokens // chain.block_size]
+        ]
+        known = [block_hash for block_hash in hashes if self.kv.pool.lookup(block_hash) is not None]
+        taken = {b for b, mark in self._marks().items() if mark.retention.tenant != tenant}
+        shared = taken & {self._cached()[block_hash] for block_hash in known}
+        self.kv.keep(sequence.chains, num_tokens, Retention(seconds, tenant), self.now)
+        for block_hash in known:
+            until = self.now + seconds
+            self.promised[block_hash] = max(self.promised.get(block_hash, until), until)
+        after = self._marks_of_tenants()
+        share = limit // max(1, len(before.keys() | {tenant}))
+        if not shared:  # else a mark may have changed its owner
+            assert all(after[other] >= min(before[other], share) for other in before.keys() - {tenant})
+            assert after[tenant] >= min(len(known), share)
+
+    @rule(seconds=st.integers(0, 3))
+    def wait(self, seconds: int) -> None:
+        self.now += seconds
+        self.kv.pool.expire(self.now)
+        assert all(mark.until > self.now for mark in self._marks().values())
+
     @rule(count=st.integers(1, 3), succeeds=st.sampled_from([True, True, True, False]))
     def write_saves(self, count: int, succeeds: bool) -> None:
         """The store has done the oldest writes, perhaps after the tier was cleared."""
@@ -197,7 +236,8 @@ class KVMachine(RuleBasedStateMachine):
     @rule()
     def clear_cache(self) -> None:
         self.kv.clear_cache()
-        assert self.kv.pool.num_cached == 0
+        assert self.kv.pool.num_cached == self.kv.pool.num_marked == 0
+        self.promised.clear()
         assert self.kv.tier is None or not self.kv.tier.num_kept
         self.writing.clear()
 
@@ -251,6 +291,22 @@ class KVMachine(RuleBasedStateMachine):
         self.histories = [*self.histories[-9:], sequence.tokens]
         self.kv.free(sequence.tables)
 
+    def _checked_evict(self) -> int:
+        """A block that is kept goes only when there are no others."""
+        pool = self.kv.pool
+        free = {b for b in self._cached().values() if not pool.ref_count(b)}
+        kept = free & self._marks().keys()
+        block_id = self._evict()
+        assert block_id in free
+        assert block_id not in kept or kept == free
+        return block_id
+
+    def _marks(self) -> dict[int, Mark]:
+        return self.kv.pool._marks.by_block
+
+    def _marks_of_tenants(self) -> Counter[str]:
+        return Counter(mark.retention.tenant for mark in self._marks().values())
+
     def _cached(self) -> dict[bytes, int]:
         return self.kv.pool._by_hash
 
@@ -267,6 +323,14 @@ class KVMachine(RuleBasedStateMachine):
             self.kv.check_integrity()
             held = {block_id for s in self.live for block_id in [*s.held, *self._sources(s)]}
             assert self.kv.pool.num_free == self.kv.pool.num_blocks - len(held)
+
+    @invariant()
+    def what_is_kept_was_promised(self) -> None:
+        """And no more than half of all blocks is kept."""
+        if hasattr(self, "kv"):
+            assert self.kv.pool.num_marked <= self.kv.pool.num_blocks // 2
+            by_block = {block_id: block_hash for block_hash, block_id in self._cached().items()}
+            assert all(mark.until <= self.promised[by_block[b]] for b, mark in self._marks().items())
 
     @invariant()
     def every_request_finds_what_it_reads(self) -> None:

@@ -33,7 +33,7 @@ from penstock.engines.errors import (
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.intake import Intake
 from penstock.engines.scheduler.request import Request, RequestStatus
-from penstock.kvcache.pool import require
+from penstock.kvcache.integrity import require
 
 logger = logging.getLogger(__name__)
 

@@ -155,6 +155,9 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     """Whose share of the engine it uses (policy `fair`)."""
     cache_salt: str = ""
     """Prefix-cache entries are shared only among equal salts."""
+    cache_retention: int = 0
+    """Seconds for which its prompt's blocks are evicted later than others', from its end on; 0: none. An engine that
+    schedules by itself does not know them."""
     adapter: str = ""
     """Key of a LoRA adapter (`AdapterHost`), empty for the base model; part of the prefix-cache key."""
     traced: bool = False

@@ -35,7 +35,7 @@ from penstock.engines.scheduler.compilation import Compilation
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.queues import make_queue, order_key
 from penstock.engines.scheduler.request import Request, RequestStatus
-from penstock.kvcache.pool import require
+from penstock.kvcache.integrity import require
 
 
 class Intake:

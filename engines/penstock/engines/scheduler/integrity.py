@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.engines.scheduler.scheduler import Scheduler
-from penstock.kvcache.pool import require
+from penstock.kvcache.integrity import require
 
 
 def check_integrity(scheduler: Scheduler) -> None:

@@ -17,7 +17,7 @@ from penstock.engines.contract.messages import (
 )
 from penstock.engines.scheduler.compilation import Compilation
 from penstock.engines.scheduler.drafts import Guesser
-from penstock.kvcache import BlockTables, HashChain
+from penstock.kvcache import BlockTables, HashChain, Retention
 
 _MAX_TRACED_CHUNKS = 128
 
@@ -61,6 +61,7 @@ class Request:
         "pooling",
         "priority",
         "prompt_logprobs",
+        "retention",
         "run",
         "seed",
         "status",
@@ -100,6 +101,7 @@ class Request:
         self.background = message.background
         self.tenant = message.tenant
         self.cache_salt = message.cache_salt
+        self.retention = Retention(message.cache_retention, message.tenant) if message.cache_retention else None
         self.adapter = message.adapter
         self.grammar = grammar
         """Of `params.grammar`; it waits until that is compiled."""

@@ -121,6 +121,7 @@ class Scheduler:
         unless it is empty."""
         for request, error in self.intake.due(now):
             self._finish(request, FinishReason.ERROR, now, error)
+        self.kv.pool.expire(now)
         if self._predicted:
             self._predicted &= self.intake.requests.keys()
             self._speculates = self._always_speculates or bool(self._predicted)
@@ -428,6 +429,8 @@ class Scheduler:
         """Books an end. The caller takes the request out of its list."""
         if request.run is not None:
             self.running.stop(request.run)
+        if request.retention is not None and request.chains is not None:
+            self.kv.keep(request.chains, request.num_prompt_tokens, request.retention, now)
         self.prefetches.drop(request)
         self.intake.ended(request, now)
         if request.followers:  # it ended before its prompt was computed: the next sample takes the lead

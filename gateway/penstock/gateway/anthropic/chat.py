@@ -8,6 +8,7 @@ from typing import Any
 from penstock.engines.contract.messages import Grammar
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.anthropic.conversation import continues, template_messages
+from penstock.gateway.anthropic.retention import cache_retention
 from penstock.gateway.anthropic.schemas import CountTokensRequest, MessagesRequest, OutputConfig
 from penstock.gateway.anthropic.thinking import template_kwargs
 from penstock.gateway.anthropic.tools import offered_tools
@@ -69,7 +70,8 @@ def _answer_format(output: OutputConfig | None) -> Grammar | None:
 def generate_request(
     request: MessagesRequest, model: ServedModel, policy: str, context: RequestContext
 ) -> GenerateRequest:
-    """What is asked for, still without its prompt. Raises InvalidRequestError, UnsupportedError."""
+    """What is asked for, still without its prompt, of a request that `read_chat` has checked. Raises
+    InvalidRequestError, UnsupportedError."""
     max_tokens = bounded(request.max_tokens, "max_tokens", 1, _MAX_TOKENS)
     fields = SamplingFields(temperature=request.temperature, top_p=request.top_p, top_k=request.top_k)
     user = request.metadata.user_id if request.metadata is not None else None
@@ -82,4 +84,5 @@ def generate_request(
         add_special_tokens=False,
         context=context,
         tenant=fair_tenant(context, user, policy),
+        cache_retention=cache_retention(request),
     )

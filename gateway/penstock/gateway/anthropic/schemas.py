@@ -8,6 +8,11 @@ from typing import Any, Literal
 import msgspec
 
 
+class CacheControl(msgspec.Struct):
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
 class Block(msgspec.Struct):
     """Any content block; which of the fields it must have depends on its type."""
 
@@ -19,6 +24,7 @@ class Block(msgspec.Struct):
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
     content: str | list[Block] | None = None
+    cache_control: CacheControl | None = None
 
 
 class Message(msgspec.Struct):
@@ -62,6 +68,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):

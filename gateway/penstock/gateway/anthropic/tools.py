@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.gateway.anthropic.schemas import ToolChoice
+from penstock.gateway.anthropic.schemas import CacheControl, ToolChoice
 from penstock.gateway.generating.tool_use import NO_TOOLS, ToolUse, check_arguments_schema
 from penstock.tokenizers import Tool
 
@@ -24,6 +24,7 @@ class _Definition(msgspec.Struct):
     input_schema: dict[str, Any]
     description: str | None = None
     strict: bool | None = None
+    cache_control: CacheControl | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -321,6 +321,7 @@ class DataPlane:
             background=request.context.background,
             tenant=request.tenant,
             cache_salt=_salt(model.salt_key or self._salt_key, request.tenant, request.cache_salt),
+            cache_retention=request.cache_retention,
             adapter="" if adapter is None else adapter.key,
             traced=request.context.record.stages is not None,
         )

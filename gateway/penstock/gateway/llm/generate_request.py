@@ -52,6 +52,8 @@ class GenerateRequest:
     tenant: str = ""
     """Whom a fair scheduler charges, and whose cached prefixes these are: the context's, where that has one."""
     cache_salt: str = ""
+    cache_retention: int = 0
+    """Seconds for which the prompts stay in the prefix cache longer than others; 0: no longer."""
     pulse: float | None = None
     """Seconds with nothing to show after which the generation yields an empty list, so that a front can let its client
     know that the request lives; and again after as many. Not before the engine has taken the request in."""

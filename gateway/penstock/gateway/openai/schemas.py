@@ -19,6 +19,10 @@ ShortId = Annotated[str, msgspec.Meta(max_length=64)]
 """OpenAI's bound for what a client makes up to name a user or a cache."""
 
 
+PromptCacheRetention = Literal["in_memory", "in-memory", "24h"]
+"""OpenAI's client has had both spellings."""
+
+
 class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -116,7 +120,8 @@ class ChatRequest(CommonRequest, kw_only=True):
     safety_identifier: ShortId | None = None
     """The newer name of `user`."""
     prompt_cache_key: ShortId | None = None
-    """Needs nothing here: the prefix cache finds equal beginnings by itself."""
+    """The prefix cache finds equal beginnings by itself; it says only that there will be more of them."""
+    prompt_cache_retention: PromptCacheRetention | None = None
 
 
 class CompletionRequest(CommonRequest, kw_only=True):

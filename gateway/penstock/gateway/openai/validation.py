@@ -25,6 +25,9 @@ WHAT_FITS = -1
 """As `max_tokens`: llama.cpp's and LangChain's way to ask for all that the context leaves."""
 _MAX_TOKENS = 2**31 - 1
 _MAX_CACHE_SALT = 128
+_SHORT_RETENTION = 5 * 60
+"""What OpenAI keeps a prompt in memory for, at least."""
+_LONG_RETENTION = 24 * 60 * 60
 _COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for /v1/completions."""
 
@@ -52,6 +55,7 @@ def chat_generate_request(
         wanted,
         prediction=_prediction(request, model),
         tenant=fair_tenant(context, request.safety_identifier or request.user, settings.policy),
+        cache_retention=_cache_retention(request),
         priority=tier_priority(request.service_tier, settings.policy) if request.priority is None else wanted.priority,
     )
 
@@ -173,6 +177,13 @@ def _chat_logprobs(request: ChatRequest) -> int | None:
         if top and not request.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
     return (top or 0) if request.logprobs else None
+
+
+def _cache_retention(request: ChatRequest) -> int:
+    """In seconds; 0: its prompt is evicted like all others."""
+    if request.prompt_cache_retention == "24h":
+        return _LONG_RETENTION
+    return _SHORT_RETENTION if request.prompt_cache_retention or request.prompt_cache_key else 0
 
 
 def _prediction(request: ChatRequest, model: ServedModel) -> str:

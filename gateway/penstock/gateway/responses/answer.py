@@ -41,6 +41,7 @@ class ResponseObject:
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": request.previous_response_id,
             "prompt_cache_key": request.prompt_cache_key,
+            "prompt_cache_retention": request.prompt_cache_retention,
             "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary or reasoning.generate_summary},
             "safety_identifier": request.safety_identifier,
             "service_tier": tier,

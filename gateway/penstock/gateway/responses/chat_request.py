@@ -33,6 +33,8 @@ def chat_request(request: ResponsesRequest) -> ChatRequest:
         top_logprobs=request.top_logprobs,
         user=request.user,
         safety_identifier=request.safety_identifier,
+        prompt_cache_key=request.prompt_cache_key,
+        prompt_cache_retention=request.prompt_cache_retention,
         service_tier=request.service_tier,
         verbosity=request.text.verbosity if request.text is not None else None,
         metadata=request.metadata,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.gateway.llm.sampling import SamplingFields
-from penstock.gateway.openai.schemas import ServiceTier, ShortId, Verbosity
+from penstock.gateway.openai.schemas import PromptCacheRetention, ServiceTier, ShortId, Verbosity
 
 
 class ContentPart(msgspec.Struct, omit_defaults=True):
@@ -78,6 +78,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     user: str | None = None
     safety_identifier: ShortId | None = None
     prompt_cache_key: ShortId | None = None
+    prompt_cache_retention: PromptCacheRetention | None = None
     service_tier: ServiceTier | None = None
     priority: int | None = None
     cache_salt: str | None = None

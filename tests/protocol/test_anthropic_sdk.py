@@ -210,6 +210,20 @@ def test_a_call_that_was_cut_off(rig: Rig) -> None:
         assert stream.get_final_message().stop_reason == "max_tokens"
 
 
+def test_a_prompt_with_cache_control_stays_cached(rig: Rig) -> None:
+    """In one cache with others that push each other out."""
+    kept, other = [[{"type": "text", "text": char * 150}] for char in "kx"]
+    control = {"type": "ephemeral", "ttl": "1h"}
+    rig.create(system=[kept[0] | {"cache_control": control}], max_tokens=1)
+    rig.create(system=other, max_tokens=1)
+    for char in "abcdefgh":
+        rig.create(system=char * 200, max_tokens=1)
+    lost, found = [rig.create(system=system, max_tokens=1).usage.cache_read_input_tokens for system in (other, kept)]
+    assert lost == 4, "the block that all of these prompts begin with"
+    assert found is not None
+    assert found > 150
+
+
 def test_tools_count_as_tokens(rig: Rig) -> None:
     count = rig.client.messages.count_tokens
     alone = count(model="m", messages=HI).input_tokens

@@ -166,6 +166,7 @@ class CoreRig:
         tenant: str = "",
         salt: str = "",
         adapter: str = "",
+        retention: int = 0,
         deadline: float | None = None,
         arrival_time: float | None = None,
     ) -> AddRequest:
@@ -181,6 +182,7 @@ class CoreRig:
             background=background,
             tenant=tenant,
             cache_salt=salt,
+            cache_retention=retention,
             adapter=adapter,
         )
 

@@ -145,6 +145,7 @@ class EngineMachine(RuleBasedStateMachine):
         tenant=st.sampled_from(["a", "b", "c"]),
         salt=st.sampled_from([""] * 5 + ["s"]),
         adapter=st.sampled_from([""] * 9 + ["s"]),
+        retention=st.sampled_from([0] * 4 + [1, 10]),
         patience=st.sampled_from([None] * 8 + [0.0, 2.0, 20.0]),
         marker=st.sampled_from([None] * 14 + [NAN, RAISE, RAISE]),
         prompt_logprobs=st.sampled_from([None] * 6 + [1]),
@@ -163,6 +164,7 @@ class EngineMachine(RuleBasedStateMachine):
         tenant: str,
         salt: str,
         adapter: str,
+        retention: int,
         patience: float | None,
         marker: int | None,
         prompt_logprobs: int | None,
@@ -189,6 +191,7 @@ class EngineMachine(RuleBasedStateMachine):
                 tenant=tenant,
                 salt=salt,
                 adapter=adapter,
+                retention=retention,
                 deadline=None if patience is None else self.rig.clock.now + patience,
             )
         )

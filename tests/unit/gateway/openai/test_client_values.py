@@ -123,6 +123,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str | None]] = [
             ({"metadata": {"a": 5}}, "metadata[...]", INVALID),
             ({"safety_identifier": "x" * 65}, "safety_identifier", INVALID),
             ({"prompt_cache_key": "x" * 65}, "prompt_cache_key", INVALID),
+            ({"prompt_cache_retention": "48h"}, "prompt_cache_retention", INVALID),
             ({"user": 5}, "user", INVALID),
             ({"modalities": ["audio"]}, "modalities", UNSUPPORTED),
             ({"use_beam_search": True}, "use_beam_search", UNSUPPORTED),
@@ -176,6 +177,48 @@ async def test_refused_messages(fields: dict[str, Any]) -> None:
     answer, _ = await asked(ANTHROPIC, fields)
     assert answer.status == 400
     assert next(iter(fields)) in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+@pytest.mark.parametrize(
+    ("fields", "seconds"),
+    [
+        ({}, 0),
+        ({"prompt_cache_key": None, "prompt_cache_retention": None}, 0),
+        ({"prompt_cache_key": "k"}, 300),
+        ({"prompt_cache_retention": "in_memory"}, 300),
+        ({"prompt_cache_retention": "in-memory"}, 300),
+        ({"prompt_cache_retention": "24h", "prompt_cache_key": "k"}, 86400),
+    ],
+)
+async def test_how_long_a_prompt_stays_cached(path: str, fields: dict[str, Any], seconds: int) -> None:
+    assert (await wanted(path, fields)).cache_retention == seconds
+
+
+CACHED: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
+FOR_AN_HOUR: dict[str, Any] = {"cache_control": {"type": "ephemeral", "ttl": "1h", "scope": "global"}}
+TEXT_BLOCK = {"type": "text", "text": "hi"}
+USE = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "t", "content": [TEXT_BLOCK | FOR_AN_HOUR]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "seconds"),
+    [
+        ({}, 0),
+        ({"cache_control": None}, 0),
+        (CACHED, 300),
+        ({"cache_control": {"type": "ephemeral", "ttl": None}}, 300),
+        ({"cache_control": {"type": "ephemeral", "ttl": "5m"}}, 300),
+        (FOR_AN_HOUR, 3600),
+        ({"system": [TEXT_BLOCK | FOR_AN_HOUR, TEXT_BLOCK | CACHED]}, 3600),
+        ({"messages": [{"role": "user", "content": [TEXT_BLOCK, TEXT_BLOCK | CACHED]}]}, 300),
+        ({"messages": [*HI, {"role": "assistant", "content": [USE]}, {"role": "user", "content": [RESULT]}]}, 3600),
+        ({"tools": [{"name": "f", "input_schema": {}} | FOR_AN_HOUR], "tool_choice": {"type": "none"}}, 3600),
+    ],
+)
+async def test_how_long_a_message_stays_cached(fields: dict[str, Any], seconds: int) -> None:
+    assert (await wanted(ANTHROPIC, fields)).cache_retention == seconds
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])

@@ -46,7 +46,7 @@ async def test_a_whole_response() -> None:
         "object": "response", "status": "completed", "model": "tiny", "instructions": "Be kind.", "store": True,
         "background": False, "error": None, "incomplete_details": None, "max_output_tokens": None,
         "max_tool_calls": None, "metadata": {"a": "b"}, "parallel_tool_calls": True, "previous_response_id": None,
-        "prompt_cache_key": None, "reasoning": {"effort": None, "summary": None}, "safety_identifier": None,
+        "prompt_cache_key": None, "prompt_cache_retention": None, "reasoning": {"effort": None, "summary": None}, "safety_identifier": None,
         "conversation": None,
         "service_tier": "default", "temperature": 1.0, "text": {"format": {"type": "text"}, "verbosity": "medium"},
         "tool_choice": "auto", "tools": [], "top_logprobs": 0, "top_p": 1.0, "truncation": "disabled", "user": None,

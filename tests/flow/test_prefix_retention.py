@@ -87,8 +87,9 @@ def test_at_most_half_of_the_cache_is_kept() -> None:
     assert [ask(driver, prompt(number)) for number in (3, 2, 1, 0)] == [31, 31, 0, 0]
 
 
-def test_of_a_prompt_beyond_the_bound_the_beginning_is_kept() -> None:
-    driver = start()
+@pytest.mark.parametrize("groups", GROUPS, ids=NAMES)
+def test_of_a_prompt_beyond_the_bound_the_beginning_is_kept(groups: tuple[KVGroup, ...]) -> None:
+    driver = start(groups)
     long = [200 + n for n in range(100)]
     ask(driver, long, keep=300)
     flood(driver)

@@ -379,9 +379,13 @@ class KVCacheManager:
 
     def keep(self, chains: Chains, num_tokens: int, retention: Retention, now: float) -> None:
         """The cached blocks of a sequence's first `num_tokens` are evicted later than others' (`BlockPool.mark`)."""
+        keys = []
         for g, chain in enumerate(chains):
-            hashes = chain.hashes[: num_tokens // chain.block_size]
-            self.pool.mark([_key(block_hash, g) for block_hash in hashes], retention, now)
+            size = chain.block_size
+            keys += [(i * size, _key(block_hash, g)) for i, block_hash in enumerate(chain.hashes[: num_tokens // size])]
+        if len(chains) > 1:
+            keys.sort()  # a beginning is of use only if all groups have it
+        self.pool.mark([key for _, key in keys], retention, now)
 
     def trim(self, tables: BlockTables, num_computed: int) -> None:
         """Gives back the blocks that no token from position `num_computed` on reads."""

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from penstock.kvcache.integrity import require
-from penstock.kvcache.retention import Marks, Retention
+from penstock.kvcache.retention import Mark, Marks, Retention
 
 BlockHash = bytes
 
@@ -117,10 +117,12 @@ class BlockPool:
 
     def mark(self, block_hashes: Sequence[BlockHash], retention: Retention, now: float) -> None:
         """Those of a prompt's blocks that are cached, from its beginning, are evicted after unmarked ones until the
-        time is over. As many as may be marked at all; where a mark has to give way, the prompt's end goes first."""
+        time is over. As many as may be marked at all; where a mark has to give way, the prompt's end goes first. `now`:
+        in seconds, never less than before."""
         known = [self._by_hash[each] for each in block_hashes if each in self._by_hash]
+        mark = Mark(now + retention.seconds, retention)
         for block_id in reversed(known[: self._marks.limit]):
-            displaced = self._marks.add(block_id, retention, now)
+            displaced = self._marks.add(block_id, mark)
             if displaced is not None and displaced in self._marked:
                 del self._marked[displaced]
                 self._evictable[displaced] = None
@@ -131,6 +133,8 @@ class BlockPool:
 
     def expire(self, now: float) -> None:
         """Ends marks. Blocks whose time is over are the next to be evicted: nobody has asked for more since."""
+        if not self._marks.by_block:
+            return
         for block_id in reversed(self._marks.expire(now)):
             if block_id in self._marked:
                 del self._marked[block_id]

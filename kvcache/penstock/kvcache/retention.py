@@ -40,22 +40,22 @@ class Marks:
         self._by_tenant: dict[str, OrderedDict[int, None]] = {}
         """Oldest mark first, or the one renewed longest ago."""
 
-    def add(self, block_id: int, retention: Retention, now: float) -> int | None:
-        """Marks a block from `now` on; a mark that ends later stays. Returns the block that loses its mark for this
-        one, if any. `now`: in seconds, never less than before; the limit is at least 1."""
-        mark, known = Mark(now + retention.seconds, retention), self.by_block.get(block_id)
-        displaced = None
+    def add(self, block_id: int, mark: Mark) -> int | None:
+        """Marks a block, unless it has a mark that ends later. Returns the block that loses its own for this one, if
+        any. Of marks for the same number of seconds none ends before an older one; the limit is at least 1."""
+        known, displaced = self.by_block.get(block_id), None
         if known is not None:
             if known.until > mark.until:
                 self._by_tenant[known.retention.tenant].move_to_end(block_id)
                 return None
             self.remove(block_id)
         elif len(self.by_block) >= self.limit:
-            displaced = self._oldest_of(self._giver(retention.tenant))
+            displaced = self._oldest_of(self._giver(mark.retention.tenant))
             self.remove(displaced)
         self.by_block[block_id] = mark
-        self._by_seconds.setdefault(retention.seconds, OrderedDict())[block_id] = None
-        self._by_tenant.setdefault(retention.tenant, OrderedDict())[block_id] = None
+        seconds, tenant = mark.retention
+        _put(self._by_seconds, seconds, block_id)
+        _put(self._by_tenant, tenant, block_id)
         return displaced
 
     def _giver(self, tenant: str) -> str:
@@ -76,8 +76,6 @@ class Marks:
 
     def expire(self, now: float) -> list[int]:
         """Removes the marks that end by `now`. Returns their blocks, of each length of time the oldest first."""
-        if not self.by_block:
-            return []
         over = []
         for blocks in self._by_seconds.values():
             for block_id in blocks:
@@ -104,6 +102,13 @@ class Marks:
         for blocks in self._by_seconds.values():
             ends = [self.by_block[block_id].until for block_id in blocks]
             require(ends == sorted(ends), "a mark ends before an older one")
+
+
+def _put(books: dict[_Name, OrderedDict[int, None]], name: _Name, block_id: int) -> None:
+    blocks = books.get(name)
+    if blocks is None:
+        blocks = books[name] = OrderedDict()
+    blocks[block_id] = None
 
 
 def _take_out(books: dict[_Name, OrderedDict[int, None]], name: _Name, block_id: int) -> None:

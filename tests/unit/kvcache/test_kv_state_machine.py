@@ -149,6 +149,9 @@ class KVMachine(RuleBasedStateMachine):
         sequence = data.draw(st.sampled_from(self.live))
         if sequence.num_computed == len(sequence.tokens):
             sequence.tokens.append(data.draw(st.integers(0, 1)))
+        self._compute(sequence, count, guesses, succeeds)
+
+    def _compute(self, sequence: Sequence, count: int, guesses: int = 0, succeeds: bool | None = True) -> None:
         start = sequence.num_computed
         end = min(start + count, len(sequence.tokens))
         top = end + guesses if end == len(sequence.tokens) else end
@@ -194,11 +197,27 @@ class KVMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), seconds=st.sampled_from([2, 5]), tenant=st.sampled_from(["a", "b", "c"]))
     def keep(self, data: st.DataObject, seconds: int, tenant: str) -> None:
-        """No tenant falls below an equal share because of this one, and this one gets its own."""
-        if not self.live:
+        if self.live:
+            sequence = data.draw(st.sampled_from(self.live))
+            self._keep(sequence, data.draw(st.integers(0, len(sequence.tokens))), Retention(seconds, tenant))
+
+    @rule(data=st.data(), seconds=st.sampled_from([2, 5]), tenant=st.sampled_from(["a", "b", "c"]))
+    def serve_and_keep(self, data: st.DataObject, seconds: int, tenant: str) -> None:
+        """A whole request. Tenants share no prefixes: the salts see to it."""
+        num_live = len(self.live)
+        self.admit(data, tenant, "", 0, 8, True, (0,), 99)
+        if len(self.live) == num_live:
             return
-        sequence = data.draw(st.sampled_from(self.live))
-        num_tokens = data.draw(st.integers(0, len(sequence.tokens)))
+        sequence, num_computed = self.live[-1], -1
+        while num_computed < sequence.num_computed < len(sequence.tokens):
+            num_computed = sequence.num_computed
+            self._compute(sequence, 8)
+        self._free(sequence)
+        self._keep(sequence, len(sequence.tokens), Retention(seconds, tenant))
+
+    def _keep(self, sequence: Sequence, num_tokens: int, retention: Retention) -> None:
+        """No tenant falls below an equal share because of this one, and this one gets its own."""
+        tenant, until = retention.tenant, self.now + retention.seconds
         before, limit = self._marks_of_tenants(), self.kv.pool.num_blocks // 2
         hashes = [
             block_hash + bytes((g,)) * bool(g)
@@ -208,9 +227,8 @@ class KVMachine(RuleBasedStateMachine):
         known = [block_hash for block_hash in hashes if self.kv.pool.lookup(block_hash) is not None]
         taken = {b for b, mark in self._marks().items() if mark.retention.tenant != tenant}
         shared = taken & {self._cached()[block_hash] for block_hash in known}
-        self.kv.keep(sequence.chains, num_tokens, Retention(seconds, tenant), self.now)
+        self.kv.keep(sequence.chains, num_tokens, retention, self.now)
         for block_hash in known:
-            until = self.now + seconds
             self.promised[block_hash] = max(self.promised.get(block_hash, until), until)
         after = self._marks_of_tenants()
         share = limit // max(1, len(before.keys() | {tenant}))

@@ -17,8 +17,6 @@ ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 Verbosity = Literal["low", "medium", "high"]
 ShortId = Annotated[str, msgspec.Meta(max_length=64)]
 """OpenAI's bound for what a client makes up to name a user or a cache."""
-
-
 PromptCacheRetention = Literal["in_memory", "in-memory", "24h"]
 """OpenAI's client has had both spellings."""
 

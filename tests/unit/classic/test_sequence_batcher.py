@@ -154,6 +154,19 @@ def test_ids_of_digits_and_numbers_differ() -> None:
         of.add(item("5"), 0)
 
 
+def test_tenants_share_no_sequence() -> None:
+    of = batcher()
+    added(of, item(1, start=True, tenant="a"))
+    with pytest.raises(InvalidRequestError, match="START flag"):
+        of.add(item(1, tenant="b"), 0)
+    added(of, item(1, start=True, tenant="b"), item(1, end=True, tenant="a"))
+    first, second = of.take(0, 0)
+    assert [call.request.tenant for call in (first, second)] == ["a", "b"]
+    of.released([first, second], 0)
+    assert first.sequence is not second.sequence
+    assert [call.request.tenant for call in of.take(0, 0)] == ["a"]
+
+
 def test_sequences_are_spread_over_instances_and_stay_there() -> None:
     of = batcher(instances=2)
     added(of, *(item(id, start=True) for id in (1, 2, 3)))

@@ -99,10 +99,11 @@ class SequenceBatcher:
                 raise InvalidRequestError(
                     f"inference request to model '{name}' must specify a non-zero or non-empty correlation ID"
                 )
-            request.correlation_id = self._free_id()
+            request.correlation_id = self._free_id(request.tenant)
             request.sequence_start, request.sequence_end = True, False
         self._controls.check(request)
-        sequence = self._table.find(request.correlation_id)
+        id = (request.tenant, request.correlation_id)
+        sequence = self._table.find(id)
         if sequence is not None:
             return sequence
         if not request.sequence_start:
@@ -110,10 +111,10 @@ class SequenceBatcher:
                 f"inference request for sequence {request.correlation_id} to model '{name}' must specify the START "
                 "flag on the first request of the sequence"
             )
-        return self._table.open(request.correlation_id)
+        return self._table.open(id)
 
-    def _free_id(self) -> int:
-        while self._table.find(self._next_id) is not None:
+    def _free_id(self, tenant: str) -> int:
+        while self._table.find((tenant, self._next_id)) is not None:
             self._next_id += 1
         self._next_id += 1
         return self._next_id - 1

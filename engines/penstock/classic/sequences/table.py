@@ -15,7 +15,8 @@ from penstock.classic.tensors import Array
 if TYPE_CHECKING:
     from penstock.classic.call import Call
 
-SequenceId = int | str
+SequenceId = tuple[str, int | str]
+"""The caller's tenant, and the correlation id: tenants may choose the same ids, and share no sequence."""
 
 
 class Slot:

@@ -8,16 +8,19 @@ import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 import redis
 
 from penstock.classic import identity
-from penstock.classic.base import BackendInstance, Batch, InferModel
-from penstock.classic.caching.cache import ResponseCache
-from penstock.classic.caching.keys import response_key
+from penstock.classic.base import BackendInstance, Batch, Host, InferModel, ModelContext
+from penstock.classic.caching.cache import CachedResponse, ResponseCache
+from penstock.classic.caching.keys import content_identity, response_key
+from penstock.classic.classic_model import ClassicModel
 from penstock.classic.messages import InferRequest, InferResponse
+from penstock.classic.model_config import ModelConfig
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError
 from penstock.gateway.configuration.config import ConfigError
@@ -169,6 +172,57 @@ def test_what_an_answer_depends_on_is_in_its_key(other: InferRequest) -> None:
 def test_wrong_settings_are_refused(texts: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_cache(texts, 0)
+
+
+class _SharedCache:
+    """Knows no entry."""
+
+    shared = True
+    counters = None
+
+    async def lookup(self, key: bytes) -> CachedResponse | None:
+        return None
+
+    async def insert(self, key: bytes, response: CachedResponse) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+async def test_a_model_whose_files_cannot_be_read_is_unloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(context: ModelContext) -> bytes:
+        raise OSError("the disk is broken")
+
+    stopped = []
+    stop = ClassicModel.stop
+
+    async def noted(self: ClassicModel) -> None:
+        stopped.append(self.name)
+        await stop(self)
+
+    monkeypatch.setattr("penstock.gateway.repository.loading.content_identity", unreadable)
+    monkeypatch.setattr(ClassicModel, "stop", noted)
+    _write(tmp_path)
+    with pytest.raises(EngineError, match="failed to load all models"):
+        async with _serving(tmp_path, _SharedCache()):
+            pass
+    assert stopped == ["echo"]
+
+
+def test_all_of_a_large_file_is_part_of_the_key(tmp_path: Path) -> None:
+    """Training that freezes the first and the last layers changes only its middle."""
+    _write(tmp_path)
+    folder = tmp_path / "echo"
+    config, no_host = ModelConfig(name="echo"), cast(Host, None)
+    context = ModelContext(
+        name="echo", version=1, config=config, model_folder=folder, version_folder=folder / "1", host=no_host
+    )
+    weights = bytearray(6 << 20)
+    found = set()
+    for value in (0, 1):
+        weights[3 << 20] = value
+        (folder / "1/weights.bin").write_bytes(weights)
+        found.add(content_identity(context))
+    assert len(found) == 2
 
 
 # A cache in Redis

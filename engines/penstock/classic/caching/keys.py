@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from uuid import uuid4
 
 from penstock.classic.base import ModelContext
 from penstock.classic.messages import InferRequest
 from penstock.classic.tensors import to_buffer
-
-_WHOLE = 4 << 20
-_SAMPLE = 1 << 20
-"""A file of more bytes than the first counts by its size, its beginning and its end, of so many bytes each."""
 
 
 def response_key(identity: bytes, request: InferRequest) -> bytes:
@@ -48,21 +44,12 @@ def content_identity(context: ModelContext) -> bytes:
     for path in sorted(context.model_folder.rglob("*")):
         inside = path.relative_to(context.model_folder)
         if path.is_file() and not _of_another_version(inside, context.version):
-            digest.update(f"\n{inside} {path.stat().st_size}\n".encode())
-            digest.update(_content(path))
+            digest.update(f"\n{inside}\n".encode())
+            with path.open("rb") as file:
+                digest.update(file_digest(file, "sha256").digest())
     return digest.digest()
 
 
 def _of_another_version(path: Path, version: int) -> bool:
     first = path.parts[0]
     return (first.isdigit() and first != str(version)) or "__pycache__" in path.parts
-
-
-def _content(path: Path) -> bytes:
-    size = path.stat().st_size
-    if size <= _WHOLE:
-        return path.read_bytes()
-    with path.open("rb") as file:
-        begin = file.read(_SAMPLE)
-        file.seek(size - _SAMPLE)
-        return begin + file.read(_SAMPLE)

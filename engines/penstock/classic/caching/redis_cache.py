@@ -6,6 +6,7 @@ clients are answered.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from time import monotonic
@@ -31,6 +32,9 @@ _SILENT_SECONDS = 30.0
 _AWAY_SECONDS = 1.0
 """So long a server that could not be reached is not asked again: each try may take its whole time limit."""
 
+_CONNECTIONS = 100
+"""The most at the same time, without `max_connections`."""
+
 _Stored = tuple[dict[str, Parameter], list[tuple[str, str, list[int], bytes]]]
 """Parameters; name, datatype, shape and data of each output."""
 
@@ -43,15 +47,18 @@ class RedisCache:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         # once more at once, for a connection that the server has closed; waiting is worse than computing
-        self._client = redis.asyncio.Redis(**options, retry=Retry(NoBackoff(), 1))
+        connections = options.get("max_connections") or _CONNECTIONS
+        self._client = redis.asyncio.Redis(**{**options, "max_connections": connections}, retry=Retry(NoBackoff(), 1))
+        self._connections = asyncio.Semaphore(connections)  # the client's pool has an error instead of a queue
         self._away_until = 0.0
         self._said = -_SILENT_SECONDS
 
     async def lookup(self, key: bytes) -> CachedResponse | None:
-        if monotonic() < self._away_until:
-            return None
         try:
-            data = await self._client.get(_PREFIX + key)
+            async with self._connections:
+                if self._is_away:
+                    return None
+                data = await self._client.get(_PREFIX + key)
             return None if data is None else _decode(data)
         except (RedisError, OSError, TimeoutError) as error:
             self._away(error)
@@ -60,15 +67,19 @@ class RedisCache:
         return None
 
     async def insert(self, key: bytes, response: CachedResponse) -> None:
-        if monotonic() < self._away_until:
-            return
         try:
-            await self._client.set(_PREFIX + key, _encode(response))
+            async with self._connections:
+                if not self._is_away:
+                    await self._client.set(_PREFIX + key, _encode(response))
         except (RedisError, OSError, TimeoutError) as error:
             self._away(error)
 
     async def close(self) -> None:
         await self._client.aclose()
+
+    @property
+    def _is_away(self) -> bool:
+        return monotonic() < self._away_until
 
     def _away(self, error: Exception) -> None:
         now = monotonic()

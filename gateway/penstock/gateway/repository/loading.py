@@ -163,12 +163,13 @@ class ModelLoading:
         model = await plan.loader.load(context)
         try:
             await warm_up(model, plan.model.folder)
+            served = await self._cached(model, context) if config.response_cache.enable else model
         except BaseException:
             await stop_models([model])
             raise
         if self._observe is not None:
             self._observe(model)
-        return await self._cached(model, context) if config.response_cache.enable else model
+        return served
 
     async def _cached(self, model: InferModel, context: ModelContext) -> InferModel:
         if self._cache is None:

@@ -331,6 +331,22 @@ def test_a_folder_is_one_process_s(start: Start, monkeypatch: pytest.MonkeyPatch
     assert ask(second, PROMPT) == (expected, 31)
 
 
+def test_a_file_that_cannot_be_opened_leaves_the_folder_free(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same process may try again, when the model is loaded again."""
+
+    def broken(self: BlockFile) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(BlockFile, "kept", broken)
+        with pytest.raises(EngineError, match="Input/output error"):
+            start()
+    driver = start()
+    ask(driver, PROMPT)
+    fill(driver)
+    assert driver.stats.offload_saved
+
+
 def test_the_bytes_are_bounded(start: Start, tmp_path: Path) -> None:
     driver = start(kv_offload_bytes=20 * (SIZE * 8 + 64))
     rng = random.Random(5)

@@ -200,15 +200,24 @@ class Offload:
         """What the files hold; None: another process has them. Raises OSError."""
         if not self._folder.acquire():
             return None
-        self._folder.remove_unused()
-        self._file = BlockFile(self._folder.path, self._tier.num_slots, self._host.block_bytes, self._folder.file_key)
-        return self._file.kept()
+        try:
+            self._folder.remove_unused()
+            file_key, num_slots = self._folder.file_key, self._tier.num_slots
+            self._file = BlockFile(self._folder.path, num_slots, self._host.block_bytes, file_key)
+            return self._file.kept()
+        except OSError:
+            self._release_folder()
+            raise
+
+    def _release_folder(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+        self._folder.release()
 
     def _close_file(self) -> None:
         self._reader.shutdown()
-        if self._file is not None:
-            self._file.close()
-        self._folder.release()
+        self._release_folder()
 
     def _tell(self, done: _Done) -> None:
         with self._lock:

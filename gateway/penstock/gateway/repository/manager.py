@@ -328,6 +328,8 @@ class ModelRepository:
                 self._withdraw_ensemble(name, f"its model '{model}' was unloaded")
                 return
         for ensemble in self._ensembles_of(name):
+            if ensemble not in self._serving:  # withdrawn with another ensemble that it is made of, too
+                continue
             try:
                 wire_again(self._serving[ensemble])
             except PenstockError as error:
@@ -343,6 +345,9 @@ class ModelRepository:
             await asyncio.wait(self._revivals)
 
     def _withdraw_ensemble(self, name: str, reason: str) -> None:
+        """Nothing happens if it has gone already, with another ensemble that it is made of, too."""
+        if name not in self._serving:
+            return
         self._dependencies.lost(name, composing(self._serving[name]))
         self._wanted.discard(name)
         self._withdraw(self._entries[name], reason)

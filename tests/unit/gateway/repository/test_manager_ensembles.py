@@ -96,6 +96,22 @@ async def test_an_ensemble_goes_with_its_models_and_comes_back_with_them(
         await until(lambda: "e 1 UNAVAILABLE unloaded" in states(manager))
 
 
+async def test_an_ensemble_of_an_ensemble_and_of_one_of_its_models(repository: Repository, loader: FakeLoader) -> None:
+    repository.put_ensemble("f", "e", "a")
+    async with serving(repository, loader=loader, load_models=("f",)) as manager:
+        await manager.unload("a")
+        await until(lambda: "UNLOADING" not in str(states(manager)))
+        assert [line for line in states(manager) if "READY" in line] == ["b 1 READY"]
+        await manager.load("a")
+        await until(lambda: "f 1 READY" in states(manager))
+        repository.put("a", "a", config=IO.replace("INT32", "FP32", 1))
+        await manager.load("a")
+        assert [line for line in states(manager) if "READY" in line] == ["a 1 READY", "b 1 READY"]
+        repository.put("a", "a", config=IO)
+        await manager.load("a")
+        await until(lambda: "f 1 READY" in states(manager))
+
+
 @pytest.mark.parametrize(
     ("models", "told"),
     [

@@ -327,6 +327,13 @@ class ModelRepository:
             if model not in self._serving:  # unloaded while this ensemble was being loaded
                 self._withdraw_ensemble(name, f"its model '{model}' was unloaded")
                 return
+        self._wire_ensembles_of(name)
+        for ensemble in self._dependencies.complete_with(name):
+            self._revivals.add(task := self._operations.start(ensemble, self._load_stored(ensemble)))
+            task.add_done_callback(self._revivals.discard)
+
+    def _wire_ensembles_of(self, name: str) -> None:
+        """Those above them, too: an ensemble is decoupled when one of its models is."""
         for ensemble in self._ensembles_of(name):
             if ensemble not in self._serving:  # withdrawn with another ensemble that it is made of, too
                 continue
@@ -335,9 +342,8 @@ class ModelRepository:
             except PenstockError as error:
                 logger.error("ensemble '%s' serves no longer: %s", ensemble, error)
                 self._withdraw_ensemble(ensemble, error.message)
-        for ensemble in self._dependencies.complete_with(name):
-            self._revivals.add(task := self._operations.start(ensemble, self._load_stored(ensemble)))
-            task.add_done_callback(self._revivals.discard)
+            else:
+                self._wire_ensembles_of(ensemble)
 
     async def _revived(self) -> None:
         """Returns when the ensembles that a load has made possible are loaded."""

@@ -112,6 +112,19 @@ async def test_an_ensemble_of_an_ensemble_and_of_one_of_its_models(repository: R
         await until(lambda: "f 1 READY" in states(manager))
 
 
+async def test_a_model_that_becomes_decoupled_makes_all_ensembles_above_it_decoupled(
+    repository: Repository, loader: FakeLoader
+) -> None:
+    repository.put_ensemble("f", "e")
+    repository.put_ensemble("g", "f")
+    async with serving(repository, loader=loader, load_models=("g",)) as manager:
+        for decoupled in (True, False):
+            policy = "model_transaction_policy { decoupled: true }" if decoupled else ""
+            repository.put("a", "a", config=f"{IO} {policy}")
+            await manager.load("a")
+            assert [manager.model(name).signature.decoupled for name in "aefg"] == [decoupled] * 4
+
+
 @pytest.mark.parametrize(
     ("models", "told"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -94,6 +95,26 @@ async def test_the_same_inputs_are_computed_once(tmp_path: Path) -> None:
         replaced = manager.model("echo")
         assert await _values(replaced, _request(1, 2)) == [1, 2]
         assert _counts(replaced) == (0, 1, 1, 1), "what another load of the model has answered is not found"
+
+
+@pytest.mark.parametrize(("count", "on_the_loop"), [(2, True), (1 << 20, False)])
+async def test_large_answers_are_copied_in_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, on_the_loop: bool
+) -> None:
+    threads = []
+    copied = CachedResponse.of
+
+    def noted(response: InferResponse) -> CachedResponse:
+        threads.append(threading.get_ident())
+        return copied(response)
+
+    monkeypatch.setattr(CachedResponse, "of", noted)
+    _write(tmp_path)
+    async with _serving(tmp_path, build_cache((), 1 << 24)) as manager:
+        request = _request(*[1.0] * count)
+        first = await _values(manager.model("echo"), request)
+        assert await _values(manager.model("echo"), request) == first
+    assert [thread == threading.get_ident() for thread in threads] == [on_the_loop]
 
 
 async def test_errors_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import Task
+from collections.abc import Collection
 from pathlib import Path
 from time import monotonic_ns
 
@@ -14,10 +15,11 @@ from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.signature import ModelSignature
 from penstock.classic.statistics import ModelStatistics
+from penstock.classic.tensors import Tensor
 from penstock.engines.errors import PenstockError
 
-_LONG_INPUTS = 1 << 20
-"""Bytes of inputs from which hashing them is left to a thread."""
+_LARGE = 1 << 20
+"""Bytes of tensors from which hashing or copying them is left to a thread."""
 
 
 class CachedModel:
@@ -71,7 +73,7 @@ class CachedModel:
             return found.response()
         response = await self._model.infer(request)
         inserting = monotonic_ns()
-        await self._cache.insert(key, CachedResponse.of(response))
+        await self._cache.insert(key, await _copied(response))
         self.statistics.missed_by_cache(looked_up - started + monotonic_ns() - inserting)
         return response
 
@@ -82,9 +84,20 @@ class CachedModel:
         await self._model.stop()
 
     async def _key(self, request: InferRequest) -> bytes:
-        if sum([tensor_bytes(tensor) for tensor in request.inputs.values()]) < _LONG_INPUTS:
-            return response_key(self._identity, request)
-        return await asyncio.to_thread(response_key, self._identity, request)
+        if _are_large(request.inputs.values()):
+            return await asyncio.to_thread(response_key, self._identity, request)
+        return response_key(self._identity, request)
+
+
+async def _copied(response: InferResponse) -> CachedResponse:
+    if _are_large(response.outputs or ()):
+        return await asyncio.to_thread(CachedResponse.of, response)
+    return CachedResponse.of(response)
+
+
+def _are_large(tensors: Collection[Tensor]) -> bool:
+    """Texts are only counted where there are few of them."""
+    return any(each.array.nbytes >= _LARGE for each in tensors) or sum(map(tensor_bytes, tensors)) >= _LARGE
 
 
 class _OneResponse:

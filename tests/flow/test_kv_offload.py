@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import random
 import select
+import shutil
 import stat
 import threading
 import time
@@ -20,6 +22,7 @@ from helpers_simulated import generate
 from penstock.engines.core import EngineCore
 from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.offload.block_file import BlockFile, Contents
+from penstock.engines.offload.folder import ModelFolder
 from penstock.engines.registry import EngineSpec, load_core
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
@@ -345,6 +348,24 @@ def test_a_file_that_cannot_be_opened_leaves_the_folder_free(start: Start, monke
     ask(driver, PROMPT)
     fill(driver)
     assert driver.stats.offload_saved
+
+
+def test_a_folder_that_is_deleted_while_it_is_taken_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ModelFolder(tmp_path / "kv", "a model")
+    lock = fcntl.flock
+
+    def late(descriptor: int, how: int) -> None:
+        shutil.rmtree(folder.path)
+        lock(descriptor, how)
+
+    with monkeypatch.context() as patches:
+        patches.setattr(fcntl, "flock", late)
+        assert not folder.acquire()
+    assert folder.acquire()
+    assert folder.path.is_dir()
+    folder.release()
 
 
 def test_the_bytes_are_bounded(start: Start, tmp_path: Path) -> None:

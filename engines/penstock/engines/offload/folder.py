@@ -92,6 +92,9 @@ def _lock(folder: Path) -> int | None:
     except BlockingIOError:
         os.close(descriptor)
         return None
+    if not os.fstat(descriptor).st_nlink:  # the other process has just deleted the folder
+        os.close(descriptor)
+        return None
     os.utime(descriptor)
     return descriptor
 

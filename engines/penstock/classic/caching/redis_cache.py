@@ -58,7 +58,7 @@ class RedisCache:
             async with self._connections:
                 if self._is_away:
                     return None
-                data = await self._client.get(_PREFIX + key)
+                data: Any = await self._client.get(_PREFIX + key)
             return None if data is None else _decode(data)
         except (RedisError, OSError, TimeoutError) as error:
             self._away(error)

@@ -103,6 +103,11 @@ class Checkpoint:
         return any(isinstance(tensor, IntegerTensor | CodebookTensor) for tensor in self._tensors.values())
 
     @property
+    def has_mxfp4(self) -> bool:
+        """Whether experts are held in MXFP4, whose kernels round no activations."""
+        return any(isinstance(tensor, Mxfp4Tensor) for tensor in self._tensors.values())
+
+    @property
     def bits_of_blocks(self) -> float | None:
         """Bits of a weight in quantized blocks, on average, which the graph gets in another form. None: there
         are none."""

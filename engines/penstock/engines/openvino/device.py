@@ -76,10 +76,17 @@ def compute_precision(core: ov.Core, config: OpenVINOConfig) -> str:
     return config.dtype
 
 
-def settle_dtype(core: ov.Core, config: OpenVINOConfig) -> OpenVINOConfig:
-    """Activations in int8 that are asked for decide what dtype=auto is, where they do not go with bf16. Keys and values
-    are f16 then: as many bytes as bf16."""
-    if config.activations != "int8" or config.dtype != "auto":
+def settle_dtype(core: ov.Core, config: OpenVINOConfig, *, all_integers: bool) -> OpenVINOConfig:
+    """Activations in int8 decide what dtype=auto is, where they do not go with bf16: if they are asked for, or if
+    `all_integers`, every matrix of the decoder is in 8 or 4 bits. Keys and values are f16 then: as many bytes as bf16.
+
+    With AMX a step of 4 requests takes half as long as in bf16, one of 16 two thirds, one of 64 as long; prompts take
+    1.4 times as long.
+    """
+    if config.dtype != "auto" or not (
+        config.activations == "int8"
+        or (config.activations == "auto" and all_integers and rounds_activations(config.device, "f32"))
+    ):
         return config
     has = core.get_property(config.device, "OPTIMIZATION_CAPABILITIES")
     if "BF16" not in has or rounds_activations(config.device, "bf16"):

@@ -26,7 +26,7 @@ from penstock.engines.kit.features import FeatureStore
 from penstock.engines.kit.layer_groups import LayerGroup, group_layers
 from penstock.engines.openvino.attention_check import check_attention
 from penstock.engines.openvino.checkpoint import Checkpoint, full_name
-from penstock.engines.openvino.config import OpenVINOConfig, WeightsType
+from penstock.engines.openvino.config import QUANTIZED, OpenVINOConfig, WeightsType
 from penstock.engines.openvino.decoder import FeatureTap, build_decoder
 from penstock.engines.openvino.decoder_spec import DecoderSpec
 from penstock.engines.openvino.device import (
@@ -179,7 +179,7 @@ def _load_exported(config: OpenVINOConfig, graph: Path, report: Report) -> Loade
     settings = read_json(config.model_dir / "config.json")
     model_len = max_model_len(config.max_model_len, context_of(settings, config))
     core = ov.Core()
-    config = settle_dtype(core, config)
+    config = settle_dtype(core, config, all_integers=False)
     precision = compute_precision(core, config)
     report(Loading("weights"))
     exported = read_exported(core, graph)
@@ -295,7 +295,8 @@ def _compile(
     """The model compiled for each plan, its types in words, what its matrices cost, and the projections that adapters
     may change. `integers`: see `integer_type`."""
     core = ov.Core()
-    config = settle_dtype(core, config)
+    all_integers = config.weights in QUANTIZED and not files.checkpoint.has_mxfp4
+    config = settle_dtype(core, config, all_integers=all_integers)
     precision = compute_precision(core, config)
     kv_type = kv_cache_type(config, precision, files.spec.head_dim)
     activations = activation_type(config, precision, integers is not None)  # refused before the weights are read

@@ -27,10 +27,11 @@ class CoreWithBf16:
         return ["FP32", "BF16", "INT8"]
 
 
-def chosen(**settings: str) -> tuple[str, str, str]:
+def chosen(*, all_integers: bool = True, **settings: str) -> tuple[str, str, str]:
     """Precision of the computation, of the KV cache, and of the activations of int4 weights."""
     core = CoreWithBf16()
-    config = settle_dtype(core, OpenVINOConfig(Path(), weights="int4", **settings))  # type: ignore[arg-type]
+    config = OpenVINOConfig(Path(), weights="int4", **settings)  # type: ignore[arg-type]
+    config = settle_dtype(core, config, all_integers=all_integers)
     precision = compute_precision(core, config)
     return precision, kv_cache_type(config, precision, 64).name, activation_type(config, precision, True)
 
@@ -41,17 +42,20 @@ def chosen(**settings: str) -> tuple[str, str, str]:
         (EVERYWHERE, {}, ("bf16", "bf16", "int8")),
         (EVERYWHERE, {"activations": "int8"}, ("bf16", "bf16", "int8")),
         (EVERYWHERE, {"dtype": "f32"}, ("f32", "f32", "int8")),
-        (IN_F32, {}, ("bf16", "bf16", "bf16")),
+        (IN_F32, {}, ("f32", "f16", "int8")),
+        (IN_F32, {"all_integers": False}, ("bf16", "bf16", "bf16")),
+        (IN_F32, {"dtype": "bf16"}, ("bf16", "bf16", "bf16")),
         (IN_F32, {"activations": "bf16"}, ("bf16", "bf16", "bf16")),
         (IN_F32, {"activations": "int8"}, ("f32", "f16", "int8")),
         (IN_F32, {"activations": "int8", "kv_cache_dtype": "u8"}, ("f32", "u8", "int8")),
         (IN_F32, {"activations": "int8", "dtype": "f32"}, ("f32", "f32", "int8")),
         (IN_F32, {"dtype": "f32"}, ("f32", "f32", "int8")),
+        (NOWHERE, {}, ("bf16", "bf16", "bf16")),
         (NOWHERE, {"dtype": "f32"}, ("f32", "f32", "f32")),
     ],
 )
 def test_choices(
-    kernels: tuple[str, ...], settings: dict[str, str], expected: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
+    kernels: tuple[str, ...], settings: dict[str, Any], expected: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "rounds_activations", lambda _, precision: precision in kernels)
     assert chosen(**settings) == expected
@@ -78,5 +82,6 @@ def test_what_the_cpu_cannot_do(
 def test_a_runner_says_what_it_does(tmp_path: Path, make_runner: Any) -> None:
     folder = make_model(tmp_path)
     by_itself = make_runner(folder, dtype="auto", weights="int8").info.runner
-    assert f"activations {'int8' if rounds_activations('CPU', 'bf16') else 'bf16'}, kv bf16" in by_itself
-    assert "activations int8" in make_runner(folder, dtype="auto", weights="int8", activations="int8").info.runner
+    assert f"activations int8, kv {'bf16' if rounds_activations('CPU', 'bf16') else 'f16'}" in by_itself
+    exact = make_runner(folder, dtype="auto", weights="int8", activations="bf16").info.runner
+    assert "activations bf16, kv bf16" in exact

@@ -103,11 +103,17 @@ class GrpcConnection(asyncio.Protocol):
 
     def _take_place_of_idle_one(self) -> bool:
         """Closes the connection that has been idle longest, so that idle clients cannot keep others out."""
-        others = (other for other in self._port.connections if other is not self and not other.busy)
+        others = (other for other in self._port.connections if other is not self and other.replaceable)
         idle = min(others, key=lambda other: other.watch.last_received, default=None)
         if idle is not None:
             idle.abort()
         return idle is not None
+
+    @property
+    def replaceable(self) -> bool:
+        """Nothing runs, no answer waits for the client's windows, and it is not closed already: one that is closed
+        stays in the set until the loop's next turn, and makes room for one connection only."""
+        return not (self.busy or self._http2.streams or self._transport.is_closing())
 
     @property
     def busy(self) -> bool:

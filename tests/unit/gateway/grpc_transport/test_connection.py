@@ -401,3 +401,25 @@ async def test_the_connection_that_is_idle_longest_makes_room() -> None:
             connection.connection_lost(None)
     assert not client.socket.closed, "it has a call"
     assert others[0].closed
+
+
+async def test_a_connection_that_is_closed_already_makes_no_more_room() -> None:
+    client = Client(unary(echo), replace(SETTINGS, max_connections=2))
+    sockets = [Socket() for _ in range(3)]
+    for socket in sockets:  # in one turn of the loop: the ones that are closed are still counted
+        GrpcConnection(client.port).connection_made(socket)
+    assert client.socket.closed
+    assert [socket.closed for socket in sockets].count(False) == 2
+
+
+async def test_a_connection_whose_answer_waits_for_the_window_is_not_idle() -> None:
+    async def large(message: bytes, rpc: Any) -> bytes:
+        return bytes(2 << 20)
+
+    client = Client(unary(large), replace(SETTINGS, max_connections=1))
+    await client.send(call(1))
+    assert not client.connection.busy  # the handler has ended
+    late = Socket()
+    GrpcConnection(client.port).connection_made(late)
+    assert late.closed
+    assert not client.socket.closed

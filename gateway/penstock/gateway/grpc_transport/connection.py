@@ -64,6 +64,8 @@ class PortState:
     connections: set[GrpcConnection]
     lost: asyncio.Event
     """Set whenever a connection has ended."""
+    stopping: bool = False
+    """No calls are taken; connections that were still in their TLS handshake are closed when they are made."""
 
 
 class GrpcConnection(asyncio.Protocol):
@@ -99,6 +101,8 @@ class GrpcConnection(asyncio.Protocol):
         age = self._settings.max_age
         if age is not None:
             self._later(age * random.uniform(1 - _AGE_JITTER, 1 + _AGE_JITTER), self._too_old)
+        if self._port.stopping:
+            self.refuse_calls()
         self._flush()
 
     def _take_place_of_idle_one(self) -> bool:

@@ -48,6 +48,7 @@ class Http2Transport:
     async def stop(self, grace: float) -> None:
         """Takes no more calls; those that run get so many seconds."""
         self._acceptor.close()
+        self._state.stopping = True
         connections = self._state.connections
         for connection in tuple(connections):
             connection.refuse_calls()

@@ -13,8 +13,10 @@ import pytest
 
 from helpers_http2 import begin, data, headers, read_frames
 from penstock.gateway.front.intake import BodyBudget
+from penstock.gateway.front.tls import TlsSettings
 from penstock.gateway.grpc_transport.connection import GrpcConnection, PortState
 from penstock.gateway.grpc_transport.messages import prefix
+from penstock.gateway.grpc_transport.server import Http2Transport
 from penstock.gateway.grpc_transport.settings import ConnectionSettings
 from penstock.gateway.http2 import frames
 from penstock.gateway.http2.errors import ErrorCode
@@ -423,3 +425,14 @@ async def test_a_connection_whose_answer_waits_for_the_window_is_not_idle() -> N
     GrpcConnection(client.port).connection_made(late)
     assert late.closed
     assert not client.socket.closed
+
+
+async def test_a_connection_whose_handshake_ends_after_the_stop_is_closed() -> None:
+    limits, bodies = Http2Limits(), BodyBudget(1 << 20)
+    server = Http2Transport("127.0.0.1", 0, TlsSettings(port="grpc"), SETTINGS, limits, lambda _: unary(echo), bodies)
+    await server.start()
+    await server.stop(SECONDS)
+    late = Socket()
+    GrpcConnection(server._state).connection_made(late)
+    assert late.closed
+    assert FrameType.GOAWAY in [kind for kind, *_ in read_frames(b"".join(late.writes))]

@@ -126,9 +126,10 @@ class HostCalls:
         self._followers.close()
         for task in list(self._tasks.values()):
             task.cancel()
-        # these tables of methods would keep the process's memory mapped until the next garbage collection
+        # these methods would keep the process's memory mapped until the next garbage collection
         self._verbs.clear()
         self._quick.clear()
+        self._execution = _no_execution
 
     def _request(self, arguments: list[Any], tail: memoryview) -> tuple[str, int, InferRequest]:
         about, places = arguments
@@ -282,3 +283,7 @@ def _failed(name: str, error: Exception) -> InferResponse:
         logger.error("a model's request to another model failed", exc_info=error)
     code, message = to_fields(error)
     return InferResponse(None, error=to_error([code, f"Model {name} - Error when running inference: {message}"]))
+
+
+def _no_execution(made_for: Sequence[InferCall]) -> Execution | None:
+    return None

@@ -35,7 +35,7 @@ SECONDS = 20
 
 @pytest.fixture(params=["penstock", "grpcio"], autouse=True)
 def transport(request: pytest.FixtureRequest) -> Iterator[str]:
-    """For modules whose tests hold whoever speaks HTTP/2: imported there, it runs each of them with both."""
+    """Import it into a module whose tests hold for both transports: each test then runs with both."""
     token = _TRANSPORT.set(request.param)
     yield request.param
     _TRANSPORT.reset(token)

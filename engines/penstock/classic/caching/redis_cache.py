@@ -46,9 +46,10 @@ class RedisCache:
     counters = None
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        # once more at once, for a connection that the server has closed; waiting is worse than computing
         connections = options.get("max_connections") or _CONNECTIONS
-        self._client = redis.asyncio.Redis(**{**options, "max_connections": connections}, retry=Retry(NoBackoff(), 1))
+        # once more at once, for a connection that the server has closed; waiting is worse than computing
+        retry = Retry(NoBackoff(), 1)
+        self._client = redis.asyncio.Redis(**{**options, "max_connections": connections}, retry=retry)
         self._connections = asyncio.Semaphore(connections)  # the client's pool has an error instead of a queue
         self._away_until = 0.0
         self._said = -_SILENT_SECONDS

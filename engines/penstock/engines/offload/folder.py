@@ -32,7 +32,7 @@ def secret_key(folder: Path, purpose: str) -> bytes:
         _make_key(folder, path)
     status, key = path.stat(), path.read_bytes()
     if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise ValueError(f"{path} has to belong to this user, and to be readable for nobody else (chmod 600)")
+        raise ValueError(f"{path} must belong to this user, and nobody else may read it (chmod 600)")
     if len(key) != _KEY_BYTES:
         raise ValueError(f"{path} is damaged: it should have {_KEY_BYTES} bytes, not {len(key)}")
     return hashlib.blake2b(key=key, digest_size=_KEY_BYTES, person=purpose.encode()).digest()

@@ -49,8 +49,8 @@ class Http2Connection:
         self.streams: dict[int, Stream] = {}
         """Those that are not over."""
         self.unfinished = 0
-        """Streams that are over, while somebody still works on their requests: the owner counts them. They take the
-        places of streams, or clients could have any number of requests worked on by giving each up at once."""
+        """Streams that are over and whose handlers still run: the owner counts them. They take the places of streams.
+        Otherwise a client could start any number of handlers by giving up each stream at once."""
         self.failed = False
         """Nothing more is received; what is queued is the last."""
         self.client_left = False

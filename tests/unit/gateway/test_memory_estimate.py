@@ -86,6 +86,7 @@ def demand(runner: str, folder: Path, **options: Any) -> Demand:
         "weights": "auto",
         "threads": None,
         "max_model_len": None,
+        "activations": "auto",
         "weights_cache": 1,
         "num_blocks": None,
         "kv_cache_memory": None,
@@ -109,6 +110,7 @@ def demand(runner: str, folder: Path, **options: Any) -> Demand:
         ("openvino", {"weights": "int8"}, 1),  # packed; the cache's file is let go
         ("openvino", {"weights": "int8", "weights_cache": 0}, 2),
         ("openvino", {"weights": "int4"}, 0.7),
+        ("openvino", {"weights": "int4", "activations": "mixed"}, 1.4),
         ("openvino", {"weights": "f32"}, 6),  # f32, and bf16 packed
         ("openvino", {"weights": "f32", "dtype": "f32"}, 8),
         ("vllm", {}, 2.7),

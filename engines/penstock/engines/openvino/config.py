@@ -11,7 +11,7 @@ from penstock.engines.kit.setting_checks import check_choice, check_positive
 
 Precision = Literal["auto", "bf16", "f16", "f32"]
 WeightsType = Literal["auto", "bf16", "f16", "f32", "int8", "int4"]
-Activations = Literal["auto", "int8", "bf16", "f16", "f32"]
+Activations = Literal["auto", "int8", "mixed", "bf16", "f16", "f32"]
 KVCacheType = Literal["auto", "u8", "u8-u4", "u4", "bf16", "f16", "f32"]
 Device = Literal["CPU"]
 
@@ -32,7 +32,7 @@ class OpenVINOConfig:
     activations: Activations = "auto"
     """What is multiplied by weights in 8 and 4 bits. int8: rounded as they come, with a scale for each group of a
     token's values; where the device does that in f32 alone, dtype=auto means f32. auto: int8 where that changes no
-    dtype, else as `dtype`. A float type has to be that of the computation."""
+    dtype, else as `dtype`. A float type has to be that of the computation. mixed: see `mixed_steps`."""
     weights_cache: int = 20 << 30
     """Bytes of quantized weights that are kept on disk for later starts; 0: none."""
     kv_cache_dtype: KVCacheType = "auto"

@@ -44,6 +44,8 @@ class ThreadPlan:
     threads: int
     min_tokens: int
     """Fewest tokens of a batch."""
+    in_bf16: bool = False
+    """Whatever the precision of the other batches is (`mixed_steps`)."""
 
 
 def plan_threads(weight_bytes: int, cores: int, threads: int | None, most_tokens: int) -> list[ThreadPlan]:
@@ -148,6 +150,8 @@ def compile_decoder(
     """The compiled model. Its cache inputs show the layout that the device wants. `activations`: what weights in 8 and
     4 bits are multiplied with; None: there are none. `experts`: it has some."""
     kernels = _cached_kernels(_CACHED_KERNELS_OF_EXPERTS if experts else _CACHED_KERNELS)
+    if plan.in_bf16:
+        precision = activations = "bf16"
     more = {**kv_type.properties, _RUNTIME_CACHE: kernels, **_dynamic_quantization(activations)}
     return _compile(core, model, config, precision, plan.threads, more)
 

@@ -19,6 +19,7 @@ from penstock.engines.openvino.decoder_spec import DecoderSpec
 from penstock.engines.openvino.draft_head import DraftHead, open_eagle3, open_mtp
 from penstock.engines.openvino.families import parse_config
 from penstock.engines.openvino.loaded_decoder import LoadedDecoder, load_decoder, load_files
+from penstock.engines.openvino.mixed_steps import of_drafts
 
 
 def open_drafts(config: OpenVINOConfig, report: Report) -> DraftHead | None:
@@ -26,6 +27,7 @@ def open_drafts(config: OpenVINOConfig, report: Report) -> DraftHead | None:
     UnsupportedError where either does not go with the model."""
     if not _drafts(config):
         return None
+    config = of_drafts(config)
     with _blamed_on_setting(config):
         _check_not_exported("the model", config.model_dir)
     settings = read_json(config.model_dir / "config.json")
@@ -85,7 +87,7 @@ def _blamed_on_setting(config: OpenVINOConfig) -> Iterator[None]:
 def _load_draft_model(config: OpenVINOConfig, report: Report) -> LoadedDecoder:
     assert config.draft_model_dir is not None
     settings = replace(
-        config,
+        of_drafts(config),
         model_dir=config.draft_model_dir,
         draft_model_dir=None,
         max_model_len=None,

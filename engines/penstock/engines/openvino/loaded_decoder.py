@@ -16,6 +16,7 @@ import openvino as ov
 
 from penstock.engines.contract.loading import Loading, Report
 from penstock.engines.contract.model_info import ModelWork
+from penstock.engines.errors import UnsupportedError
 from penstock.engines.formats.exported_graph import exported_graph, graph_key, weights_of
 from penstock.engines.formats.model_files import eos_token_ids, read_json
 from penstock.engines.formats.quantized.schemes import parse_scheme
@@ -44,6 +45,7 @@ from penstock.engines.openvino.kv_types import kv_cache_type
 from penstock.engines.openvino.loading_memory import mapped_pages_released
 from penstock.engines.openvino.lora import OpenVINOAdapters
 from penstock.engines.openvino.lora_graph import Projection
+from penstock.engines.openvino.mixed_steps import settle_mixed, with_large_steps
 from penstock.engines.openvino.model import BufferedDecoder
 from penstock.engines.openvino.weights import Weights, checkpoint_key, integer_type, open_weights
 from penstock.engines.openvino.work import MatrixWork, count_matrices, model_work
@@ -169,6 +171,7 @@ def load_files(config: OpenVINOConfig, files: DecoderFiles, report: Report) -> L
             given=files.given,
         )
         cache_bytes = block_layout(compiled[0][1], groups)[1] / loaded.block_size
+        plans = [plan for plan, _ in compiled]
         loaded.work = model_work(matrices, spec, groups, cache_bytes, plans)
         _warm_up(loaded, plans, min(most_tokens, _tokens_for_experts(spec)), report, files.given)
     return loaded
@@ -179,6 +182,10 @@ def _load_exported(config: OpenVINOConfig, graph: Path, report: Report) -> Loade
     settings = read_json(config.model_dir / "config.json")
     model_len = max_model_len(config.max_model_len, context_of(settings, config))
     core = ov.Core()
+    if config.activations == "mixed":
+        raise UnsupportedError(
+            "activations=mixed is not for models that OpenVINO's tools exported", param="activations"
+        )
     config = settle_dtype(core, config, all_integers=False)
     precision = compute_precision(core, config)
     report(Loading("weights"))
@@ -267,7 +274,8 @@ def _loaded(
 def _warm_up(loaded: LoadedDecoder, plans: list[ThreadPlan], least: int, report: Report, given: int = 0) -> None:
     """Each compiled model packs its weights at its first tokens: the first request does not wait for that, and the
     cache is sized by the memory that is left then."""
-    numbers = [max(1, plan.min_tokens, least) for plan in plans]
+    most = [plan.min_tokens - 1 for plan in plans[1:]] + [least]
+    numbers = [max(1, plan.min_tokens, min(least, end)) for plan, end in zip(plans, most, strict=True)]
     loaded.use_blocks(-(-numbers[-1] // loaded.block_size))
     report(Loading("warm-up"))
     for num_tokens in numbers:
@@ -296,10 +304,14 @@ def _compile(
     may change. `integers`: see `integer_type`."""
     core = ov.Core()
     all_integers = config.weights in QUANTIZED and not files.checkpoint.has_mxfp4
-    config = settle_dtype(core, config, all_integers=all_integers)
+    mixed = config.activations == "mixed"
+    settle = settle_mixed if mixed else settle_dtype
+    config = settle(core, config, all_integers=all_integers)
     precision = compute_precision(core, config)
     kv_type = kv_cache_type(config, precision, files.spec.head_dim)
     activations = activation_type(config, precision, integers is not None)  # refused before the weights are read
+    if mixed:
+        plans = with_large_steps(plans, min(files.model_len, config.max_num_batched_tokens))
     if precision == "f16":
         check_attention(core, config, precision, kv_type, experts=bool(files.spec.experts))
     model, projections = files.build(files.spec, files.weights, precision)
@@ -313,7 +325,7 @@ def _compile(
     ]
     kept = "as stored" if config.weights == "auto" else str(config.weights)
     if integers is not None:
-        kept += f", activations {activations}"
+        kept += f", activations {'mixed' if mixed else activations}"
     return compiled, f"{precision}, weights {kept}, kv {kv_type.name}", matrices, projections
 
 

@@ -61,10 +61,11 @@ class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         Meta(description="how weights are kept; auto: as in the checkpoint"),
     ] = "auto"
     activations: Annotated[
-        Literal["auto", "int8", "bf16", "f16", "f32"],
+        Literal["auto", "int8", "mixed", "bf16", "f16", "f32"],
         Meta(
             description="what int8 and int4 weights are multiplied with: int8, or the type that dtype means; auto: "
-            "int8 where the CPU has that in this type, else the type; int8: dtype=auto may become f32 for it"
+            "int8 where the CPU has that in this type, else the type; int8: dtype=auto may become f32 for it; mixed: "
+            "int8 in small steps and bf16 in large ones, for CPUs with AMX, with twice the memory for weights"
         ),
     ] = "auto"
     weights_cache: Annotated[

@@ -145,7 +145,7 @@ def _openvino_weights(sizes: Sequence[StoredSize], options: dict[str, Any]) -> i
     kernels work on a packed copy, in the precision of the computation where that is smaller."""
     kind, item = options["weights"], _item("openvino", sizes, options)
     small = sum(size.num_bytes for size in sizes) <= _TWO_LANES and options["threads"] is None
-    lanes, total = 2 if small else 1, 0.0
+    lanes, total = (2 if small else 1) + (options["activations"] == "mixed"), 0.0
     if kind == "auto" and any(size.dtype not in _SAFETENSORS_TYPES for size in sizes):  # blocks of GGUF
         kind = "int8"
     copies = lanes if options["weights_cache"] else lanes + 1

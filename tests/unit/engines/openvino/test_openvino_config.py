@@ -20,7 +20,7 @@ HERE = Path()
     [
         ("dtype", "fp32", "auto, bf16, f16, f32"),
         ("weights", "int3", "auto, bf16, f16, f32, int8, int4"),
-        ("activations", "int4", "auto, int8, bf16, f16, f32"),
+        ("activations", "int4", "auto, int8, mixed, bf16, f16, f32"),
         ("kv_cache_dtype", "fp8", "auto, u8, u8-u4, u4, bf16, f16, f32"),
         ("device", "GPU", "CPU"),
         ("threads", 0, "positive"),

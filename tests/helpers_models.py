@@ -32,6 +32,8 @@ from transformers import (
     GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -80,7 +82,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
-_SHAPE: dict[str, Any] = {
+SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -163,6 +165,18 @@ OTHER_FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]
         GptOssConfig,
         {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24, "head_dim": 16, "swiglu_limit": 1.0},
     ),
+    "llama4": (
+        Llama4ForCausalLM,
+        Llama4TextConfig,
+        {
+            "num_local_experts": 4,
+            "intermediate_size_mlp": 96,
+            "no_rope_layer_interval": 2,
+            "floor_scale": 16,
+            "attention_chunk_size": 512,
+            "moe_layers": [0, 2],
+        },
+    ),
     "stablelm": (StableLmForCausalLM, StableLmConfig, {"use_qkv_bias": True}),
     "starcoder2": (Starcoder2ForCausalLM, Starcoder2Config, {"sliding_window": 24}),
     "phi": (PhiForCausalLM, PhiConfig, {}),
@@ -186,8 +200,8 @@ def make_model(
     """Saves a model and a tokenizer in `directory`, which is returned. `overrides` go to the model's config."""
     model_class, config_class, differences = (FAMILIES | OTHER_FAMILIES)[family]
     torch.manual_seed(seed)
-    model = model_class(config_class(**{**_SHAPE, **differences, **overrides}))
-    _spread(model)
+    model = model_class(config_class(**{**SHAPE, **differences, **overrides}))
+    spread(model)
     model = model.to(dtype)
     model.generation_config = GenerationConfig(eos_token_id=EOS_TOKEN_ID, pad_token_id=0)
     size = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -302,7 +316,7 @@ def reference_hidden(model: PreTrainedModel, token_ids: Sequence[int]) -> list[f
         return model.base_model(torch.tensor([list(token_ids)])).last_hidden_state[0, -1].tolist()
 
 
-def _spread(model: PreTrainedModel) -> None:
+def spread(model: PreTrainedModel) -> None:
     """Gemma adds 1 to the weights of its norms, and multiplies embeddings by the square root of their size."""
     gemma = model.config.model_type == "gemma3_text"
     generator = torch.Generator().manual_seed(1)

@@ -19,6 +19,7 @@ from penstock.engines.formats.quantized.integers import IntegerTensor
 from penstock.engines.formats.quantized.mxfp4 import Mxfp4Tensor
 from penstock.engines.formats.quantized.schemes import QuantizedTensor, Scheme
 from penstock.engines.formats.safetensors_file import StoredTensor, read_safetensors
+from penstock.engines.formats.text_part import text_name
 
 Tensor = StoredTensor | BlockTensor | QuantizedTensor
 
@@ -34,8 +35,12 @@ _STACKED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(?:_(bias|blocks|
 
 
 def full_name(name: str) -> str | None:
-    """Of a decoder's tensor; None for one that says nothing, or that is part of a draft head. Models that were saved
+    """Of a decoder's tensor; None for one that says nothing, or that is part of something else. Models that were saved
     without a head leave out the beginning."""
+    inner = text_name(name)
+    if inner is None:
+        return None
+    name = inner
     if name.startswith(("embed_tokens.", "layers.", "norm.")):
         return "model." + name
     if _MASKS.fullmatch(name) or name.startswith(MTP_LAYERS + "."):

@@ -173,7 +173,7 @@ class DecoderBuilder:
             q, k, v = self._by_key_head(y)
         else:
             q, k, v = self._linears(x, prefix, names.qkv, sizes, spec.qkv_bias, width)
-        q = self._rotate(q, n, spec.num_heads, prefix + "q_norm")
+        q = self._grown(self._rotate(q, n, spec.num_heads, prefix + "q_norm"), n)
         k = self._rotate(k, n, spec.num_kv_heads, prefix + "k_norm")
         return self._linear(self._paged_attention(q, k, v, n), prefix + names.o, spec.hidden_size, q_size, spec.o_bias)
 
@@ -212,12 +212,15 @@ class DecoderBuilder:
             return self._one_mlp(x, prefix, spec.intermediate_size)
         return self._experts(x, prefix, spec.experts)
 
-    def _one_mlp(self, x: Node, prefix: str, inner: int) -> Node:
+    def _one_mlp(
+        self, x: Node, prefix: str, inner: int, gate_up: tuple[str, ...] = (), transposed: bool = False
+    ) -> Node:
+        """`gate_up` (): the names that all MLPs have; `transposed`: its matrices are stored as [in, out]."""
         spec, names = self._spec, self._spec.names
-        activate = ACTIVATIONS[spec.activation]
-        first, *second = self._linears(x, prefix, names.gate_up, (inner,) * (1 + spec.gated), spec.mlp_bias)
+        activate, sizes = ACTIVATIONS[spec.activation], (inner,) * (1 + spec.gated)
+        first, *second = self._linears(x, prefix, gate_up or names.gate_up, sizes, spec.mlp_bias, transposed=transposed)
         y = ops.multiply(activate(first), second[0]) if second else activate(first)
-        return self._linear(y, prefix + names.down, spec.hidden_size, inner, spec.mlp_bias)
+        return self._linear(y, prefix + names.down, spec.hidden_size, inner, spec.mlp_bias, transposed)
 
     def _experts(self, x: Node, prefix: str, mixture: Experts) -> Node:
         names = self._spec.names
@@ -226,12 +229,14 @@ class DecoderBuilder:
             own = f"{prefix}{names.experts}.{number}."
             if mixture.clamp is not None:
                 return self._clamped_mlp(rows, own, mixture, mixture.clamp)
-            return self._one_mlp(rows, own, mixture.intermediate_size)
+            return self._one_mlp(rows, own, mixture.intermediate_size, names.expert_gate_up, mixture.transposed)
 
         y = experts.mix(x, self._route(x, prefix + names.router, mixture.count, mixture.bias), mixture, expert)
         if not mixture.shared_intermediate_size:
             return y
         shared = self._one_mlp(x, f"{prefix}{names.shared_expert}.", mixture.shared_intermediate_size)
+        if not mixture.gated_share:
+            return ops.add(y, shared)
         share = ops.sigmoid(self._route(x, f"{prefix}{names.shared_expert}_gate", 1, False))
         return ops.add(y, ops.multiply(share, shared))
 
@@ -251,13 +256,23 @@ class DecoderBuilder:
         return ops.add(y, self._weights.vector(name + ".bias", count)) if bias else y
 
     def _linears(
-        self, x: Node, prefix: str, names: Sequence[str], sizes: Sequence[int], bias: bool, width: int = 0
+        self,
+        x: Node,
+        prefix: str,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        bias: bool,
+        width: int = 0,
+        transposed: bool = False,
     ) -> list[Node]:
         """Of the hidden state, or of x of another `width`; in some families one matrix has all of their rows."""
         hidden = width or self._spec.hidden_size
         if len(names) == len(sizes):
-            return [self._linear(x, prefix + name, size, hidden, bias) for name, size in zip(names, sizes, strict=True)]
-        return parts(self._linear(x, prefix + names[0], sum(sizes), hidden, bias), sizes, 1)
+            return [
+                self._linear(x, prefix + name, size, hidden, bias, transposed)
+                for name, size in zip(names, sizes, strict=True)
+            ]
+        return parts(self._linear(x, prefix + names[0], sum(sizes), hidden, bias, transposed), sizes, 1)
 
     def _linear(self, x: Node, name: str, out: int, inner: int, bias: bool, transposed: bool = False) -> Node:
         transposed = transposed or self._spec.transposed
@@ -278,9 +293,22 @@ class DecoderBuilder:
             y = ops.mvn(x, i64([-1]), True, spec.norm_eps, "inside_sqrt")
             y = ops.multiply(y, self._weights.vector(name + ".weight", size, plus=spec.norm_offset))
             return ops.add(y, self._weights.vector(name + ".bias", size))
+        return ops.multiply(self._rms(x), self._weights.vector(name + ".weight", size, plus=spec.norm_offset))
+
+    def _rms(self, x: Node) -> Node:
+        """x with a mean square of 1 along its last axis."""
         variance = ops.reduce_mean(ops.power(x, f32(2.0)), i64([-1]), True)
-        scale = ops.divide(f32(1.0), ops.sqrt(ops.add(variance, f32(spec.norm_eps))))
-        return ops.multiply(ops.multiply(x, scale), self._weights.vector(name + ".weight", size, plus=spec.norm_offset))
+        return ops.multiply(x, ops.divide(f32(1.0), ops.sqrt(ops.add(variance, f32(self._spec.norm_eps)))))
+
+    def _grown(self, q: Node, n: int) -> Node:
+        """Queries [T, heads * head_dim] of layer n, by their positions (`QueryGrowth`)."""
+        growth = self._spec.query_growth
+        if growth is None or self._spec.ropes[n] is not None:
+            return q
+        place = ops.add(self._inputs["position_ids"], i64(1))  # in integers: bf16 has none above 256
+        steps = ops.convert(ops.divide(place, i64(growth.every)), "f32")
+        factor = ops.add(ops.multiply(ops.log(ops.add(steps, f32(1.0))), f32(growth.scale)), f32(1.0))
+        return ops.multiply(q, ops.unsqueeze(factor, i64(1)))
 
     def _rotations(self, rope: Rope) -> tuple[Node, Node]:
         """cos and sin of every token's angles, [T, 1, 1, head_dim]: the two halves of a head turn together."""
@@ -304,6 +332,11 @@ class DecoderBuilder:
             x = self._norm(x, norm, d)
         if rope is None:
             return ops.reshape(x, i64([0, heads * d]), True)
+        if self._spec.qk_norm == "each head, weightless":
+            x = self._rms(x)
+        if self._spec.alternating_pairs:  # queries and keys may be in any order, as long as it is the same
+            x = ops.transpose(ops.reshape(x, i64([0, heads, d // 2, 2]), True), i64([0, 1, 3, 2]))
+            x = ops.reshape(x, i64([0, heads, 1, d]), True)
         half = len(rope.inv_freq)
         first, second = part(x, 0, half), part(x, half, 2 * half)
         turned = ops.concat([ops.multiply(second, f32(-1.0)), first], -1)

@@ -7,8 +7,9 @@ from typing import Literal
 
 from penstock.engines.openvino.rope import Rope
 
-QKNorm = Literal["", "each head", "all heads"]
-"""Whether queries and keys are normed before they are rotated, and over what."""
+QKNorm = Literal["", "each head", "all heads", "each head, weightless"]
+"""Whether queries and keys are normed before they are rotated, and over what. Without weights, it is only those that
+are rotated, and makes no difference whether before or after."""
 NormKind = Literal["rms", "layer"]
 """A layer norm has a bias, an RMS norm has none."""
 QKVRows = Literal["whole", "by key head"]
@@ -48,10 +49,21 @@ class TensorNames:
     """The matrix whose result is activated, and the one whose result it is multiplied by. One name: one matrix has
     the rows of both, or there is just the first (`DecoderSpec.gated`)."""
     down: str = "down_proj"
+    expert_gate_up: tuple[str, ...] = ()
+    """As `gate_up`, of an expert; (): they are called the same."""
     router: str = "gate"
     """Of the experts; this and the next two stand behind `mlp`."""
     experts: str = "experts"
     shared_expert: str = "shared_expert"
+
+
+@dataclass(frozen=True)
+class QueryGrowth:
+    """Queries of layers that do not rotate grow with their position p, by log(1 + floor((p + 1) / every)) * scale + 1
+    (arXiv:2501.19399)."""
+
+    every: int
+    scale: float
 
 
 @dataclass(frozen=True)
@@ -76,6 +88,10 @@ class Experts:
     """Which have experts; the others have an MLP."""
     shared_intermediate_size: int = 0
     """Of one more expert, which every token has; 0: there is none."""
+    gated_share: bool = True
+    """What that one adds is multiplied by a share of the token's own; else it is added as it is."""
+    weighs_inputs: bool = False
+    """Inputs of the chosen are multiplied by sigmoids of their scores, in place of results by their weights."""
     bias: bool = False
     """Of the router and the experts."""
     transposed: bool = False
@@ -125,6 +141,9 @@ class DecoderSpec:
     """Two matrices in front of the MLP's activation, not one."""
     qkv_rows: QKVRows = "whole"
     """If one matrix has them all."""
+    alternating_pairs: bool = False
+    """Values of a head that turn together are neighbours; else they are half a head apart."""
+    query_growth: QueryGrowth | None = None
     transposed: bool = False
     """The matrices of the layers are stored as [in, out]."""
     alibi: bool = False

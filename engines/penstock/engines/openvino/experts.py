@@ -20,7 +20,8 @@ from penstock.engines.openvino.weights import Node
 def mix(x: Node, logits: Node, experts: Experts, expert: Callable[[Node, int], Node]) -> Node:
     """x [T, hidden size] through the experts that `logits` [T, count] choose. `expert`: one's result, by its rows and
     its number."""
-    top = ops.topk(ops.softmax(logits, -1), i64(experts.per_token), -1, "max", "value", "i32")
+    scores = logits if experts.weighs_inputs else ops.softmax(logits, -1)
+    top = ops.topk(scores, i64(experts.per_token), -1, "max", "value", "i32")
     weights, chosen = top.output(0), ops.reshape(top.output(1), i64([-1]), False)
     if experts.normalized:
         weights = ops.divide(weights, ops.reduce_sum(weights, i64([-1]), True))
@@ -28,11 +29,16 @@ def mix(x: Node, logits: Node, experts: Experts, expert: Callable[[Node, int], N
     by_expert = ops.topk(chosen, size, 0, "min", "value", "i32")
     numbers, order = by_expert.output(0), by_expert.output(1)
     rows = ops.gather(x, ops.divide(order, i32(experts.per_token)), i64(0))
+    if experts.weighs_inputs:
+        in_order = ops.gather(ops.reshape(ops.sigmoid(weights), i64([-1, 1]), False), order, i64(0))
+        rows = ops.multiply(rows, in_order)
     of_each = ops.variadic_split(rows, i64(0), _counts(numbers, experts.count))
     results = ops.concat([expert(of_each.output(n), n) for n in range(experts.count)], 0)
     places = ops.scatter_elements_update(order, order, ops.range(i32(0), size, i32(1), "i32"), i64(0))
     back = ops.gather(results, ops.reshape(places, i64([-1, experts.per_token]), False), i64(0))
-    return ops.reduce_sum(ops.multiply(back, ops.unsqueeze(weights, i64(2))), i64([1]), False)
+    if not experts.weighs_inputs:
+        back = ops.multiply(back, ops.unsqueeze(weights, i64(2)))
+    return ops.reduce_sum(back, i64([1]), False)
 
 
 def alternating(both: Node) -> list[Node]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.formats.quantized.schemes import parse_scheme
+from penstock.engines.formats.text_part import TEXT_PARTS, text_settings
 from penstock.engines.kit.cache_size import check_model_sizes
 from penstock.engines.openvino.activations import ACTIVATIONS
 from penstock.engines.openvino.decoder_spec import DecoderSpec
@@ -46,6 +47,7 @@ _REFUSED = {
 def parse_config(config: Mapping[str, Any], max_model_len: int | None = None) -> DecoderSpec:
     """`config` is config.json; `max_model_len`, the longest context that is wanted. Raises UnsupportedError,
     naming what is not supported and what is."""
+    config = text_settings(config)
     family = _family(config)
     for key, meaning in _REFUSED.items():
         value = config.get(key)
@@ -72,7 +74,7 @@ def _family(config: Mapping[str, Any]) -> Family:
     remote = "; its own code (auto_map) is never run" if "auto_map" in config else ""
     raise UnsupportedError(
         f"architecture {', '.join(names) or 'unnamed'} is not supported by the openvino runner{remote}; "
-        f"supported are {', '.join(FAMILIES)}"
+        f"supported are {', '.join((*FAMILIES, *TEXT_PARTS))}"
     )
 
 
@@ -120,11 +122,13 @@ def _spec(family: Family, c: Mapping[str, Any]) -> DecoderSpec:
         qkv_bias=family.qkv_bias(c),
         o_bias=family.o_bias(c),
         mlp_bias=family.mlp_bias(c),
-        qk_norm=family.qk_norm,
+        qk_norm=family.qk_norm(c),
         residual_scale=family.residual_scale(c),
         logits_scale=family.logits_scale(c),
         names=family.names,
         qkv_rows=family.qkv_rows,
+        alternating_pairs=family.alternating_pairs,
+        query_growth=family.query_growth(c),
         parallel=family.parallel(c),
         gated=family.gated,
         transposed=family.transposed,

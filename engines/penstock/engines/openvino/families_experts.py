@@ -7,9 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.openvino.decoder_spec import Clamp, Experts, TensorNames
+from penstock.engines.openvino.decoder_spec import Clamp, Experts, QueryGrowth, TensorNames
 from penstock.engines.openvino.family import Family
-from penstock.engines.openvino.layer_kinds import count, every_layer, layers_by_type, positive, upper_layers
+from penstock.engines.openvino.layer_kinds import (
+    count,
+    every_layer,
+    layers_by_type,
+    positive,
+    smollm3_rotates,
+    upper_layers,
+)
 
 _MOST_EXPERTS = 1024
 _LARGEST_EXPERT = 1 << 20
@@ -41,6 +48,42 @@ def _gpt_oss(c: Mapping[str, Any]) -> Experts:
     found = _mixtral(c)
     clamp = Clamp(positive(c, "swiglu_alpha"), positive(c, "swiglu_limit"))
     return Experts(**{**vars(found), "bias": True, "transposed": True, "clamp": clamp})
+
+
+def _llama4(c: Mapping[str, Any]) -> Experts | None:
+    """Of the layers in moe_layers; without it, of each one that interleave_moe_layer_step ends at."""
+    given, number = c.get("moe_layers"), c["num_hidden_layers"]
+    if given is None:
+        step = count(c, "interleave_moe_layer_step") or number + 1
+        given = range(step - 1, number, step)
+    elif not isinstance(given, list) or not all(type(n) is int and 0 <= n < number for n in given):
+        raise UnsupportedError(f"moe_layers is not understood: {str(given)[:100]}; it has numbers of layers")
+    if not given:
+        return None
+    size = _size(c, "moe_intermediate_size")
+    found = _experts(c, size, [n in given for n in range(number)], normalized=False)
+    return replace(found, transposed=True, shared_intermediate_size=size, gated_share=False, weighs_inputs=True)
+
+
+def _llama4_usual(c: Mapping[str, Any]) -> dict[str, Any]:
+    """intermediate_size is that of experts there. Layers that rotate attend to nothing before their own chunk of the
+    context, so it ends with the first one."""
+    chunk = count(c, "attention_chunk_size") if c.get("attention_chunk_size") is not None else 0
+    context = c["max_position_embeddings"]
+    return {
+        "intermediate_size": c["intermediate_size_mlp"],
+        "moe_intermediate_size": c["intermediate_size"],
+        "max_position_embeddings": min(context, chunk or context),
+    }
+
+
+def _llama4_growth(c: Mapping[str, Any]) -> QueryGrowth | None:
+    if not c["attn_temperature_tuning"]:
+        return None
+    every = c["floor_scale"]
+    if type(every) is not int or every < 1:
+        raise UnsupportedError(f"config.json has floor_scale={str(every)[:50]}, which is no number of tokens")
+    return QueryGrowth(every, positive(c, "attn_scale"))
 
 
 def gpt_oss_in_gguf(family: Family) -> Family:
@@ -134,7 +177,7 @@ EXPERT_FAMILIES: dict[str, Family] = {
     ),
     "Qwen3MoeForCausalLM": Family(
         sliding_windows=lambda c: every_layer(c) if c.get("use_sliding_window") else [0] * c["num_hidden_layers"],
-        qk_norm="each head",
+        qk_norm=lambda c: "each head",
         experts=_qwen,
         defaults={
             **_QWEN_DEFAULTS,
@@ -145,7 +188,7 @@ EXPERT_FAMILIES: dict[str, Family] = {
         },
     ),
     "OlmoeForCausalLM": Family(
-        qk_norm="all heads",
+        qk_norm=lambda c: "all heads",
         experts=_olmoe,
         defaults={
             "max_position_embeddings": 4096,
@@ -173,6 +216,32 @@ EXPERT_FAMILIES: dict[str, Family] = {
             "num_experts_per_tok": 4,
             "swiglu_alpha": 1.702,
             "swiglu_limit": 7.0,
+        },
+    ),
+    "Llama4ForCausalLM": Family(
+        usual=_llama4_usual,
+        rotates=smollm3_rotates,
+        alternating_pairs=True,
+        qk_norm=lambda c: "each head, weightless" if c["use_qk_norm"] else "",
+        query_growth=_llama4_growth,
+        experts=_llama4,
+        names=TensorNames(mlp="feed_forward", router="router", expert_gate_up=("gate_up_proj",)),
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "intermediate_size_mlp": 16384,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "num_local_experts": 16,
+            "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 1,
+            "no_rope_layer_interval": 4,
+            "use_qk_norm": True,
+            "attention_chunk_size": 8192,
+            "attn_temperature_tuning": True,
+            "floor_scale": 8192,
+            "attn_scale": 0.1,
         },
     ),
 }

@@ -54,7 +54,7 @@ RMS_NORM_FAMILIES: dict[str, Family] = {
     "MiMoForCausalLM": _QWEN2,
     "Qwen3ForCausalLM": Family(
         sliding_windows=upper_layers,
-        qk_norm="each head",
+        qk_norm=lambda c: "each head",
         defaults={
             "sliding_window": 4096,
             "max_window_layers": 28,
@@ -73,7 +73,7 @@ RMS_NORM_FAMILIES: dict[str, Family] = {
             "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
         ),
         norm_offset=1.0,
-        qk_norm="each head",
+        qk_norm=lambda c: "each head",
         defaults={
             "sliding_window": 4096,
             "sliding_window_pattern": 6,
@@ -113,14 +113,14 @@ RMS_NORM_FAMILIES: dict[str, Family] = {
     ),
     "Olmo2ForCausalLM": Family(
         norms=_norms_behind,
-        qk_norm="all heads",
+        qk_norm=lambda c: "all heads",
         defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
     ),
     "Olmo3ForCausalLM": Family(
         sliding_windows=all_but_every_nth,
         ropes=olmo3_ropes,
         norms=_norms_behind,
-        qk_norm="all heads",
+        qk_norm=lambda c: "all heads",
         defaults={
             "sliding_window": 4096,
             "sliding_window_pattern": 4,
@@ -134,7 +134,7 @@ RMS_NORM_FAMILIES: dict[str, Family] = {
         norms=_norms_behind,
         qkv_bias=lambda c: False,
         o_bias=lambda c: False,
-        qk_norm="each head",
+        qk_norm=lambda c: "each head",
         defaults={
             "sliding_window": 4096,
             "sliding_window_pattern": 4,

@@ -6,7 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.engines.openvino.decoder_spec import Experts, LayerNorms, NormKind, QKNorm, QKVRows, TensorNames
+from penstock.engines.openvino.decoder_spec import (
+    Experts,
+    LayerNorms,
+    NormKind,
+    QKNorm,
+    QKVRows,
+    QueryGrowth,
+    TensorNames,
+)
 from penstock.engines.openvino.layer_kinds import every_layer_rotates, one_rope
 from penstock.engines.openvino.rope import Rope
 
@@ -32,13 +40,15 @@ class Family:
     qkv_bias: Callable[[Mapping[str, Any]], bool] = lambda c: bool(c.get("attention_bias"))
     o_bias: Callable[[Mapping[str, Any]], bool] = lambda c: bool(c.get("attention_bias"))
     mlp_bias: Callable[[Mapping[str, Any]], bool] = lambda c: False
-    qk_norm: QKNorm = ""
+    qk_norm: Callable[[Mapping[str, Any]], QKNorm] = lambda c: ""
     rotates: Callable[[Mapping[str, Any], list[int]], list[bool]] = every_layer_rotates
     """For each layer, whether queries and keys are rotated; the list has the windows."""
     residual_scale: Callable[[Mapping[str, Any]], float] = lambda c: 1.0
     logits_scale: Callable[[Mapping[str, Any]], float] = lambda c: 1.0
     names: TensorNames = field(default_factory=TensorNames)
     qkv_rows: QKVRows = "whole"
+    alternating_pairs: bool = False
+    query_growth: Callable[[Mapping[str, Any]], QueryGrowth | None] = lambda c: None
     parallel: Callable[[Mapping[str, Any]], bool] = lambda c: False
     gated: bool = True
     transposed: bool = False

@@ -20,6 +20,7 @@ from penstock.engines.errors import UnsupportedError
 from penstock.engines.formats.exported_graph import exported_graph, graph_key, weights_of
 from penstock.engines.formats.model_files import eos_token_ids, read_json
 from penstock.engines.formats.quantized.schemes import parse_scheme
+from penstock.engines.formats.text_part import text_settings
 from penstock.engines.host.cores import usable_cores
 from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, Batch, GroupTables, Ints
 from penstock.engines.kit.cache_size import check_model_sizes, max_model_len
@@ -135,7 +136,7 @@ def load_decoder(config: OpenVINOConfig, report: Report, tap: FeatureTap | None 
 
 def _load_built(config: OpenVINOConfig, report: Report, tap: FeatureTap | None) -> LoadedDecoder:
     """Of weights, for which the graph is built here."""
-    settings = read_json(config.model_dir / "config.json")
+    settings = text_settings(read_json(config.model_dir / "config.json"))
     check_model_sizes(settings)
     spec = parse_config(settings, config.max_model_len)
     eos = eos_token_ids(config.model_dir, settings, spec.vocab_size)

@@ -18,6 +18,7 @@ from penstock.engines.formats.exported_graph import exported_graph, weights_of
 from penstock.engines.formats.gguf.files import gguf_files, read_parts
 from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.formats.safetensors_file import Described, read_header
+from penstock.engines.formats.text_part import text_settings
 
 FLOAT_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 _WORDS = (".qweight", ".weight_packed")
@@ -61,7 +62,7 @@ class StoredSize:
 def read_shape(folder: Path) -> ModelShape | None:
     """From config.json; None where it is not that of a decoder of this kind."""
     try:
-        found: Any = json.loads((folder / "config.json").read_bytes())
+        found: Any = text_settings(json.loads((folder / "config.json").read_bytes()))
         config = found.get("text_config") or found
         if any(config.get(key) for key in _OTHER_CACHES) or "linear_attention" in (config.get("layer_types") or ()):
             return None
@@ -76,7 +77,7 @@ def read_shape(folder: Path) -> ModelShape | None:
             max_len=config["max_position_embeddings"],
             is_head=is_eagle3(config),
         )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
+    except (PenstockError, OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
         return None
     sizes = (getattr(shape, name) for name in shape.__slots__ if name != "is_head")
     return shape if all(isinstance(size, int) and 0 < size < 2**40 for size in sizes) else None

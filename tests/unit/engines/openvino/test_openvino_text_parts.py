@@ -1,0 +1,99 @@
+"""The language models in checkpoints that also take images: the tokens of transformers, in f32."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Llama4Config,
+    Llama4ForConditionalGeneration,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+    PreTrainedModel,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+)
+
+from helpers_models import SHAPE, edit_config, make_tokenizer, reference_tokens, spread
+from helpers_runner import Driver, prompt
+from penstock.engines.errors import UnsupportedError
+
+COUNT = 12
+FILE = "model.safetensors"
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+}
+MODELS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
+    "gemma3": (Gemma3ForConditionalGeneration, Gemma3Config, {"head_dim": 16, "sliding_window": 24}, VISION),
+    "llama4": (
+        Llama4ForConditionalGeneration,
+        Llama4Config,
+        {"head_dim": 16, "num_local_experts": 2, "intermediate_size_mlp": 96},
+        VISION | {"vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16},
+    ),
+    "mistral3": (
+        Mistral3ForConditionalGeneration,
+        Mistral3Config,
+        {"model_type": "mistral", "head_dim": 16},
+        VISION | {"model_type": "pixtral", "head_dim": 8},
+    ),
+    "qwen2.5-vl": (
+        Qwen2_5_VLForConditionalGeneration,
+        Qwen2_5_VLConfig,
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}},
+        {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 64},
+    ),
+}
+
+
+def make(folder: Path, family: str) -> PreTrainedModel:
+    model_class, config_class, text, vision = MODELS[family]
+    torch.manual_seed(0)
+    model = model_class(config_class(text_config=SHAPE | text, vision_config=vision)).float().eval()
+    spread(model)
+    model.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    model = model.language_model if family == "llama4" else model  # the whole one cannot generate without an image
+    model.generation_config.eos_token_id = None
+    return model
+
+
+@pytest.mark.parametrize("family", list(MODELS))
+def test_tokens(family: str, tmp_path: Path, make_runner: Any) -> None:
+    model = make(tmp_path, family)
+    tokens = prompt(45, 1)
+    assert Driver(make_runner(tmp_path)).generate([tokens], COUNT) == [reference_tokens(model, tokens, COUNT)]
+
+
+def test_older_names_and_settings(tmp_path: Path, make_runner: Any) -> None:
+    """As Qwen2.5-VL was published: one object of settings, and the language model's tensors without their prefix."""
+    wanted = reference_tokens(make(tmp_path, "qwen2.5-vl"), prompt(45, 2), COUNT)
+    tensors = {
+        name.replace("model.language_model.", "model.").replace("model.visual.", "visual."): tensor
+        for name, tensor in load_file(tmp_path / FILE).items()
+    }
+    save_file(tensors, tmp_path / FILE, {"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    text = config.pop("text_config")
+    rope = {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}, "rope_theta": 1e4}
+    kept = {key: value for key, value in text.items() if key not in ("architectures", "rope_parameters")}
+    (tmp_path / "config.json").write_text(json.dumps({**kept, **config, **rope}))
+    assert Driver(make_runner(tmp_path)).generate([prompt(45, 2)], COUNT) == [wanted]
+
+
+def test_settings_that_are_no_object(tmp_path: Path, make_runner: Any) -> None:
+    make(tmp_path, "mistral3")
+    edit_config(tmp_path, text_config="mistral")
+    with pytest.raises(UnsupportedError, match="text_config=mistral, which is not an object"):
+        make_runner(tmp_path)

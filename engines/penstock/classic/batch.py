@@ -181,7 +181,10 @@ class ExecBatch:
 
     def split(self, calls: Iterable[Call]) -> list[ExecBatch]:
         """Each of these calls in a batch of its own, to be executed again."""
-        return [ExecBatch([call], self._signature, self._post, self._places) for call in calls]
+        return [self._alone(call) for call in calls]
+
+    def _alone(self, call: Call) -> ExecBatch:
+        return ExecBatch([call], self._signature, self._post, self._places)
 
     def close(self, error: PenstockError | None) -> list[Call]:
         """Execution has ended, well or with an error. Returns the calls that should be executed again one by one.
@@ -241,7 +244,7 @@ class ExecBatch:
             raise ValueError(f"the model gave no output '{name}'")
         signature = self._signature
         if array.dtype != expected.dtype:
-            array = _as_bytes(array, name, expected.datatype)
+            array = as_bytes(array, expected)
         if signature.batched and (not array.ndim or array.shape[0] != size):
             raise ValueError(f"the output '{name}' has the shape {list(array.shape)} for a batch of {size} inferences")
         if not array.flags.c_contiguous:
@@ -249,9 +252,14 @@ class ExecBatch:
         return expected.datatype, array if expected.reshape is None else signature.to_client(name, array)
 
 
-def _as_bytes(array: Array, name: str, datatype: str) -> Array:
-    """Text and bytes in numpy's own types, which models may give for BYTES."""
-    if datatype != "BYTES" or array.dtype.kind not in "SU":
-        raise ValueError(f"the output '{name}' has numpy's type {array.dtype}, the configuration says {datatype}")
+def as_bytes(array: Array, expected: TensorSignature) -> Array:
+    """The array in the datatype of the configuration, which it has, but for text and bytes in numpy's own types: models
+    may give these for BYTES. Raises ValueError."""
+    if array.dtype == expected.dtype:
+        return array
+    if expected.datatype != "BYTES" or array.dtype.kind not in "SU":
+        raise ValueError(
+            f"the output '{expected.name}' has numpy's type {array.dtype}, the configuration says {expected.datatype}"
+        )
     text = np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array
     return text.astype(np.object_)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from time import monotonic_ns
 
@@ -21,6 +22,8 @@ from penstock.classic.model_limits import ModelLimits
 from penstock.classic.ordering import ResponseOrder
 from penstock.classic.outbox import Outbox
 from penstock.classic.queue import DEADLINE_TEXT
+from penstock.classic.ragged.batch import RaggedBatch
+from penstock.classic.ragged.layout import ragged_layout
 from penstock.classic.sequences.batcher import SequenceBatcher
 from penstock.classic.signature import ModelSignature
 from penstock.classic.statistics import ModelStatistics
@@ -72,6 +75,8 @@ class ClassicModel:
         )
         self._instances: Sequence[Instance] = ()
         ordered = config.dynamic_batching.preserve_ordering or config.sequence_batching.oldest.preserve_ordering
+        layout = ragged_layout(config)
+        self._make_batch: Callable[..., ExecBatch] = ExecBatch if layout is None else partial(RaggedBatch, layout)
         self._order = ResponseOrder() if ordered else None
         self._outbox = Outbox(self._loop, self._respond) if self.signature.decoupled else None
         self._places = Places()
@@ -244,7 +249,7 @@ class ClassicModel:
                 wait = (call.deadline_ns - monotonic_ns()) / 1e9
                 call.timer = self._loop.call_later(max(0.0, wait), self._deadline_passed, call)
         post = self._outbox.post if self._outbox is not None else None
-        batch = ExecBatch(calls, self.signature, post, self._places)
+        batch = self._make_batch(calls, self.signature, post, self._places)
         for call in calls:
             if call.request.asked_in is not None and not call.done:
                 call.request.asked_in.begin(call, batch.execution)

@@ -15,6 +15,7 @@ from penstock.classic.model_config import (
     ModelOutput,
     datatype_value,
 )
+from penstock.classic.ragged.layout import generated_inputs
 from penstock.classic.sequences.tensors import server_inputs, state_outputs
 from penstock.classic.tensors import config_type
 
@@ -67,7 +68,7 @@ def complete(config: ModelConfig, described: DescribedModel, max_batch_size: int
             f"autofill failed for model '{config.name}': model does not support batching while non-zero max_batch_size"
             " is specified"
         )
-    hidden = {tensor.name for tensor in (*server_inputs(config), *state_outputs(config))}
+    hidden = {tensor.name for tensor in (*server_inputs(config), *generated_inputs(config), *state_outputs(config))}
     if not config.input:
         for tensor in described.inputs:
             if tensor.name not in hidden:
@@ -93,19 +94,28 @@ def _fill(found: ModelInput | ModelOutput, tensor: DescribedTensor, max_batch_si
 def check(config: ModelConfig, described: DescribedModel) -> None:
     """Raises ValueError, with Triton's text, when the configuration is not one of this model."""
     inputs = [*config.input, *server_inputs(config)]
-    required = sum(not tensor.optional for tensor in inputs)
+    generated = generated_inputs(config)
+    required = sum(not tensor.optional for tensor in (*inputs, *generated))
     if required != len(described.inputs):
         raise ValueError(
             f"unable to load model '{config.name}', configuration expects {required} inputs, model provides"
             f" {len(described.inputs)}"
         )
     for tensor in config.input:
+        if tensor.optional and tensor.allow_ragged_batch:
+            raise ValueError(
+                f"unable to load model '{config.name}', configuration expects model provides input with shape [-1] for"
+                f" ragged input '{tensor.name}', which is not supported for optional input"
+            )
         if tensor.optional and config.max_batch_size:
             raise ValueError(
                 f"unable to load model '{config.name}', optional input '{tensor.name}' is not supported for models that"
                 " support batching"
             )
-    _check_all(config, "input", inputs, (*described.inputs, *described.optional_inputs))
+    provided = (*described.inputs, *described.optional_inputs)
+    _check_all(config, "input", inputs, provided)
+    for made in generated:
+        _check_generated(config, made, _provided(config, "input", made, provided))
     _check_all(config, "output", [*config.output, *state_outputs(config)], described.outputs)
 
 
@@ -115,21 +125,19 @@ def _check_all(
     tensors: Iterable[ModelInput | ModelOutput],
     described: Sequence[DescribedTensor],
 ) -> None:
-    known = {tensor.name: tensor for tensor in described}
+    scattered = {name for each in config.batch_output for name in each.target_name} if kind == "output" else ()
     for tensor in tensors:
-        found = known.get(tensor.name)
-        if found is None:
-            raise ValueError(
-                f"unexpected inference {kind} '{tensor.name}', allowed {kind}s are: {', '.join(sorted(known))}"
-            )
-        data_type = DataType.Name(tensor.data_type)
-        if data_type != config_type(found.datatype):
-            raise ValueError(
-                f"unable to load model '{config.name}', configuration expects datatype {data_type} for {kind}"
-                f" '{tensor.name}', model provides {config_type(found.datatype)}"
-            )
+        found = _provided(config, kind, tensor, described)
         dims = tuple(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
-        if found.shape or config.max_batch_size:
+        if isinstance(tensor, ModelInput) and tensor.allow_ragged_batch:
+            if found.shape != (-1,):
+                raise ValueError(
+                    f"unable to load model '{config.name}', configuration expects model provides input with shape [-1] "
+                    f" for ragged input '{tensor.name}', model provides {_text(found.shape)}"
+                )
+        elif tensor.name in scattered:
+            continue  # it is divided by the shapes of an input, whatever its own is
+        elif found.shape or config.max_batch_size:
             _check_dims(config, found, dims, exact=kind == "output")
         elif any(dim != 1 for dim in dims):
             raise ValueError(
@@ -137,6 +145,33 @@ def _check_all(
                 " model configuration when the model doesn't support batching. Model configuration provided:"
                 f" {_text(dims)}."
             )
+
+
+def _provided(
+    config: ModelConfig, kind: str, tensor: ModelInput | ModelOutput, described: Sequence[DescribedTensor]
+) -> DescribedTensor:
+    """The model's tensor of that name and datatype. Raises ValueError."""
+    known = {tensor.name: tensor for tensor in described}
+    found = known.get(tensor.name)
+    if found is None:
+        raise ValueError(
+            f"unexpected inference {kind} '{tensor.name}', allowed {kind}s are: {', '.join(sorted(known))}"
+        )
+    data_type = DataType.Name(tensor.data_type)
+    if data_type != config_type(found.datatype):
+        raise ValueError(
+            f"unable to load model '{config.name}', configuration expects datatype {data_type} for {kind}"
+            f" '{tensor.name}', model provides {config_type(found.datatype)}"
+        )
+    return found
+
+
+def _check_generated(config: ModelConfig, tensor: ModelInput, found: DescribedTensor) -> None:
+    if len(found.shape) != len(tensor.dims):
+        raise ValueError(
+            f"unable to load model '{config.name}', batch input '{tensor.name}' has {len(tensor.dims)} dimensions,"
+            f" model provides {_text(found.shape)}"
+        )
 
 
 def _check_dims(config: ModelConfig, found: DescribedTensor, dims: tuple[int, ...], *, exact: bool) -> None:

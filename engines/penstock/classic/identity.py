@@ -20,7 +20,8 @@ from penstock.classic.base import (
 )
 from penstock.classic.messages import InferResponse
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.tensors import Array, Tensor, datatype_of
+from penstock.classic.signature import ModelSignature
+from penstock.classic.tensors import Array, Tensor
 from penstock.engines.errors import EngineError
 
 
@@ -35,7 +36,10 @@ class _Model(BackendModel):
     def __init__(self, config: ModelConfig) -> None:
         self.sources = dict(_pairs(config))
         self.decoupled = config.model_transaction_policy.decoupled
-        self.batched = config.max_batch_size > 0
+        self.signature = ModelSignature(config)
+        scattered = {name for each in config.batch_output for name in each.target_name}
+        self.ragged = {source for name, source in self.sources.items() if name not in scattered} & self.signature.ragged
+        """Inputs that come back in the shape of each request."""
         self.delay = float(_parameter(config, "execute_delay_ms") or 0) / 1000
         self.fail_on = _parameter(config, "fail_on")
 
@@ -54,22 +58,18 @@ class _Instance(BackendInstance):
             time.sleep(model.delay)
         if model.fail_on and any(_has(array, model.fail_on) for array in inputs.values()):
             raise EngineError(f"an input has the element '{model.fail_on}'")
-        if not model.decoupled and all(source in inputs for source in model.sources.values()):
+        if not model.decoupled and not model.ragged and all(source in inputs for source in model.sources.values()):
             batch.scatter({name: inputs[source] for name, source in model.sources.items()})
             return
         # Outputs whose optional inputs were left out are left out too.
-        start = 0
         for call in batch.calls:
-            stop = start + max(
-                (len(tensor.array) for tensor in call.request.inputs.values() if model.batched), default=0
-            )
+            given = call.request.inputs
             tensors = [
-                Tensor(name, datatype_of(array.dtype), array[start:stop] if model.batched else array)
+                Tensor(name, given[source].datatype, model.signature.to_model(source, given[source].array))
                 for name, source in model.sources.items()
-                if (array := inputs.get(source)) is not None
+                if source in given
             ]
             call.send(InferResponse(tensors))
-            start = stop
 
 
 def _pairs(config: ModelConfig) -> list[tuple[str, str]]:

@@ -12,6 +12,8 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from tritonclient.grpc.model_config_pb2 import (
+    BatchInput,
+    BatchOutput,
     DataType,
     ModelConfig,
     ModelDynamicBatching,
@@ -25,6 +27,8 @@ from tritonclient.grpc.model_config_pb2 import (
 from penstock.classic.tensors import config_type, from_config_type
 
 __all__ = [
+    "BatchInput",
+    "BatchOutput",
     "DataType",
     "ModelConfig",
     "ModelDynamicBatching",

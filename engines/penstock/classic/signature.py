@@ -57,12 +57,15 @@ class ModelSignature:
         self.outputs = {tensor.name: _signature(tensor, False) for tensor in config.output}
         self.required = tuple(name for name, tensor in self.inputs.items() if not tensor.optional)
         """Inputs that every request must have."""
-        self.variable = tuple(name for name, tensor in self.inputs.items() if not tensor.fixed)
+        self.ragged = frozenset(tensor.name for tensor in config.input if tensor.allow_ragged_batch)
+        """Inputs that may differ in shape within a batch."""
+        self.variable = tuple(n for n, tensor in self.inputs.items() if not tensor.fixed and n not in self.ragged)
+        """Inputs whose shape differs from request to request, and must be the same within a batch."""
         self.states = {state.output_name: (state.input_name, _state(state)) for state in config.sequence_batching.state}
         """Implicit state, by the name of the output: the input that it is for the next request of the sequence."""
         self.sequences = config.HasField("sequence_batching")
         self.iterative = config.sequence_batching.iterative_sequence
-        self.uniform = not self.variable and len(self.required) == len(self.inputs)
+        self.uniform = all(tensor.fixed and not tensor.optional for tensor in self.inputs.values())
         """All valid requests have the same inputs in the same shapes, but for the batch size."""
         self.reshapes_inputs = any(tensor.reshape is not None for tensor in self.inputs.values())
         self.reshapes_outputs = any(tensor.reshape is not None for tensor in self.outputs.values())

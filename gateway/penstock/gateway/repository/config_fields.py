@@ -69,7 +69,19 @@ _TENSORS = {
     **_supported("output", "output.name", "output.data_type", "output.dims", "output.label_filename"),
     **_supported("output.reshape", "output.reshape.shape"),
     **_refused("shape tensors are not passed", "input.is_shape_tensor", "output.is_shape_tensor"),
-    **_refused("ragged batches are not made", "input.allow_ragged_batch", "batch_input", "batch_output"),
+    **_supported(
+        "input.allow_ragged_batch",
+        "batch_input",
+        "batch_input.kind",
+        "batch_input.target_name",
+        "batch_input.data_type",
+        "batch_input.source_input",
+        "batch_output",
+        "batch_output.target_name",
+        "batch_output.kind",
+        "batch_output.source_input",
+        only="onnxruntime tensorrt python identity",
+    ),
     **_refused("tensors are in their linear format", "input.is_non_linear_format_io", "output.is_non_linear_format_io"),
 }
 

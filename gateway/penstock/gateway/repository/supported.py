@@ -8,6 +8,7 @@ from google.protobuf.message import Message
 
 from penstock.classic.model_config import ModelConfig
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.gateway.repository.batch_checks import check_batch_tensors
 from penstock.gateway.repository.config_checks import check_model, check_tensors, check_warmup
 from penstock.gateway.repository.config_fields import FIELDS, OWN_BACKENDS, Fate
 from penstock.gateway.repository.sequence_checks import check_sequences
@@ -32,6 +33,7 @@ def check_supported(config: ModelConfig, *, complete: bool = True) -> None:
     try:
         check_model(config)
         check_tensors(config, complete=complete)
+        check_batch_tensors(config, complete=complete)
         check_warmup(config, complete=complete)
         check_sequences(config)
     except InvalidRequestError as error:

@@ -1,0 +1,1 @@
+"""Ragged batches: requests of different shapes in one execution."""

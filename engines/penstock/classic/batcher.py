@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic
 
 from penstock.classic.model_config import ModelConfig, ModelQueuePolicy
@@ -28,6 +28,9 @@ class DynamicBatcher(Generic[W]):
         self._preferred = frozenset(batching.preferred_batch_size) or frozenset({self._max_size})
         self._largest_preferred = max(self._preferred)
         self._delay_ns = batching.max_queue_delay_microseconds * 1000
+        self._joins: Callable[[W], bool | None] | None = None
+        """Of custom batching: whether a request joins those for which it has said so since the last batch. False: the
+        batch is complete. None: the request is in no batch, and will leave the queue."""
         self.delay_ends = 0
         """When the batch goes that `take` has not given yet; of use after an empty `take` from a queue that is not."""
         if self._dynamic:
@@ -80,6 +83,7 @@ class DynamicBatcher(Generic[W]):
         size = 0
         best = 0  # requests in the largest batch of a preferred size
         full = False
+        joins = self._joins
         shapes: object = None
         oldest = now_ns
         for item in self.queue:
@@ -91,6 +95,11 @@ class DynamicBatcher(Generic[W]):
                     break
             else:
                 shapes = item.shapes
+            if joins is not None and not (verdict := joins(item)):
+                if verdict is None:
+                    continue
+                full = True
+                break
             batch.append(item)
             size += item.size
             if item.arrived_ns < oldest:

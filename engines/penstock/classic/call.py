@@ -12,6 +12,7 @@ from penstock.engines.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.classic.batch import ExecBatch
+    from penstock.classic.custom_batching.request import WaitingRequest
     from penstock.classic.sequences.table import Sequence
 
 
@@ -34,7 +35,10 @@ class Call(Waiting, ABC):
         "sent",
         "sequence",
         "timer",
+        "waiting",
     )
+    waiting: WaitingRequest
+    """In the queue of a model with custom batching, and not set elsewhere."""
 
     def __init__(self, request: InferRequest, batch_size: int) -> None:
         deadline = request.deadline

@@ -14,6 +14,8 @@ from penstock.classic.base import BackendModel, ModelContext, ResponseStream
 from penstock.classic.batch import ExecBatch
 from penstock.classic.batcher import DynamicBatcher
 from penstock.classic.call import Call, UnaryCall
+from penstock.classic.custom_batching.batcher import CustomBatcher
+from penstock.classic.custom_batching.strategy import Strategy
 from penstock.classic.fine_timer import FineTimer
 from penstock.classic.instances import Instance
 from penstock.classic.messages import InferRequest, InferResponse
@@ -58,8 +60,10 @@ class ClassicModel:
         backend_model: BackendModel,
         sequences: SequenceBatcher | None = None,
         limits: ModelLimits | None = None,
+        strategy: Strategy | None = None,
     ) -> None:
-        """`sequences` is there for a configuration with `sequence_batching`, `limits` where the rate limiter is on."""
+        """`sequences` is there for a configuration with `sequence_batching`, `limits` where the rate limiter is on,
+        `strategy` for a model with custom batching."""
         self.signature = ModelSignature(context.config)
         self.statistics = ModelStatistics()
         self._context = context
@@ -70,9 +74,12 @@ class ClassicModel:
         if limits is not None:
             limits.attach(self._soon)
         config = context.config
-        self._batcher: DynamicBatcher[Call] | SequenceBatcher = (
-            DynamicBatcher(config) if sequences is None else sequences
-        )
+        self._strategy = strategy
+        self._batcher: DynamicBatcher[Call] | SequenceBatcher
+        if strategy is not None:
+            self._batcher = CustomBatcher(config, strategy, self._refuse)
+        else:
+            self._batcher = DynamicBatcher(config) if sequences is None else sequences
         self._instances: Sequence[Instance] = ()
         ordered = config.dynamic_batching.preserve_ordering or config.sequence_batching.oldest.preserve_ordering
         layout = ragged_layout(config)
@@ -172,6 +179,8 @@ class ClassicModel:
             instance.close()
         await asyncio.gather(*(instance.closed() for instance in self._instances))
         await asyncio.to_thread(self._backend_model.unload)
+        if self._strategy is not None:
+            await asyncio.to_thread(self._strategy.close)
 
     # From here to the instances.
 
@@ -366,6 +375,9 @@ class ClassicModel:
         if self._order is not None:
             self._order.leave(call)
         self._check_drained()
+
+    def _refuse(self, call: Call, error: PenstockError) -> None:
+        self._fail(call, error, "OTHER")
 
     def _cancel(self, call: Call) -> None:
         self._fail(call, CancelledError("the request was cancelled"), "CANCELED")

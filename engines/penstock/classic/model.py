@@ -16,6 +16,7 @@ from penstock.classic.base import (
     ModelContext,
 )
 from penstock.classic.classic_model import ClassicModel
+from penstock.classic.custom_batching.strategy import Strategy, load_strategy
 from penstock.classic.groups import instance_contexts
 from penstock.classic.instances import Instance, TaskInstance, ThreadInstance
 from penstock.classic.model_limits import ModelLimits, has_rate_limits
@@ -43,14 +44,17 @@ async def load_model(context: ModelContext, backend: Backend, limiter: RateLimit
     sequences = None
     if context.config.HasField("sequence_batching"):
         sequences = await asyncio.to_thread(SequenceBatcher, context.config, context.model_folder, len(contexts))
+    strategy = await asyncio.to_thread(load_strategy, context)
     limits = None
     if limiter is not None and has_rate_limits(context.config):
         limits = ModelLimits(context.config, limiter)
     try:
-        return await _load(context, backend, contexts, sequences, limits)
+        return await _load(context, backend, contexts, sequences, limits, strategy)
     except BaseException:
         if limits is not None:
             limits.close()
+        if strategy is not None:
+            await asyncio.to_thread(strategy.close)
         raise
 
 
@@ -60,10 +64,11 @@ async def _load(
     contexts: Sequence[InstanceContext],
     sequences: SequenceBatcher | None,
     limits: ModelLimits | None,
+    strategy: Strategy | None,
 ) -> ClassicModel:
     backend_model = await _in_thread(backend.load_model, context, _unload_model)
     try:
-        model = ClassicModel(context, backend_model, sequences, limits)
+        model = ClassicModel(context, backend_model, sequences, limits, strategy)
         loads = [_load_instance(backend_model, one) for one in contexts]
         loaded = await _all(loads, _unload_instance)
     except BaseException:

@@ -1,13 +1,16 @@
-"""Whether `batch_input` and `batch_output` make sense: the rules of Triton's core, in its words, and some of ours."""
+"""Whether ragged and custom batching make sense: the rules of Triton's core, in its words, and some of ours."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
+from penstock.classic.custom_batching.files import find_strategy
 from penstock.classic.model_config import BatchInput, BatchOutput, DataType, ModelConfig, ModelInput, ModelOutput
 from penstock.classic.ragged.layout import generated_inputs
 from penstock.classic.sequences.tensors import server_inputs
-from penstock.engines.errors import InvalidRequestError
+from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.gateway.repository.config_fields import SELF_PLACED_BACKENDS
 
 _COUNT_TYPES = (DataType.TYPE_INT32, DataType.TYPE_FP32)
 
@@ -25,6 +28,17 @@ def check_batch_tensors(config: ModelConfig, *, complete: bool) -> None:
     _check_targets("output", [name for divided in config.batch_output for name in divided.target_name], suffix)
     if complete:
         _check_names(config, suffix)
+
+
+def check_strategy(config: ModelConfig, model_folder: Path, version_folder: Path) -> None:
+    """Custom batching by files in the model's folder. Raises InvalidRequestError, UnsupportedError."""
+    path = find_strategy(config, model_folder, version_folder)
+    if path is not None and config.backend in SELF_PLACED_BACKENDS:
+        raise UnsupportedError(
+            f"custom batching ({path.name}) of model '{config.name}' is not supported: language models have their"
+            " scheduler instead",
+            param="parameters",
+        )
 
 
 def _check_form(

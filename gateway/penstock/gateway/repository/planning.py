@@ -9,6 +9,7 @@ from typing import Protocol
 from penstock.classic.base import InferModel, ModelContext
 from penstock.classic.model_config import ModelConfig
 from penstock.gateway.kserve.classification import read_labels
+from penstock.gateway.repository.batch_checks import check_strategy
 from penstock.gateway.repository.config_file import read_config
 from penstock.gateway.repository.defaults import complete
 from penstock.gateway.repository.settings import RepositorySettings
@@ -63,4 +64,5 @@ def version_config(
         backend.auto_complete(config, plan.folder / str(version))
         complete(config, config.name, plan.folder, gpus=settings.gpus)
     check_supported(config)
+    check_strategy(config, plan.folder, plan.folder / str(version))
     return config

@@ -1,0 +1,1 @@
+"""Custom batching: a class beside the model decides which requests share a batch."""

@@ -102,11 +102,6 @@ def check(config: ModelConfig, described: DescribedModel) -> None:
             f" {len(described.inputs)}"
         )
     for tensor in config.input:
-        if tensor.optional and tensor.allow_ragged_batch:
-            raise ValueError(
-                f"unable to load model '{config.name}', configuration expects model provides input with shape [-1] for"
-                f" ragged input '{tensor.name}', which is not supported for optional input"
-            )
         if tensor.optional and config.max_batch_size:
             raise ValueError(
                 f"unable to load model '{config.name}', optional input '{tensor.name}' is not supported for models that"

@@ -78,12 +78,6 @@ def test_refusals_have_reasons() -> None:
         ("instance_group.host_policy", 'instance_group [ { host_policy: "numa_0" } ]'),
         ("instance_group.profile", 'instance_group [ { profile: "0" } ]'),
         ("model_repository_agents", "model_repository_agents { agents [ { name: 'checksum' } ] }"),
-        ("batch_input", "batch_input [ { target_name: 'x' } ]"),
-        ("batch_output", "batch_output [ { target_name: 'x' } ]"),
-        (
-            "input.allow_ragged_batch",
-            "input [ { name: 'R' data_type: TYPE_FP32 dims: [ 1 ] allow_ragged_batch: true } ]",
-        ),
         ("input.is_shape_tensor", "input [ { name: 'R' is_shape_tensor: true } ]"),
         ("output.is_shape_tensor", "output [ { name: 'R' is_shape_tensor: true } ]"),
         ("input.is_non_linear_format_io", "input [ { name: 'R' is_non_linear_format_io: true } ]"),

@@ -579,7 +579,7 @@ COUNTS = (
         "empty",
         "counted",
         "the field is there",
-        (Shown(("counts: a stream*",), {"0.response_stats": (MISSING, ANY)}),),
+        (Shown(("counts: a stream*", "batching: counts of streams"), {"0.response_stats": (MISSING, ANY)}),),
     ),
     Difference(
         "cache-key",

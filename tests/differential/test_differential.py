@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from differential import (
+    cases_batching,
     cases_cache,
     cases_clients,
     cases_counts,
@@ -43,6 +44,7 @@ CASES = [
         cases_cache,
         cases_sequence,
         cases_ensembles,
+        cases_batching,
     )
     for case in module.CASES
 ]

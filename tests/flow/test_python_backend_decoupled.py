@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers_classic import check_books
 from helpers_python_backend import CPU, loaded, outputs, request
 from penstock.classic.messages import InferResponse
 from penstock.classic.model import ClassicModel
@@ -42,7 +43,7 @@ async def streamed(model: ClassicModel, number: int) -> list[InferResponse]:
 
 
 def values(responses: list[InferResponse]) -> list[Any]:
-    return [int(outputs(one)["Y"][0]) if one.outputs else None for one in responses]
+    return [outputs(one)["Y"].tolist()[0] if one.outputs else None for one in responses]
 
 
 def model_of(body: str) -> str:
@@ -262,3 +263,75 @@ class TritonPythonModel:
                 break
             await asyncio.sleep(0.01)
     assert (tmp_path / "seen").read_text() == "True"
+
+
+BATCHED = CONFIG.replace("max_batch_size: 0", "max_batch_size: 3") + (
+    "dynamic_batching { max_queue_delay_microseconds: 30000000 }"
+)
+"""Three requests are a batch; a test never waits for the delay."""
+IN_TURN = f"""{HELPERS}
+import time
+class TritonPythonModel:
+    def execute(self, requests):
+        senders = [[r.get_response_sender(), int(pb_utils.get_input_tensor_by_name(r, "N").as_numpy()[0, 0])]
+                   for r in requests]
+        def answer():
+            number = len(senders)
+            while senders:
+                for pair in list(senders):
+                    sender, left = pair
+                    if left == 0 or sender.is_cancelled():
+                        sender.send({FINAL})
+                        senders.remove(pair)
+                    else:
+                        sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([[number]], np.int32))]))
+                        pair[1] -= 1
+                time.sleep(0.001)
+        threading.Thread(target=answer).start()
+"""
+"""Each request is answered so often with the size of its batch, all in turn."""
+
+
+async def test_requests_of_one_execution_have_streams_of_their_own(tmp_path: Path) -> None:
+    async with loaded(tmp_path, IN_TURN, BATCHED) as model:
+        streams = [model.stream(request(N=n(number)[None])) for number in (2, 0, 5)]
+        found = [[one async for one in stream] for stream in streams]
+        assert [[row and row[0] for row in values(one)] for one in found] == [[3, 3, None], [None], [3] * 5 + [None]]
+        assert all([one.final for one in stream] == [False] * (len(stream) - 1) + [True] for stream in found)
+        check_books(model, 3)
+        assert (model.statistics.execution_count, model.statistics.inference_count) == (1, 3)
+
+
+async def test_a_cancelled_request_leaves_the_streams_of_its_batch(tmp_path: Path) -> None:
+    async with loaded(tmp_path, IN_TURN, BATCHED) as model:
+        endless, *others = [model.stream(request(N=n(number)[None])) for number in (-1, 20, 30)]
+        await anext(aiter(endless))
+        endless.close()
+        found = [[one async for one in stream] for stream in others]
+        assert [len(one) for one in found] == [21, 31]
+        assert all(one[-1].final and one[-1].error is None for one in found)
+        check_books(model, 3)
+        assert model.statistics.failures == {"CANCELED": 1}
+
+
+async def test_what_fails_in_a_batch_of_streams_ends_those_that_have_begun(tmp_path: Path) -> None:
+    """The others are tried again, one by one."""
+    code = f"""{HELPERS}
+class TritonPythonModel:
+    def execute(self, requests):
+        numbers = [int(pb_utils.get_input_tensor_by_name(r, "N").as_numpy()[0, 0]) for r in requests]
+        for r, number in zip(requests, numbers):
+            if number == 13 and len(requests) > 1:
+                raise ValueError("thirteen")
+            r.get_response_sender().send(
+                pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([[number]], np.int32))]))
+            if len(requests) == 1:
+                r.get_response_sender().send({FINAL})
+"""
+    async with loaded(tmp_path, code, BATCHED) as model:
+        streams = [model.stream(request(N=n(number)[None])) for number in (1, 13, 2)]
+        begun, *others = [[one async for one in stream] for stream in streams]
+        assert begun[-1].error is not None
+        assert "ValueError: thirteen" in begun[-1].error.message
+        assert [values(one) for one in others] == [[[13], None], [[2], None]]
+        check_books(model, 3)

@@ -29,8 +29,8 @@ class DynamicBatcher(Generic[W]):
         self._largest_preferred = max(self._preferred)
         self._delay_ns = batching.max_queue_delay_microseconds * 1000
         self._joins: Callable[[W], bool | None] | None = None
-        """Of custom batching: whether a request joins those for which it has said so since the last batch. False: the
-        batch is complete. None: the request is in no batch, and will leave the queue."""
+        """Of custom batching: whether a request joins the batch that is formed. False: the batch is complete without
+        it; a first one goes alone. None: the request is in no batch, and will leave the queue."""
         self.delay_ends = 0
         """When the batch goes that `take` has not given yet; of use after an empty `take` from a queue that is not."""
         if self._dynamic:
@@ -95,18 +95,20 @@ class DynamicBatcher(Generic[W]):
                     break
             else:
                 shapes = item.shapes
-            if joins is not None and not (verdict := joins(item)):
+            if joins is not None:
+                verdict = joins(item)
                 if verdict is None:
                     continue
-                full = True
-                break
+                full = not verdict
+                if full and batch:
+                    break
             batch.append(item)
             size += item.size
             if item.arrived_ns < oldest:
                 oldest = item.arrived_ns
             if size in self._preferred:
                 best = len(batch)
-            if size >= self._max_size:
+            if full or size >= self._max_size:
                 full = True
                 break
         waited = now_ns - oldest >= self._delay_ns

@@ -218,7 +218,7 @@ def asked(strategy: Recorded, *ids: str) -> list[Any]:
 
 def test_a_batch_begins_with_its_first_request_and_ends_once() -> None:
     strategy = Recorded()
-    assert asked(strategy, "a", "b", "c", "d") == [True, True, False, False]
+    assert asked(strategy, "a", "b", "c") == [True, True, False]
     assert strategy.told == [
         ("start",),
         ("include", "the batch", "a"),
@@ -230,6 +230,20 @@ def test_a_batch_begins_with_its_first_request_and_ends_once() -> None:
     nobody = Recorded()
     assert asked(nobody) == []
     assert nobody.told == [("close",)]
+
+
+async def test_what_is_refused_makes_the_batch_before_it_go_at_once() -> None:
+    """And a first request that no batch has room for, too: nothing would be won by waiting."""
+    config = model_config(CONFIG)
+    config.dynamic_batching.max_queue_delay_microseconds = 100
+    batcher = CustomBatcher(config, by_weight(), pytest.fail)
+    calls = [call(weighing(weight)) for weight in (2, 3, 9, 1)]
+    for each in calls:
+        batcher.add(each, 0)
+    assert batcher.take(0) == calls[:2]
+    assert batcher.take(0) == calls[2:3]
+    assert batcher.take(0) == []
+    assert batcher.delay_ends == 100_000
 
 
 @pytest.mark.parametrize(

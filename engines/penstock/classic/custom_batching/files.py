@@ -11,6 +11,10 @@ FILENAME = "batchstrategy.py"
 LIBRARY = "batchstrategy.so"
 PARAMETER = "TRITON_BATCH_STRATEGY_PATH"
 """Triton's. Here it names a Python file, from the model's folder."""
+_NO_LIBRARY = (
+    "model '{model}' has a library for custom batching ({library}), which is not loaded here: write its rules in"
+    f" Python, in a file {FILENAME} in the model's folder (docs/batching.md#custom-batching)"
+)
 
 
 def find_strategy(config: ModelConfig, model_folder: Path, version_folder: Path) -> Path | None:
@@ -18,31 +22,28 @@ def find_strategy(config: ModelConfig, model_folder: Path, version_folder: Path)
 
     A batchstrategy.py stands for a library that the parameter names, so that one repository serves both servers.
 
-    Raises UnsupportedError for a library without such a file, InvalidRequestError where there is nothing to decide.
+    Raises UnsupportedError for a library without such a file, InvalidRequestError for what makes no sense.
     """
-    named = str(config.parameters[PARAMETER].string_value) if PARAMETER in config.parameters else ""
-    folders = (version_folder, model_folder)
-    found = next((path for folder in folders if (path := folder / FILENAME).is_file()), None)
-    library = next((path for folder in folders if (path := folder / LIBRARY).is_file()), None)
-    if named.endswith(".py"):
-        found = _inside(model_folder, named, config.name)
-    elif found is None and (named or (library is not None and config.HasField("dynamic_batching"))):
-        raise UnsupportedError(
-            f"model '{config.name}' has a library for custom batching ({named or LIBRARY}), which is not loaded here:"
-            f" write its rules in Python, in a file {FILENAME} in the model's folder (docs/custom_batching.md)",
-            param="parameters",
-        )
-    if found is None:
-        return None
-    if config.HasField("sequence_batching"):
+    named = str(config.parameters[PARAMETER].string_value) if PARAMETER in config.parameters else None
+    if named is not None and config.HasField("sequence_batching"):
         raise InvalidRequestError(
-            f"{PARAMETER if named else FILENAME} cannot be specified with sequence batcher for {config.name}"
+            f"{PARAMETER} cannot be specified with sequence batcher, using default batching strategy"
         )
-    if not config.HasField("dynamic_batching") or config.max_batch_size < 1:
-        raise InvalidRequestError(
-            f"{PARAMETER if named else FILENAME} needs dynamic_batching and max_batch_size for {config.name}"
-        )
+    if named is not None and named.endswith(".py"):
+        found: Path | None = _inside(model_folder, named, config.name)
+    else:
+        found = _first(FILENAME, version_folder, model_folder)
+        library = named or _first(LIBRARY, version_folder, model_folder)
+        # A library that is only there Triton asks about dynamic batches, and about nothing else.
+        if found is None and (named is not None or (library and config.HasField("dynamic_batching"))):
+            raise UnsupportedError(_NO_LIBRARY.format(model=config.name, library=named or LIBRARY), param="parameters")
+    if found is not None and (not config.HasField("dynamic_batching") or config.max_batch_size < 1):
+        raise InvalidRequestError(f"{found.name} needs dynamic_batching and max_batch_size for {config.name}")
     return found
+
+
+def _first(name: str, *folders: Path) -> Path | None:
+    return next((path for folder in folders if (path := folder / name).is_file()), None)
 
 
 def _inside(folder: Path, named: str, model: str) -> Path:

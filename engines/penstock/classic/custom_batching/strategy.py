@@ -40,28 +40,19 @@ class Strategy:
         self._module = module
         self._batch: Any = None
         self._started = False
-        self._empty = True
-        self._closed = False
 
     def begin(self) -> None:
-        self._started = self._closed = False
-        self._empty = True
+        self._started = False
 
     def joins(self, request: WaitingRequest) -> bool:
-        """Whether the request joins the batch; if not, the batch is complete. The first one always does: alone, if the
-        strategy does not want it. Raises StrategyError: then the request can be in no batch."""
-        if self._closed:
-            return False
+        """Whether the request joins the batch. Raises StrategyError."""
         try:
             if not self._started:
                 self._batch = self._strategy.start() if hasattr(self._strategy, "start") else None
                 self._started = True
-            included = bool(self._strategy.include(self._batch, request))
+            return bool(self._strategy.include(self._batch, request))
         except _Raised as error:
             raise StrategyError(self._text(error)) from error
-        first, self._empty = self._empty, False
-        self._closed = not included
-        return included or first
 
     def end(self) -> None:
         """The batch is formed. It may be dropped, and its requests asked about again."""

@@ -142,12 +142,22 @@ def test_where_custom_batching_may_be(tmp_path: Path, text: str, files: tuple[st
             (),
             "has a library for custom batching (/models/volume.so), which is not loaded here: write",
         ),
-        (DYNAMIC, ("1/batchstrategy.so",), "a file batchstrategy.py in the model's folder (docs/custom_batching.md)"),
+        (
+            DYNAMIC,
+            ("1/batchstrategy.so",),
+            "a file batchstrategy.py in the model's folder (docs/batching.md#custom-batching)",
+        ),
         (DYNAMIC + NAMED, (), "there is no file 'rules/by_volume.py' in the model's folder"),
         (DYNAMIC + NAMED.replace("rules", ".."), (), "must be a relative path inside the model's folder"),
         ("", ("batchstrategy.py",), "batchstrategy.py needs dynamic_batching and max_batch_size for m"),
-        (NAMED, ("rules/by_volume.py",), "TRITON_BATCH_STRATEGY_PATH needs dynamic_batching and max_batch_size for m"),
-        ("sequence_batching { }", ("batchstrategy.py",), "cannot be specified with sequence batcher for m"),
+        (NAMED, ("rules/by_volume.py",), "by_volume.py needs dynamic_batching and max_batch_size for m"),
+        (LIBRARY.replace("/models/volume.so", ""), (), "has a library for custom batching (batchstrategy.so)"),
+        ("sequence_batching { }", ("batchstrategy.py",), "batchstrategy.py needs dynamic_batching"),
+        (
+            "sequence_batching { }" + NAMED,
+            ("rules/by_volume.py",),
+            "TRITON_BATCH_STRATEGY_PATH cannot be specified with sequence batcher, using default batching strategy",
+        ),
     ],
 )
 def test_custom_batching_that_is_refused(tmp_path: Path, text: str, files: tuple[str, ...], told: str) -> None:

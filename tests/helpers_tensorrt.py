@@ -110,8 +110,8 @@ class StandInContext:
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
         if name in self._shapes:
             return self._shapes[name]
-        batch = next(iter(self._shapes.values()))[0]
-        # a batch dimension follows from the inputs; others that vary depend on the data
+        batch = self._shapes[next(iter(self._engine.inputs))][0]
+        # a batch dimension is that of the engine's first input; others that vary depend on the data
         first, *others = self._engine.outputs[name]
         return (batch if first == -1 else first, *others)
 

@@ -95,6 +95,33 @@ def test_a_repository_that_cannot_be_read_is_another_status(tmp_path: Path, caps
     assert "nowhere" in capsys.readouterr().err
 
 
+def test_custom_and_ragged_batching(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    batching = "max_batch_size: 4\ndynamic_batching { }\n"
+    library = 'parameters { key: "TRITON_BATCH_STRATEGY_PATH" value { string_value: "/libs/volume.so" } }\n'
+    ragged = ECHO.replace("dims: [ 4 ] }", "dims: [ -1 ] allow_ragged_batch: true }", 1)
+    for name, config in {
+        "library": ECHO + batching + library,
+        "python": ECHO + batching + library,
+        "ragged": ragged,
+        "wrong": ragged + 'batch_input { data_type: TYPE_INT32 target_name: "C" source_input: "X" }\n',
+    }.items():
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "config.pbtxt").write_text(config)
+    (tmp_path / "python/batchstrategy.py").touch()
+    assert main(["check", str(tmp_path)]) == 1
+    assert capsys.readouterr().out == (
+        "library  refused\n"
+        "           library/config.pbtxt:6: model 'library' has a library for custom batching (/libs/volume.so), which"
+        " is not loaded here: write its rules in Python, in a file batchstrategy.py in the model's folder"
+        " (docs/batching.md#custom-batching)\n"
+        "python   works\n"
+        "ragged   works\n"
+        "wrong    refused\n"
+        "           wrong/config.pbtxt: unknown source input name 'X' for wrong\n"
+        "4 models: 2 works, 0 works differently, 2 refused\n"
+    )
+
+
 def test_machines_with_other_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "m/1").mkdir(parents=True)
     (tmp_path / "m/config.pbtxt").write_text(ECHO + "instance_group { kind: KIND_GPU }")

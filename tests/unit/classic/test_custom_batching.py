@@ -60,6 +60,67 @@ class BatchStrategy:
 BY_WEIGHT = inspect.getsource(BatchStrategy)
 
 
+async def test_what_is_refused_makes_the_batch_before_it_go_at_once() -> None:
+    """And a first request that no batch has room for, too: nothing would be won by waiting."""
+    config = model_config(CONFIG)
+    config.dynamic_batching.max_queue_delay_microseconds = 100
+    batcher = CustomBatcher(config, by_weight(), pytest.fail)
+    calls = [call(weighing(weight)) for weight in (2, 3, 9, 1)]
+    for each in calls:
+        batcher.add(each, 0)
+    assert batcher.take(0) == calls[:2]
+    assert batcher.take(0) == calls[2:3]
+    assert batcher.take(0) == []
+    assert batcher.delay_ends == 100_000
+
+
+async def test_failures_wait_for_no_delay(tmp_path: Path) -> None:
+    """The rest of the queue waits for its delay, and is not forgotten."""
+    failed = []
+    config = model_config(CONFIG)
+    config.dynamic_batching.max_queue_delay_microseconds = 100
+    batcher = CustomBatcher(config, by_weight(), lambda call, error: failed.append(batcher.remove(call)))
+    calls = [call(weighing(weight)) for weight in ("raise", 1, "raise")]
+    for each in calls:
+        batcher.add(each, 0)
+    assert batcher.take(0) == []
+    assert failed == [True, True]
+    assert batcher.delay_ends == 100_000
+    assert batcher.take(100_000) == [calls[1]]
+
+
+def by_weight() -> Strategy:
+    return Strategy(BatchStrategy(config_dict(model_config(CONFIG))), "m", "")
+
+
+def call(request: InferRequest) -> UnaryCall:
+    return UnaryCall(request, 1, asyncio.get_running_loop().create_future())
+
+
+@given(st.lists(st.sampled_from([0, 1, 2, 5, 6, 9, "raise"]), max_size=30))
+async def test_every_request_leaves_the_queue_once(weights: list[Any]) -> None:
+    """In order, in batches that the strategy allows, whatever it makes of them."""
+    ended: list[UnaryCall] = []
+
+    def fail(one: UnaryCall, error: Any) -> None:
+        assert batcher.remove(one)
+        ended.append(one)
+
+    batcher = CustomBatcher(model_config(CONFIG), by_weight(), fail)  # type: ignore[arg-type]
+    calls = [call(weighing(weight)) for weight in weights]
+    for each in calls:
+        batcher.add(each, 0)
+    taken: list[UnaryCall] = []
+    while batcher:
+        batch = batcher.take(0)
+        assert batch or not batcher
+        found = [one.request.parameters["weight"] for one in batch]
+        assert len(batch) == 1 or sum(found) <= 5
+        taken += batch
+    assert taken == [one for one, weight in zip(calls, weights, strict=True) if weight != "raise"]
+    assert ended == [one for one, weight in zip(calls, weights, strict=True) if weight == "raise"]
+
+
 @asynccontextmanager
 async def served(folder: Path, code: str = BY_WEIGHT, execute: Any = None) -> AsyncIterator[ClassicModel]:
     (folder / "1").mkdir(exist_ok=True)
@@ -127,53 +188,6 @@ async def test_a_queue_of_nothing_but_failures_is_emptied(tmp_path: Path) -> Non
         check_books(model, 20)
 
 
-async def test_failures_wait_for_no_delay(tmp_path: Path) -> None:
-    """The rest of the queue waits for its delay, and is not forgotten."""
-    failed = []
-    config = model_config(CONFIG)
-    config.dynamic_batching.max_queue_delay_microseconds = 100
-    batcher = CustomBatcher(config, by_weight(), lambda call, error: failed.append(batcher.remove(call)))
-    calls = [call(weighing(weight)) for weight in ("raise", 1, "raise")]
-    for each in calls:
-        batcher.add(each, 0)
-    assert batcher.take(0) == []
-    assert failed == [True, True]
-    assert batcher.delay_ends == 100_000
-    assert batcher.take(100_000) == [calls[1]]
-
-
-def by_weight() -> Strategy:
-    return Strategy(BatchStrategy(config_dict(model_config(CONFIG))), "m", "")
-
-
-def call(request: InferRequest) -> UnaryCall:
-    return UnaryCall(request, 1, asyncio.get_running_loop().create_future())
-
-
-@given(st.lists(st.sampled_from([0, 1, 2, 5, 6, 9, "raise"]), max_size=30))
-async def test_every_request_leaves_the_queue_once(weights: list[Any]) -> None:
-    """In order, in batches that the strategy allows, whatever it makes of them."""
-    ended: list[UnaryCall] = []
-
-    def fail(one: UnaryCall, error: Any) -> None:
-        assert batcher.remove(one)
-        ended.append(one)
-
-    batcher = CustomBatcher(model_config(CONFIG), by_weight(), fail)  # type: ignore[arg-type]
-    calls = [call(weighing(weight)) for weight in weights]
-    for each in calls:
-        batcher.add(each, 0)
-    taken: list[UnaryCall] = []
-    while batcher:
-        batch = batcher.take(0)
-        assert batch or not batcher
-        found = [one.request.parameters["weight"] for one in batch]
-        assert len(batch) == 1 or sum(found) <= 5
-        taken += batch
-    assert taken == [one for one, weight in zip(calls, weights, strict=True) if weight != "raise"]
-    assert ended == [one for one, weight in zip(calls, weights, strict=True) if weight == "raise"]
-
-
 class Recorded:
     """All methods, and what they were called with."""
 
@@ -230,20 +244,6 @@ def test_a_batch_begins_with_its_first_request_and_ends_once() -> None:
     nobody = Recorded()
     assert asked(nobody) == []
     assert nobody.told == [("close",)]
-
-
-async def test_what_is_refused_makes_the_batch_before_it_go_at_once() -> None:
-    """And a first request that no batch has room for, too: nothing would be won by waiting."""
-    config = model_config(CONFIG)
-    config.dynamic_batching.max_queue_delay_microseconds = 100
-    batcher = CustomBatcher(config, by_weight(), pytest.fail)
-    calls = [call(weighing(weight)) for weight in (2, 3, 9, 1)]
-    for each in calls:
-        batcher.add(each, 0)
-    assert batcher.take(0) == calls[:2]
-    assert batcher.take(0) == calls[2:3]
-    assert batcher.take(0) == []
-    assert batcher.delay_ends == 100_000
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers_classic import model_config, output, request
+from helpers_classic import model_config, output, request, served
+from penstock.classic.base import Batch
 from penstock.classic.call import Call, UnaryCall
+from penstock.classic.messages import InferRequest
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.ragged.batch import RaggedBatch
 from penstock.classic.ragged.layout import GeneratedInput, ragged_layout
 from penstock.classic.signature import ModelSignature, Shape
-from penstock.engines.errors import EngineError
+from penstock.engines.errors import EngineError, InvalidRequestError
 
 CONFIG = """
     name: "r" backend: "test" max_batch_size: 8
@@ -36,6 +38,17 @@ GENERATED = """
     batch_input [ { kind: BATCH_ITEM_SHAPE target_name: [ "A", "B" ] data_type: TYPE_FP32 source_input: "R" } ]
 """
 DIVIDED = 'batch_output [ { target_name: [ "SCATTERED", "FLAT" ] source_input: "R" } ]'
+
+SUMS = """
+    name: "sums" backend: "test" max_batch_size: 2
+    input { name: "R" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true }
+    output { name: "SUM" data_type: TYPE_INT32 dims: [ 1 ] }
+    batch_input { kind: BATCH_ACCUMULATED_ELEMENT_COUNT target_name: "ENDS" data_type: TYPE_INT32 source_input: "R" }
+    sequence_batching {
+      max_sequence_idle_microseconds: 60000000 direct { }
+      control_input { name: "READY" control { kind: CONTROL_SEQUENCE_READY int32_false_true: [ 0, 1 ] } }
+    }
+"""
 
 Rows = tuple[int, int]
 """A request: its batch size, and the first dimension of R."""
@@ -101,6 +114,13 @@ def test_values_have_the_type_of_the_configuration(kind: str, dtype: Any) -> Non
     assert values(kind, (1, 0, 2), dtype=dtype).dtype == dtype
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_a_dimension_that_32_bits_cannot_hold_is_the_callers_fault(dtype: Any) -> None:
+    """An empty tensor may have one: it has no elements."""
+    with pytest.raises(InvalidRequestError, match="input 'R' is too large for batch input 'T'"):
+        values("BATCH_ITEM_SHAPE", (1, 2**31, 0), dtype=dtype)
+
+
 async def test_ragged_inputs_are_flat_and_the_others_as_ever() -> None:
     batch = made((1, 2), (2, 1), (1, 0), more=GENERATED)
     found = batch.gather()
@@ -157,6 +177,28 @@ async def test_requests_that_are_executed_again_alone_are_ragged_too() -> None:
     batch = made((1, 2), (1, 1))
     [first, _] = batch.split(batch.close(EngineError("broken")))
     assert first.gather()["R"].shape == (4,)
+
+
+async def test_requests_of_sequences_are_ragged_too() -> None:
+    """A slot without a request gets what is like the request beside it."""
+    config = model_config(SUMS)
+    batches: list[list[Any]] = []
+
+    def sums(batch: Batch) -> None:
+        found = batch.gather()
+        batches.append([found["R"].tolist(), found["ENDS"].tolist(), found["READY"].ravel().tolist()])
+        batch.scatter({"SUM": found["READY"]})
+
+    async with served(config, sums) as model:
+        rows = [np.array([row], np.int32) for row in ([1, 2, 3], [4])]
+        both = [
+            InferRequest(inputs=request(R=row).inputs, correlation_id=n, sequence_start=True)
+            for n, row in enumerate(rows, 1)
+        ]
+        await asyncio.gather(*map(model.infer, both))
+        again = InferRequest(inputs=request(R=rows[0]).inputs, correlation_id=2, sequence_end=True)
+        await model.infer(again)
+    assert batches == [[[1, 2, 3, 4], [3, 4], [1, 1]], [[0, 0, 0, 1, 2, 3], [3, 6], [0, 1]]]
 
 
 def shapes_of(config: ModelConfig, **inputs: Any) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,8 +14,11 @@ import pytest
 from google.protobuf import text_format
 
 from helpers_backends import RecordedBatch, RecordedCall, load, model_config, model_context, run
+from helpers_classic import output, request
 from helpers_tensorrt import DataType, MemcpyKind, StandInCudaRuntime, StandInEngine, StandInTensorRT, TensorFormat
+from penstock.classic import groups
 from penstock.classic.base import BackendInstance, InstanceContext
+from penstock.classic.model import load_model
 from penstock.classic.tensorrt.backend import TensorRTBackend
 from penstock.classic.tensors import Array
 from penstock.engines.errors import EngineError, InvalidRequestError, UnsupportedError
@@ -220,3 +224,24 @@ def test_the_stand_in_has_the_signatures_of_cuda_python() -> None:
             assert hasattr(runtime, name), name
     for kind in MemcpyKind:
         assert getattr(runtime.cudaMemcpyKind, kind.name).value == kind.value
+
+
+async def test_requests_of_different_shapes_in_one_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def last(arrays: Mapping[str, Array]) -> dict[str, Array]:
+        return {"LAST": arrays["R"][arrays["ENDS"].astype(int) - 1][:, None]}
+
+    shapes = {"ENDS": ((1,), (2,), (4,)), "R": ((1,), (8,), (99,))}
+    engine = {"inputs": {"ENDS": (-1,), "R": (-1,)}, "outputs": {"LAST": (-1, 1)}, "compute": last}
+    gpu = machine(monkeypatch, tmp_path, profiles=[shapes], **engine)
+    config = model_config("""max_batch_size: 4 dynamic_batching { max_queue_delay_microseconds: 30000000 }
+        input { name: "R" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true }
+        output { name: "LAST" data_type: TYPE_FP32 dims: [ 1 ] } instance_group { kind: KIND_GPU gpus: 0 }
+        batch_input { kind: BATCH_ACCUMULATED_ELEMENT_COUNT target_name: "ENDS" data_type: TYPE_FP32 source_input: "R" }
+    """)
+    monkeypatch.setattr(groups, "visible_gpus", lambda: 1)
+    model = await load_model(model_context(config, gpu.folder), TensorRTBackend({}))
+    rows = [[[1.0, 2.0, 3.0]], [[4.0]], [[5.0, 6.0]], [[7.0]]]
+    answers = await asyncio.gather(*(model.infer(request(R=np.array(row, np.float32))) for row in rows))
+    await model.stop()
+    assert [output(answer, "LAST").item() for answer in answers] == [3, 4, 6, 7]
+    assert model.statistics.execution_count == 1

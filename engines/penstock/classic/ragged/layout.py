@@ -15,8 +15,11 @@ import numpy as np
 from penstock.classic.model_config import BatchInput, ModelConfig, ModelInput, datatype_name
 from penstock.classic.signature import Shape
 from penstock.classic.tensors import NUMPY_TYPES, Array
+from penstock.engines.errors import InvalidRequestError
 
 ITEM_SHAPE = "BATCH_ITEM_SHAPE"
+
+_MOST = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +33,29 @@ class GeneratedInput:
     dtype: np.dtype[Any]
 
     def values(self, shapes: Sequence[Shape]) -> Array:
-        """`shapes`: those of the source input, one for each request, the batch dimension first."""
+        """`shapes`: those of the source input, one for each request, the batch dimension first.
+
+        Raises InvalidRequestError for what 32 bits cannot hold.
+        """
         counts = [math.prod(shape) for shape in shapes]
         match self.kind:
             case "BATCH_ELEMENT_COUNT":
-                return np.array(counts, self.dtype)
+                return self._typed(np.array(counts))
             case "BATCH_ACCUMULATED_ELEMENT_COUNT":
-                return np.cumsum(counts).astype(self.dtype)
+                return self._typed(np.cumsum(counts))
             case "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO":
-                return np.cumsum([0, *counts]).astype(self.dtype)
+                return self._typed(np.cumsum([0, *counts]))
             case "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE":
                 # Only its shape says something; in Triton the values are whatever was in memory.
                 return np.zeros(max(counts), self.dtype)
-        items = np.array([shape[1:] for shape in shapes], self.dtype)
+        items = self._typed(np.array([shape[1:] for shape in shapes]))
         rows: Array = np.repeat(items, [shape[0] for shape in shapes], axis=0)
         return rows if self.kind == ITEM_SHAPE else rows.ravel()
+
+    def _typed(self, values: Array) -> Array:
+        if values.max() > _MOST:
+            raise InvalidRequestError(f"input '{self.source}' is too large for batch input '{self.targets[0]}'")
+        return values.astype(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -463,6 +463,20 @@ MODELS = (
         (at("queue: timeout where the model has none", order=("abc", "ac"), answers_1=(200, ANY)),),
     ),
     Difference(
+        "custom-batching",
+        "custom batching (`TRITON_BATCH_STRATEGY_PATH`)",
+        "a C library; a request that it never includes waits for ever",
+        "a Python file, a library is refused; such a request goes alone",
+        "what the library does can be written in a few lines, without a compiler",
+    ),
+    Difference(
+        "batch-output",
+        "an output of `batch_output` with too few or too many elements",
+        "reads past its end; drops the rest",
+        "an error",
+        "callers must not get memory of others, or a part as the whole",
+    ),
+    Difference(
         "llm-infer",
         "`infer` on a decoupled language model without `stream`",
         "refused",

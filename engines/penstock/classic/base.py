@@ -134,13 +134,17 @@ class Batch(Protocol):
 
     def gather(self) -> dict[str, Array]:
         """Each input over the whole batch: concatenated along the first dimension in one copy (none for a single
-        call), shaped as the model's framework expects it (`reshape`). Without batching: the only call's inputs."""
+        call), shaped as the model's framework expects it (`reshape`). Without batching: the only call's inputs.
+
+        An input with `allow_ragged_batch` has one dimension, with the elements of all calls; the tensors of
+        `batch_input` are there under the names of their targets."""
         ...
 
     def scatter(self, outputs: Mapping[str, Array]) -> None:
         """Answers every call with its part of `outputs` (views, no copies), of those outputs that it asked for.
 
-        Raises ValueError when an output is missing or its first dimension is not the batch's.
+        Raises ValueError when an output is missing or its first dimension is not the batch's; one of `batch_output` may
+        have any shape with the right number of elements.
         """
         ...
 

@@ -180,12 +180,15 @@ async def test_what_it_raises_ends_one_request_and_no_other(tmp_path: Path, weig
         assert model.statistics.failures == {"OTHER": 2}
 
 
-async def test_a_queue_of_nothing_but_failures_is_emptied(tmp_path: Path) -> None:
+async def test_a_queue_of_nothing_but_failures_is_emptied(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with served(tmp_path) as model:
         requests = [model.infer(weighing("raise")) for _ in range(20)]
         answers = await asyncio.wait_for(asyncio.gather(*requests, return_exceptions=True), 20)
         assert all(isinstance(answer, StrategyError) for answer in answers)
         check_books(model, 20)
+    [logged] = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert logged.message == "the custom batching of model 'm' failed for 20 requests"
+    assert "KeyError: 'what is this'" in (logged.exc_text or "")
 
 
 class Recorded:

@@ -41,10 +41,18 @@ class CustomBatcher(DynamicBatcher[Call]):
         batch = super()._next_batch(now_ns)
         self._strategy.end()
         self._warn_if_slow(monotonic_ns() - started)
+        if self._failed:
+            self._fail_those()
+        return batch
+
+    def _fail_those(self) -> None:
         failed, self._failed = self._failed, []
+        cause = failed[0][1].__cause__
+        logger.error(
+            "the custom batching of model '%s' failed for %d requests", self._model, len(failed), exc_info=cause
+        )
         for call, error in failed:
             self._fail(call, error)
-        return batch
 
     def _ask(self, item: Call) -> bool | None:
         try:

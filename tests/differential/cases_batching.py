@@ -21,6 +21,8 @@ from differential.cases_models import load, post
 from differential.observe import Case, client, infer_request, message, stream
 from differential.peers import Peer
 
+KINDS = ("BATCH_MAX_ELEMENT_COUNT_AS_SHAPE", "BATCH_ITEM_SHAPE", "BATCH_ITEM_SHAPE_FLATTEN")
+
 
 def shapes(*pairs: tuple[list[int], list[int]], name: str = "ragged") -> Callable[[Peer], Any]:
     """Requests at the same time with these shapes of RAGGED and PLAIN: what each of them says it was executed with."""
@@ -39,29 +41,45 @@ def zeros(name: str, shape: list[int]) -> Any:
     return tensor(name, [0] * (shape[0] * shape[1]), shape)
 
 
-def configured(**fields: Any) -> Callable[[Peer], str]:
-    """What is wrong with the model's configuration with these fields; empty if it is served. Afterwards the model has
-    its own again."""
-
-    def run(peer: Peer) -> str:
-        config = client(peer).get("/v2/models/ragged/config").json()
-        del config["version_policy"], config["instance_group"], config["optimization"]
-        try:
-            answer = load(peer, "ragged", config=json.dumps(config | fields))["body"]
-            return answer.get("error", "").rstrip() if answer else ""
-        finally:
-            load(peer, "ragged")
-
-    return run
+def configured(peer: Peer, **fields: Any) -> str:
+    """What is wrong with the model's configuration with these fields; empty if it is loaded so."""
+    config = client(peer).get("/v2/models/ragged/config").json()
+    del config["version_policy"], config["instance_group"], config["optimization"]
+    answer = load(peer, "ragged", config=json.dumps(config | fields))["body"]
+    return answer.get("error", "").rstrip() if answer else ""
 
 
-def refused(**fields: Any) -> Callable[[Peer], bool]:
-    """For what Triton tells its log alone; tests/unit/gateway/repository/test_batch_checks.py has its words."""
-    return lambda peer: configured(**fields)(peer) != ""
+def kinds(peer: Peer) -> str:
+    """The other kinds of batch_input. Afterwards the model has its own configuration again."""
+    try:
+        return configured(peer, batch_input=[one for kind in KINDS for one in made(kind, target=kind)])
+    finally:
+        load(peer, "ragged")
 
 
-def made(kind: str = "BATCH_ELEMENT_COUNT", source: Any = "RAGGED", type: str = "TYPE_INT32") -> Any:
-    return [{"kind": kind, "target_name": ["COUNT"], "data_type": type, "source_input": [source] if source else []}]
+def refused(peer: Peer) -> Any:
+    """What Triton tells its log alone; tests/unit/gateway/repository/test_batch_checks.py has its words."""
+    wrong: list[dict[str, Any]] = [
+        {"batch_input": made(source=None)},
+        {"batch_input": made(source="X")},
+        {"batch_input": made(type="TYPE_INT64")},
+        {"batch_output": divided(source=None)},
+        {"batch_output": divided(source="X")},
+        {"batch_output": divided(targets=["X"])},
+        {"batch_output": divided(targets=["SEEN", "SEEN"])},
+    ]
+    return [configured(peer, **fields) != "" for fields in wrong]
+
+
+def beside_sequences(peer: Peer) -> str:
+    strategy = {"TRITON_BATCH_STRATEGY_PATH": {"string_value": "/nowhere/strategy.so"}}
+    return configured(peer, parameters=strategy, dynamic_batching=None, sequence_batching={})
+
+
+def made(
+    kind: str = "BATCH_ELEMENT_COUNT", source: Any = "RAGGED", type: str = "TYPE_INT32", target: str = "COUNT"
+) -> Any:
+    return [{"kind": kind, "target_name": [target], "data_type": type, "source_input": [source] if source else []}]
 
 
 def divided(source: Any = "RAGGED", targets: Any = ("SEEN",)) -> Any:
@@ -106,25 +124,9 @@ CASES = [
     ),
     Case("batching: the configuration", lambda peer: client(peer).get("/v2/models/ragged/config").json()),
     Case("batching: the metadata", lambda peer: client(peer).get("/v2/models/ragged").json()),
-    *(
-        Case(f"batching: batch_input, {kind}", configured(batch_input=made(kind)))
-        for kind in ("BATCH_MAX_ELEMENT_COUNT_AS_SHAPE", "BATCH_ITEM_SHAPE", "BATCH_ITEM_SHAPE_FLATTEN")
-    ),
-    Case("batching: batch_input without a source", refused(batch_input=made(source=None))),
-    Case("batching: batch_input, unknown source", refused(batch_input=made(source="X"))),
-    Case("batching: batch_input, datatype", refused(batch_input=made(type="TYPE_INT64"))),
-    Case("batching: batch_output without a source", refused(batch_output=divided(source=None))),
-    Case("batching: batch_output, unknown source", refused(batch_output=divided(source="X"))),
-    Case("batching: batch_output, unknown target", refused(batch_output=divided(targets=["X"]))),
-    Case("batching: batch_output, twice", refused(batch_output=divided(targets=["SEEN", "SEEN"]))),
-    Case(
-        "batching: a strategy beside sequences",
-        configured(
-            parameters={"TRITON_BATCH_STRATEGY_PATH": {"string_value": "/nowhere/strategy.so"}},
-            dynamic_batching=None,
-            sequence_batching={},
-        ),
-    ),
+    Case("batching: kinds of batch_input", kinds),
+    Case("batching: configurations that are refused", refused),
+    Case("batching: a strategy beside sequences", beside_sequences),
     Case("batching: streams of one execution", streams(*(repeated(n, id=str(n)) for n in (2, 0, 5)))),
     Case("batching: streams of rows", streams(repeated(1, rows=2, id="1"), repeated(3, id="2"))),
     Case(

@@ -53,6 +53,10 @@ class BatchStrategy:
             raise KeyError("what is this")
         if weight == "exit":
             raise SystemExit(3)
+        if weight == "mute":
+            raise type("Mute", (BaseException,), {"__str__": lambda self: 1 / 0})
+        if weight == "file":
+            raise FileNotFoundError(2, "no such file", "/nowhere/at/all")
         batch["room"] -= weight
         return batch["room"] >= 0
 
@@ -163,7 +167,7 @@ async def test_requests_join_while_the_strategy_says_so(
     assert await batches(tmp_path, weights) == expected
 
 
-@pytest.mark.parametrize("weight", ["raise", "exit"])
+@pytest.mark.parametrize("weight", ["raise", "exit", "mute", "file"])
 async def test_what_it_raises_ends_one_request_and_no_other(tmp_path: Path, weight: str) -> None:
     gate = Gate()
     gate.open.set()
@@ -176,6 +180,7 @@ async def test_what_it_raises_ends_one_request_and_no_other(tmp_path: Path, weig
         for n in (1, 3):
             assert isinstance(answers[n], EngineError)
             assert "the custom batching of model 'm' failed: " in str(answers[n])
+            assert "/nowhere" not in str(answers[n])
         check_books(model, 5)
         assert model.statistics.failures == {"OTHER": 2}
 

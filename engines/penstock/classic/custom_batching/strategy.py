@@ -1,10 +1,11 @@
-"""The class BatchStrategy of a model's batchstrategy.py: loading it, and asking it without believing it."""
+"""The class BatchStrategy of a model's batchstrategy.py: loading it, and asking it safely."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import sys
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import module_from_spec
 from pathlib import Path
@@ -23,19 +24,25 @@ CLASS = "BatchStrategy"
 
 _numbers = itertools.count(1)
 
-_Raised = (Exception, SystemExit)
-"""What is caught: sys.exit() in such a file must not end the server."""
-
 
 class StrategyError(EngineError):
     """The strategy has raised."""
 
 
 class Strategy:
-    """Forms one batch after the other: `begin`, `joins` for each request in the order of the queue, `end`."""
+    """Forms one batch after the other: `begin`, `joins` for each request in the order of the queue, `end`.
+
+    Whatever the class raises, sys.exit() included, the server has to live on.
+    """
 
     def __init__(self, strategy: Any, model: str, module: str) -> None:
-        self._strategy = strategy
+        """Raises TypeError for an object that cannot say what joins."""
+        self._include = getattr(strategy, "include", None)
+        if not callable(self._include):
+            raise TypeError(f"{CLASS} has no method include")
+        self._start = getattr(strategy, "start", None)
+        self._finish = getattr(strategy, "finish", None)
+        self._close = getattr(strategy, "close", None)
         self._model = model
         self._module = module
         self._batch: Any = None
@@ -48,33 +55,29 @@ class Strategy:
         """Whether the request joins the batch. Raises StrategyError."""
         try:
             if not self._started:
-                self._batch = self._strategy.start() if hasattr(self._strategy, "start") else None
+                self._batch = None if self._start is None else self._start()
                 self._started = True
-            return bool(self._strategy.include(self._batch, request))
-        except _Raised as error:
-            raise StrategyError(self._text(error)) from error
+            return bool(self._include(self._batch, request))
+        except BaseException as error:
+            raise StrategyError(f"the custom batching of model '{self._model}' failed: {_told(error)}") from error
 
     def end(self) -> None:
         """The batch is formed. It may be dropped, and its requests asked about again."""
         batch, self._batch = self._batch, None
-        if self._started and hasattr(self._strategy, "finish"):
-            try:
-                self._strategy.finish(batch)
-            except _Raised:
-                logger.exception("finish() of the custom batching of model '%s' failed", self._model)
+        if self._started and self._finish is not None:
+            self._ending("finish", self._finish, batch)
 
     def close(self) -> None:
         """Once, when the model is unloaded. In a thread."""
-        try:
-            if hasattr(self._strategy, "close"):
-                self._strategy.close()
-        except _Raised:
-            logger.exception("close() of the custom batching of model '%s' failed", self._model)
-        finally:
-            sys.modules.pop(self._module, None)
+        if self._close is not None:
+            self._ending("close", self._close)
+        sys.modules.pop(self._module, None)
 
-    def _text(self, error: BaseException) -> str:
-        return f"the custom batching of model '{self._model}' failed: {type(error).__name__}: {error}"[:400]
+    def _ending(self, name: str, method: Callable[..., object], *arguments: Any) -> None:
+        try:
+            method(*arguments)
+        except BaseException:
+            logger.exception("%s() of the custom batching of model '%s' failed", name, self._model)
 
 
 def load_strategy(context: ModelContext) -> Strategy | None:
@@ -88,16 +91,13 @@ def load_strategy(context: ModelContext) -> Strategy | None:
         return None
     name = f"_penstock_batchstrategy_{next(_numbers)}"
     try:
-        made = _class(path, name)(config_dict(config))
-        if not callable(getattr(made, "include", None)):
-            raise TypeError(f"{CLASS} has no method include")
-    except _Raised as error:
+        strategy = Strategy(_class(path, name)(config_dict(config)), config.name, name)
+    except BaseException as error:
         sys.modules.pop(name, None)
         logger.exception("%s of model '%s' cannot be loaded", path.name, config.name)
-        text = f"{path.name} of model '{config.name}' cannot be loaded: {type(error).__name__}: {error}"
-        raise ValueError(text[:400]) from error
+        raise ValueError(f"{path.name} of model '{config.name}' cannot be loaded: {_told(error)}") from error
     logger.info("model '%s' has custom batching (%s)", config.name, path.name)
-    return Strategy(made, config.name, name)
+    return strategy
 
 
 def _class(path: Path, name: str) -> Any:
@@ -108,6 +108,15 @@ def _class(path: Path, name: str) -> Any:
         return getattr(module, CLASS)
     except AttributeError:
         raise TypeError(f"it has no class {CLASS}") from None
+
+
+def _told(error: BaseException) -> str:
+    """What callers are told of it: nothing that names files of the server, and no more than a line's length."""
+    try:
+        text = error.strerror or "" if isinstance(error, OSError) else str(error)
+    except Exception:
+        text = "it cannot be shown"
+    return f"{type(error).__name__}: {text}"[:300]
 
 
 class _Loader(SourceFileLoader):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from time import monotonic_ns
 from typing import Any
@@ -79,7 +79,7 @@ class RaggedBatch(ExecBatch):
         if source is not None and array is not None:
             flat = np.ascontiguousarray(as_bytes(array, expected)).reshape(-1)
             shapes = [self._output_shape(name, shape) for shape in self._source_shapes(source)]
-            arrays: Iterable[Array] = _divided(flat, shapes, name)
+            arrays = _divided(flat, shapes, name)
             return [Tensor(name, expected.datatype, signature.to_client(name, one)) for one in arrays]
         datatype, checked = self._checked(expected, array, self.size)
         if not signature.batched:
@@ -93,16 +93,11 @@ class RaggedBatch(ExecBatch):
         """The output's shape for one request: what is variable in it is what the input has at the same place."""
         expected = self._signature.outputs[name]
         dims = (-1, *(expected.dims if expected.reshape is None else expected.reshape))
-        filled = tuple(size if dim < 0 else dim for dim, size in zip(dims, _padded(source, len(dims)), strict=True))
+        filled = tuple(source[place] if dim < 0 else dim for place, dim in enumerate(dims))
         return filled if self._signature.batched else filled[1:]
 
     def _alone(self, call: Call) -> ExecBatch:
         return RaggedBatch(self._layout, [call], self._signature, self._post, self._places)
-
-
-def _padded(shape: Shape, length: int) -> Shape:
-    """An input may have fewer dimensions than the output, where these are fixed."""
-    return (shape + (0,) * length)[:length]
 
 
 def _divided(flat: Array, shapes: Sequence[Shape], name: str) -> list[Array]:

@@ -44,17 +44,19 @@ async def load_model(context: ModelContext, backend: Backend, limiter: RateLimit
     sequences = None
     if context.config.HasField("sequence_batching"):
         sequences = await asyncio.to_thread(SequenceBatcher, context.config, context.model_folder, len(contexts))
-    strategy = await asyncio.to_thread(load_strategy, context)
     limits = None
     if limiter is not None and has_rate_limits(context.config):
         limits = ModelLimits(context.config, limiter)
     try:
-        return await _load(context, backend, contexts, sequences, limits, strategy)
+        strategy = await _in_thread(load_strategy, context, _close_strategy)
+        try:
+            return await _load(context, backend, contexts, sequences, limits, strategy)
+        except BaseException:
+            await _close_strategy(strategy)
+            raise
     except BaseException:
         if limits is not None:
             limits.close()
-        if strategy is not None:
-            await asyncio.to_thread(strategy.close)
         raise
 
 
@@ -130,6 +132,11 @@ async def _unload_instance(instance: BackendInstance | AsyncInstance) -> None:
         await instance.unload()
     else:
         await asyncio.to_thread(instance.unload)
+
+
+async def _close_strategy(strategy: Strategy | None) -> None:
+    if strategy is not None:
+        await asyncio.to_thread(strategy.close)
 
 
 async def _unload_model(model: BackendModel) -> None:

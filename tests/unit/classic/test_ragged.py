@@ -149,6 +149,25 @@ async def test_outputs_are_divided_by_the_shapes_of_their_source() -> None:
     assert [output(response, "ROWS").ravel().tolist() for _, response in batch.answers] == [[0], [1, 2], [3]]
 
 
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 4)), min_size=1, max_size=5))
+async def test_what_is_gathered_is_scattered_to_where_it_came_from(requests: list[Rows]) -> None:
+    text = """
+        name: "same" max_batch_size: 15
+        input { name: "R" data_type: TYPE_INT32 dims: [ -1, 2 ] reshape { shape: [ 2, -1 ] } allow_ragged_batch: true }
+        output { name: "SAME" data_type: TYPE_INT32 dims: [ -1, 2 ] reshape { shape: [ 2, -1 ] } }
+        batch_output { target_name: "SAME" source_input: "R" }"""
+    config = model_config(text)
+    layout = ragged_layout(config)
+    assert layout is not None
+    loop = asyncio.get_running_loop()
+    arrays = [np.random.default_rng(size).integers(99, size=(size, n, 2), dtype=np.int32) for size, n in requests]
+    calls: list[Call] = [UnaryCall(request(R=each), len(each), loop.create_future()) for each in arrays]
+    batch = RaggedBatch(layout, calls, ModelSignature(config), None)
+    batch.scatter({"SAME": batch.gather()["R"]})
+    for sent, (_, response) in zip(arrays, batch.answers, strict=True):
+        np.testing.assert_array_equal(output(response, "SAME"), sent)
+
+
 async def test_callers_get_the_outputs_that_they_asked_for() -> None:
     batch = made((1, 1), (1, 2), more=DIVIDED, outputs=("ROWS", "SCATTERED"))
     batch.scatter({"SCATTERED": np.zeros(9, np.int32), "ROWS": np.zeros((2, 1), np.int32)})

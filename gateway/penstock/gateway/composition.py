@@ -43,6 +43,7 @@ from penstock.gateway.kserve.grpc.settings import GrpcSettings
 from penstock.gateway.kserve.headers import forward_pattern
 from penstock.gateway.kserve.logs import LogSettings
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
+from penstock.gateway.kserve.store import ModelStore
 from penstock.gateway.kserve.trace_settings import TraceSettings, changes
 from penstock.gateway.kserve.tracing import Tracing
 from penstock.gateway.llm.dataplane import DataPlane
@@ -191,7 +192,7 @@ def repository_settings(config: RepositoryConfig) -> RepositorySettings:
 
 
 def build_kserve(
-    config: Config, models: ModelRepository, dataplane: DataPlane, pools: WorkPools, health: ServerHealth
+    config: Config, models: ModelStore, dataplane: DataPlane, pools: WorkPools, health: ServerHealth
 ) -> KServe:
     """What the KServe fronts share. Raises ConfigError."""
     server = config.server

@@ -64,6 +64,7 @@ from penstock.gateway.open_ports import OpenPorts
 from penstock.gateway.ports.http_apps import batch_endpoints, build_app, build_metrics_app
 from penstock.gateway.ports.scheduler_state import operator_routes
 from penstock.gateway.signals import ServerSignals
+from penstock.gateway.traffic.service import TrafficService
 
 logger = logging.getLogger("penstock")
 
@@ -149,8 +150,9 @@ class _Server:
         self._model: CommandLineModel | None = None
         if with_model:
             self._model = CommandLineModel(config, self._dataplane, self._models, budget, board, self._embeddings)
+        self._traffic = TrafficService(config.traffic.traffic, self._models, self._dataplane, self._pooling)
         health = ServerHealth(self._is_live, self._would_serve, board.texts)
-        self._kserve = build_kserve(config, self._models, self._dataplane, pools, health)
+        self._kserve = build_kserve(config, self._traffic.models, self._dataplane, pools, health)
         repository = self._models
         triton = TritonMetrics(repository.models, repository.load_seconds, repository.cache_counters, latencies)
         requests = RequestMetrics()
@@ -158,6 +160,7 @@ class _Server:
             lambda: (
                 *self._dataplane.metrics(),
                 *self._pooling.metrics(),
+                self._traffic.metrics,
                 requests,
                 IntakeMetrics(self._intake, pools),
                 *(() if self._batches is None else (self._batches,)),
@@ -184,7 +187,15 @@ class _Server:
         self._responses = build_responses(config, self._database, settings)
         self._settings = settings
         http = HttpServer(
-            build_app(self._dataplane, settings, self._kserve, self._pooling, self._batches, self._responses),
+            build_app(
+                self._dataplane,
+                settings,
+                self._kserve,
+                self._pooling,
+                self._batches,
+                self._responses,
+                self._traffic.table,
+            ),
             ServerSettings(
                 host=server.address("http"),
                 port=server.http_port,
@@ -306,6 +317,7 @@ class _Server:
     async def _shut_down(self) -> None:
         ends = asyncio.get_running_loop().time() + self._config.server.drain_timeout
         self._drain.begin()
+        self._traffic.table.stop_shadows()
         if self._batches is not None:
             await self._batches.stop()
         await self._ports.drain()

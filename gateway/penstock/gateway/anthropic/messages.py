@@ -29,7 +29,7 @@ class Messages(GeneratingEndpoint[MessagesRequest]):
         return parse(body, self.schema, self.unsupported)
 
     async def _wanted(self, request: MessagesRequest, context: RequestContext) -> GenerateRequest:
-        model = self._dataplane.model(request.model)
+        model = self._dataplane.model(request.model, context)
         chat, shape = read_chat(request, model, thinking_budget(request.thinking, request.max_tokens))
         wanted = generate_request(request, model, self._settings.policy, context)
         prompt = await chat.prompt(self._dataplane, context)

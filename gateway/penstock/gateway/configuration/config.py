@@ -30,6 +30,7 @@ from penstock.gateway.configuration.sections import (
     SchedulingConfig,
     ServerConfig,
     SimulatedOptions,
+    TrafficConfig,
 )
 from penstock.gateway.configuration.service_links import is_service_link
 
@@ -47,6 +48,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache: CacheConfig = CacheConfig()
     scheduling: SchedulingConfig = SchedulingConfig()
     repository: RepositoryConfig = RepositoryConfig()
+    traffic: TrafficConfig = TrafficConfig()
     server: ServerConfig = ServerConfig()
     access_log: AccessLogConfig = AccessLogConfig()
     opentelemetry: OpenTelemetryConfig = OpenTelemetryConfig()
@@ -64,6 +66,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "cache": CacheConfig,
     "scheduling": SchedulingConfig,
     "repository": RepositoryConfig,
+    "traffic": TrafficConfig,
     "server": ServerConfig,
     "access_log": AccessLogConfig,
     "opentelemetry": OpenTelemetryConfig,
@@ -102,10 +105,16 @@ def load_config(
 
 
 def _convert(tree: Mapping[str, Any]) -> Config:
+    rules = tree["traffic"]
+    if "traffic" in rules:
+        rules["traffic"] = _decoded(rules["traffic"])
     try:
         config = msgspec.convert(tree, Config, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(explain(str(error))) from None
+    names = [rule.name for rule in config.traffic.traffic]
+    if len(set(names)) < len(names):
+        raise ConfigError("traffic: a name has two rules")
     ready, hung = config.server.ready_timeout, config.server.watchdog_timeout
     if ready is not None and ready >= hung:
         raise ConfigError(
@@ -113,6 +122,16 @@ def _convert(tree: Mapping[str, Any]) -> Config:
             "before the server says that it is not ready"
         )
     return config
+
+
+def _decoded(rules: Any) -> Any:
+    """Rules that flags and variables give as JSON. Raises ConfigError."""
+    if not isinstance(rules, list | tuple):
+        raise ConfigError("traffic: it is a list of rules")
+    try:
+        return [msgspec.json.decode(rule) if isinstance(rule, str) else rule for rule in rules]
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"traffic: a rule is a JSON object: {error}") from None
 
 
 def explain(message: str) -> str:
@@ -171,7 +190,7 @@ PAIRS = frozenset(
     (
         *("backend_config", "cache_config", "trace_config", "metrics_config", "lora"),
         *("http_restricted_api", "grpc_restricted_protocol"),
-        "rate_limit_resource",
+        *("rate_limit_resource", "traffic"),
     )
 )
 """The same for values that have commas of their own: variables separate them by semicolons."""

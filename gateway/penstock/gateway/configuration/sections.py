@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.engines.scheduler import config as scheduler_config
+from penstock.gateway.configuration.traffic_rules import TrafficRule
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Positive = Annotated[int, Meta(ge=1)]
@@ -614,3 +615,15 @@ class SimulatedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sim_faults: Annotated[
         str, Meta(description='faults by marker token in the prompt, e.g. "kill=7,slow=8:2.5"; for tests')
     ] = ""
+
+
+class TrafficConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Names that several models serve."""
+
+    traffic: Annotated[
+        tuple[TrafficRule, ...],
+        Meta(
+            description="a public name with its targets, their weights, a shadow and a shift, as a JSON object; a file "
+            "has them as tables; may be repeated"
+        ),
+    ] = ()

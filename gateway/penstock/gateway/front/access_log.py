@@ -82,6 +82,8 @@ class _Text:
             line += f" {record.reason}"
         if record.model:
             line += f" model={record.model}"
+        if record.target:
+            line += f" target={record.target}"
         if context.tenant:
             line += f" tenant={context.tenant}"
         if usage is not None:
@@ -118,6 +120,8 @@ def _json(context: RequestContext, total: float) -> str:
         "bytes_in": record.bytes_in,
         "bytes_out": record.bytes_out,
     }
+    if record.target:
+        fields["target"] = record.target
     if usage is not None:
         fields["prompt_tokens"] = usage.prompt_tokens
         fields["completion_tokens"] = usage.completion_tokens

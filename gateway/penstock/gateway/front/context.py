@@ -94,6 +94,10 @@ class RequestContext:
     traced; "" for none."""
     tracestate: str = ""
     record: RequestRecord = field(default_factory=RequestRecord)
+    headers: Mapping[bytes, bytes] = field(default_factory=dict, repr=False)
+    """By lower-case name; of several with the same name the first one."""
+    routed: object = None
+    """What stands for the model, where the request's name has several (`traffic/`): chosen once."""
     quota: Quota | None = None
     """Where this request is counted, from `count` on."""
     _tokens_paid: int = 0
@@ -107,7 +111,7 @@ class RequestContext:
     def next_request(self) -> RequestContext:
         """For another request of the same caller on the same stream, which arrives now."""
         record = RequestRecord(self.record.protocol, self.record.method, self.record.route)
-        fresh: dict[str, Any] = {"quota": None, "_tokens_paid": 0, "_bodies": None, "_body_bytes": 0}
+        fresh: dict[str, Any] = {"routed": None, "quota": None, "_tokens_paid": 0, "_bodies": None, "_body_bytes": 0}
         return replace(self, id=new_request_id(), arrival=time.monotonic(), record=record, **fresh)
 
     def count(self) -> None:
@@ -119,6 +123,8 @@ class RequestContext:
 
     def hand_over_to(self, other: RequestContext) -> None:
         """What this request counts against and holds, the other one does from now on: it goes on with its work."""
+        other.routed = self.routed
+        other.record.model, other.record.target = self.record.model, self.record.target
         other.quota, self.quota = self.quota, None
         other._bodies, self._bodies = self._bodies, None
         other._body_bytes, self._body_bytes = self._body_bytes, 0
@@ -164,7 +170,7 @@ class RequestContext:
 
 def read_context(headers: Mapping[bytes, bytes]) -> RequestContext:
     """A context that begins now, from what both protocols' headers say. Names are in lower case."""
-    context = RequestContext()
+    context = RequestContext(headers=headers)
     given = headers.get(b"x-request-id")
     if given:
         context.id = _request_id(given.decode("latin-1"))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
+from urllib.parse import quote
 
 from penstock.engines.errors import (
     AuthenticationError,
@@ -88,7 +90,9 @@ class RequestRecord:
     route: str = UNMATCHED
     """As the table of routes has it, or the RPC's full name; never what the client sent."""
     model: str = ""
-    """A name that the server knows."""
+    """A name that the server knows: of a public one that, and the target beside it."""
+    target: str = ""
+    """Which of a public name's targets has the request; "" for a name that is its model's own."""
     stage: Stage = Stage.READING
     stage_since: float = field(default_factory=time.monotonic)
     status: str = ""
@@ -112,6 +116,11 @@ class RequestRecord:
     prompt_chunks: tuple[tuple[float, float, int], ...] = ()
     """What steps have computed of such a request's prompts: beginning, end, tokens."""
 
+    @property
+    def target_told(self) -> str:
+        """`target` as headers can have it."""
+        return self.target if self.target.isascii() and self.target.isprintable() else quote(self.target)
+
     def enter(self, stage: Stage) -> None:
         self.stage = stage
         self.stage_since = time.monotonic()
@@ -129,7 +138,7 @@ class RequestRecord:
     def failed(self, error: BaseException) -> None:
         """The first error counts: what follows it are its consequences."""
         if not self.reason:
-            self.outcome = _outcome(error)
+            self.outcome = outcome_of(error)
             self.reason = _reason(error)
 
     def cancelled(self) -> None:
@@ -138,7 +147,8 @@ class RequestRecord:
             self.outcome, self.reason = Outcome.CANCELLED, "client_gone"
 
 
-def _outcome(error: BaseException) -> Outcome:
+def outcome_of(error: BaseException) -> Outcome:
+    """How a request ends with this error."""
     match error:
         case HttpError():
             return Outcome.CLIENT_ERROR if error.shape.status < 500 else Outcome.SERVER_ERROR
@@ -152,7 +162,7 @@ def _outcome(error: BaseException) -> Outcome:
             return Outcome.REFUSED
         case DeadlineExceededError():
             return Outcome.DEADLINE
-        case CancelledError():
+        case CancelledError() | asyncio.CancelledError():
             return Outcome.CANCELLED
     return Outcome.SERVER_ERROR
 

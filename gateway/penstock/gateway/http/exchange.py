@@ -22,6 +22,8 @@ ARRIVAL_KEY = "penstock.arrival"
 """In the scope: when the request's first byte came, of time.monotonic()."""
 SENDER_KEY = "penstock.sender"
 """In the scope: the BodyWriter of the response, where the server has one."""
+TARGET_HEADER = b"x-penstock-target"
+"""Of answers to a public name that several models serve: the one that has answered."""
 _JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 _STREAM_HEADERS = [
@@ -200,6 +202,8 @@ class Exchange:
     def _common_headers(self) -> Headers:
         request_id = self.context.id.encode()
         headers = [*((name, request_id) for name in self.error_form.id_headers), *self.extra_headers]
+        if self.context.record.target:
+            headers.append((TARGET_HEADER, self.context.record.target_told.encode()))
         if self.context.principal.quota is not None:
             headers += self.context.principal.quota.headers()
         if self.drain.draining:

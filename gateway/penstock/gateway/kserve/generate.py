@@ -45,7 +45,7 @@ async def generate(context: KServe, exchange: Exchange, name: str, version: str 
             call.watch()
             request = await _read(body, model.signature, context.pools.tensors)
             complete_request(request, context, exchange, model.name)
-            model = context.models.model(name, version)  # a reload may have replaced it meanwhile
+            model = context.models.model(name, version, request)  # a reload may have replaced it meanwhile
             trace = context.tracing.start(model.name, model.version, request.id)
             if trace is not None:
                 begin_trace(trace, request, received)

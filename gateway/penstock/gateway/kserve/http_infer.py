@@ -61,7 +61,7 @@ class Infer:
                     body = await self._decompressed(coding, body, exchange)
                 inference = await self._parsed(body, length, model, exchange.context.principal)
                 complete_request(inference.request, context, exchange, model.name)
-                model = context.models.model(name, version)  # a reload may have replaced it meanwhile
+                model = context.models.model(name, version, inference.request)  # a reload may have replaced it
                 trace = context.tracing.start(model.name, model.version, inference.request.id)
                 if trace is not None:
                     await self._traced(trace, received, exchange, model, inference)

@@ -12,7 +12,7 @@ from typing import Any
 from penstock.classic.base import InferModel
 from penstock.classic.statistics import BatchStatistics, Duration, ResponseStatistics
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError
-from penstock.gateway.kserve.store import ModelStore
+from penstock.gateway.kserve.store import ModelStore, ServedByOthers
 
 Counters = dict[str, Any]
 
@@ -31,8 +31,10 @@ def _chosen(models: ModelStore, name: str, version: str) -> Iterable[InferModel]
     try:
         if version:
             return [models.model(name, version)]
-        versions = models.versions(name)
-        return [models.model(name, str(each)) for each in versions] or [models.model(name)]
+        model = models.model(name)
+        if isinstance(model, ServedByOthers):
+            return model.others()
+        return [models.model(name, str(each)) for each in models.versions(name)] or [model]
     except ModelNotFoundError:
         if models.versions(name):
             raise InvalidRequestError(f"requested model version is not available for model '{name}'") from None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from penstock.classic.base import InferModel
+from penstock.classic.messages import InferRequest
 
 ModelState = Literal["READY", "UNAVAILABLE", "LOADING", "UNLOADING"]
 
@@ -21,11 +23,20 @@ class IndexEntry:
     reason: str = ""
 
 
+class ServedByOthers(ABC):
+    """An InferModel under a name that other models serve."""
+
+    @abstractmethod
+    def others(self) -> list[InferModel]:
+        """Those of them that are there."""
+
+
 class ModelStore(Protocol):
     """Models by name and version. Lives on the event loop."""
 
-    def model(self, name: str, version: str = "") -> InferModel:
-        """The model in this version, "" for the newest that is ready.
+    def model(self, name: str, version: str = "", request: InferRequest | None = None) -> InferModel:
+        """The model in this version, "" for the newest that is ready. `request`: what it is going to get; a name that
+        several models serve leads to one of them then.
 
         Raises ModelNotFoundError with Triton's texts: `Request for unknown model: 'x' is not found`, `... 'x' version
         9 is not found`, `... 'x' has no available versions`; InvalidRequestError for a version that is no number.

@@ -25,7 +25,7 @@ from penstock.engines.errors import (
 from penstock.gateway.front.context import RequestContext, deadline_exceeded
 from penstock.gateway.front.deadline import until
 from penstock.gateway.front.loading_board import LoadingBoard
-from penstock.gateway.front.record import Stage
+from penstock.gateway.front.record import Stage, outcome_of
 from penstock.gateway.front.work_pool import WorkPool, WorkPools
 from penstock.gateway.llm.adapters import Adapter
 from penstock.gateway.llm.chat_texts import ChatValues, chat_text
@@ -34,6 +34,7 @@ from penstock.gateway.llm.generate_request import GenerateRequest
 from penstock.gateway.llm.generation import Generation, Usage
 from penstock.gateway.llm.model_metrics import ModelMetrics
 from penstock.gateway.llm.models import LoadedModel, ServedModel
+from penstock.gateway.llm.name_routing import AcceptedCall, NameRouting
 from penstock.gateway.llm.prompts import encode_prompts
 from penstock.gateway.llm.request_tokens import prompt_tokens, tokenized_params
 from penstock.gateway.llm.token_logprobs import Candidate, TokenLogprob
@@ -80,6 +81,8 @@ class DataPlane:
         self._request_timeout = request_timeout
         self._clamp_max_tokens = clamp_max_tokens
         self._salt_key = secrets.token_bytes(32)
+        self.routing: NameRouting | None = None
+        """For names that several models serve; None while there are none."""
 
     def add(self, model: LoadedModel) -> None:
         """Raises AlreadyExistsError where a name is an adapter's of another model, or an adapter's name is taken."""
@@ -113,6 +116,8 @@ class DataPlane:
         """All served names, the base models first, then their adapters. Empty while nothing has been loaded."""
         bases = [model.describe(name) for name, model in self._models.items() if model.loaded]
         loaded = [model for model in self.known_models() if model.loaded]
+        if self.routing is not None:
+            bases += [self.model(name) for name in self.routing.names()]
         return bases + [model.describe(adapter.name, adapter) for model in loaded for adapter in model.adapters]
 
     def known_models(self) -> list[LoadedModel]:
@@ -127,13 +132,23 @@ class DataPlane:
         """Of every model, those that are still loading included."""
         return [model.metrics for model in self.known_models()]
 
-    def model(self, name: str) -> ServedModel:
-        """A model or an adapter. Raises ModelNotFoundError, or NotReadyError while the model loads."""
-        model, adapter = self.find(name)
+    def model(self, name: str, context: RequestContext | None = None) -> ServedModel:
+        """A model or an adapter: the one that gets the request of `context`. Raises ModelNotFoundError, or
+        NotReadyError while the model loads."""
+        model, adapter = self.find(name, context=context)
         return model.describe(name, adapter)
 
-    def find(self, name: str, param: str = "model") -> tuple[LoadedModel, Adapter | None]:
+    def find(
+        self, name: str, param: str = "model", context: RequestContext | None = None
+    ) -> tuple[LoadedModel, Adapter | None]:
         """The model, and its adapter where the name is that one's. Raises as `model`; `param` is the caller's field."""
+        routed = context is not None and context.routed is not None
+        if self.routing is not None and (routed or self.routing.has(name)):
+            return self.routing.find(name, context)
+        return self.find_own(name, param)
+
+    def find_own(self, name: str, param: str = "model") -> tuple[LoadedModel, Adapter | None]:
+        """The same for a name that is a model's or an adapter's own."""
         held = self.holder(name)
         if name in self._others:
             raise InvalidRequestError(self._others[name], param=param)
@@ -149,6 +164,9 @@ class DataPlane:
         """With how far it is."""
         progress = self._board.text(name)
         return NotReadyError(f"The model is still loading{f' ({progress})' if progress else ''}.", retry_after=2)
+
+    def knows(self, name: str) -> bool:
+        return self.holder(name) is not None or (self.routing is not None and self.routing.has(name))
 
     def holder(self, name: str) -> tuple[LoadedModel, Adapter | None] | None:
         """Whose name it is, whether that has been loaded or not."""
@@ -189,14 +207,22 @@ class DataPlane:
         InvalidRequestError for messages that it refuses, PermissionDeniedError, OverloadedError, DeadlineExceededError.
         """
         loaded = self._used_by(context, model)
+        values = ChatValues(messages, tools, documents, template_kwargs, add_generation_prompt, continue_final_message)
+        if self.routing is not None and context.routed is not None:
+            self.routing.rendered(context, values, cut=cut)
+        return await self.chat_prompt_on(loaded, values, context, cut=cut)
+
+    async def chat_prompt_on(
+        self, loaded: LoadedModel, values: ChatValues, context: RequestContext, *, cut: bool = False
+    ) -> ChatPrompt:
+        """The same on a model at hand."""
         template = loaded.chat_template
         if template is None:
             raise InvalidRequestError(
-                f"The model `{model}` has no chat template; use /v1/completions, or start the server with "
+                f"The model `{loaded.names[0]}` has no chat template; use /v1/completions, or start the server with "
                 "--chat-template."
             )
 
-        values = ChatValues(messages, tools, documents, template_kwargs, add_generation_prompt, continue_final_message)
         size = context.record.bytes_in  # of the body, which has little but the messages
         try:
             context.record.enter(Stage.TEMPLATE)
@@ -213,8 +239,9 @@ class DataPlane:
     def _used_by(self, context: RequestContext, name: str) -> LoadedModel:
         """The model, noted in the request's record. Raises PermissionDeniedError, and as `model`."""
         context.principal.require_model(name)
-        model, adapter = self.find(name)
-        context.record.model = model.names[0] if adapter is None else adapter.name
+        model, adapter = self.find(name, context=context)
+        if not context.record.target:
+            context.record.model = model.names[0] if adapter is None else adapter.name
         return model
 
     async def text_prompt(
@@ -243,8 +270,12 @@ class DataPlane:
         Raises InvalidRequestError and its kin for values that do not fit the model, OverloadedError,
         DeadlineExceededError, EngineError.
         """
-        request.context.principal.require_model(request.model)
-        return await self._generate(*self.find(request.model), request)
+        context = request.context
+        context.principal.require_model(request.model)
+        model, adapter = self.find(request.model, context=context)
+        if self.routing is None or context.routed is None:
+            return await self._generate(model, adapter, request)
+        return await self._generate(model, adapter, request, self.routing.accepted(request))
 
     async def generate_on(
         self, model: LoadedModel, request: GenerateRequest, *, adapter: str | None = None
@@ -252,7 +283,13 @@ class DataPlane:
         """The same on a model at hand and one of its adapters, whatever name `request` has."""
         return await self._generate(model, None if adapter is None else model.adapters.named(adapter), request)
 
-    async def _generate(self, model: LoadedModel, adapter: Adapter | None, request: GenerateRequest) -> Generation:
+    async def _generate(
+        self,
+        model: LoadedModel,
+        adapter: Adapter | None,
+        request: GenerateRequest,
+        call: AcceptedCall | None = None,
+    ) -> Generation:
         used = [model.in_flight] if adapter is None else [model.in_flight, adapter.in_flight]
 
         def end() -> None:
@@ -265,7 +302,8 @@ class DataPlane:
             info = model.engine.info
             _check_supported(request.params, info)
             record = request.context.record
-            record.model = model.names[0] if adapter is None else adapter.name
+            if not record.target:
+                record.model = model.names[0] if adapter is None else adapter.name
             record.enter(Stage.TOKENIZE)
             async with self._until_deadline(request.context):
                 await model.sleep.awake()
@@ -276,8 +314,10 @@ class DataPlane:
             request.context.pay_tokens(sum(len(prompt) + wanted for prompt in prompts))
             record.enter(Stage.ENGINE)
             stream = model.engine.submit(adds)
-        except BaseException:
+        except BaseException as error:
             end()
+            if call is not None:
+                call.end(outcome_of(error))
             raise
         ids = [add.ids for add in adds]
         engine = model.engine
@@ -291,6 +331,7 @@ class DataPlane:
             engine.abort,
             end,
             admitted=lambda: engine.stats.admitted >= stream.arrival_number,
+            call=call,
         )
         try:
             return await generation.begin()

@@ -6,17 +6,20 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.messages import RequestOutput
 from penstock.engines.errors import EngineError, PenstockError
-from penstock.gateway.front.record import Stage
+from penstock.gateway.front.record import Outcome, Stage, outcome_of
 from penstock.gateway.llm.choice_output import ChoiceDelta, ChoiceOutput, StagedChoiceOutput
 from penstock.gateway.llm.generate_request import GenerateRequest
 from penstock.gateway.llm.model_metrics import ModelMetrics
 from penstock.gateway.llm.token_logprobs import TokenLogprob, with_text
 from penstock.tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from penstock.gateway.llm.name_routing import AcceptedCall
 
 
 @dataclass(slots=True)
@@ -61,7 +64,9 @@ class Generation:
         abort: Callable[[Sequence[int]], None],
         on_end: Callable[[], None],
         admitted: Callable[[], bool],
+        call: AcceptedCall | None = None,
     ) -> None:
+        """`call`: where a name that several models serve counts it."""
         self.prompt_token_ids = prompts
         """The prompts as token ids."""
         self.prompt_logprobs: list[list[TokenLogprob | None]] | None = (
@@ -83,6 +88,7 @@ class Generation:
         self._arrival = request.context.arrival
         self._on_end = on_end
         self._admitted = admitted
+        self._call = call
         self._grammar_field = request.grammar_field
         self._pulse = request.pulse
         self._shown = time.monotonic()
@@ -118,6 +124,7 @@ class Generation:
         try:
             self._ready = await self._next()
         except StopAsyncIteration:
+            self._end_all("error:engine_error", Outcome.SERVER_ERROR)
             raise EngineError("The engine answered nothing.") from None
         return self
 
@@ -173,11 +180,20 @@ class Generation:
                 if delta is not None:
                     deltas.append(delta)
         except PenstockError as error:
-            self._end_all(f"error:{error.code}")
+            self._end_all(f"error:{error.code}", outcome_of(error))
             raise
         if deltas:
             self._shown = now
+            if self._call is not None:
+                self._tell_call(self._call, deltas)
         return deltas
+
+    def _tell_call(self, call: AcceptedCall, deltas: list[ChoiceDelta]) -> None:
+        call.responded()
+        if call.watched:
+            call.took(deltas)
+        if not self._choices:
+            call.end(Outcome.OK)
 
     def _advance(self, output: RequestOutput, now: float) -> ChoiceDelta | None:
         """The choice's delta, or None while there is nothing to show (half a character, or text that may be a stop or
@@ -233,7 +249,9 @@ class Generation:
             converted = [with_text(entry, self._tokenizer) for entry in prompt.logprobs]
             self.prompt_logprobs[choice.index // self._n].extend(converted)
 
-    def _end_all(self, reason: str) -> None:
+    def _end_all(self, reason: str, outcome: Outcome) -> None:
+        if self._call is not None:
+            self._call.end(outcome)
         elapsed = time.monotonic() - self._arrival
         for _ in self._choices:
             self._metrics.finished(reason, elapsed)
@@ -246,7 +264,7 @@ class Generation:
 
     def close(self) -> None:
         """Aborts whatever still runs; its blocks are free before the engine's next step."""
-        self._end_all("abort")
+        self._end_all("abort", Outcome.CANCELLED)
 
     async def __aenter__(self) -> Generation:
         return self

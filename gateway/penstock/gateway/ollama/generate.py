@@ -40,7 +40,7 @@ class _Endpoint(GeneratingEndpoint[_R]):
         return request
 
     def _respond(self, exchange: Exchange, request: _R, wanted: WantedText, generation: Generation) -> Awaitable[None]:
-        keep(self._dataplane.find(self._name(request))[0].sleep, request.keep_alive)
+        keep(self._dataplane.find(self._name(request), context=exchange.context)[0].sleep, request.keep_alive)
         if request.stream is False:
             return self._answer(exchange, request, generation)
         lines = Lines(request.model, exchange.context, generation.usage, is_chat=self.is_chat)
@@ -59,7 +59,7 @@ class _Endpoint(GeneratingEndpoint[_R]):
             return False
         name = self._name(request)
         exchange.context.principal.require_model(name)
-        model, _ = self._dataplane.find(name)
+        model, _ = self._dataplane.find(name, context=exchange.context)
         leaves = request.keep_alive is not None and not seconds_of(request.keep_alive)
         with model.in_flight:
             if not leaves:
@@ -72,7 +72,7 @@ class _Endpoint(GeneratingEndpoint[_R]):
         return True
 
     def _name(self, request: _R) -> str:
-        return model_name(request.model, lambda name: self._dataplane.holder(name) is not None)
+        return model_name(request.model, self._dataplane.knows)
 
     @abstractmethod
     def _is_empty(self, request: _R) -> bool: ...
@@ -87,7 +87,7 @@ class Chat(_Endpoint[ChatRequest]):
 
     async def _wanted(self, request: ChatRequest, context: RequestContext) -> WantedText:
         name = self._name(request)
-        chat = openai_chat(request, name, self._dataplane.model(name), request.tools)
+        chat = openai_chat(request, name, self._dataplane.model(name, context), request.tools)
         return await chat_generation(
             self._dataplane, self._settings, chat, template_messages(request.messages), context
         )
@@ -104,7 +104,7 @@ class Generate(_Endpoint[GenerateRequest]):
 
     async def _wanted(self, request: GenerateRequest, context: RequestContext) -> WantedText:
         name = self._name(request)
-        model = self._dataplane.model(name)
+        model = self._dataplane.model(name, context)
         if request.raw or request.suffix or not model.has_chat_template:
             if request.system:
                 raise InvalidRequestError("system: this prompt goes to the model as it is.", param="system")

@@ -55,7 +55,7 @@ class Models:
     def shown(self, given: str, exchange: Exchange) -> dict[str, Any]:
         """Raises ModelNotFoundError, PermissionDeniedError."""
         encoders = dict(self._pooling.loaded_names())
-        name = model_name(given, lambda each: each in encoders or self._dataplane.holder(each) is not None)
+        name = model_name(given, lambda each: each in encoders or self._dataplane.knows(each))
         exchange.context.principal.require_model(name)
         if name in encoders:
             return _shown_encoder(encoders[name])

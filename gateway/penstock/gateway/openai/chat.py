@@ -51,7 +51,7 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
         return request
 
     async def _wanted(self, request: ChatRequest, context: RequestContext) -> GenerateRequest:
-        self._dataplane.model(request.model)
+        self._dataplane.model(request.model, context)
         messages = template_messages(request.messages)
         return await chat_generation(self._dataplane, self._settings, request, messages, context)
 

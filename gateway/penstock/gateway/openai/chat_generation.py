@@ -24,7 +24,7 @@ async def chat_generation(
     context: RequestContext,
 ) -> GenerateRequest:
     """`messages` are as chat templates know them; those of `request` are not read. Raises PenstockError."""
-    model = dataplane.model(request.model)
+    model = dataplane.model(request.model, context)
     opens, continues = generation_prompt(request)
     use = tool_use(request)
     if request.reasoning_effort not in (None, "none"):

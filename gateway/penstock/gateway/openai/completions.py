@@ -28,7 +28,7 @@ class Completions(GeneratingEndpoint[CompletionRequest]):
         return parse(body, self.schema, self.unsupported)
 
     async def _wanted(self, request: CompletionRequest, context: RequestContext) -> GenerateRequest:
-        model = self._dataplane.model(request.model)
+        model = self._dataplane.model(request.model, context)
         return completion_generate_request(request, model, self._settings, context)
 
     def _respond(

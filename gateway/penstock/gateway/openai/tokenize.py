@@ -77,7 +77,7 @@ class Tokenize(_Endpoint):
         shown = None
         if request.return_token_strs:
             shown = await self._dataplane.with_tokenizer(name, len(tokens), context, strings)
-        length = self._dataplane.model(name).info.context_length
+        length = self._dataplane.model(name, context).info.context_length
         return {"count": len(tokens), "max_model_len": length, "tokens": tokens, "token_strs": shown}
 
     async def _tokens(self, request: TokenizeRequest, name: str, context: RequestContext) -> list[int]:
@@ -93,7 +93,7 @@ class Tokenize(_Endpoint):
             message = "add_special_tokens is not supported for messages: the chat template adds them."
             raise UnsupportedError(message, param="add_special_tokens")
         opens, continues = generation_prompt(request)
-        model = self._dataplane.model(name)
+        model = self._dataplane.model(name, context)
         use = tool_use(request)
         check_tool_parser(model.parsers, use)
         prompt = await self._dataplane.chat_prompt(
@@ -115,7 +115,7 @@ class Detokenize(_Endpoint):
     async def _answer(self, body: bytes, context: RequestContext) -> dict[str, object]:
         request = parse(body, self.schema, {})
         name, tokens = self._model_name(request.model), request.tokens
-        if tokens and not 0 <= min(tokens) <= max(tokens) < self._dataplane.model(name).info.vocab_size:
+        if tokens and not 0 <= min(tokens) <= max(tokens) < self._dataplane.model(name, context).info.vocab_size:
             raise InvalidRequestError("tokens: a token id is not in the vocabulary.", param="tokens")
 
         def text(tokenizer: Tokenizer) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from penstock.engines.encoder.text import TokenizedText, Vectors
 from penstock.engines.errors import DeadlineExceededError, InvalidRequestError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.deadline import until
-from penstock.gateway.front.record import Stage
+from penstock.gateway.front.record import Outcome, Stage, outcome_of
 from penstock.gateway.front.work_pool import WorkPool, WorkPools
 from penstock.gateway.llm.dataplane import DataPlane, Usage
 from penstock.gateway.metrics.registry import Source
@@ -20,6 +20,29 @@ _INLINE_COST = 4096
 """Characters that are encoded, and numbers that are written, on the event loop; more in a pool."""
 
 
+class AcceptedCall(Protocol):
+    """A request that a target has accepted."""
+
+    def responded(self) -> None: ...
+    def end(self, outcome: Outcome) -> None: ...
+
+
+class PoolingRouting(Protocol):
+    """For names that several models serve."""
+
+    def has(self, name: str) -> bool: ...
+
+    def names(self) -> list[tuple[str, PoolingModel]]: ...
+
+    def find(self, name: str, context: RequestContext) -> PoolingModel:
+        """The target for this request. Raises PenstockError."""
+        ...
+
+    def accepted(self, context: RequestContext) -> AcceptedCall:
+        """The target that `find` has given gets the request."""
+        ...
+
+
 class PoolingPlane:
     def __init__(
         self, dataplane: DataPlane, *, request_timeout: float | None = None, text_pool: WorkPool | None = None
@@ -28,6 +51,8 @@ class PoolingPlane:
         self._request_timeout = request_timeout
         self._text_pool = text_pool or WorkPools().text
         self._models: dict[str, PoolingModel] = {}
+        self.routing: PoolingRouting | None = None
+        """None while no name has several models."""
 
     def add(self, model: PoolingModel) -> None:
         """Known from now on, to be asked when it is loaded. Raises AlreadyExistsError."""
@@ -44,7 +69,8 @@ class PoolingPlane:
         return list(dict.fromkeys(self._models.values()))
 
     def loaded_names(self) -> list[tuple[str, PoolingModel]]:
-        return [(name, model) for name, model in self._models.items() if model.loaded]
+        found = [(name, model) for name, model in self._models.items() if model.loaded]
+        return found if self.routing is None else found + self.routing.names()
 
     def metrics(self) -> list[Source]:
         return [model.metrics for model in self.known_models()]
@@ -58,6 +84,15 @@ class PoolingPlane:
         """Raises PermissionDeniedError, ModelNotFoundError, NotReadyError, and InvalidRequestError for a model that
         generates."""
         context.principal.require_model(name)
+        if self.routing is not None and self.routing.has(name):
+            return self.routing.find(name, context)
+        return self.find_own(name)
+
+    def has(self, name: str) -> bool:
+        return name in self._models
+
+    def find_own(self, name: str) -> PoolingModel:
+        """The same for a name that is a model's own."""
         model = self._models.get(name)
         if model is None:
             self._dataplane.model(name)
@@ -76,8 +111,27 @@ class PoolingPlane:
         context: RequestContext,
     ) -> tuple[Vectors, Sequence[TokenizedText]]:
         """What the model gives for the texts that `tokenize` makes of `num_chars` characters. Raises PenstockError."""
+        if self.routing is None or context.routed is None:
+            return await self._rows(model, tokenize, num_chars, context)
+        call = self.routing.accepted(context)
+        try:
+            found = await self._rows(model, tokenize, num_chars, context)
+        except BaseException as error:
+            call.end(outcome_of(error))
+            raise
+        call.responded()
+        call.end(Outcome.OK)
+        return found
+
+    async def _rows(
+        self,
+        model: PoolingModel,
+        tokenize: Callable[[], Sequence[TokenizedText]],
+        num_chars: int,
+        context: RequestContext,
+    ) -> tuple[Vectors, Sequence[TokenizedText]]:
         record = context.record
-        record.model = model.names[0]
+        record.model = record.model if record.target else model.names[0]
         if self._request_timeout is not None:
             context.limit(self._request_timeout)
         too_late = DeadlineExceededError("The request's time was over before all of its texts were computed.")

@@ -18,7 +18,7 @@ from penstock.gateway.batches.file_routes import CreateFile, DeleteFile, FileCon
 from penstock.gateway.batches.service import BatchService
 from penstock.gateway.database import Database
 from penstock.gateway.errors import HttpError
-from penstock.gateway.front.access import CHANGE_MODELS, INFER, OWN_FILES, PROBE, SEE_METADATA, SEE_METRICS
+from penstock.gateway.front.access import CHANGE_MODELS, INFER, OPERATE, OWN_FILES, PROBE, SEE_METADATA, SEE_METRICS
 from penstock.gateway.front.server_health import ServerHealth
 from penstock.gateway.http.cross_origin import CrossOrigin
 from penstock.gateway.http.door import Door
@@ -65,6 +65,8 @@ from penstock.gateway.responses.create import CreateResponse
 from penstock.gateway.responses.input_tokens import InputTokens
 from penstock.gateway.responses.response_routes import CancelResponse, DeleteResponse, GetResponse, InputItems
 from penstock.gateway.responses.service import ResponseService
+from penstock.gateway.traffic.routes import DeleteTraffic, GetTraffic, ListTraffic, PutTraffic
+from penstock.gateway.traffic.table import TrafficTable
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +78,7 @@ def build_app(
     pooling: PoolingPlane | None = None,
     batches: BatchService | None = None,
     responses: ResponseService | None = None,
+    traffic: TrafficTable | None = None,
 ) -> ASGIApp:
     """The public port: the OpenAI API, the Anthropic API, and KServe v2 below /v2, behind the same keys."""
     adapters = AdapterControl(dataplane)
@@ -90,6 +93,7 @@ def build_app(
         *_pooling_routes(pooling, settings),
         *_batch_routes(batches),
         *_ollama_routes(dataplane, pooling, settings),
+        *_traffic_routes(TrafficTable() if traffic is None else traffic),
         GuardedRoute("/v1/models", ModelList(dataplane, pooling), SEE_METADATA, methods=["GET"]),
         GuardedRoute("/v1/models/{name:path}", ModelDetail(dataplane, pooling), SEE_METADATA, methods=["GET"]),
         GuardedRoute("/v1/load_lora_adapter", LoadAdapter(adapters, settings), CHANGE_MODELS, methods=["POST"]),
@@ -154,6 +158,16 @@ def _ollama_routes(dataplane: DataPlane, pooling: PoolingPlane, settings: AppSet
         GuardedRoute("/api/ps", ollama_models.Running(models), SEE_METADATA, methods=["GET"]),
         GuardedRoute("/api/show", ollama_models.Show(models, settings), SEE_METADATA, methods=["POST"]),
         GuardedRoute("/api/version", ollama_models.OllamaVersion(settings), SEE_METADATA, methods=["GET"]),
+    ]
+
+
+def _traffic_routes(table: TrafficTable) -> list[GuardedRoute]:
+    one = "/traffic/{name:path}"
+    return [
+        GuardedRoute("/traffic", ListTraffic(table), OPERATE, methods=["GET"]),
+        GuardedRoute(one, GetTraffic(table), OPERATE, methods=["GET"]),
+        GuardedRoute(one, PutTraffic(table), CHANGE_MODELS, methods=["PUT"]),
+        GuardedRoute(one, DeleteTraffic(table), CHANGE_MODELS, methods=["DELETE"]),
     ]
 
 

@@ -62,6 +62,8 @@ def _shown(context: RequestContext, now: float) -> dict[str, object]:
         "deadline_in_seconds": None if context.deadline is None else round(context.deadline - now, 3),
         "bytes_in": record.bytes_in,
     }
+    if record.target:
+        shown["target"] = record.target
     if usage is not None:
         shown["prompt_tokens"] = usage.prompt_tokens
         shown["completion_tokens"] = usage.completion_tokens

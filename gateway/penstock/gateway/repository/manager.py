@@ -13,6 +13,7 @@ from functools import partial
 
 from penstock.classic.base import InferModel
 from penstock.classic.caching.cache import CacheCounters, ResponseCache
+from penstock.classic.messages import InferRequest
 from penstock.engines.errors import (
     AlreadyExistsError,
     EngineError,
@@ -87,7 +88,7 @@ class ModelRepository:
 
     # What serves
 
-    def model(self, name: str, version: str = "") -> InferModel:
+    def model(self, name: str, version: str = "", request: InferRequest | None = None) -> InferModel:
         try:
             return self._serving[name].by_version[version]
         except KeyError:

@@ -70,7 +70,7 @@ class CreateResponse(GeneratingEndpoint[Asked]):
 
     async def _wanted(self, asked: Asked, context: RequestContext) -> GenerateRequest:
         request = asked.request
-        self._dataplane.model(request.model)
+        self._dataplane.model(request.model, context)
         earlier = await asked.earlier(self._responses, context.tenant)
         before = "previous_response_id" if request.conversation_id is None else "conversation"
         messages = template_messages(request.instructions, earlier, asked.items, before)

@@ -42,6 +42,10 @@ class Inference:
         """Raises ModelNotFoundError, InvalidRequestError."""
         return self._models.model(message.model_name, message.model_version)
 
+    def model_for(self, message: Message, decoded: Decoded) -> InferModel:
+        """The model that gets the request: a reload may have replaced it meanwhile. Raises as `model`."""
+        return self._models.model(message.model_name, message.model_version, decoded.request)
+
     async def decode(
         self, data: bytes, message: Message, model: InferModel, rpc: Rpc, context: RequestContext
     ) -> Decoded:
@@ -79,7 +83,7 @@ class Inference:
         if not model.takes_infer:
             raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
         decoded = await self.decode(data, message, model, rpc, context)
-        model = self.model(message)  # a reload may have replaced it meanwhile
+        model = self.model_for(message, decoded)
         trace = self.trace(model, decoded) if self._tracing.active else None
         try:
             response = await model.infer(decoded.request)

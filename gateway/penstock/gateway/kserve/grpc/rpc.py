@@ -160,9 +160,13 @@ class Guard:
                             self.take_in(context, data)
                         answer = await handler(data, rpc, _with_deadline(context, rpc))
                         record.bytes_out = len(answer)
+                        if record.target:
+                            _name(rpc, context)
                         return answer
                 except Exception as error:
                     failure = error
+                if record.target:
+                    _name(rpc, context)
                 return await abort(rpc, failure)
 
             return grpc.unary_unary_rpc_method_handler(call)
@@ -221,8 +225,10 @@ def call_in_flight(drain: DrainState, context: RequestContext) -> Call:
 
 
 def _name(rpc: Rpc, context: RequestContext) -> None:
-    """The RPC's end tells its id, as an HTTP answer does."""
-    rpc.set_trailing_metadata((("x-request-id", context.id),))
+    """The RPC's end tells its id, as an HTTP answer does, and which target has answered."""
+    target = context.record.target_told
+    told = (("x-request-id", context.id), ("x-penstock-target", target)) if target else (("x-request-id", context.id),)
+    rpc.set_trailing_metadata(told)
 
 
 def _with_deadline(context: RequestContext, rpc: Rpc) -> RequestContext:

@@ -24,6 +24,7 @@ from penstock.gateway.kserve.tracing import RequestTrace
 
 _EOF = grpc.aio.EOF
 _SEQUENCE = "sequence_id"
+_TARGET = "penstock_target"
 _STRICT = ("triton_grpc_error", "true")
 
 
@@ -107,7 +108,7 @@ class InferStream:
         async with self._turn(message):
             model = inference.model(message)
             decoded = await inference.decode(data, message, model, self._rpc, context)
-            model = inference.model(message)  # a reload may have replaced it meanwhile
+            model = inference.model_for(message, decoded)
             trace = inference.trace(model, decoded)
             try:
                 responses = model.stream(decoded.request)
@@ -147,7 +148,7 @@ class InferStream:
                 elif response.outputs is not None:
                     if trace is not None:
                         trace.outputs(response.outputs)
-                    answer = await self._encode(model, decoded, response)
+                    answer = await self._encode(model, decoded, response, record.target)
                     record.bytes_out += len(answer)
                     await self._write(answer)
                 if response.final:
@@ -164,10 +165,12 @@ class InferStream:
         if self._strict or _ended_by_deadline(error, decoded):
             self._fail(error)
 
-    async def _encode(self, model: InferModel, decoded: Decoded, response: InferResponse) -> bytes:
+    async def _encode(self, model: InferModel, decoded: Decoded, response: InferResponse, target: str) -> bytes:
         message = ModelStreamInferResponse()
         part = message.infer_response
         part.parameters[FINAL].bool_param = response.final
+        if target:  # a stream has no trailing metadata for each of its requests
+            part.parameters[_TARGET].string_param = target
         return await self._inference.encode(message, part, model, decoded, response)
 
     async def _write(self, data: bytes) -> None:

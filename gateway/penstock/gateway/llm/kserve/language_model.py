@@ -57,6 +57,11 @@ class LanguageModel:
     def ready(self) -> bool:
         return self._model.loaded and self._model.ready and not self._stopping
 
+    @property
+    def loaded_model(self) -> LoadedModel:
+        """What serves it, for other ways to ask it."""
+        return self._model
+
     takes_infer = True
     model_folder: Path | None = None
 

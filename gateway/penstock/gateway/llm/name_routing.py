@@ -1,0 +1,47 @@
+"""What the data plane asks about names that several models serve. `traffic/` answers; without rules nobody is asked."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from penstock.gateway.front.context import RequestContext
+from penstock.gateway.front.record import Outcome
+from penstock.gateway.llm.adapters import Adapter
+from penstock.gateway.llm.chat_texts import ChatValues
+from penstock.gateway.llm.choice_output import ChoiceDelta
+from penstock.gateway.llm.generate_request import GenerateRequest
+from penstock.gateway.llm.models import LoadedModel
+
+
+class AcceptedCall(Protocol):
+    """A request that a target has accepted."""
+
+    watched: bool
+    """Whether `took` is to be called."""
+
+    def took(self, deltas: list[ChoiceDelta]) -> None:
+        """What its generation has given out. They may change afterwards."""
+
+    def responded(self) -> None:
+        """There is a first token. Idempotent."""
+
+    def end(self, outcome: Outcome) -> None:
+        """Idempotent."""
+
+
+class NameRouting(Protocol):
+    def has(self, name: str) -> bool: ...
+
+    def names(self) -> list[str]: ...
+
+    def find(self, name: str, context: RequestContext | None) -> tuple[LoadedModel, Adapter | None]:
+        """The target for this request, the same each time, even if the rule has gone meanwhile; without a context, the
+        first that is there. A name without a rule is a model's own. Raises PenstockError."""
+        ...
+
+    def rendered(self, context: RequestContext, values: ChatValues, *, cut: bool) -> None:
+        """A chat became a prompt for the request's target."""
+
+    def accepted(self, request: GenerateRequest) -> AcceptedCall:
+        """The target that `find` has given gets the request."""
+        ...

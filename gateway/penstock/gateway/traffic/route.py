@@ -1,0 +1,111 @@
+"""A public name at work: which target a request goes to, and how it ended there. No clocks: times are passed in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable
+
+from penstock.gateway.configuration.traffic_rules import Target, TrafficRule
+from penstock.gateway.front.record import Outcome
+from penstock.gateway.metrics.histogram import Histogram
+from penstock.gateway.traffic.choice import choose
+from penstock.gateway.traffic.pins import SequencePins
+from penstock.gateway.traffic.shift import Shift
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+class TargetCounts:
+    def __init__(self) -> None:
+        self.accepted = 0
+        self.ended: Counter[Outcome] = Counter()
+        text = "From a target's accepting a request to its answer, or the first response of a stream."
+        self.seconds = Histogram("penstock_traffic_request_seconds", text, _SECONDS)
+
+    @property
+    def in_flight(self) -> int:
+        return self.accepted - self.ended.total()
+
+
+class Route:
+    def __init__(self, rule: TrafficRule, tell: Callable[[int, str], None]) -> None:
+        """`tell`: as `Shift` has it."""
+        self.rule = rule
+        self.shift = None if rule.shift is None else Shift(rule.shift, tell)
+        self.targets: dict[str, Target] = {target.id: target for target in rule.targets}
+        """By id: the rule's, and those of an earlier rule that still have something to do."""
+        self.counts = {target: TargetCounts() for target in self.targets}
+        self.pins = SequencePins()
+
+    def take_over(self, old: Route) -> None:
+        """This rule replaces that one: counts go on, and sequences stay where they are."""
+        self.pins = old.pins
+        busy = self.pins.targets() | {target for target, counts in old.counts.items() if counts.in_flight}
+        for target in old.targets:
+            if target in self.targets or target in busy:
+                self.targets.setdefault(target, old.targets[target])
+                self.counts[target] = old.counts[target]
+
+    def shares(self) -> dict[str, float]:
+        """The part of the requests that each target gets while all are available; together 1."""
+        given = {target.id: target.weight for target in self.rule.targets}
+        if self.shift is None:
+            total = sum(given.values())
+            return {target: weight / total for target, weight in given.items()}
+        new, part = self.shift.rule.to, self.shift.percent / 100
+        rest = sum(weight for target, weight in given.items() if target != new)
+        return {
+            target: part if target == new else (1 - part) * weight / rest if part < 1 else 0.0
+            for target, weight in given.items()
+        }
+
+    def advance(self, available: Collection[str], now: float) -> None:
+        if self.shift is not None:
+            new = self.shift.rule.to
+            others = [target.id for target in self.rule.targets if target.id != new and target.weight]
+            self.shift.advance(
+                now, new_available=new in available, old_available=all(other in available for other in others)
+            )
+
+    def choose(
+        self, key: bytes, available: Collection[str], now: float, only: Collection[str] | None = None
+    ) -> str | None:
+        """The target for a request, which may name those that it wants `only`. The share of one that is not available
+        goes to the others; None where no available one has a share."""
+        self.advance(available, now)
+        wanted = available if only is None else only
+        return choose(key, ((target, share) for target, share in self.shares().items() if target in wanted))
+
+    def choose_for_sequence(
+        self,
+        sequence: Hashable,
+        key: bytes,
+        available: Collection[str],
+        now: float,
+        only: Collection[str] | None = None,
+        *,
+        start: bool,
+        end: bool,
+        idle_seconds: float,
+    ) -> str | None:
+        """The target that the sequence began on, even if that is not available; else as `choose`. After so long without
+        a request nobody knows the sequence any more."""
+        pinned = None if start else self.pins.get(sequence)
+        target = pinned or self.choose(key, available, now, only)
+        if end:
+            self.pins.drop(sequence)
+        elif target is not None:
+            self.pins.keep(sequence, target, now, idle_seconds)
+        return target
+
+    def accepted(self, target: str) -> None:
+        self.counts[target].accepted += 1
+
+    def ended(self, target: str, outcome: Outcome, seconds: float | None, now: float) -> None:
+        """Once for each that was accepted. `seconds`: until its answer, or the first response of a stream."""
+        counts = self.counts[target]
+        counts.ended[outcome] += 1
+        if seconds is not None and outcome is Outcome.OK:
+            counts.seconds.observe(seconds)
+        if self.shift is not None:
+            self.shift.ended(target, outcome, seconds, now)

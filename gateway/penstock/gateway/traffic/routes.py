@@ -1,0 +1,116 @@
+"""GET /traffic, and GET, PUT and DELETE of /traffic/{name}: what operators see and change of public names."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from penstock.engines.errors import InvalidRequestError, NotFoundError
+from penstock.gateway.configuration.traffic_rules import TrafficRule
+from penstock.gateway.front.bounded_json import check_json, decode_json
+from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.traffic.table import PublicName, TrafficTable
+
+_MAX_BODY = 1 << 20
+
+
+class ListTraffic:
+    """Every rule with its state, and the latest events, the oldest first."""
+
+    def __init__(self, table: TrafficTable) -> None:
+        self._table = table
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope[SCOPE_KEY]
+        rules = [shown(public) for _, public in sorted(self._table.names.items())]
+        await exchange.respond(200, msgspec.json.encode({"rules": rules, "events": list(self._table.events)}))
+
+
+class GetTraffic:
+    def __init__(self, table: TrafficTable) -> None:
+        self._table = table
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises NotFoundError."""
+        exchange: Exchange = scope[SCOPE_KEY]
+        name = exchange.scope["path_params"]["name"]
+        public = self._table.names.get(name)
+        if public is None:
+            raise _no_rule(name)
+        await exchange.respond(200, msgspec.json.encode(shown(public)))
+
+
+class PutTraffic:
+    """Sets a name's rule, from the start of its shift where it has one. It lasts until the server ends."""
+
+    def __init__(self, table: TrafficTable) -> None:
+        self._table = table
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises InvalidRequestError."""
+        exchange: Exchange = scope[SCOPE_KEY]
+        name = exchange.scope["path_params"]["name"]
+        with exchange.call():
+            body = await exchange.body(_MAX_BODY)
+            check_json(body)
+            fields = decode_json(body, dict[str, msgspec.Raw])
+            given = fields.setdefault("name", msgspec.Raw(msgspec.json.encode(name)))
+            if bytes(given).strip() != msgspec.json.encode(name):
+                raise InvalidRequestError("name: it is another one than in the path.", param="name")
+            rule = decode_json(msgspec.json.encode(fields), TrafficRule)
+            try:
+                self._table.put(rule)
+            except ValueError as error:
+                raise InvalidRequestError(f"{error}.") from None
+            await exchange.respond(200, msgspec.json.encode(shown(self._table.names[name])))
+
+
+class DeleteTraffic:
+    def __init__(self, table: TrafficTable) -> None:
+        self._table = table
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises NotFoundError."""
+        exchange: Exchange = scope[SCOPE_KEY]
+        name = exchange.scope["path_params"]["name"]
+        if not self._table.remove(name):
+            raise _no_rule(name)
+        await exchange.respond(200, msgspec.json.encode({"name": name, "deleted": True}))
+
+
+def shown(public: PublicName) -> dict[str, object]:
+    """A rule and its state, as JSON has it."""
+    route = public.route
+    shares = route.shares()
+    targets = [
+        {
+            "target": target,
+            "share": shares.get(target, 0.0),
+            "unavailable": public.unavailable.get(target),
+            "accepted": counts.accepted,
+            "in_flight": counts.in_flight,
+            "ended": {outcome.value: count for outcome, count in sorted(counts.ended.items())},
+        }
+        for target, counts in route.counts.items()
+    ]
+    found: dict[str, object] = {"rule": public.rule, "targets": targets, "sequences": len(route.pins)}
+    shift = route.shift
+    if shift is not None:
+        found["shift"] = {
+            "state": shift.state,
+            "step": shift.step,
+            "percent": shift.percent,
+            "reason": shift.reason,
+            "ended": shift.new.ended,
+            "error_rate": shift.error_rate,
+            "p95_s": shift.new.p95,
+            "others_p95_s": shift.old.p95,
+        }
+    if public.shadows is not None:
+        results = {result.value: count for result, count in sorted(public.shadows.results.items())}
+        found["shadow"] = {"in_flight": public.shadows.in_flight, "results": results}
+    return found
+
+
+def _no_rule(name: str) -> NotFoundError:
+    return NotFoundError(f"There is no traffic rule for `{name[:64]}`.")

@@ -1,0 +1,38 @@
+"""Public names, wired to the places where names become models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.gateway.configuration.traffic_rules import TrafficRule
+from penstock.gateway.kserve.store import ModelStore
+from penstock.gateway.llm.dataplane import DataPlane
+from penstock.gateway.pooling.plane import PoolingPlane
+from penstock.gateway.traffic.embeddings import EmbeddingRouting
+from penstock.gateway.traffic.language import LanguageRouting
+from penstock.gateway.traffic.metrics import TrafficMetrics
+from penstock.gateway.traffic.store import TrafficStore
+from penstock.gateway.traffic.table import TrafficTable
+
+
+class TrafficService:
+    def __init__(
+        self, rules: Iterable[TrafficRule], models: ModelStore, dataplane: DataPlane, pooling: PoolingPlane
+    ) -> None:
+        self.table = TrafficTable(rules)
+        self.models = TrafficStore(
+            models, self.table, lambda name: dataplane.holder(name) is not None or pooling.has(name)
+        )
+        """For the KServe fronts, in place of `models`."""
+        self.metrics = TrafficMetrics(self.table)
+        self._language = LanguageRouting(self.table, dataplane, models)
+        self._embeddings = EmbeddingRouting(self.table, pooling)
+        self._dataplane = dataplane
+        self._pooling = pooling
+        self.table.on_change(self._wire)
+
+    def _wire(self) -> None:
+        """Before the first rule nobody asks here."""
+        if self.table.names:
+            self._dataplane.routing = self._language
+            self._pooling.routing = self._embeddings

@@ -1,0 +1,114 @@
+"""A shift: one target takes over from the others step by step, or gives everything back. Times are passed in.
+
+waiting ──all targets there──► running ──last step over──► complete
+                                  └──a limit exceeded, or the target gone──► rolled_back
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from enum import StrEnum
+
+from penstock.gateway.configuration.traffic_rules import ShiftRule
+from penstock.gateway.front.record import Outcome
+from penstock.gateway.traffic.window import Window
+
+
+class ShiftState(StrEnum):
+    WAITING = "waiting"
+    """Until all targets are there."""
+    RUNNING = "running"
+    COMPLETE = "complete"
+    ROLLED_BACK = "rolled_back"
+
+
+class Shift:
+    def __init__(self, rule: ShiftRule, tell: Callable[[int, str], None]) -> None:
+        """`tell` gets a sentence for each change of state or step, with its level in the log."""
+        self.rule = rule
+        self.state = ShiftState.WAITING
+        self.step = 0
+        self.reason = ""
+        """Why it was rolled back."""
+        self.new = Window()
+        """Of `rule.to`, in this step."""
+        self.old = Window()
+        """Of the other targets, since the shift began."""
+        self._tell = tell
+        self._step_began = 0.0
+
+    @property
+    def percent(self) -> float:
+        """What `rule.to` gets of the requests."""
+        match self.state:
+            case ShiftState.RUNNING:
+                return self.rule.steps[self.step].percent
+            case ShiftState.COMPLETE:
+                return 100.0
+        return 0.0
+
+    def advance(self, now: float, *, new_available: bool, old_available: bool) -> None:
+        """Before a request is given to a target, and whenever somebody looks. `now` in seconds, of a clock that never
+        goes back."""
+        if self.state is ShiftState.WAITING and new_available and old_available:
+            self.state, self._step_began = ShiftState.RUNNING, now
+            self._tell(logging.INFO, f"shift to {self.rule.to} began: {self.percent:g} %")
+        elif self.state is ShiftState.RUNNING:
+            if not new_available:
+                self._roll_back("it is not available")
+            elif now >= self._step_began + self.rule.steps[self.step].seconds:
+                self._next_step(now)
+
+    def ended(self, target: str, outcome: Outcome, seconds: float | None, now: float) -> None:
+        """A request has ended at a target. `seconds`: until its answer, or the first response of a stream."""
+        if self.state is not ShiftState.RUNNING:
+            return
+        if target != self.rule.to:
+            self.old.add(outcome, seconds)
+            return
+        self.new.add(outcome, seconds)
+        reason = self._exceeded()
+        if reason is not None:
+            self._roll_back(reason)
+        elif now >= self._step_began + self.rule.steps[self.step].seconds:
+            self._next_step(now)
+
+    @property
+    def error_rate(self) -> float:
+        """Of `rule.to`, in this step."""
+        return self.new.error_rate(self.old.refused_rate)
+
+    def _next_step(self, now: float) -> None:
+        """A step without enough requests to judge it goes on."""
+        if self.new.ended < self.rule.min_requests:
+            return
+        if self.step + 1 == len(self.rule.steps):
+            self.state = ShiftState.COMPLETE
+            self._tell(logging.INFO, f"shift to {self.rule.to} is complete")
+            return
+        self.step += 1
+        self.new, self._step_began = Window(), now
+        self._tell(logging.INFO, f"shift to {self.rule.to}: {self.percent:g} %")
+
+    def _exceeded(self) -> str | None:
+        """What limit, in words."""
+        rule, new = self.rule, self.new
+        if new.ended < rule.min_requests:
+            return None
+        if self.error_rate > rule.max_error_rate:
+            found = f"{new.failed} failed and {new.refused} refused of {new.ended}"
+            return f"error rate {self.error_rate:.3g} above {rule.max_error_rate:g} ({found})"
+        p95, old = new.p95, self.old.p95
+        if p95 is None:
+            return None
+        if rule.max_latency_ms is not None and p95 * 1000 > rule.max_latency_ms:
+            return f"p95 latency {p95 * 1000:.3g} ms above {rule.max_latency_ms:g} ms"
+        enough = old is not None and self.old.ended >= rule.min_requests
+        if rule.max_latency_ratio is not None and old is not None and enough and p95 > rule.max_latency_ratio * old:
+            return f"p95 latency {p95 / old:.3g} times that of the others, above {rule.max_latency_ratio:g}"
+        return None
+
+    def _roll_back(self, reason: str) -> None:
+        self.state, self.reason = ShiftState.ROLLED_BACK, reason
+        self._tell(logging.WARNING, f"shift to {self.rule.to} stopped and rolled back: {reason}")

@@ -1,0 +1,167 @@
+"""The ModelStore that fronts see: the server's own, and the public names that several of its models serve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from penstock.classic.base import InferModel
+from penstock.classic.messages import InferRequest
+from penstock.engines.errors import ModelNotFoundError, NotReadyError, PenstockError, UnsupportedError
+from penstock.gateway.configuration.traffic_rules import Target
+from penstock.gateway.front.context import RequestContext
+from penstock.gateway.kserve.store import IndexEntry, ModelStore
+from penstock.gateway.traffic.public_model import PublicModel
+from penstock.gateway.traffic.table import PublicName, TrafficTable
+from penstock.gateway.traffic.target_model import TargetModel
+
+_LEAST_IDLE = 60.0
+"""Seconds that a sequence keeps its target without a request: longer than its model may know it."""
+
+
+class TrafficStore:
+    """Implements ModelStore. Targets are names and versions of `models`, never public names: no circles."""
+
+    def __init__(self, models: ModelStore, table: TrafficTable, elsewhere: Callable[[str], bool]) -> None:
+        """`elsewhere`: whether the other APIs have a model of this name."""
+        self._models = models
+        self._elsewhere = elsewhere
+        self._table = table
+
+    def model(self, name: str, version: str = "", request: InferRequest | None = None) -> InferModel:
+        public = self._table.names.get(name)
+        if public is None or (version and self._models.versions(name)):
+            return self._models.model(name, version, request)
+        found = self.available(public)
+        wanted = {id: each for id, each in found.items() if version in ("", str(each.version))}
+        if not wanted:
+            public.route.advance(found, self._table.clock())
+            raise self._nothing(public, version)
+        return PublicModel(list(wanted.values())) if request is None else self._chosen(public, found, wanted, request)
+
+    def available(self, public: PublicName) -> dict[str, TargetModel]:
+        """The targets that would serve a request now, by id, in the rule's order.
+
+        Raises UnsupportedError where a target is an adapter or an embedding model: KServe does not have those."""
+        made: dict[str, TargetModel] = public.made
+        found: dict[str, TargetModel] = {}
+        missing: dict[str, str] = {}
+        for id, target in public.route.targets.items():
+            try:
+                model = self.find(target)
+            except PenstockError as error:
+                if isinstance(error, ModelNotFoundError) and self._elsewhere(target.model):
+                    raise UnsupportedError(
+                        f"model '{public.rule.name}' is served by '{id}', which is no model of this API"
+                    ) from None
+                made.pop(id, None)
+                missing[id] = error.message
+                continue
+            known = made.get(id)
+            if known is None or known.model is not model:
+                known = made[id] = TargetModel(self._table, public, id, model, lambda: self._shadow(public))
+            reason = known.unfit_beside(next(iter(found.values()), known))
+            if reason is not None:
+                missing[id] = reason
+            else:
+                found[id] = known
+        public.unavailable = missing
+        return found
+
+    def find(self, target: Target) -> InferModel:
+        """Raises PenstockError where it would not serve a request now."""
+        model = self._models.model(target.model, "" if target.version is None else str(target.version))
+        if not model.ready:
+            raise NotReadyError(f"model '{target.id}' is not at ready state")
+        return model
+
+    def _shadow(self, public: PublicName) -> InferModel:
+        if public.rule.shadow is None:
+            raise NotReadyError("the shadow has gone")
+        return self.find(public.rule.shadow)
+
+    def _chosen(
+        self,
+        public: PublicName,
+        found: dict[str, TargetModel],
+        wanted: dict[str, TargetModel],
+        request: InferRequest,
+    ) -> InferModel:
+        """One of those `wanted` of those `found`. Raises NotReadyError."""
+        context = request.caller if isinstance(request.caller, RequestContext) else RequestContext()
+        route, now = public.route, self._table.clock()
+        if not request.correlation_id:
+            target = route.choose(public.key(context), found, now, wanted)
+        else:
+            idle = max((_idle_seconds(model) for model in found.values()), default=_LEAST_IDLE)
+            target = route.choose_for_sequence(
+                (request.tenant, request.correlation_id),
+                public.key(context, request.correlation_id),
+                found,
+                now,
+                wanted,
+                start=request.sequence_start,
+                end=request.sequence_end,
+                idle_seconds=idle,
+            )
+        if target is None:
+            raise self._nothing(public)
+        if target not in found:  # a sequence began there
+            raise NotReadyError(f"the sequence runs on '{target}', which is not available")
+        return found[target]
+
+    def _nothing(self, public: PublicName, version: str = "") -> PenstockError:
+        name = public.rule.name
+        if version:
+            return ModelNotFoundError(f"Request for unknown model: '{name}' version {version} is not found")
+        reasons = "; ".join(public.unavailable.values()) or "none of those with a share is available"
+        return NotReadyError(f"Request for unknown model: '{name}' is not at ready state: {reasons}")
+
+    # What there is
+
+    def versions(self, name: str) -> list[int]:
+        own = self._models.versions(name)
+        public = self._table.names.get(name)
+        if own or public is None:
+            return own
+        return sorted({each.version for each in self.available(public).values()})
+
+    def models(self) -> Iterable[InferModel]:
+        """The targets among them; public names have no models of their own."""
+        return self._models.models()
+
+    def index(self, *, ready: bool) -> list[IndexEntry]:
+        """A public name has one line, without a version, that says what serves it."""
+        lines = self._models.index(ready=ready)
+        known = {line.name for line in lines}
+        for name, public in sorted(self._table.names.items()):
+            line = None if name in known else self._line(public)
+            if line is not None and (line.state == "READY" or not ready):
+                lines.append(line)
+        return lines
+
+    def _line(self, public: PublicName) -> IndexEntry | None:
+        try:
+            found = self.available(public)
+        except UnsupportedError:
+            return None
+        if not found:
+            return IndexEntry(public.rule.name, "", "UNAVAILABLE", "; ".join(public.unavailable.values()))
+        shares = ", ".join(f"{target} {share:.4g}" for target, share in public.route.shares().items())
+        return IndexEntry(public.rule.name, "", "READY", f"served by {shares}")
+
+    # What changes it
+
+    async def load(self, name: str, *, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        await self._models.load(name, config=config, files=files)
+
+    async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
+        await self._models.unload(name, unload_dependents=unload_dependents)
+
+    @property
+    def ready(self) -> bool:
+        return self._models.ready
+
+
+def _idle_seconds(model: TargetModel) -> float:
+    given = int(model.config.sequence_batching.max_sequence_idle_microseconds)
+    return max(_LEAST_IDLE, 2 * given / 1e6)

@@ -217,7 +217,7 @@ class FakeModelStore:
         """What the index lists beside the models."""
         self.load_error: PenstockError | None = None
 
-    def model(self, name: str, version: str = "") -> FakeModel:
+    def model(self, name: str, version: str = "", request: InferRequest | None = None) -> FakeModel:
         versions = self.by_name.get(name)
         if versions is None:
             raise ModelNotFoundError(f"Request for unknown model: '{name}' is not found")

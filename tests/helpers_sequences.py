@@ -18,12 +18,12 @@ LIST: Shape = ("batch", "length")
 def write_repository(folder: Path) -> None:
     for name in ("sequence_direct", "sequence_oldest", "sequence_iterative"):
         shutil.copytree(MODELS / name, folder / name)
-    _write_sums(folder / "onnx_sums")
+    write_sums(folder / "onnx_sums")
     _write_lists(folder / "onnx_lists")
     _write_python_state(folder / "python_state")
 
 
-def _write_sums(folder: Path) -> None:
+def write_sums(folder: Path) -> None:
     """SUM: of the inputs of the sequence so far, and 100 from the file of its initial state. READY: the control."""
     nodes = [
         helper.make_node("Mul", ["INPUT", "READY_IN"], ["VALUE"]),

@@ -122,7 +122,7 @@ class FakeDataPlane(DataPlane):
     def known_models(self) -> list[LoadedModel]:
         return []
 
-    def model(self, name: str) -> ServedModel:
+    def model(self, name: str, context: RequestContext | None = None) -> ServedModel:
         if name not in self.served:
             raise ModelNotFoundError("The model does not exist.", param="model")
         return self.served[name]

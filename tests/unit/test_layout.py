@@ -100,7 +100,7 @@ LAYERS = (
     {"llm", "repository"},
     {"bench", "generating"},
     {"pooling"},
-    {"anthropic", "openai"},
+    {"anthropic", "openai", "traffic"},
     {"offline", "ollama", "responses"},
     {"batches"},
     {"ports"},

@@ -59,6 +59,7 @@ ADMIN = [
     *("POST /v2/repository/models/add_sub/unload", "POST /v2/repository/elsewhere/models/add_sub/load"),
     "POST /v2/repository/elsewhere/models/add_sub/unload",
     *("POST /sleep", "POST /wake_up", "POST /reset_prefix_cache"),
+    *("GET /traffic", "GET /traffic/x", "PUT /traffic/x", "DELETE /traffic/x"),
 ]
 ROUTES = [
     *((route, Role.INFERENCE) for route in INFERENCE),

@@ -1,0 +1,66 @@
+"""Public names of embedding models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from helpers_pooling import FakeSource, Setup, served
+from penstock.engines.encoder.text import TokenizedText
+from penstock.engines.errors import EngineError, InvalidRequestError, NotReadyError
+from penstock.gateway.configuration.traffic_rules import ShadowRule, TrafficRule, WeightedTarget
+from penstock.gateway.front.context import RequestContext
+from penstock.gateway.pooling.models import PoolingModel
+from penstock.gateway.traffic.embeddings import EmbeddingRouting
+from penstock.gateway.traffic.table import TrafficTable
+
+FIRST, SECOND = WeightedTarget("embedder"), WeightedTarget("second")
+
+
+class Server(Setup):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.second = FakeSource()
+        self.plane.add(served(self.tokenizer, "second", self.second))
+        self.table = TrafficTable()
+        self.plane.routing = EmbeddingRouting(self.table, self.plane)
+
+    async def ask(self, context: RequestContext) -> PoolingModel:
+        model = self.plane.model("public", context)
+        await self.plane.rows(model, lambda: [TokenizedText((1, 2))], 0, context)
+        return model
+
+
+async def test_requests_are_divided_and_end_once(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.table.put(TrafficRule("public", (FIRST, SECOND), shadow=ShadowRule("late")))
+    contexts = [RequestContext() for _ in range(60)]
+    models = [await server.ask(context) for context in contexts]
+    assert {model.names[0] for model in models} == {"embedder", "second"}
+    assert [context.record.target for context in contexts] == [model.names[0] for model in models]
+    assert all(server.plane.model("public", each) is model for each, model in zip(contexts, models, strict=True))
+    server.embedder.meets = server.second.meets = EngineError("broken")
+    with pytest.raises(EngineError):
+        await server.ask(RequestContext())
+    public = server.table.names["public"]
+    counts = public.route.counts.values()
+    assert sum(each.ended["ok"] for each in counts) == 60
+    assert sum(each.ended["server_error"] for each in counts) == 1
+    assert not any(each.in_flight for each in counts)
+    assert public.shadows is not None
+    assert public.shadows.results == {"skipped": 61}
+    assert dict(server.plane.loaded_names())["public"].names == ("embedder",)
+
+
+async def test_targets_that_cannot_be_asked(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.table.put(TrafficRule("public", (WeightedTarget("late"), SECOND)))
+    assert {(await server.ask(RequestContext())).names[0] for _ in range(10)} == {"second"}
+    server.second.ready = False
+    with pytest.raises(NotReadyError, match="no target to answer"):
+        await server.ask(RequestContext())
+    assert "public" not in dict(server.plane.loaded_names())
+    server.table.put(TrafficRule("public", (WeightedTarget("tiny"),)))
+    with pytest.raises(InvalidRequestError):
+        server.plane.model("public", RequestContext())

@@ -1,0 +1,25 @@
+"""Which sequences are remembered, and for how long."""
+
+from __future__ import annotations
+
+from penstock.gateway.traffic.pins import SequencePins
+
+
+def test_a_pin_ends_when_its_sequence_has_been_idle() -> None:
+    pins = SequencePins()
+    pins.keep(1, "a", now=0, idle_seconds=10)
+    pins.keep(2, "b", now=5, idle_seconds=10)
+    pins.keep(1, "a", now=9, idle_seconds=10)
+    pins.keep(3, "a", now=16, idle_seconds=10)
+    assert (pins.get(1), pins.get(2), pins.get(3)) == ("a", None, "a")
+
+
+def test_of_too_many_the_one_used_longest_ago_goes() -> None:
+    pins = SequencePins(most=2)
+    for sequence in (1, 2, 1, 3):
+        pins.keep(sequence, "a", now=0, idle_seconds=10)
+    assert (len(pins), pins.get(2)) == (2, None)
+    pins.drop(1)
+    pins.drop(1)
+    assert pins.targets() == {"a"}
+    assert len(pins) == 1

@@ -1,5 +1,5 @@
-"""Requests that are also sent to a model whose answer nobody gets. They may take their time, and must never take any of
-those who wait: each is a task of its own, bounded in number and time, and nothing that it does or raises gets out."""
+"""Requests that are also sent to a model whose answer nobody gets. Nobody waits for them: each is a task of its own,
+bounded in number and time, and its errors are only counted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Result(StrEnum):
     FAILED = "failed"
     """The shadow had an error."""
     DROPPED = "dropped"
-    """Too many were in flight, it had no room, its time was over, or the server drained."""
+    """Too many were in flight, the shadow had no room or was not ready, the time was over, or the server drained."""
     UNCOMPARED = "uncompared"
     """The target's own request had no answer, or answers are drawn at random."""
     SKIPPED = "skipped"

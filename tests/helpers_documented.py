@@ -1,0 +1,53 @@
+"""The models that Triton's documentation and its client examples speak of, made again small: tests/documented/.
+
+The files are our own; names, tensors and what a client sees of them are those of the documentation.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
+
+from helpers_onnx import add_sub, model, save, tensors
+
+MODELS = Path(__file__).parent / "documented"
+LABELS = ("RED", "GREEN", "BLUE", "GREY")
+
+
+def write_repository(folder: Path) -> None:
+    shutil.copytree(MODELS, folder, dirs_exist_ok=True)
+    save(_colours(), folder / "densenet_onnx")
+    save(add_sub(data_type=TensorProto.INT32), folder / "simple")
+    save(_sums(), folder / "sequence_state")
+    (folder / "preprocess_densenet_ensemble/1").mkdir()
+
+
+def _colours() -> object:
+    """Tells which colour an image has most of: a convolution over the mean of its pixels."""
+    weights = np.array([[2, -1, -1], [-1, 2, -1], [-1, -1, 2], [0.3, 0.3, 0.3]], np.float32).reshape(4, 3, 1, 1)
+    nodes = [
+        helper.make_node("GlobalAveragePool", ["data_0"], ["mean"]),
+        helper.make_node("Conv", ["mean", "weights"], ["fc6_1"]),
+    ]
+    return model(
+        nodes,
+        tensors(["data_0"], [1, 3, 32, 32]),
+        tensors(["fc6_1"], [1, 4, 1, 1]),
+        initializer=[numpy_helper.from_array(weights, "weights")],
+    )
+
+
+def _sums() -> object:
+    """OUTPUT: the sum of a sequence's inputs so far, which is its state. START needs no look: the first state is 0."""
+    row = ("batch", 1)
+    nodes = [
+        helper.make_node("Mul", ["INPUT", "READY"], ["value"]),
+        helper.make_node("Mul", ["START", "START"], ["unused"]),
+        helper.make_node("Add", ["value", "INPUT_STATE"], ["OUTPUT"]),
+        helper.make_node("Identity", ["OUTPUT"], ["OUTPUT_STATE"]),
+    ]
+    names = ["INPUT", "START", "READY", "INPUT_STATE"], ["OUTPUT", "OUTPUT_STATE"]
+    return model(nodes, *(tensors(each, row, TensorProto.INT32) for each in names))

@@ -17,6 +17,7 @@ from helpers_python_backend import ADD_SUB, ADD_SUB_CONFIG, CPU, instances, load
 from penstock.classic.messages import InferRequest
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError, NotFoundError, PenstockError
+from penstock.gateway.front.context import RequestContext
 
 ANY = f"""
 max_batch_size: 0
@@ -100,6 +101,14 @@ async def test_what_a_request_tells(tmp_path: Path) -> None:
     assert found[:4] == ("7", "seq", 3, 90)
     assert found[4] == '{"a":"b","n":3,"t":true,"f":0.5}'
     assert found[5] == {"Y"}
+
+
+async def test_the_span_that_a_request_belongs_to(tmp_path: Path) -> None:
+    """As headers: so a model can hang spans of its own below it."""
+    span = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    context = await asked(tmp_path / "traced", "r.trace().get_context()", _caller=RequestContext(traceparent=span))
+    assert json.loads(context) == {"traceparent": span}
+    assert await asked(tmp_path / "not", "r.trace().get_context()", _caller=RequestContext()) is None
 
 
 async def test_what_a_tensor_tells(tmp_path: Path) -> None:

@@ -29,9 +29,11 @@ class Trace(Protocol):
 
 
 class Caller(Protocol):
-    """What the front knows of the caller. It is passed on with the request; backends read nothing of it."""
+    """What the front knows of the caller. It is passed on with the request; backends read only `traceparent`."""
 
     id: str
+    traceparent: str
+    """As in W3C Trace Context: the span that the request belongs to; "" for none."""
 
     def called(self, model: str, started: float, ended: float) -> None:
         """A model has called another one for this request. Times are of time.monotonic()."""

@@ -153,6 +153,7 @@ class Session:
         """A request for a message: `[call, tensors]`, and what else the caller has said."""
         request = call.request
         signature = self._signature
+        traceparent = request.caller.traceparent if request.caller is not None else ""
         if signature.reshapes_inputs:
             tensors = [
                 pack(packer, Tensor(name, tensor.datatype, signature.to_model(name, tensor.array)))
@@ -168,8 +169,9 @@ class Session:
             or request.timeout_us
             or request.sequence_start
             or request.sequence_end
+            or traceparent
         ):
-            return [number, tensors, _details(request, tuple(signature.states))]
+            return [number, tensors, _details(request, tuple(signature.states), traceparent)]
         return [number, tensors]
 
     def _on_message(self, kind: str, fields: list[Any], tail: memoryview) -> None:
@@ -251,7 +253,7 @@ class Session:
             self.process.files.close()
 
 
-def _details(request: InferRequest, states: tuple[str, ...]) -> list[Any]:
+def _details(request: InferRequest, states: tuple[str, ...], traceparent: str) -> list[Any]:
     """`states` are outputs that the server needs, whatever the caller asks for."""
     flags = (1 if request.sequence_start else 0) | (2 if request.sequence_end else 0)
     parameters = "{}"
@@ -262,4 +264,4 @@ def _details(request: InferRequest, states: tuple[str, ...]) -> list[Any]:
         }
         parameters = json.dumps(finite, separators=(",", ":"))
     outputs = request.outputs and request.outputs + states
-    return [request.id, request.correlation_id, flags, request.timeout_us, parameters, outputs]
+    return [request.id, request.correlation_id, flags, request.timeout_us, parameters, outputs, traceparent]

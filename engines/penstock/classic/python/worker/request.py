@@ -30,9 +30,14 @@ class PreferredMemory:
 class InferenceTrace:
     """Stands for a request's trace, to be passed on with requests to other models."""
 
-    def __init__(self, call: int = 0) -> None:
+    def __init__(self, call: int = 0, traceparent: str = "") -> None:
         """`call` is the number of the request that the model has received; 0: none."""
         self.call = call
+        self._traceparent = traceparent
+
+    def get_context(self) -> str | None:
+        """The W3C context of the request's span, as a JSON object of headers; None where it belongs to no trace."""
+        return json.dumps({"traceparent": self._traceparent}) if self._traceparent else None
 
 
 class InferenceRequest:
@@ -162,7 +167,7 @@ class ReceivedRequest(InferenceRequest):
         return self._extra[4] if self._extra else "{}"
 
     def trace(self) -> InferenceTrace:
-        return InferenceTrace(self.call)
+        return InferenceTrace(self.call, self._extra[6] if self._extra else "")
 
     @property
     def requested(self) -> Collection[str] | None:

@@ -1,0 +1,55 @@
+"""docs/triton.md: every row has a test, every test that it names exists, and flags are served or refused as it says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from differential.test_differential import CASES
+from penstock.gateway.cli import SECTIONS
+from penstock.gateway.configuration.triton_flags import TRITON_REFUSED
+
+TESTS = Path(__file__).parents[1]
+TEXT = (TESTS.parent / "docs/triton.md").read_text(encoding="utf-8")
+ROWS = [line.strip("| ").split(" | ") for line in TEXT.splitlines() if line.startswith("|") and "---" not in line]
+SAME = "differential/test_differential.py::test_same_answer"
+
+
+def rows() -> Iterator[list[str]]:
+    """Without the heads of the tables."""
+    return (row for row in ROWS if row[-1] != "shown by")
+
+
+def test_every_row_names_its_tests() -> None:
+    assert [row[0] for row in rows() if len(row) != 3 or not re.fullmatch(r"(`[^`]+\.py[^`]*`\s*)+", row[2])] == []
+
+
+def test_the_tests_exist() -> None:
+    named = {name for row in rows() for name in re.findall(r"`([^`]+)`", row[2])}
+    assert [name for name in sorted(named) if not _exists(name)] == []
+
+
+def _exists(name: str) -> bool:
+    path, _, test = name.partition("::")
+    test, _, case = test.partition("[")
+    file = TESTS / path
+    found = file.is_file() and (not test or re.search(rf"^(async )?def {test}\(", file.read_text(), re.MULTILINE))
+    if case and name.startswith(SAME):
+        return bool(found) and any(fnmatchcase(each.name, case.removesuffix("]")) for each in CASES)
+    return bool(found) and not case
+
+
+def test_flags_are_served_or_refused_as_the_table_says() -> None:
+    table = TEXT.partition("\n## Flags")[2].partition("\n| behaviour")[0]
+    said: dict[str, str] = {}
+    for line in table.splitlines():
+        if line.startswith("| `--"):
+            flags, here, _ = line.strip("| ").split(" | ")
+            said |= dict.fromkeys(re.findall(r"`(--[a-z0-9-]+)`", flags), here.partition(":")[0].partition(" ")[0])
+    ours = {"--" + name.replace("_", "-") for section in SECTIONS.values() for name in section.__struct_fields__}
+    ours |= {"--" + name for name in ("exit-timeout-secs", "model-store")}  # other names of settings
+    assert {flag for flag, here in said.items() if here.strip(":") == "refused"} == set(TRITON_REFUSED)
+    assert {flag for flag, here in said.items() if here.strip(",;:") == "works"} <= ours
+    assert set(said.values()) <= {"works", "works;", "refused"}

@@ -17,6 +17,8 @@ from differential.peers import Peer
 
 BOTH = [tensor("A"), tensor("B")]
 ENSEMBLE = model("ensemble")
+BATCHED = model("ensemble_batched")
+FIVE = {"inputs": [tensor("X", [0.5, 3, -1, 7, 2, 1, 2, 3, 4, 5], [2, 5])]}
 PAIR = (("A", "FP32", [4], FOUR), ("B", "FP32", [4], FOUR))
 
 
@@ -35,6 +37,10 @@ def failing(peer: Peer) -> Any:
 
 def fine(peer: Peer) -> Any:
     return post(peer, ENSEMBLE, {"inputs": BOTH})
+
+
+def nested(peer: Peer) -> Any:
+    return post(peer, model("ensemble_nested"), {"inputs": BOTH})
 
 
 def states(peer: Peer) -> dict[str, Any]:
@@ -95,6 +101,14 @@ CASES = [
     infer("ensemble: unknown output", {"inputs": BOTH, "outputs": outputs("difference")}, ENSEMBLE),
     infer("ensemble: a missing input", {"inputs": BOTH[:1]}, ENSEMBLE),
     infer("ensemble: a wrong shape", {"inputs": [tensor("A", [1, 2]), BOTH[1]]}, ENSEMBLE),
+    *(
+        infer(f"ensemble: nested, {what}", {"inputs": [*BOTH, *more]}, model("ensemble_nested"))
+        for what, more in (("an optional input", [tensor("BIAS", [10])]), ("without it", []))
+    ),
+    infer("ensemble: a batch", {"inputs": [tensor("X", [*range(10)], [2, 5])]}, BATCHED),
+    infer("ensemble: a batch too large", {"inputs": [tensor("X", [*range(25)], [5, 5])]}, BATCHED),
+    infer("ensemble: classes", FIVE | {"outputs": outputs("CLASSES", classification=2)}, BATCHED),
+    Case("ensemble: counts of a nested one", counted("ensemble", nested)),
     infer("ensemble: infer, decoupled", {"inputs": [tensor("N", [1], datatype="INT32")]}, model("ensemble_stream")),
     infer("ensemble: an error of a step", {"inputs": [text("CODE", "NOT_FOUND", (1, 1))]}, model("ensemble_errors")),
     Case("ensemble: over gRPC", lambda peer: call(peer, "ModelInfer", infer_request("ensemble", *PAIR, id="3"))),

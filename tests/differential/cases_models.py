@@ -18,8 +18,19 @@ from differential.cases_http import GOOD, model, outputs, tensor, text
 from differential.observe import Case, call, client, infer_request, shown
 from differential.peers import MODELS, Peer
 
-CALLS = ("plain", "version", "unknown", "unknown_version", "wrong", "failing", "concurrent")
-DECOUPLED = ("decoupled", "decoupled_failing", "decoupled_unary", "ready")
+CALLS = (
+    "plain",
+    "version",
+    "unknown",
+    "unknown_version",
+    "wrong",
+    "failing",
+    "concurrent",
+    "told",
+    "sequence",
+    "cached",
+)
+DECOUPLED = ("decoupled", "decoupled_none", "decoupled_failing", "decoupled_unary", "decoupled_ensemble", "ready")
 UTILITIES = ("arguments", "config", "helpers", "tensors", "metrics")
 
 

@@ -23,6 +23,13 @@ def step(id: int | str, value: int, start: bool = False, end: bool = False, mode
     return infer_request(model, ("INPUT", "INT32", [1, 1], struct.pack("<i", value)), parameters=flags)
 
 
+def largest(start: bool) -> Any:
+    """Of the largest id that there is."""
+    request = step(0, 3, start, not start)
+    request.parameters["sequence_id"].int64_param = 2**63 - 1
+    return request
+
+
 def with_empty_id() -> Any:
     request = step(0, 1, True, True)
     request.parameters["sequence_id"].string_param = ""
@@ -128,6 +135,11 @@ CASES = [
         ),
     ),
     Case("sequence: no start, id of letters", in_turn(oldest("nobody", 1))),
+    Case(
+        "sequence: a number and a text of its digits are two",
+        in_turn(oldest(5, 1, start=True), oldest("5", 2, start=True), oldest(5, 3, end=True), oldest("5", 4, end=True)),
+    ),
+    Case("sequence: the last number", in_turn(largest(True), largest(False))),
     Case("sequence: idle", idle),
     Case("sequence: backlog", backlog),
     Case("sequence: backlog, time is over", backlog_timeout),

@@ -12,7 +12,8 @@ from differential.peers import MODELS, Pair, both
 def explicit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """Every model, loaded and unloaded by request."""
     flags = ("--model-control-mode=explicit", "--load-model=*", "--cache-config=local,size=1048576")
-    yield from _pair(tmp_path_factory, sorted(MODELS.iterdir()), *flags)
+    limits = ("--rate-limit=execution_count", "--rate-limit-resource=slots:2")
+    yield from _pair(tmp_path_factory, sorted(MODELS.iterdir()), *flags, *limits)
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ from differential import (
     cases_hostile,
     cases_http,
     cases_models,
+    cases_rate_limiter,
     cases_sequence,
     cases_stream,
 )
@@ -45,6 +46,7 @@ CASES = [
         cases_sequence,
         cases_ensembles,
         cases_batching,
+        cases_rate_limiter,
     )
     for case in module.CASES
 ]

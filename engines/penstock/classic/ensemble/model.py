@@ -83,6 +83,15 @@ class EnsembleModel:
     def model_folder(self) -> Path:
         return self._context.model_folder
 
+    def source(self, output: str) -> tuple[InferModel, str] | None:
+        """The model whose output of this name becomes the ensemble's `output`; None when it is gone."""
+        step = self._plan.producers[output]
+        name = next(name for name, tensor in step.outputs.items() if tensor == output)
+        try:
+            return self._find(step.model, step.version), name
+        except PenstockError:
+            return None
+
     async def infer(self, request: InferRequest) -> InferResponse:
         if not self._wiring.unary:
             raise UnsupportedError(f"model '{self.name}' is decoupled: its responses can only be streamed")

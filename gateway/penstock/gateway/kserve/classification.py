@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from penstock.classic.base import InferModel
+from penstock.classic.ensemble.model import EnsembleModel
 from penstock.classic.tensors import Array, Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError
 
@@ -66,16 +67,24 @@ class Labels:
         self._known: WeakKeyDictionary[InferModel, dict[str, Sequence[str]]] = WeakKeyDictionary()
 
     async def of(self, model: InferModel, output: str) -> Sequence[str]:
-        """A label for each class of this output; empty where its configuration names no file.
+        """A label for each class of this output; empty where its configuration names no file. An output of an ensemble
+        that has no file has the labels of the model that it comes from, as in Triton.
 
         Raises EngineError when the file cannot be read.
         """
+        name = _label_file(model, output)
+        if not name and isinstance(model, EnsembleModel):
+            source = model.source(output)
+            return await self.of(*source) if source is not None else ()
         known = self._known.setdefault(model, {})
         if output not in known:
-            name = next((each.label_filename for each in model.config.output if each.name == output), "")
             folder = model.model_folder
             known[output] = await asyncio.to_thread(read_labels, folder, name) if name and folder else ()
         return known[output]
+
+
+def _label_file(model: InferModel, output: str) -> str:
+    return next((each.label_filename for each in model.config.output if each.name == output), "")
 
 
 def read_labels(folder: Path, name: str) -> Sequence[str]:

@@ -21,6 +21,15 @@ def repeat(n, fail_at=-1):
     return pb_utils.InferenceRequest(model_name="repeat", requested_output_names=["INDEX"], inputs=inputs)
 
 
+START, END = pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START, pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END
+
+
+def step(id, value, flags):
+    inputs = [pb_utils.Tensor("INPUT", np.array([[value]], dtype=np.int32))]
+    about = {"model_name": "sequence_direct", "requested_output_names": ["SUM"]}
+    return pb_utils.InferenceRequest(inputs=inputs, correlation_id=id, flags=flags, **about)
+
+
 CODES = ("UNKNOWN", "INTERNAL", "NOT_FOUND", "INVALID_ARG", "UNAVAILABLE", "UNSUPPORTED", "ALREADY_EXISTS", "CANCELLED")
 
 
@@ -83,8 +92,36 @@ class TritonPythonModel:
 
         return [show(response) for response in asyncio.run(both())]
 
+    def told(self):
+        about = {"request_id": "7", "correlation_id": 9, "flags": 3, "timeout": 0}
+        request = pb_utils.InferenceRequest(
+            model_name="echo",
+            requested_output_names=["SEEN"],
+            inputs=[],
+            parameters={"b": True, "i": -3, "s": "x"},
+            **about,
+        )
+        return show(request.exec())
+
+    def sequence(self):
+        return [show(step(77, value, flags).exec()) for value, flags in ((1, START), (2, 0), (3, END))]
+
+    def cached(self):
+        row = pb_utils.Tensor("INPUT0", np.array([[77]], dtype=np.int32))
+        request = {"model_name": "cached", "requested_output_names": ["OUTPUT0"], "inputs": [row]}
+        return [show(pb_utils.InferenceRequest(**request).exec()) for _ in range(2)]
+
     def decoupled(self):
         return [show(response) for response in repeat(3).exec(decoupled=True)]
+
+    def decoupled_none(self):
+        return [show(response) for response in repeat(0).exec(decoupled=True)]
+
+    def decoupled_ensemble(self):
+        request = {"model_name": "ensemble_stream", "requested_output_names": ["NUMBER"]}
+        inputs = [pb_utils.Tensor("N", np.array([3], dtype=np.int32))]
+        responses = pb_utils.InferenceRequest(inputs=inputs, **request).exec(decoupled=True)
+        return [found for found in map(show, responses) if found]
 
     def decoupled_failing(self):
         return [show(response) for response in repeat(3, 1).exec(decoupled=True)]

@@ -60,6 +60,10 @@ def executions(step: Callable[[Peer], Any]) -> Callable[[Peer], Any]:
     return run
 
 
+def of_ensemble(peer: Peer) -> Any:
+    return post(peer, model("ensemble_cached"), {"inputs": [tensor("A"), tensor("B")]})
+
+
 def described(peer: Peer) -> Any:
     return client(peer).get("/v2/models/cached/config").json()["response_cache"]
 
@@ -77,4 +81,6 @@ CASES = [
     Case("cache: counts of a hit", counted("cached", asked(50))),
     Case("cache: counts of two hits on a stream", counted("cached", on_a_stream, on_a_stream)),
     Case("cache: configuration", described),
+    Case("cache: counts of an ensemble", counted("ensemble_cached", of_ensemble, of_ensemble)),
+    Case("metrics: summaries of an ensemble with a cache", summaries("ensemble_cached", of_ensemble)),
 ]

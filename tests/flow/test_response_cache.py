@@ -23,7 +23,7 @@ from penstock.classic.classic_model import ClassicModel
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.tensors import Tensor
-from penstock.engines.errors import EngineError, InvalidRequestError
+from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.repository.cache_config import build_cache
 from penstock.gateway.repository.classic_loader import classic_loaders
@@ -95,6 +95,48 @@ async def test_the_same_inputs_are_computed_once(tmp_path: Path) -> None:
         replaced = manager.model("echo")
         assert await _values(replaced, _request(1, 2)) == [1, 2]
         assert _counts(replaced) == (0, 1, 1, 1), "what another load of the model has answered is not found"
+
+
+PLAIN = CONFIG.replace("response_cache { enable: true }", "")
+
+
+def _write_ensemble(repository: Path, name: str, step: str, config: str = CONFIG) -> None:
+    maps = 'input_map { key: "INPUT0" value: "INPUT0" } output_map { key: "OUTPUT0" value: "OUTPUT0" }'
+    scheduling = f'ensemble_scheduling {{ step {{ model_name: "{step}" model_version: -1 {maps} }} }}'
+    (repository / name / "1").mkdir(parents=True)
+    ensemble = config.replace('backend: "identity"', 'platform: "ensemble"')
+    (repository / name / "config.pbtxt").write_text(ensemble + scheduling)
+
+
+async def test_an_ensemble_is_computed_once_until_a_model_of_it_is_loaded_again(tmp_path: Path) -> None:
+    """`outer` is made of `inner`, which is made of `echo`."""
+    _write(tmp_path, PLAIN)
+    _write_ensemble(tmp_path, "inner", "echo", PLAIN)
+    _write_ensemble(tmp_path, "outer", "inner")
+    async with _serving(tmp_path, build_cache(("local,size=100000",), 0)) as manager:
+        outer = manager.model("outer")
+        for _ in range(2):
+            assert await _values(outer, _request(1, 2)) == [1, 2]
+        assert _counts(outer) == (1, 1, 1, 2)
+        _write(tmp_path, PLAIN + "instance_group { count: 2 kind: KIND_CPU }")
+        await manager.load("echo")
+        assert await _values(outer, _request(1, 2)) == [1, 2]
+        assert _counts(outer) == (1, 2, 2, 3)
+        await manager.unload("echo")
+        with pytest.raises(PenstockError):
+            await outer.infer(_request(1, 2))
+
+
+async def test_ensembles_that_have_no_cache(tmp_path: Path) -> None:
+    _write(tmp_path, PLAIN)
+    _write_ensemble(tmp_path, "outer", "echo")
+    with pytest.raises(EngineError, match="not supported with a cache that servers share"):
+        async with _serving(tmp_path, _SharedCache()):
+            pass
+    _write(tmp_path, PLAIN + "model_transaction_policy { decoupled: true }")
+    with pytest.raises(EngineError, match="model outer with 'Decoupled' transaction policy"):
+        async with _serving(tmp_path, build_cache((), 1000)):
+            pass
 
 
 @pytest.mark.parametrize(("count", "on_the_loop"), [(2, True), (1 << 20, False)])

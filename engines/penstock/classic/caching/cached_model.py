@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import Task
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from time import monotonic_ns
 
@@ -26,10 +26,15 @@ class CachedModel:
     """Implements InferModel in front of another one that is not decoupled: a request whose inputs the cache knows is
     answered at once, without a queue. `identity` is part of the key of each response (`keys.py`)."""
 
-    def __init__(self, model: InferModel, cache: ResponseCache, identity: bytes) -> None:
+    def __init__(self, model: InferModel, cache: ResponseCache, identity: Callable[[], bytes]) -> None:
         self._model = model
         self._cache = cache
         self._identity = identity
+
+    @property
+    def uncached(self) -> InferModel:
+        """The model behind the cache."""
+        return self._model
 
     @property
     def name(self) -> str:
@@ -84,9 +89,15 @@ class CachedModel:
         await self._model.stop()
 
     async def _key(self, request: InferRequest) -> bytes:
+        identity = self._identity()
         if _are_large(request.inputs.values()):
-            return await asyncio.to_thread(response_key, self._identity, request)
-        return response_key(self._identity, request)
+            return await asyncio.to_thread(response_key, identity, request)
+        return response_key(identity, request)
+
+
+def uncached(model: InferModel) -> InferModel:
+    """The model itself, where there is a cache in front of it."""
+    return model.uncached if isinstance(model, CachedModel) else model
 
 
 async def _copied(response: InferResponse) -> CachedResponse:

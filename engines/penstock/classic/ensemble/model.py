@@ -21,7 +21,14 @@ from penstock.classic.model_config import ModelConfig
 from penstock.classic.signature import ModelSignature
 from penstock.classic.statistics import ModelStatistics
 from penstock.classic.validation import check_request
-from penstock.engines.errors import CancelledError, EngineError, NotReadyError, PenstockError, UnsupportedError
+from penstock.engines.errors import (
+    CancelledError,
+    EngineError,
+    InvalidRequestError,
+    NotReadyError,
+    PenstockError,
+    UnsupportedError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +57,11 @@ class EnsembleModel:
         """One of its models has been replaced. Raises PenstockError when the new one does not fit."""
         config = self._context.config
         self._wiring = wire(self._plan, config, lambda step: self._find(step.model, step.version))
+        if self._wiring.decoupled and config.response_cache.enable:
+            raise InvalidRequestError(
+                f"Response Cache does not currently support model {self.name} with 'Decoupled' transaction policy."
+                " Please disable the response cache."
+            )
         config.model_transaction_policy.decoupled = bool(self._wiring.decoupled)
         self.signature = ModelSignature(config)
 
@@ -142,15 +154,19 @@ class EnsembleModel:
         if self._stopping:
             raise NotReadyError(f"model '{self.name}' is being unloaded")
         batch = check_request(request, self.signature)
-        host = self._context.host
-        try:
-            models = {step.index: host.model(step.model, step.version) for step in self._plan.steps}
-        except PenstockError as error:
-            raise self._told(error) from error
+        models = self.step_models()
         if request.trace is not None:
             request.trace.mark("QUEUE_START", monotonic_ns())
         steps = EnsembleRequest(self.signature, request, batch, models)
         return steps, Entry(self.statistics, self._in_flight, batch or 1, steps.timings, request.timings)
+
+    def step_models(self) -> dict[int, InferModel]:
+        """By step: the model that a request would run now. Raises PenstockError when one is gone."""
+        host = self._context.host
+        try:
+            return {step.index: host.model(step.model, step.version) for step in self._plan.steps}
+        except PenstockError as error:
+            raise self._told(error) from error
 
     def _told(self, error: Exception) -> PenstockError:
         """The error of a step, with the ensemble's name, as Triton has it. The traceback of an unforeseen one is only

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from penstock.classic.base import InferModel
+from penstock.classic.caching.cached_model import uncached
 from penstock.classic.ensemble.model import EnsembleModel
 from penstock.classic.tensors import Array, Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError
@@ -73,8 +74,8 @@ class Labels:
         Raises EngineError when the file cannot be read.
         """
         name = _label_file(model, output)
-        if not name and isinstance(model, EnsembleModel):
-            source = model.source(output)
+        if not name and isinstance(ensemble := uncached(model), EnsembleModel):
+            source = ensemble.source(output)
             return await self.of(*source) if source is not None else ()
         known = self._known.setdefault(model, {})
         if output not in known:

@@ -111,11 +111,6 @@ def _check_ensemble(config: ModelConfig) -> None:
             raise InvalidRequestError(f"{field} should not be specified for ensemble '{name}'")
     if config.HasField("optimization"):
         raise InvalidRequestError(f"optimization should not be specified for ensemble '{name}'")
-    if config.response_cache.enable:
-        raise UnsupportedError(
-            f"response_cache.enable of ensemble '{name}' is not supported: enable it for its models",
-            param="response_cache.enable",
-        )
     make_plan(config)
 
 

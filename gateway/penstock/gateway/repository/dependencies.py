@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
+from penstock.classic.caching.cached_model import uncached
 from penstock.classic.ensemble.model import EnsembleModel
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.repository.models import Deployment
@@ -80,7 +81,7 @@ def composing(deployment: Deployment | None) -> Names:
 
 
 def _ensembles(deployment: Deployment | None) -> Iterable[EnsembleModel]:
-    models = () if deployment is None else deployment.models.values()
+    models = () if deployment is None else map(uncached, deployment.models.values())
     return [model for model in models if isinstance(model, EnsembleModel)]
 
 

@@ -12,10 +12,12 @@ from pathlib import Path
 from penstock.classic.base import Host, InferModel, ModelContext
 from penstock.classic.caching.cache import ResponseCache
 from penstock.classic.caching.cached_model import CachedModel
+from penstock.classic.caching.ensemble_identity import EnsembleIdentity
 from penstock.classic.caching.keys import content_identity, loaded_identity
+from penstock.classic.ensemble.model import EnsembleModel
 from penstock.classic.ensemble.plan import is_ensemble
 from penstock.classic.model_config import ModelConfig
-from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError, from_code
+from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError, UnsupportedError, from_code
 from penstock.gateway.errors import wire_shape
 from penstock.gateway.repository.ensemble_loader import EnsembleLoader
 from penstock.gateway.repository.layout import available_versions
@@ -175,9 +177,21 @@ class ModelLoading:
         if self._cache is None:
             logger.warning("model '%s' asks for a response cache, and the server has none (--cache-config)", model.name)
             return model
+        if isinstance(model, EnsembleModel):
+            return CachedModel(model, self._cache, self._identity_of(model, self._cache))
         shared = self._cache.shared
         identity = await asyncio.to_thread(content_identity, context) if shared else loaded_identity()
-        return CachedModel(model, self._cache, identity)
+        return CachedModel(model, self._cache, lambda: identity)
+
+    @staticmethod
+    def _identity_of(ensemble: EnsembleModel, cache: ResponseCache) -> EnsembleIdentity:
+        if cache.shared:
+            raise UnsupportedError(
+                f"response_cache.enable of ensemble '{ensemble.name}' is not supported with a cache that servers"
+                " share: enable it for its models",
+                param="response_cache.enable",
+            )
+        return EnsembleIdentity(ensemble)
 
 
 def load_failures(reasons: Mapping[str, str]) -> str:

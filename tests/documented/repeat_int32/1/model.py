@@ -6,7 +6,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """A response for each element of IN, each after its DELAY. The next request waits for WAIT. Both in milliseconds."""
+    """A response for each element of IN, each after its DELAY; the next request waits for WAIT: milliseconds."""
 
     def execute(self, requests):
         for request in requests:

@@ -182,10 +182,6 @@ def test_instance_groups(tmp_path: Path, text: str, gpus: int, groups: list[tupl
         ("", "must specify 'step' for ensemble 'm'"),
         ("instance_group { }", "instance_group should not be specified for ensemble 'm'"),
         ("optimization { }", "optimization should not be specified for ensemble 'm'"),
-        (
-            "response_cache { enable: true }",
-            "response_cache.enable of ensemble 'm' is not supported: enable it for its",
-        ),
         ('backend: "python"', "backend should not be specified for ensemble 'm'"),
     ],
 )

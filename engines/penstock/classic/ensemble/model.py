@@ -21,14 +21,7 @@ from penstock.classic.model_config import ModelConfig
 from penstock.classic.signature import ModelSignature
 from penstock.classic.statistics import ModelStatistics
 from penstock.classic.validation import check_request
-from penstock.engines.errors import (
-    CancelledError,
-    EngineError,
-    InvalidRequestError,
-    NotReadyError,
-    PenstockError,
-    UnsupportedError,
-)
+from penstock.engines.errors import CancelledError, EngineError, NotReadyError, PenstockError, UnsupportedError
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +50,6 @@ class EnsembleModel:
         """One of its models has been replaced. Raises PenstockError when the new one does not fit."""
         config = self._context.config
         self._wiring = wire(self._plan, config, lambda step: self._find(step.model, step.version))
-        if self._wiring.decoupled and config.response_cache.enable:
-            raise InvalidRequestError(
-                f"Response Cache does not currently support model {self.name} with 'Decoupled' transaction policy."
-                " Please disable the response cache."
-            )
         config.model_transaction_policy.decoupled = bool(self._wiring.decoupled)
         self.signature = ModelSignature(config)
 

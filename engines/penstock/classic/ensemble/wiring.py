@@ -85,6 +85,11 @@ def wire(plan: Plan, config: ModelConfig, find: Callable[[Step], InferModel]) ->
         _check_inputs(plan, step, other, known)
         _check_outputs(plan, step, other, known)
     decoupled = frozenset(index for index, model in models.items() if model.signature.decoupled)
+    if decoupled and config.response_cache.enable:
+        raise InvalidRequestError(
+            f"Response Cache does not currently support model {plan.name} with 'Decoupled' transaction policy. Please"
+            " disable the response cache."
+        )
     return Wiring(
         plan=plan,
         decoupled=decoupled,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from differential.test_differential import CASES
-from penstock.gateway.cli import SECTIONS
+from penstock.gateway.configuration.config import OTHER_NAMES, SECTIONS
 from penstock.gateway.configuration.triton_flags import TRITON_REFUSED
 
 TESTS = Path(__file__).parents[1]
@@ -42,14 +43,10 @@ def _exists(name: str) -> bool:
 
 
 def test_flags_are_served_or_refused_as_the_table_says() -> None:
-    table = TEXT.partition("\n## Flags")[2].partition("\n| behaviour")[0]
-    said: dict[str, str] = {}
-    for line in table.splitlines():
-        if line.startswith("| `--"):
-            flags, here, _ = line.strip("| ").split(" | ")
-            said |= dict.fromkeys(re.findall(r"`(--[a-z0-9-]+)`", flags), here.partition(":")[0].partition(" ")[0])
-    ours = {"--" + name.replace("_", "-") for section in SECTIONS.values() for name in section.__struct_fields__}
-    ours |= {"--" + name for name in ("exit-timeout-secs", "model-store")}  # other names of settings
-    assert {flag for flag, here in said.items() if here.strip(":") == "refused"} == set(TRITON_REFUSED)
-    assert {flag for flag, here in said.items() if here.strip(",;:") == "works"} <= ours
-    assert set(said.values()) <= {"works", "works;", "refused"}
+    said: dict[str, set[str]] = defaultdict(set)
+    for flags, here, _ in rows():
+        if flags.startswith("`--"):
+            said[here.split()[0].strip(":;")].update(re.findall(r"`(--[a-z0-9-]+)`", flags))
+    settings = {name for section in SECTIONS.values() for name in section.__struct_fields__} | OTHER_NAMES.keys()
+    assert said["refused"] == TRITON_REFUSED.keys()
+    assert said["works"] <= {"--" + name.replace("_", "-") for name in settings}

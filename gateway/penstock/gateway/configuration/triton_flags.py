@@ -8,6 +8,9 @@ _GPU_MEMORY = "backends manage their own memory"
 _HOST = "processes are placed by taskset or the container"
 _GONE = "it was Triton's own older name; see --disable-auto-complete-config"
 _LOG = "--log-level chooses what is logged, to stderr; /v2/logging changes it while the server runs"
+_TRACE = "it was Triton's own older name; see --trace-config"
+_SAGEMAKER = "there is no SageMaker endpoint"
+_VERTEX = "there is no Vertex AI endpoint"
 _METRICS = "metrics are read when they are scraped"
 
 TRITON_REFUSED: dict[str, str] = {
@@ -37,8 +40,16 @@ TRITON_REFUSED: dict[str, str] = {
     "--repoagent-directory": "there are no repository agents",
     "--model-namespacing": "model names are unique over all repositories",
     "--strict-model-config": _GONE,
-    "--allow-sagemaker": "there is no SageMaker endpoint",
-    "--sagemaker-port": "there is no SageMaker endpoint",
-    "--allow-vertex-ai": "there is no Vertex AI endpoint",
-    "--vertex-ai-port": "there is no Vertex AI endpoint",
+    **dict.fromkeys(
+        ("--trace-file", "--trace-level", "--trace-rate", "--trace-count", "--trace-log-frequency"), _TRACE
+    ),
+    "--allow-sagemaker": _SAGEMAKER,
+    "--sagemaker-port": _SAGEMAKER,
+    "--sagemaker-port-range": _SAGEMAKER,
+    "--sagemaker-safe-port-range": _SAGEMAKER,
+    "--sagemaker-thread-count": _SAGEMAKER,
+    "--allow-vertex-ai": _VERTEX,
+    "--vertex-ai-port": _VERTEX,
+    "--vertex-ai-thread-count": _VERTEX,
+    "--vertex-ai-default-model": _VERTEX,
 }

@@ -40,9 +40,7 @@ TRITON_REFUSED: dict[str, str] = {
     "--repoagent-directory": "there are no repository agents",
     "--model-namespacing": "model names are unique over all repositories",
     "--strict-model-config": _GONE,
-    **dict.fromkeys(
-        ("--trace-file", "--trace-level", "--trace-rate", "--trace-count", "--trace-log-frequency"), _TRACE
-    ),
+    **{f"--trace-{name}": _TRACE for name in ("file", "level", "rate", "count", "log-frequency")},
     "--allow-sagemaker": _SAGEMAKER,
     "--sagemaker-port": _SAGEMAKER,
     "--sagemaker-port-range": _SAGEMAKER,

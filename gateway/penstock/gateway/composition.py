@@ -200,7 +200,7 @@ def build_kserve(
         models=models,
         shared_memory=SharedMemoryRegions(server.allow_client_shm),
         tracing=build_tracing(server.trace_config),
-        logs=LogSettings(),
+        logs=LogSettings(switches=server.log_switches),
         name=server.id,
         version=version("penstock"),
         max_input_bytes=server.http_max_input_size,

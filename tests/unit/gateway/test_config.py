@@ -225,7 +225,14 @@ def test_options_of_unknown_backends_are_refused():
 
 @pytest.mark.parametrize(
     ("flags", "level"),
-    [({}, "INFO"), ({"log_level": "error"}, "ERROR"), ({"log_verbose": "1", "log_level": "error"}, "DEBUG")],
+    [
+        ({}, "INFO"),
+        ({"log_level": "error"}, "ERROR"),
+        ({"log_verbose": "1", "log_level": "error"}, "DEBUG"),
+        ({"log_info": "0"}, "WARNING"),
+        ({"log_warning": "false"}, "INFO"),
+        ({"log_level": "error", "log_error": "false"}, "CRITICAL"),
+    ],
 )
 def test_triton_s_verbosity_is_a_log_level(flags, level):
     assert load(flags).server.logging_level == level

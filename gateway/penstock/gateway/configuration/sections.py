@@ -502,6 +502,12 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log_verbose: Annotated[
         Annotated[int, Meta(ge=0)], Meta(description="above 0: the same as log level debug, as Triton calls it")
     ] = 0
+    log_info: Annotated[bool, Meta(description="log information")] = True
+    log_warning: Annotated[bool, Meta(description="log warnings")] = True
+    log_error: Annotated[bool, Meta(description="log errors")] = True
+    log_format: Annotated[
+        Literal["default", "ISO8601"], Meta(description="how the log writes times; ISO8601: in UTC, with a T and a Z")
+    ] = "default"
     trace_config: Annotated[
         tuple[Name, ...],
         Meta(description="a setting of the request trace, as level=, rate=, count= or triton,file= and the like"),
@@ -525,8 +531,18 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def logging_level(self) -> str:
-        """The name of Python's level, for this process and those that it starts."""
-        return "DEBUG" if self.log_verbose else self.log_level.upper()
+        """The name of Python's level, for this process and those that it starts: the lowest that is logged."""
+        levels = ("DEBUG", "INFO", "WARNING", "ERROR")
+        first = 0 if self.log_verbose else levels.index(self.log_level.upper())
+        return next((level for level in levels[first:] if getattr(self, f"log_{level.lower()}", True)), "CRITICAL")
+
+    @property
+    def log_switches(self) -> dict[str, bool | str]:
+        """Triton's log settings as far as they are not its defaults."""
+        off: dict[str, bool | str] = {
+            name: False for name in ("log_info", "log_warning", "log_error") if not getattr(self, name)
+        }
+        return off if self.log_format == "default" else off | {"log_format": self.log_format}
 
 
 class AccessLogConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

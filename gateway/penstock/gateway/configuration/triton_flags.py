@@ -7,7 +7,6 @@ _CACHE = "the response caches are part of the server"
 _GPU_MEMORY = "backends manage their own memory"
 _HOST = "processes are placed by taskset or the container"
 _GONE = "it was Triton's own older name; see --disable-auto-complete-config"
-_LOG = "--log-level chooses what is logged, to stderr; /v2/logging changes it while the server runs"
 _TRACE = "it was Triton's own older name; see --trace-config"
 _SAGEMAKER = "there is no SageMaker endpoint"
 _VERTEX = "there is no Vertex AI endpoint"
@@ -23,11 +22,7 @@ TRITON_REFUSED: dict[str, str] = {
     "--allow-gpu-metrics": "nv_gpu_* are there where there are GPUs and the extra [gpu] is installed",
     "--allow-cpu-metrics": "nv_cpu_* are always there",
     "--metrics-interval-ms": _METRICS,
-    "--log-info": _LOG,
-    "--log-warning": _LOG,
-    "--log-error": _LOG,
-    "--log-format": _LOG,
-    "--log-file": _LOG,
+    "--log-file": "the log goes to stderr, for the shell or the service manager to write to a file",
     "--cache-directory": _CACHE,
     "--pinned-memory-pool-byte-size": _GPU_MEMORY,
     "--cuda-memory-pool-byte-size": _GPU_MEMORY,

@@ -23,10 +23,15 @@ class LogSettings:
     """What the logging extension reads and changes, for every logger below `penstock`.
 
     Made after logging has been configured: it works on these handlers, by default those of the root logger. The
-    settings that stand at that time are the ones that null brings back.
+    settings that stand at that time, and `switches` above them, are the ones that null brings back.
     """
 
-    def __init__(self, log_file: str = "", handlers: Iterable[logging.Handler] | None = None) -> None:
+    def __init__(
+        self,
+        log_file: str = "",
+        handlers: Iterable[logging.Handler] | None = None,
+        switches: Mapping[str, LogValue] | None = None,
+    ) -> None:
         self._logger = logging.getLogger(LOGGER)
         handlers = logging.getLogger().handlers if handlers is None else handlers
         self._handlers = [(handler, _Filter(), _time_format(handler)) for handler in handlers]
@@ -40,8 +45,11 @@ class LogSettings:
             "log_error": level <= logging.ERROR,
             "log_verbose_level": int(level <= logging.DEBUG),
             "log_format": "default",
+            **(switches or {}),
         }
         self._current = dict(self._initial)
+        if switches:
+            self._apply()
 
     def settings(self) -> dict[str, LogValue]:
         """By Triton's names and in its order."""

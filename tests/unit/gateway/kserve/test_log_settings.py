@@ -49,6 +49,16 @@ def log() -> Iterator[Log]:
     ours.setLevel(own)
 
 
+def test_switches_at_the_start(log: Log) -> None:
+    settings = LogSettings(handlers=[log.handler], switches={"log_warning": False, "log_format": "ISO8601"})
+    assert log.levels() == ["info", "error"]
+    assert "Z INFO " in log.lines()[0]
+    settings.update({"log_warning": True, "log_format": "default"})
+    assert log.levels() == ["info", "warning", "error"]
+    settings.update({"log_warning": None})
+    assert log.levels() == ["info", "error"]
+
+
 def test_starts_with_what_is_configured(log: Log) -> None:
     settings = LogSettings("/var/log/x", [log.handler])
     assert settings.settings() == {

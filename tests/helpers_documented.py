@@ -22,6 +22,7 @@ def write_repository(folder: Path) -> None:
     save(_colours(), folder / "densenet_onnx")
     save(add_sub(data_type=TensorProto.INT32), folder / "simple")
     save(_sums(), folder / "sequence_state")
+    save(_ragged_sums(), folder / "ragged_sums")
     (folder / "preprocess_densenet_ensemble/1").mkdir()
 
 
@@ -51,3 +52,21 @@ def _sums() -> object:
     ]
     names = ["INPUT", "START", "READY", "INPUT_STATE"], ["OUTPUT", "OUTPUT_STATE"]
     return model(nodes, *(tensors(each, row, TensorProto.INT32) for each in names))
+
+
+def _ragged_sums() -> object:
+    """OUTPUT: the sum of each request's elements, whose ends INDEX tells."""
+    constants = {"zero": [0.0], "axis": 0, "one": [1], "first": [0], "last": [-1], "end": [2**31 - 1]}
+    nodes = [
+        helper.make_node("CumSum", ["INPUT", "axis"], ["totals"]),
+        helper.make_node("Concat", ["zero", "totals"], ["before"], axis=0),
+        helper.make_node("Gather", ["before", "INDEX"], ["ends"]),
+        helper.make_node("Slice", ["ends", "one", "end"], ["own"]),
+        helper.make_node("Slice", ["ends", "first", "last"], ["others"]),
+        helper.make_node("Sub", ["own", "others"], ["sums"]),
+        helper.make_node("Unsqueeze", ["sums", "one"], ["OUTPUT"]),
+    ]
+    given = [*tensors(["INPUT"], ["elements"]), *tensors(["INDEX"], ["requests"], TensorProto.INT32)]
+    arrays = {name: np.array(value, np.float32 if name == "zero" else np.int64) for name, value in constants.items()}
+    stored = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    return model(nodes, given, tensors(["OUTPUT"], ["batch", 1]), initializer=stored)

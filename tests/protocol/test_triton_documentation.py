@@ -140,6 +140,16 @@ def test_explicit_contents(server: Server) -> None:
     assert echoed.raw_output_contents == [b"\2\0\0\0a\xff\0\0\0\0"]
 
 
+def test_requests_of_different_lengths_share_a_batch(server: Server) -> None:
+    rows = [np.arange(length, dtype=np.float32).reshape(1, length) for length in (3, 4, 5)]
+    with triton_http.InferenceServerClient(server.url.removeprefix("http://"), concurrency=3) as client:
+        sent = [client.async_infer("ragged_sums", inputs(triton_http, INPUT=row)) for row in rows]
+        found = [request.get_result().as_numpy("OUTPUT").tolist() for request in sent]
+        executed = client.get_inference_statistics("ragged_sums")["model_stats"][0]["batch_stats"]
+    assert found == [[[3.0]], [[6.0]], [[10.0]]]
+    assert [each["batch_size"] for each in executed] == [3]
+
+
 def test_clients_of_asyncio(server: Server) -> None:
     async def ask(module: Any, library: Any, address: str) -> Any:
         async with module.InferenceServerClient(address) as client:

@@ -76,6 +76,7 @@ CASES = [
     Case("cache: all outputs, then one", in_turn(asked(20), asked(20, outputs=outputs("TIMES")))),
     Case("cache: one output, then all", in_turn(asked(21, outputs=outputs("TIMES")), asked(21))),
     Case("cache: parameters", in_turn(asked(30), asked(30, parameters={"mode": "x"}))),
+    Case("cache: a sequence", in_turn(asked(70), asked(70, parameters={"sequence_id": 5, "sequence_start": True}))),
     Case("cache: over gRPC", all_of(*(counted("cached", way) for way in (over_grpc, over_grpc, on_a_stream)))),
     Case("cache: counts of a miss", counted("cached", asked(50))),
     Case("cache: counts of a hit", counted("cached", asked(50))),

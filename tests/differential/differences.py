@@ -597,12 +597,12 @@ COUNTS = (
     ),
     Difference(
         "cache-key",
-        "the response cache and requests that ask for other outputs, or with other parameters",
-        "get the outputs that the first request asked for",
-        "are computed, and kept beside it",
+        "the response cache and requests that ask for other outputs, with other parameters, or of a sequence",
+        "get the answer to the first request",
+        "are computed, and kept beside it unless they are of a sequence",
         "they are answers to another question",
         (
-            at("cache: all outputs, then one", "cache: one output, then all", any=(ANY, ANY)),
+            at("cache: all outputs, then one", "cache: one output, then all", "cache: a sequence", any=(ANY, ANY)),
             at("cache: parameters", any=(0, 1)),
         ),
     ),

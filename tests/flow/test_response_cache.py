@@ -127,6 +127,15 @@ async def test_an_ensemble_is_computed_once_until_a_model_of_it_is_loaded_again(
             await outer.infer(_request(1, 2))
 
 
+@pytest.mark.parametrize("sequence", [{"correlation_id": 5}, {"sequence_start": True}, {"sequence_end": True}])
+async def test_requests_of_sequences_are_computed(tmp_path: Path, sequence: dict[str, object]) -> None:
+    _write(tmp_path)
+    async with _serving(tmp_path, build_cache(("local,size=100000",), 0)) as manager:
+        for about in ({}, sequence, sequence):
+            assert await _values(manager.model("echo"), _request(1, **about)) == [1]
+        assert _counts(manager.model("echo")) == (0, 1, 3, 3)
+
+
 async def test_ensembles_that_have_no_cache(tmp_path: Path) -> None:
     _write(tmp_path, PLAIN)
     _write_ensemble(tmp_path, "outer", "echo")

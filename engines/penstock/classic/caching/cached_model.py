@@ -69,6 +69,9 @@ class CachedModel:
         return self._model.statistics
 
     async def infer(self, request: InferRequest) -> InferResponse:
+        if request.correlation_id or request.sequence_start or request.sequence_end:
+            # a model, or a step of an ensemble, may answer by what the sequence has been so far
+            return await self._model.infer(request)
         started = monotonic_ns()
         key = await self._key(request)
         found = await self._cache.lookup(key)

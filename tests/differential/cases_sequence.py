@@ -84,6 +84,15 @@ def cancelled(peer: Peer) -> Any:
     return begun, left["code"], ended, call(peer, "ModelInfer", oldest("three", 1))
 
 
+def two_of_four(peer: Peer) -> Any:
+    """Half of the slots have to be in use, or a request waits for its time; the second one ends the wait."""
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(call, peer, "ModelInfer", step(1, 1, True, True, "sequence_waits"))
+        time.sleep(0.1)
+        second = threads.submit(call, peer, "ModelInfer", step(2, 2, True, True, "sequence_waits"))
+        return first.result(), second.result()
+
+
 def reloaded(peer: Peer) -> Any:
     begun = call(peer, "ModelInfer", oldest("before", 1, start=True))
     call(peer, "RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="sequence_oldest"))
@@ -145,6 +154,8 @@ CASES = [
     Case("sequence: backlog, time is over", backlog_timeout),
     Case("sequence: backlog, the client leaves", cancelled),
     Case("sequence: loaded again", reloaded),
+    Case("sequence: half of the slots", two_of_four),
+    Case("sequence: less than half of the slots", in_turn(step(1, 1, True, True, "sequence_waits"))),
     Case("sequence: counts", counted("sequence_direct", in_turn(*INTERLEAVED))),
     Case("sequence: counts of errors", counted("sequence_direct", in_turn(step(20, 1), step(0, 1, True)))),
     Case("sequence: counts, iterative", counted("sequence_iterative", lambda peer: stream(peer, [count_down(3)]))),

@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from differential.cases_grpc import PAIR
 from differential.cases_http import GOOD, model, tensor, text
-from differential.cases_models import bls, post, queue_full
+from differential.cases_models import bls, infer, load, post, queue_full, state, unload, wait_until
 from differential.cases_stream import repeat
 from differential.observe import Case, call, client, infer_request, stream
 from differential.peers import Peer
@@ -155,7 +155,20 @@ def four_at_once(peer: Peer) -> Any:
         return [f.result()["status"] for f in [pool.submit(post, peer, model("batched"), body) for _ in range(4)]]
 
 
+def loaded_again(peer: Peer) -> Any:
+    """Nothing is told of a model that is not loaded (Triton forgets to remove its failures), and counts begin again."""
+    infer(peer)
+    unload(peer, "managed")
+    wait_until(lambda: state(peer, "managed")[0].get("state") == "UNAVAILABLE")
+    told = client(peer).get("/v2/models/stats").json()["model_stats"]
+    left = [name for name in metrics_of(peer, "managed") if "_request_failure " not in name]
+    listed = "managed" in [each["name"] for each in told]
+    load(peer, "managed")
+    return left, listed, statistics(peer, "managed"), metrics_of(peer, "managed")
+
+
 CASES = [
+    Case("counts: a model that is loaded again", loaded_again),
     Case("counts: infer", counted("add_sub", three)),
     Case(
         "counts: rejected before they run",

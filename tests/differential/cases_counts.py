@@ -164,7 +164,8 @@ def loaded_again(peer: Peer) -> Any:
     left = [name for name in metrics_of(peer, "managed") if "_request_failure " not in name]
     listed = "managed" in [each["name"] for each in told]
     load(peer, "managed")
-    return left, listed, statistics(peer, "managed"), metrics_of(peer, "managed")
+    counts = {name: value for name, value in metrics_of(peer, "managed").items() if 'version="1"' in name}
+    return left, listed, statistics(peer, "managed"), counts
 
 
 CASES = [

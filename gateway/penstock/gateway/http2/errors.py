@@ -38,3 +38,11 @@ class StreamFault(Exception):
     def __init__(self, code: ErrorCode, text: str) -> None:
         super().__init__(text)
         self.code = code
+
+
+def protocol_error(text: str) -> ConnectionFault:
+    return ConnectionFault(ErrorCode.PROTOCOL_ERROR, text)
+
+
+def wrong_length(kind: str) -> ConnectionFault:
+    return ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"{kind} has a wrong length")

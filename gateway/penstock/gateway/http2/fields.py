@@ -38,9 +38,11 @@ def request_head(fields: Sequence[Field], max_bytes: int) -> RequestHead:
     """Raises StreamFault."""
     pseudo: dict[bytes, bytes] = {}
     regular: list[Field] = []
+    hosts: list[bytes] = []
     length: bytes | None = None
     size = 0
-    for name, value in fields:
+    for field in fields:
+        name, value = field
         size += len(name) + len(value) + FIELD_OVERHEAD
         if name[:1] == b":":
             if name not in _PSEUDO or name in pseudo or regular:
@@ -53,12 +55,17 @@ def request_head(fields: Sequence[Field], max_bytes: int) -> RequestHead:
             if length is not None and length != value:
                 raise _malformed("content-length")
             length = value
-        regular.append((name, value))
-    method = pseudo.get(b":method", b"")
-    scheme, path = pseudo.get(b":scheme", b""), pseudo.get(b":path", b"")
-    if not _NAME.fullmatch(method.lower()) or method == b"CONNECT" or not scheme or not path:
+        elif name == b"host":
+            hosts.append(value)
+        regular.append(field)
+    method, scheme = pseudo.get(b":method", b""), pseudo.get(b":scheme", b"")
+    path, authority = pseudo.get(b":path", b""), pseudo.get(b":authority", b"")
+    if not _NAME.fullmatch(method.lower()) or method == b"CONNECT" or not scheme:
         raise _malformed("pseudo-fields")
-    authority = pseudo.get(b":authority", b"")
+    if path[:1] != b"/" and (path, method) != (b"*", b"OPTIONS"):
+        raise _malformed("its path")
+    if hosts:
+        _check_hosts(hosts, authority)
     return RequestHead(method, scheme, path, authority, tuple(regular), _length(length), size, size > max_bytes)
 
 
@@ -77,6 +84,12 @@ def _check(name: bytes, value: bytes) -> None:
 def _check_value(value: bytes) -> None:
     if _BAD_VALUE.search(value):
         raise _malformed("a field's value")
+
+
+def _check_hosts(hosts: list[bytes], authority: bytes) -> None:
+    """8.3.1: what stands before this server and what runs in it must not see two different hosts."""
+    if len(hosts) > 1 or (authority and hosts[0].lower() != authority.lower()):
+        raise _malformed("host")
 
 
 def _length(value: bytes | None) -> int | None:

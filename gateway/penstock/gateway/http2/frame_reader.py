@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from penstock.gateway.http2 import frames
-from penstock.gateway.http2.errors import ConnectionFault, ErrorCode
+from penstock.gateway.http2.errors import ConnectionFault, ErrorCode, protocol_error
 from penstock.gateway.http2.frames import FrameType
 
 Frame = tuple[int, int, int, bytes]
@@ -24,6 +26,8 @@ class FrameReader:
         """It has not come yet."""
         self.begun = False
         """The client's first settings have come."""
+        self.finished = 0
+        """Frames so far; a header block counts as one."""
         self._block: list[bytes] | None = None
         self._block_of = (0, 0)
         """The flags of the block's first frame, and its stream."""
@@ -34,11 +38,11 @@ class FrameReader:
         """A frame or a header block has begun and not ended."""
         return bool(self._buffer) or self._block is not None
 
-    def feed(self, data: bytes) -> list[Frame]:
-        """The frames that are complete with these bytes. Raises ConnectionFault."""
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """The frames that are complete with these bytes: to be read to the end before the next call.
+        Raises ConnectionFault."""
         buffer = self._buffer + data if self._buffer else data
         position = self._skip_preface(buffer) if self._preface else 0
-        found: list[Frame] = []
         end = len(buffer)
         while not self._preface and end - position >= frames.HEADER_BYTES:
             word, flags, stream_id = frames.HEADER.unpack_from(buffer, position)
@@ -49,9 +53,11 @@ class FrameReader:
             if end - start < size:
                 break
             position = start + size
-            self._frame((word & 0xFF, flags, stream_id & _STREAM_MASK, buffer[start:position]), found)
+            frame = self._frame(word & 0xFF, flags, stream_id & _STREAM_MASK, buffer[start:position])
+            if frame is not None:
+                self.finished += 1
+                yield frame
         self._buffer = buffer[position:]
-        return found
 
     def _skip_preface(self, buffer: bytes) -> int:
         size = min(len(buffer), len(frames.PREFACE))
@@ -62,44 +68,43 @@ class FrameReader:
         self._preface = False
         return size
 
-    def _frame(self, frame: Frame, found: list[Frame]) -> None:
-        kind, flags, stream_id, payload = frame
-        if self._block is not None or kind == FrameType.CONTINUATION:
-            self._continue(frame, found)
-        elif kind == FrameType.HEADERS:
-            self._start_block(flags, stream_id, payload, found)
-        else:
-            found.append(frame)
+    def _frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> Frame | None:
+        """None: a header block goes on."""
         if not self.begun:
             if kind != FrameType.SETTINGS or flags & frames.ACK:
-                raise _protocol_error("the first frame is not SETTINGS")
+                raise protocol_error("the first frame is not SETTINGS")
             self.begun = True
+        if self._block is not None or kind == FrameType.CONTINUATION:
+            return self._continue(kind, flags, stream_id, payload)
+        if kind == FrameType.HEADERS:
+            return self._start_block(flags, stream_id, payload)
+        return kind, flags, stream_id, payload
 
-    def _start_block(self, flags: int, stream_id: int, payload: bytes, found: list[Frame]) -> None:
+    def _start_block(self, flags: int, stream_id: int, payload: bytes) -> Frame | None:
         fragment = without_padding(flags, payload)
         if flags & frames.PRIORITY:  # means nothing any more (RFC 9113, 5.3.2)
             if len(fragment) < _PRIORITY_BYTES:
                 raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "HEADERS is too short for a priority")
             fragment = fragment[_PRIORITY_BYTES:]
         if flags & frames.END_HEADERS:
-            found.append((FrameType.HEADERS, flags, stream_id, fragment))
-        else:
-            self._block, self._block_of, self._block_bytes = [fragment], (flags, stream_id), len(fragment)
+            return FrameType.HEADERS, flags, stream_id, fragment
+        self._block, self._block_of, self._block_bytes = [fragment], (flags, stream_id), len(fragment)
+        return None
 
-    def _continue(self, frame: Frame, found: list[Frame]) -> None:
-        kind, flags, stream_id, payload = frame
+    def _continue(self, kind: int, flags: int, stream_id: int, payload: bytes) -> Frame | None:
         block = self._block
         if block is None:
-            raise _protocol_error("CONTINUATION continues nothing")
+            raise protocol_error("CONTINUATION continues nothing")
         if kind != FrameType.CONTINUATION or stream_id != self._block_of[1]:
-            raise _protocol_error("a header block is interrupted")
+            raise protocol_error("a header block is interrupted")
         block.append(payload)
         self._block_bytes += len(payload)
         if self._block_bytes > self._max_block_bytes or len(block) > _MAX_CONTINUATIONS:
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "a header block is too long")
-        if flags & frames.END_HEADERS:
-            self._block = None
-            found.append((FrameType.HEADERS, *self._block_of, b"".join(block)))
+        if not flags & frames.END_HEADERS:
+            return None
+        self._block = None
+        return FrameType.HEADERS, *self._block_of, b"".join(block)
 
 
 def without_padding(flags: int, payload: bytes) -> bytes:
@@ -107,9 +112,5 @@ def without_padding(flags: int, payload: bytes) -> bytes:
     if not flags & frames.PADDED:
         return payload
     if not payload or payload[0] >= len(payload):
-        raise _protocol_error("a frame has more padding than bytes")
+        raise protocol_error("a frame has more padding than bytes")
     return payload[1 : len(payload) - payload[0]]
-
-
-def _protocol_error(text: str) -> ConnectionFault:
-    return ConnectionFault(ErrorCode.PROTOCOL_ERROR, text)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from penstock.gateway.http2.fields import RequestHead, request_head
 from penstock.gateway.http2.hpack_decoder import Field, HpackDecoder
+from penstock.gateway.http2.recent import Recent
 
-_MOST = 32
-_MAX_BLOCK_BYTES = 1024
-_MAX_HEAD_BYTES = 4096
-"""What one connection keeps is bounded by 32 of these."""
+_MAX_BLOCK_BYTES = 512
 
 
 class HeadReader:
@@ -22,7 +20,7 @@ class HeadReader:
     def __init__(self, max_list_bytes: int, most_list_bytes: int) -> None:
         self._decoder = HpackDecoder(most_list_bytes)
         self._max_list_bytes = max_list_bytes
-        self._seen: dict[bytes, RequestHead] = {}
+        self._seen: Recent[bytes, RequestHead] = Recent()
 
     def fields(self, block: bytes) -> list[Field]:
         """Of trailers, or of what is ignored. Raises ConnectionFault."""
@@ -40,9 +38,6 @@ class HeadReader:
             return found
         before = self._decoder.changes
         head = request_head(self.fields(block), self._max_list_bytes)
-        small = len(block) <= _MAX_BLOCK_BYTES and head.size <= _MAX_HEAD_BYTES
-        if self._decoder.changes == before and small:
-            if len(self._seen) == _MOST:
-                del self._seen[next(iter(self._seen))]
-            self._seen[block] = head
+        if self._decoder.changes == before and len(block) <= _MAX_BLOCK_BYTES:
+            self._seen.keep(block, head, head.size)
         return head

@@ -20,6 +20,8 @@ _TABLE_BYTES = 4096
 _STATIC = tuple(HeaderTable.STATIC_TABLE)
 _MAX_NUMBER_BYTES = 5
 """Behind the prefix: enough for 2^32."""
+_MAX_RESIZES = 16
+"""In front of a block. Two are enough (RFC 7541, 4.2); some encoders report each change of a setting."""
 
 
 class HpackDecoder:
@@ -40,7 +42,7 @@ class HpackDecoder:
 
     def _decode(self, block: bytes) -> list[Field]:
         fields: list[Field] = []
-        position, end, size = 0, len(block), 0
+        position, end, size, resizes = 0, len(block), 0, 0
         while position < end:
             first = block[position]
             if first & 0x80:
@@ -51,7 +53,8 @@ class HpackDecoder:
                 self._table.add(*field)
                 self.changes += 1
             elif first & 0x20:
-                if fields:
+                resizes += 1
+                if fields or resizes > _MAX_RESIZES:
                     raise IndexError
                 position = self._resize(block, position)
                 continue
@@ -66,8 +69,8 @@ class HpackDecoder:
     def _entry(self, index: int) -> Field:
         if 0 < index <= len(_STATIC):
             return _STATIC[index - 1]
-        name, value = self._table.get_by_index(index)
-        return name, value
+        field: Field = self._table.get_by_index(index)
+        return field
 
     def _literal(self, block: bytes, position: int, mask: int) -> tuple[Field, int]:
         index, position = _number(block, position, mask)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penstock.gateway.http2.errors import ConnectionFault, ErrorCode
 from penstock.gateway.http2.pings import PingRules
 
 
@@ -22,16 +21,21 @@ class Http2Limits:
     """The same on the connection, more than the default. It is given back as bytes arrive: what bounds memory are the
     streams' windows."""
     resets: int = 2048
-    """Streams that a client may open and give up at once, above those that are answered."""
+    """Streams that a client may open in vain at once: it breaks a rule on them, or gives them up within `early_seconds`
+    and before anything of an answer was sent. Each stream that is answered earns one. Streams that are given up later
+    cost nothing here: `max_streams` bounds how many of them there can be in a second."""
     resets_per_second: float = 100.0
+    early_seconds: float = 0.1
     settings: int = 100
     settings_per_second: float = 10.0
     idle_frames: int = 10_000
-    """Frames at once that bring no request further: pings, empty data, window updates, frames for streams that are
-    over. Requests and data earn more."""
+    """Frames at once that bring no request further: pings, window updates, frames for streams that are over, data of
+    less than `small_data` bytes. Requests and data earn more."""
     idle_frames_per_second: float = 1000.0
+    small_data: int = 16
     max_unsent_bytes: int = 256 << 10
-    """Of frames that wait for a client which does not read. Data waits in its stream instead."""
+    """Of frames that wait for a client which does not read. Data waits in its stream instead. Above this, nothing more
+    should be read from the client, and an answer to a ping or to settings ends the connection."""
     pings: PingRules = field(default_factory=PingRules)
 
     @property
@@ -43,25 +47,3 @@ class Http2Limits:
         """Encoded. Fields that are not compressed are no longer than what is counted of them when decoded."""
         return self.most_header_list_bytes
 
-
-class Allowance:
-    """What may happen at once, and so often per second on average."""
-
-    def __init__(self, most: float, per_second: float, now: float, text: str) -> None:
-        """`text` is what the client is told when it has used all of it."""
-        self._most = self._left = most
-        self._per_second = per_second
-        self._seen = now
-        self._text = text
-
-    def earn(self, amount: float) -> None:
-        self._left = min(self._most, self._left + amount)
-
-    def spend(self, now: float) -> None:
-        """Raises ConnectionFault."""
-        self._left -= 1
-        if self._left < 0:
-            self.earn((now - self._seen) * self._per_second)
-            self._seen = now
-            if self._left < 0:
-                raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, self._text)

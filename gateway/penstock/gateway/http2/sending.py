@@ -33,6 +33,8 @@ class Sender:
         self.window = frames.DEFAULT_WINDOW
         self.size = 0
         """Bytes that `take` would give without any data that waits."""
+        self.held = 0
+        """Bytes of memory that data takes which waits in streams."""
         self.open = True
         """Data may be sent on. While the client does not read, it waits in its streams."""
 
@@ -45,6 +47,7 @@ class Sender:
             self._forget_table = True
 
     def headers(self, stream: Stream, block: bytes, *, end: bool) -> None:
+        stream.answered = True
         if self._forget_table:
             block = FORGET_TABLE + block
             self._forget_table = False
@@ -94,6 +97,7 @@ class Sender:
             return
         stream.waiting.append(memoryview(data))
         stream.unsent += size
+        self.held += size
         if stream.send_window > 0:
             self._ready[stream.id] = stream
 
@@ -114,8 +118,9 @@ class Sender:
     def drop(self, stream: Stream) -> None:
         """Nothing more is sent on it."""
         self._ready.pop(stream.id, None)
+        self.held -= stream.held
         stream.waiting.clear()
-        stream.unsent = 0
+        stream.unsent = stream.started = 0
 
     def grow_stream(self, stream: Stream, increment: int) -> None:
         """Its window; negative where the client has made windows smaller."""
@@ -149,8 +154,9 @@ class Sender:
         most = min(self._settings.max_frame_bytes, _MAX_DATA_FRAME)
         while self._ready and self.window > 0 and self.size < _BATCH_BYTES:
             stream = self._ready.pop(next(iter(self._ready)))
-            before = stream.unsent
+            before, held = stream.unsent, stream.held
             size = stream.next_frame(min(most, self.window), self._parts)
+            self.held += stream.held - held
             self.size += frames.HEADER_BYTES + size
             self._sent(size)
             if before > _LOW_WATER >= stream.unsent:

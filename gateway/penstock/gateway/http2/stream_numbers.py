@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from array import array
 
 from penstock.gateway.http2.errors import ConnectionFault, ErrorCode
 
 MAX_STREAM_ID = 2**31 - 1
-_REMEMBERED = 4096
+_REMEMBERED = 2048
 
 
 class StreamNumbers:
@@ -16,20 +16,22 @@ class StreamNumbers:
         """The highest so far."""
         self.accepted = MAX_STREAM_ID
         """The highest that the client may still open, as it has been told."""
-        self._left: OrderedDict[int, None] = OrderedDict()
+        self._left = array("I")
+        """In the order in which they were left; four bytes each, since clients can make any connection remember all."""
 
     def leave(self, stream_id: int) -> None:
         """The stream has ended here before the client has ended it: it may not know yet."""
-        self._left[stream_id] = None
+        self._left.append(stream_id)
         if len(self._left) > _REMEMBERED:
-            self._left.popitem(last=False)
+            del self._left[0]
 
     def left(self, stream_id: int) -> bool:
         return stream_id in self._left
 
     def ended_by_client(self, stream_id: int) -> None:
         """Nothing more comes for a stream that was left."""
-        self._left.pop(stream_id, None)
+        if stream_id in self._left:
+            self._left.remove(stream_id)
 
     def wrong(self, stream_id: int) -> ConnectionFault:
         """For a frame that no client has reason to send."""

@@ -11,20 +11,29 @@ class Stream:
     """Of a request that is not over: it is forgotten when both sides have ended."""
 
     __slots__ = (
+        "answered",
         "declared",
         "id",
+        "opened",
         "receive_window",
         "received",
         "remote_ended",
         "send_window",
+        "started",
         "to_acknowledge",
         "trailers",
         "unsent",
         "waiting",
     )
 
-    def __init__(self, stream_id: int, send_window: int, receive_window: int, declared: int | None) -> None:
+    def __init__(
+        self, stream_id: int, send_window: int, receive_window: int, declared: int | None, opened: float
+    ) -> None:
         self.id = stream_id
+        self.opened = opened
+        """When."""
+        self.answered = False
+        """The head of an answer has been sent."""
         self.send_window = send_window
         """Below 0 when the client has made windows smaller meanwhile."""
         self.receive_window = receive_window
@@ -37,8 +46,15 @@ class Stream:
         self.waiting: deque[memoryview] = deque()
         self.unsent = 0
         """Bytes in `waiting`."""
+        self.started = 0
+        """Bytes of the first piece that have been sent: they are in memory until all of it is."""
         self.trailers: bytes | None = None
         """A header block that ends the stream when all data is sent; empty: the data ends it."""
+
+    @property
+    def held(self) -> int:
+        """Bytes of memory that its data takes."""
+        return self.unsent + self.started
 
     def next_frame(self, most: int, parts: list[bytes | memoryview]) -> int:
         """Adds a DATA frame of what waits to `parts`: at most so many bytes, which are returned. It ends the stream
@@ -47,9 +63,11 @@ class Stream:
         size = min(len(first), most, self.send_window)
         if size == len(first):
             self.waiting.popleft()
+            self.started = 0
             piece = first
         else:
             piece, self.waiting[0] = first[:size], first[size:]
+            self.started += size
         self.unsent -= size
         self.send_window -= size
         last = self.trailers == b"" and not self.waiting

@@ -9,9 +9,12 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from penstock.engines.errors import OverloadedError
+from penstock.gateway.front.unread_answers import UnreadAnswers
 
 SMALL_BODY = 64 << 10
-"""Bodies up to this are not counted: the number of connections bounds them."""
+"""Bodies up to this are not counted where the number of connections bounds them."""
+_FOR_SMALL = 64 << 20
+"""Beyond the limit, for small bodies where they are counted: large ones must not keep them out."""
 _LARGE_BUFFERS = 16 << 20
 _TRIM_SECONDS = 2.0
 _LOOK_SECONDS = 0.1
@@ -38,8 +41,9 @@ class BodyBudget:
 
     def take(self, size: int) -> None:
         """Raises OverloadedError."""
+        limit = self.limit + (_FOR_SMALL if size <= SMALL_BODY else 0)
         with self._lock:
-            if self.held + size > self.limit:
+            if self.held + size > limit:
                 raise self._full()
             self.held += size
             self._most = max(self._most, self.held)
@@ -104,6 +108,8 @@ class LoopLag:
 class Intake:
     def __init__(self, body_bytes: int = 1 << 30, loop_lag: float = 0.0) -> None:
         self.bodies = BodyBudget(body_bytes, self._trim_soon)
+        self.unread = UnreadAnswers(body_bytes)
+        """Answers may take as much again."""
         self.lag = LoopLag(loop_lag)
         self._trim: asyncio.TimerHandle | None = None
 

@@ -11,10 +11,10 @@ import grpc
 
 from penstock.engines.errors import DeadlineExceededError, InvalidRequestError, PenstockError
 from penstock.gateway.errors import public_message, wire_shape
-from penstock.gateway.front.intake import SMALL_BODY, BodyBudget
+from penstock.gateway.front.connection_share import ConnectionShare
 from penstock.gateway.grpc_transport.answer_fields import end_block, start_block
 from penstock.gateway.grpc_transport.call_head import CallHead, Metadata
-from penstock.gateway.grpc_transport.encodings import Encoding, answer_encoding, compress, decompress
+from penstock.gateway.grpc_transport.encodings import Encoding, answer_encoding, compressed, decompressed
 from penstock.gateway.grpc_transport.messages import Message, MessageReader, prefix
 from penstock.gateway.grpc_transport.settings import ConnectionSettings
 
@@ -25,8 +25,6 @@ _HIGH_WATER = 64 << 10
 """Bytes of a stream that wait for the client before its writer has to wait, too."""
 _WHOLE_BYTES = 16 << 10
 """Up to this a message is sent in one piece with its prefix."""
-_THREAD_BYTES = 4 << 10
-"""Messages above this are compressed in a thread. Decompressing is always done in one: little can become much."""
 _LONG_MESSAGE = 32 << 10
 _MAX_WINDOW = 4 << 20
 """Of a long message so much may be on its way at a time."""
@@ -63,11 +61,14 @@ class Call:
         wire: Wire,
         stream_id: int,
         head: CallHead,
+        size: int,
         handler: grpc.RpcMethodHandler,
         settings: ConnectionSettings,
-        bodies: BodyBudget,
+        share: ConnectionShare,
     ) -> None:
         self.stream_id = stream_id
+        self.size = size
+        """What the connection counts for it, beside its messages."""
         self.finished = False
         """Its stream is over: nothing is received or sent any more."""
         self.running = False
@@ -77,9 +78,9 @@ class Call:
         self._handler = handler
         self._settings = settings
         self._answers: Encoding = answer_encoding(settings.compression_level, head.accepted)
-        self._bodies = bodies
+        self._share = share
         self._held = 0
-        """Bytes that count as bodies in memory."""
+        """Bytes of messages that count in the connection's share."""
         self._reader = MessageReader(settings.max_message_bytes)
         self._unacknowledged = 0
         """Bytes for which the client has got no new window."""
@@ -118,10 +119,11 @@ class Call:
         self._unacknowledged += len(data)
         if self._task is not None and not self._handler.request_streaming:
             return  # a second message of a call that has one: nobody reads it, and the window ends it
-        reader.feed(data)
         try:
+            self._share.take(len(data))
+            self._held += len(data)
+            reader.feed(data)
             ready = reader.ready()
-            self._hold()
         except PenstockError as error:
             self.fail(error)
             return
@@ -156,17 +158,10 @@ class Call:
             if missing > _LONG_MESSAGE:
                 self._wire.expect(self.stream_id, min(missing, _MAX_WINDOW))
 
-    def _hold(self) -> None:
-        """Bytes that wait count against what the server may hold. Raises OverloadedError."""
-        size = self._reader.size
-        wanted = size if size > SMALL_BODY else 0
-        if wanted == self._held:
-            return
-        if wanted > self._held:
-            self._bodies.take(wanted - self._held)
-        else:
-            self._bodies.give_back(self._held - wanted)
-        self._held = wanted
+    def _give_back(self) -> None:
+        """What has been taken out of the reader, whoever took it counts."""
+        self._share.give_back(self._held - self._reader.size)
+        self._held = self._reader.size
 
     def stalled(self, now: float) -> bool:
         """A message that has begun, or a call's only one, comes too slowly."""
@@ -247,9 +242,8 @@ class Call:
         self.finished = True
         if self._timer is not None:
             self._timer.cancel()
-        if self._held:
-            self._bodies.give_back(self._held)
-            self._held = 0
+        self._reader.clear()
+        self._give_back()
         if self.running and self._task is not asyncio.current_task(self._loop):
             self._cancel_handler()
         self._wire.over(self)
@@ -271,7 +265,10 @@ class Call:
         self._trailing = tuple(metadata)
 
     async def read(self) -> Any:
-        """The next message, or EOF. Raises PenstockError for what is no message, or too large a one."""
+        """The next message, or EOF. Raises PenstockError for what is no message, or too large a one, CancelledError
+        where the call is over."""
+        if self.finished:
+            raise asyncio.CancelledError
         while not self._reader.ready():
             if self._ended:
                 if self._reader.size:
@@ -285,14 +282,20 @@ class Call:
     def _take(self) -> Message:
         message = self._reader.take()
         self._waiting_since, self._waiting_at = self._loop.time(), 0
-        self._hold()
-        if not self._handler.request_streaming or not self._reader.ready():
+        self._give_back()
+        if not self._handler.request_streaming or not self._another_is_ready():
             self._acknowledge()
         return message
 
+    def _another_is_ready(self) -> bool:
+        """A fault of the next message is told when that is read: the one before it is good."""
+        try:
+            return self._reader.ready()
+        except PenstockError:
+            return True
+
     async def _unpacked(self, message: Message) -> bytes:
-        arguments = message.data, self._head.encoding, self._settings.max_message_bytes
-        return await asyncio.to_thread(decompress, *arguments)
+        return await decompressed(message.data, self._head.encoding, self._settings.max_message_bytes)
 
     async def write(self, data: bytes) -> None:
         """Returns when little of the stream waits for the client."""
@@ -321,15 +324,12 @@ class Call:
 
     async def _packed(self, data: bytes) -> tuple[bytes, ...]:
         """The message with its prefix, in pieces that need not be copied."""
-        compressed = False
+        packed = None
         if self._answers != "identity":
-            if len(data) > _THREAD_BYTES:
-                packed = await asyncio.to_thread(compress, data, self._answers)
-            else:
-                packed = compress(data, self._answers)
-            if packed is not None:
-                data, compressed = packed, True
-        head = prefix(len(data), compressed=compressed)
+            packed = await compressed(data, self._answers)
+        if packed is not None:
+            data = packed
+        head = prefix(len(data), compressed=packed is not None)
         return (head + data,) if len(data) <= _WHOLE_BYTES else (head, data)
 
     async def abort(self, code: grpc.StatusCode, details: str) -> None:

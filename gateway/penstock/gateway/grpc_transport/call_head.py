@@ -7,6 +7,7 @@ import binascii
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.grpc_transport.encodings import Encoding, request_encoding
@@ -22,6 +23,8 @@ _OF_PROTOCOL = frozenset(
 )
 """Fields that handlers do not see."""
 _BINARY = b"-bin"
+_MAX_VALUES = 1024
+"""More than fields can be in a list of 16 KiB; but a binary one may have thousands of values, separated by commas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +46,12 @@ def is_grpc(head: RequestHead) -> bool:
 def call_head(head: RequestHead) -> CallHead:
     """Raises InvalidRequestError, UnsupportedError."""
     own = {name: value for name, value in head.fields if name in _OF_PROTOCOL}
+    metadata = tuple(islice(_metadata(head.fields), _MAX_VALUES + 1))
+    if len(metadata) > _MAX_VALUES:
+        raise InvalidRequestError(f"The call has more than {_MAX_VALUES} values of metadata.")
     return CallHead(
         head.path.decode("latin-1"),
-        tuple(_metadata(head.fields)),
+        metadata,
         _timeout(own.get(b"grpc-timeout")),
         request_encoding(own.get(b"grpc-encoding")),
         own.get(b"grpc-accept-encoding"),

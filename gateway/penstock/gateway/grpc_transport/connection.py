@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -12,7 +13,9 @@ import grpc
 
 from penstock.engines.errors import DeadlineExceededError, PenstockError
 from penstock.gateway.errors import public_message, wire_shape
+from penstock.gateway.front.connection_share import ConnectionShare
 from penstock.gateway.front.intake import BodyBudget
+from penstock.gateway.front.unread_answers import UnreadAnswers
 from penstock.gateway.grpc_transport.answer_fields import end_block, refusal_block, start_block
 from penstock.gateway.grpc_transport.call import Call
 from penstock.gateway.grpc_transport.call_head import CallHead, Metadata, call_head, is_grpc
@@ -31,6 +34,7 @@ from penstock.gateway.http2.events import (
 )
 from penstock.gateway.http2.fields import RequestHead
 from penstock.gateway.http2.limits import Http2Limits
+from penstock.gateway.http2.recent import Recent
 
 _WRITE_BUFFER = 128 << 10
 """Bytes that may wait in the transport before data waits in its streams."""
@@ -39,7 +43,11 @@ _LAST_CHANCE_SECONDS = 20.0
 """For a client that does not say whether it knows that no more streams are taken."""
 _UNIMPLEMENTED: int = grpc.StatusCode.UNIMPLEMENTED.value[0]
 _RESOURCE_EXHAUSTED: int = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
-_MAX_HEADS = 32
+_CALL_BYTES = 4 << 10
+"""What a call takes beside its headers and messages, until its handler has ended."""
+_SLICE_BYTES = 16 << 10
+_SLICE_SECONDS = 0.005
+"""What a client has sent at once is looked at in slices; after this time others have their turn."""
 
 
 class CallDetails(NamedTuple):
@@ -61,6 +69,7 @@ class PortState:
     find_handler: FindHandler
     """For CallDetails; None: there is no such method."""
     bodies: BodyBudget
+    unread: UnreadAnswers
     connections: set[GrpcConnection]
     lost: asyncio.Event
     """Set whenever a connection has ended."""
@@ -77,8 +86,14 @@ class GrpcConnection(asyncio.Protocol):
         self._calls: dict[int, Call] = {}
         self._lingering: set[Call] = set()
         """Calls whose streams are over and whose handlers have not ended."""
-        self._heads: dict[int, tuple[RequestHead, CallHead]] = {}
+        self._heads: Recent[int, tuple[RequestHead, CallHead]] = Recent()
         """What the last heads mean, by their identity: the state machine gives equal ones as one object."""
+        self._share = ConnectionShare(port.bodies)
+        self._unlooked = b""
+        """Bytes that have come and have not been looked at."""
+        self._reading = True
+        self._unread = 0
+        """Bytes that are noted to wait for the client."""
         self._flushing = False
         """Output is going to be written in this turn of the loop."""
         self._written = 0
@@ -128,6 +143,8 @@ class GrpcConnection(asyncio.Protocol):
             timer.cancel()
         for call in tuple(self._calls.values()):
             call.cancel()
+        self._unlooked = b""
+        self._port.unread.note(self, 0)
         self._port.connections.discard(self)
         self._port.lost.set()
 
@@ -136,15 +153,49 @@ class GrpcConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._http2.resume()
+        self._read_on()
         self._flush_soon()
 
     def data_received(self, data: bytes) -> None:
-        now = self._loop.time()
-        self.watch.received(now)
-        for event in self._http2.receive(data, now):
+        self.watch.received(self._loop.time())
+        if self._unlooked:
+            self._unlooked += data
+        elif len(data) <= _SLICE_BYTES:
+            self._receive(data)
+        else:
+            self._unlooked = data
+            self._look()
+
+    def _look(self) -> None:
+        """At what has come, for a while."""
+        data, begun = self._unlooked, time.monotonic()
+        for start in range(0, len(data), _SLICE_BYTES):
+            if time.monotonic() - begun > _SLICE_SECONDS:
+                self._unlooked = data[start:]
+                self._loop.call_soon(self._look)
+                break
+            self._receive(data[start : start + _SLICE_BYTES])
+        else:
+            self._unlooked = b""
+        self._read_on()
+
+    def _receive(self, data: bytes) -> None:
+        for event in self._http2.receive(data, self._loop.time()):
             self._on_event(event)
         if self._http2.has_output:
             self._flush_soon()
+        if self._http2.unread:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Or not, while there is enough to look at, or to be read by the client."""
+        reading = not (self._unlooked or self._http2.unread)
+        if reading != self._reading and not self._transport.is_closing():
+            self._reading = reading
+            if reading:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
 
     def abort(self) -> None:
         self._transport.abort()
@@ -179,17 +230,20 @@ class GrpcConnection(asyncio.Protocol):
         if head.too_large:
             self._refuse(stream_id, _RESOURCE_EXHAUSTED, "received metadata size exceeds limit")
             return
+        size = _CALL_BYTES + head.size
         try:
             known = self._call_head(head)
+            handler = self._port.find_handler(CallDetails(known.path, known.metadata))
+            if handler is not None:
+                self._share.take(size)
         except PenstockError as error:
             code: int = getattr(grpc.StatusCode, wire_shape(error).grpc).value[0]
             self._refuse(stream_id, code, public_message(error))
             return
-        handler = self._port.find_handler(CallDetails(known.path, known.metadata))
         if handler is None:
             self._refuse(stream_id, _UNIMPLEMENTED, "Method not found!")
             return
-        call = Call(self, stream_id, known, handler, self._settings, self._port.bodies)
+        call = Call(self, stream_id, known, size, handler, self._settings, self._share)
         self._calls[stream_id] = call
         call.begin()
         if event.ended:
@@ -200,9 +254,7 @@ class GrpcConnection(asyncio.Protocol):
         if found is not None:
             return found[1]
         known = call_head(head)
-        if len(self._heads) == _MAX_HEADS:
-            del self._heads[next(iter(self._heads))]
-        self._heads[id(head)] = head, known  # the head lives as long as its identity is used
+        self._heads.keep(id(head), (head, known), head.size)  # the head lives as long as its identity is used
         return known
 
     def _refuse(self, stream_id: int, code: int, details: str) -> None:
@@ -258,6 +310,7 @@ class GrpcConnection(asyncio.Protocol):
             self._lingering.add(call)
         else:
             self._lingering.discard(call)
+            self._share.give_back(call.size)
         self._http2.unfinished = len(self._lingering)
         if self._closing:
             self._close_if_done()
@@ -282,7 +335,18 @@ class GrpcConnection(asyncio.Protocol):
                 call = self._calls.get(stream_id)
                 if call is not None:
                     call.room()
+        self._note_unread()
         self._close_if_done()
+
+    def _note_unread(self) -> None:
+        unread = self._http2.held_bytes + self._transport.get_write_buffer_size()
+        if unread != self._unread:
+            self._unread = unread
+            self._port.unread.note(self, unread)
+
+    @property
+    def seconds_to_read(self) -> float:
+        return self.watch.seconds_to_read
 
     # The end
 
@@ -328,6 +392,7 @@ class GrpcConnection(asyncio.Protocol):
         if watch.late(now, http2, self._written - unwritten, unwritten):
             self.abort()
             return
+        self._note_unread()
         for call in tuple(self._calls.values()):
             if call.stalled(now):
                 call.fail(DeadlineExceededError("The request took too long to arrive."))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import zlib
+from functools import cache
 from typing import Literal
 
 from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedError
+from penstock.gateway.front.work_pool import WorkPool
 
 Encoding = Literal["identity", "deflate", "gzip"]
 
@@ -14,6 +16,11 @@ _WINDOW_BITS = {"deflate": zlib.MAX_WBITS, "gzip": zlib.MAX_WBITS | 16}
 _BY_STRENGTH: tuple[Encoding, ...] = ("gzip", "deflate")
 """As the library ranks them; a level names a place in those that the client takes."""
 _LEVEL = 6
+_SMALL_BYTES = 4 << 10
+_SMALL_RESULT = 64 << 10
+"""What takes no longer than waking a thread."""
+_MAX_WAITING_BYTES = 256 << 20
+"""Of messages that wait to be compressed or decompressed."""
 
 
 def request_encoding(name: bytes | None) -> Encoding:
@@ -45,6 +52,29 @@ def compress(data: bytes, encoding: Encoding) -> bytes | None:
     packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW_BITS[encoding])
     packed = packer.compress(data) + packer.flush()
     return packed if len(packed) < len(data) else None
+
+
+async def compressed(data: bytes, encoding: Encoding) -> bytes | None:
+    """As `compress`; a large message in a thread. Raises OverloadedError."""
+    if len(data) <= _SMALL_BYTES:
+        return compress(data, encoding)
+    return await _threads().run(len(data), compress, data, encoding)
+
+
+async def decompressed(data: bytes, encoding: Encoding, most: int) -> bytes:
+    """As `decompress`; in a thread if the message is large, or becomes large. Raises OverloadedError, too."""
+    if len(data) <= _SMALL_BYTES:
+        try:
+            return decompress(data, encoding, min(most, _SMALL_RESULT))
+        except PayloadTooLargeError:
+            pass  # not so small, or too large altogether
+    return await _threads().run(len(data), decompress, data, encoding, most)
+
+
+@cache
+def _threads() -> WorkPool:
+    """Of their own: little can become much, and whoever sends such messages holds up nobody else's work."""
+    return WorkPool("compressed messages", _MAX_WAITING_BYTES)
 
 
 def decompress(data: bytes, encoding: Encoding, most: int) -> bytes:

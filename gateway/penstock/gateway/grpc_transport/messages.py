@@ -9,6 +9,9 @@ import msgspec
 from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError
 
 PREFIX_BYTES = 5
+_MANY_PIECES = 64
+_SMALL_PIECE = 512
+"""Pieces that are smaller on average are joined: each takes some 50 bytes beside its own."""
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -47,8 +50,15 @@ class MessageReader:
 
     def feed(self, data: bytes) -> None:
         if data:
-            self._pieces.append(data)
+            pieces = self._pieces
+            pieces.append(data)
             self.size += len(data)
+            if len(pieces) > _MANY_PIECES and self.size < _SMALL_PIECE * len(pieces):
+                self._gather(self.size)
+
+    def clear(self) -> None:
+        self._pieces.clear()
+        self._start = self._needed = self.size = 0
 
     def ready(self) -> bool:
         """A whole message can be taken. Raises PayloadTooLargeError as soon as its length is known,

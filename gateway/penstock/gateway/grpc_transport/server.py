@@ -8,6 +8,7 @@ import logging
 from penstock.gateway.front.acceptor import Acceptor
 from penstock.gateway.front.intake import BodyBudget
 from penstock.gateway.front.tls import TlsSettings
+from penstock.gateway.front.unread_answers import UnreadAnswers
 from penstock.gateway.grpc_transport.connection import FindHandler, GrpcConnection, PortState
 from penstock.gateway.grpc_transport.settings import ConnectionSettings
 from penstock.gateway.http2.limits import Http2Limits
@@ -30,9 +31,10 @@ class Http2Transport:
         limits: Http2Limits,
         find_handler: FindHandler,
         bodies: BodyBudget,
+        unread: UnreadAnswers,
     ) -> None:
         """Binds. Raises OSError, ConfigError."""
-        self._state = PortState(settings, limits, find_handler, bodies, set(), asyncio.Event())
+        self._state = PortState(settings, limits, find_handler, bodies, unread, set(), asyncio.Event())
         self._acceptor = Acceptor(tls, lambda: GrpcConnection(self._state), settings.start_seconds, _BACKLOG)
         self.port = self._acceptor.bind(host, port)
         self._ticker: asyncio.Task[None] | None = None

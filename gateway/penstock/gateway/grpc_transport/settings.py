@@ -27,6 +27,8 @@ class ConnectionSettings:
     """From connecting to the client's first settings."""
     frame_seconds: float = 10.0
     """Without any byte of a frame or header block that has begun."""
+    whole_frame_seconds: float = 60.0
+    """From its first byte to its last."""
     message_idle_seconds: float = 60.0
     """Before `message_rate` is asked for, of a message that has begun and of a call's only one."""
     message_rate: float = 1024.0

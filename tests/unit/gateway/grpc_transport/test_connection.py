@@ -14,6 +14,7 @@ import pytest
 from helpers_http2 import begin, data, headers, read_frames
 from penstock.gateway.front.intake import BodyBudget
 from penstock.gateway.front.tls import TlsSettings
+from penstock.gateway.front.unread_answers import UnreadAnswers
 from penstock.gateway.grpc_transport.connection import GrpcConnection, PortState
 from penstock.gateway.grpc_transport.messages import prefix
 from penstock.gateway.grpc_transport.server import Http2Transport
@@ -34,6 +35,7 @@ class Socket(asyncio.Transport):
         self.writes: list[bytes] = []
         self.closed = False
         self.unwritten = 0
+        self.reading = True
 
     def write(self, data: Any) -> None:
         self.writes.append(bytes(data))
@@ -46,6 +48,14 @@ class Socket(asyncio.Transport):
 
     def is_closing(self) -> bool:
         return self.closed
+
+    def pause_reading(self) -> None:
+        assert self.reading
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.reading
+        self.reading = True
 
     def close(self) -> None:
         self.closed = True
@@ -66,6 +76,7 @@ class Client:
             Http2Limits(max_streams=3, max_header_list_bytes=8192),
             lambda _: handler,
             self.bodies,
+            UnreadAnswers(1 << 30),
             set(),
             asyncio.Event(),
         )
@@ -251,7 +262,7 @@ async def test_a_broken_rule_ends_the_connection_and_its_calls() -> None:
 
 
 async def test_long_messages_count_as_bodies_while_they_arrive() -> None:
-    client = Client(unary(echo), bodies=200_000)
+    client = Client(unary(echo), bodies=250_000)
     piece = data(1, b"x" * 16_384)
     await client.send(headers(1, CALL), data(1, prefix(190_000)))
     await client.send(*[piece] * 8)
@@ -429,7 +440,7 @@ async def test_a_connection_whose_answer_waits_for_the_window_is_not_idle() -> N
 
 async def test_a_connection_whose_handshake_ends_after_the_stop_is_closed() -> None:
     limits, bodies = Http2Limits(), BodyBudget(1 << 20)
-    server = Http2Transport("127.0.0.1", 0, TlsSettings(port="grpc"), SETTINGS, limits, lambda _: unary(echo), bodies)
+    server = Http2Transport("127.0.0.1", 0, TlsSettings(port="grpc"), SETTINGS, limits, lambda _: unary(echo), bodies, UnreadAnswers(1))
     await server.start()
     await server.stop(SECONDS)
     late = Socket()

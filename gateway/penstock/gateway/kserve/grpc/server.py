@@ -75,4 +75,5 @@ def _transport(settings: GrpcSettings, service: Service, intake: Intake) -> Http
         settings.limits(),
         service.service,
         intake.bodies,
+        intake.unread,
     )

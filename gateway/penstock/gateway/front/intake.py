@@ -108,20 +108,20 @@ class LoopLag:
 class Intake:
     def __init__(self, body_bytes: int = 1 << 30, loop_lag: float = 0.0) -> None:
         self.bodies = BodyBudget(body_bytes, self._trim_soon)
-        self.unread = UnreadAnswers(body_bytes)
+        self.unread = UnreadAnswers(body_bytes, self._trim_soon)
         """Answers may take as much again."""
         self.lag = LoopLag(loop_lag)
         self._trim: asyncio.TimerHandle | None = None
 
     def _trim_soon(self) -> None:
-        """When large bodies have come and gone, their memory goes back to the system."""
+        """When large bodies or answers have come and gone, their memory goes back to the system."""
         with suppress(RuntimeError):  # a thread has no loop, nor have tests
             if self._trim is None:
                 self._trim = asyncio.get_running_loop().call_later(_TRIM_SECONDS, self._trim_now)
 
     def _trim_now(self) -> None:
         self._trim = None
-        if not self.bodies.held:
+        if self.bodies.held + self.unread.held < _LARGE_BUFFERS:
             asyncio.get_running_loop().run_in_executor(None, _trim_heap)
 
 

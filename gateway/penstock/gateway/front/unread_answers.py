@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 logger = logging.getLogger("penstock.connections")
 
 _LEFT = 7 / 8
+_MUCH, _LITTLE = 16 << 20, 1 << 20
 
 
 class Reader(Protocol):
@@ -26,8 +28,11 @@ class UnreadAnswers:
     they have too much, the connections are closed whose clients would take longest to read theirs: those that do not
     read, or just enough to look alive."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, idle: Callable[[], None] | None = None) -> None:
+        """`idle` is called when little is held any more and much was."""
         self.limit = limit
+        self._idle = idle
+        self._most = 0
         self.held = 0
         self.closed = 0
         """Connections, so far."""
@@ -41,8 +46,14 @@ class UnreadAnswers:
         elif before:
             del self._by_reader[reader]
         self.held += size - before
-        if self.held > self.limit and size > before:
-            self._make_room()
+        if size > before:
+            self._most = max(self._most, self.held)
+            if self.held > self.limit:
+                self._make_room()
+        elif self._most > _MUCH and self.held < _LITTLE:
+            self._most = 0
+            if self._idle is not None:
+                self._idle()
 
     def _make_room(self) -> None:
         slowest = sorted(self._by_reader, key=lambda reader: (reader.seconds_to_read, self._by_reader[reader]))

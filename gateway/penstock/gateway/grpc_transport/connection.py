@@ -168,15 +168,15 @@ class GrpcConnection(asyncio.Protocol):
 
     def _look(self) -> None:
         """At what has come, for a while."""
-        data, begun = self._unlooked, time.monotonic()
-        for start in range(0, len(data), _SLICE_BYTES):
+        data, done, begun = self._unlooked, 0, time.monotonic()
+        while done < len(data):
+            self._receive(data[done : done + _SLICE_BYTES])
+            done += _SLICE_BYTES
             if time.monotonic() - begun > _SLICE_SECONDS:
-                self._unlooked = data[start:]
-                self._loop.call_soon(self._look)
                 break
-            self._receive(data[start : start + _SLICE_BYTES])
-        else:
-            self._unlooked = b""
+        self._unlooked = data[done:]
+        if self._unlooked:
+            self._loop.call_soon(self._look)
         self._read_on()
 
     def _receive(self, data: bytes) -> None:

@@ -12,7 +12,7 @@ class Http2Limits:
     max_streams: int = 1024
     """At one time. Further ones are refused; clients know this number from the settings."""
     max_header_list_bytes: int = 16 << 10
-    """Of one request's decoded headers, counted as in RFC 9113, 6.5.2. What is above it, but below four times as much,
+    """Of one request's decoded headers, counted as in RFC 9113, 6.5.2. What is above it, but below twice as much,
     is handed on as too large, so that it can be answered; what is above that ends the connection."""
     stream_window: int = 64 << 10
     """Bytes that a client may send on a stream before something of it is read. Not less than the default of 65,535: it
@@ -40,7 +40,7 @@ class Http2Limits:
 
     @property
     def most_header_list_bytes(self) -> int:
-        return 4 * self.max_header_list_bytes
+        return 2 * self.max_header_list_bytes
 
     @property
     def max_header_block_bytes(self) -> int:

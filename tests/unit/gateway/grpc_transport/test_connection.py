@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import grpc
@@ -68,12 +69,16 @@ class Client:
     """Of one connection; `handler` serves every method."""
 
     def __init__(
-        self, handler: grpc.RpcMethodHandler, settings: ConnectionSettings = SETTINGS, bodies: int = 1 << 30
+        self,
+        handler: grpc.RpcMethodHandler,
+        settings: ConnectionSettings = SETTINGS,
+        bodies: int = 1 << 30,
+        max_streams: int = 3,
     ) -> None:
         self.bodies = BodyBudget(bodies)
         self.port = PortState(
             settings,
-            Http2Limits(max_streams=3, max_header_list_bytes=8192),
+            Http2Limits(max_streams=max_streams, max_header_list_bytes=8192),
             lambda _: handler,
             self.bodies,
             UnreadAnswers(1 << 30),
@@ -85,6 +90,7 @@ class Client:
         self.connection.connection_made(self.socket)
         self.connection.data_received(begin({Setting.INITIAL_WINDOW_SIZE: 1 << 20}))
         self.looked = 0
+        self.numbers = count(1, 2)
         self.decoder = hpack.Decoder()
         self.statuses: dict[int, str] = {}
         self.messages: dict[int, bytes] = {}
@@ -99,6 +105,10 @@ class Client:
         for _ in range(20):
             await asyncio.sleep(0)
         return self.look()
+
+    def number(self) -> int:
+        """Of another stream."""
+        return next(self.numbers)
 
     def look(self) -> list[bytes]:
         writes = self.socket.writes[self.looked :]
@@ -274,6 +284,80 @@ async def test_long_messages_count_as_bodies_while_they_arrive() -> None:
     assert client.bodies.held == 0
 
 
+async def test_calls_count_as_memory_even_if_they_send_nothing() -> None:
+    """The first 64 KiB of a connection are free; a list of headers of 8 KiB and the call itself take 12 KiB."""
+    waiting = Waiting()
+    client = Client(waiting.handler, bodies=100_000, max_streams=100)
+    long = [*CALL, (b"a", b"x" * 7900)]
+    await client.send(*[headers(number, long) for number in range(1, 11, 2)])
+    assert client.bodies.held == 0
+    await client.send(*[headers(number, long) for number in range(11, 15, 2)])
+    assert client.statuses == {11: "14", 13: "14"}, "100,000 bytes are less than what is taken at once"
+    await client.send(*[frames.reset(number, 8) for number in range(1, 11, 2)])
+    await client.send(headers(15, long))
+    assert 15 not in client.statuses
+
+
+async def test_a_message_is_read_before_the_fault_of_the_next_one_is_told() -> None:
+    seen = []
+
+    async def collect(_: object, rpc: Any) -> None:
+        while (message := await rpc.read()) is not grpc.aio.EOF:
+            seen.append(message)
+
+    client = Client(grpc.stream_stream_rpc_method_handler(collect))
+    await client.send(headers(1, CALL), data(1, prefix(3) + b"one" + prefix(3) + b"two" + b"\7\0\0\0\0"))
+    assert seen == [b"one", b"two"]
+    assert client.statuses == {1: "3"}
+
+
+async def test_long_reads_are_looked_at_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two slices others have their turn. Nothing more is read meanwhile."""
+    client = Client(unary(echo), max_streams=1000)
+    await client.send()
+    monkeypatch.setattr("penstock.gateway.grpc_transport.connection._SLICE_SECONDS", -1)
+    calls = b"".join([call(number, bytes(2000)) for number in range(1, 61, 2)])
+    client.connection.data_received(calls)
+    assert len(client.connection._calls) < 10
+    assert not client.socket.reading
+    for _ in range(20):
+        await asyncio.sleep(0)
+    client.look()
+    assert len(client.statuses) == 30
+    assert client.socket.reading
+
+
+async def test_a_client_that_does_not_read_is_not_read_from() -> None:
+    """Refusals, for one, would pile up."""
+    client = Client(unary(echo), max_streams=100)
+    client.port.find_handler = lambda _: None
+    await client.send()
+    client.connection.pause_writing()
+    sent = 0
+    while client.socket.reading:
+        await client.send(*[call(client.number()) for _ in range(100)])
+        sent += 100
+        assert sent < 10_000
+    client.connection.resume_writing()
+    await client.send()
+    assert client.socket.reading
+    assert len(client.statuses) == sent
+
+
+async def test_what_waits_for_the_client_is_noted() -> None:
+    async def large(message: bytes, rpc: Any) -> bytes:
+        return bytes(2 << 20)
+
+    client = Client(unary(large))
+    await client.send(call(1))
+    assert client.port.unread.held > (2 << 20) - (64 << 10)
+    client.connection.tick(0)
+    client.connection.tick(1)
+    assert client.connection.seconds_to_read > 1000
+    client.connection.connection_lost(None)
+    assert client.port.unread.held == 0
+
+
 async def test_slow_clients_lose_their_calls() -> None:
     settings = replace(SETTINGS, message_idle_seconds=5, message_rate=100, message_seconds=50)
     client = Client(unary(echo), settings)
@@ -320,6 +404,17 @@ async def test_a_frame_that_does_not_end_cuts_the_client_off() -> None:
     assert not client.socket.closed, "an idle connection lives"
     await client.send(call(1)[:20])
     client.tick(11)
+    assert client.socket.closed
+
+
+async def test_a_frame_that_comes_byte_by_byte_cuts_the_client_off() -> None:
+    client = Client(unary(echo), replace(SETTINGS, frame_seconds=1000))
+    sent = call(1, bytes(5000))
+    for second in range(0, 60, 5):
+        client.tick(second)
+        await client.send(sent[second * 10 : second * 10 + 50])
+    assert not client.socket.closed
+    client.tick(61 + 5)
     assert client.socket.closed
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from urllib.parse import unquote
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedError
 from penstock.gateway.grpc_transport.answer_fields import end_block
 from penstock.gateway.grpc_transport.call_head import call_head, is_grpc
-from penstock.gateway.grpc_transport.encodings import answer_encoding, compress, decompress
+from penstock.gateway.grpc_transport.encodings import answer_encoding, compress, compressed, decompress, decompressed
 from penstock.gateway.grpc_transport.messages import MessageReader, prefix
 from penstock.gateway.http2.fields import request_head
 from penstock.gateway.http2.hpack_decoder import HpackDecoder
@@ -40,6 +41,17 @@ def test_a_message_that_is_too_long_is_refused_with_its_length() -> None:
     reader.take()
     with pytest.raises(PayloadTooLargeError, match=r"11 vs\. 10"):
         reader.ready()
+
+
+def test_tiny_pieces_take_no_more_memory_than_large_ones() -> None:
+    reader = MessageReader(1 << 20)
+    reader.feed(prefix(10_000))
+    for _ in range(9_999):
+        reader.feed(b"x")
+    assert len(reader._pieces) < 100
+    reader.feed(b"y")
+    assert reader.ready()
+    assert reader.take().data == b"x" * 9_999 + b"y"
 
 
 def test_what_is_no_message() -> None:
@@ -76,6 +88,27 @@ def test_a_bomb_is_never_made() -> None:
     bomb = gzip.compress(bytes(50 << 20))
     with pytest.raises(PayloadTooLargeError):
         decompress(bomb, "gzip", 1 << 20)
+
+
+@pytest.mark.parametrize("size", [100, 5_000, 100_000])
+async def test_small_and_large_ones_are_done_in_different_places(size: int) -> None:
+    """With the same result."""
+    data = b"".join([b"%d" % number for number in range(size)])
+    packed = await compressed(data, "gzip")
+    assert packed is not None
+    assert await decompressed(packed, "gzip", len(data)) == data
+    with pytest.raises(PayloadTooLargeError):
+        await decompressed(packed, "gzip", len(data) - 1)
+    with pytest.raises(InvalidRequestError):
+        await decompressed(packed[:-1], "gzip", len(data))
+
+
+async def test_little_that_becomes_much() -> None:
+    bomb = gzip.compress(bytes(3 << 20))
+    assert len(bomb) < 4096
+    assert len(await decompressed(bomb, "gzip", 3 << 20)) == 3 << 20
+    with pytest.raises(PayloadTooLargeError, match="1048576 bytes"):
+        await decompressed(bomb, "gzip", 1 << 20)
 
 
 @pytest.mark.parametrize(
@@ -145,6 +178,14 @@ def test_timeouts(given: bytes, seconds: float) -> None:
         (b"grpc-encoding", b"snappy", UnsupportedError),
         (b"a-bin", b"=", InvalidRequestError),
         (b"a-bin", b"A", InvalidRequestError),
+        (b"a-bin", b"AA==AA", InvalidRequestError),
+        (b"a-bin", b"," * 1024, InvalidRequestError),
+        (b"grpc-timeout", b"", InvalidRequestError),
+        (b"grpc-timeout", b"1s", InvalidRequestError),
+        (b"grpc-timeout", b"1 S", InvalidRequestError),
+        (b"grpc-timeout", b"1.5S", InvalidRequestError),
+        (b"grpc-encoding", b"", UnsupportedError),
+        (b"grpc-encoding", b"\xff" * 1000, UnsupportedError),
     ],
 )
 def test_heads_that_are_refused(name: bytes, value: bytes, error: type[Exception]) -> None:
@@ -170,3 +211,19 @@ def test_ends_are_percent_encoded() -> None:
         (b"x-request-id", b"7"),
         (b"a-bin", b"AQ"),
     ]
+
+
+def test_long_messages_of_a_status_are_cut_between_characters() -> None:
+    """Clients refuse more than 8 KiB of metadata."""
+    for details in ("x" * 4096, "é" * 682, "% " * 1023 + "x"):
+        (_, (_, written)) = HpackDecoder(1 << 16).decode(end_block(3, details, ()))
+        assert unquote(written.decode()) == details
+    for character in "xé€😀%":
+        (_, (_, written)) = HpackDecoder(1 << 16).decode(end_block(3, "a" + character * 70_000, ()))
+        assert 4_000 < len(written) <= 4096 + 3
+        assert unquote(written.decode(), errors="strict") == "a" + character * (unquote(written.decode()).count(character)) + "..."
+
+
+def test_a_message_neither_begins_nor_ends_with_a_space() -> None:
+    (_, (_, written)) = HpackDecoder(1 << 16).decode(end_block(3, " a b ", ()))
+    assert written == b"%20a b%20"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from helpers_http2 import WHOLE, data, headers, names, started
+from helpers_http2 import REQUEST, WHOLE, data, headers, names, started
 from penstock.gateway.http2 import frames
 from penstock.gateway.http2.connection import Http2Connection
 from penstock.gateway.http2.errors import ErrorCode
@@ -69,6 +71,60 @@ def test_streams_beyond_the_limit_and_malformed_requests_count_as_given_up() -> 
     assert flood(started(limits=LIMITS), *windows)
 
 
+def test_hundreds_of_calls_given_up_together_are_no_flood() -> None:
+    """Again and again, as long as each has run for a moment, or something of its answer has come."""
+    connection = started(limits=LIMITS)
+    numbers = iter(range(1, 1 << 20, 2))
+    for second in range(500):
+        opened = [next(numbers) for _ in range(30)]
+        connection.receive(b"".join([headers(number) for number in opened]), float(second))
+        for number in opened[:10]:
+            connection.send_headers(number, b"\x88")
+        early, late = opened[:10], opened[10:]
+        assert len(connection.receive(b"".join([frames.reset(n, 8) for n in early]), second + 0.01)) == 10
+        assert len(connection.receive(b"".join([frames.reset(n, 8) for n in late]), second + 0.11)) == 20
+
+
+def test_streams_that_are_given_up_too_early_are_borne_at_a_slow_pace() -> None:
+    connection = started(limits=LIMITS)
+    for number in range(1, 4000, 2):
+        sent = headers(number) + frames.reset(number, 8)
+        assert names(connection.receive(sent, number / 200)) == ["RequestStarted", "StreamReset"]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda n: headers(n) + frames.window_update(n, 0),
+        lambda n: headers(n) + frames.window_update(n, frames.MAX_WINDOW),
+        lambda n: headers(n, end=True) + data(n, b"x"),
+        lambda n: headers(n, end=True) + headers(n),
+        lambda n: headers(n) + headers(n, [(b"a", b"b")]),
+        lambda n: headers(n) + data(n, bytes(16_384)) * 5,
+        lambda n: headers(n, [*REQUEST, (b"content-length", b"1")]) + data(n, b"", end=True),
+    ],
+)
+def test_streams_that_the_server_has_to_reset_count_as_given_up(fault: Callable[[int], bytes]) -> None:
+    """CVE-2025-8671: how long they have run does not matter."""
+    connection = started(limits=LIMITS)
+    for index, number in enumerate(range(1, 400, 2)):
+        connection.receive(fault(number), index / 1000)
+    assert connection.failed
+
+
+def test_data_in_tiny_pieces() -> None:
+    """Nine bytes of frame for each of data; messages of an ordinary size and their answers earn more."""
+    connection = started(limits=LIMITS)
+    connection.receive(headers(1), 0.0)
+    assert flood(connection, *[data(1, b"x")] * 1000).text == "too many frames without use"
+    connection = started(limits=LIMITS)
+    connection.receive(headers(1), 0.0)
+    for _ in range(2000):
+        assert names(connection.receive(data(1, b"short") + data(1, bytes(20)), 0.0)) == ["DataReceived"] * 2
+        connection.credit(1, 25)
+        connection.send_data(1, b"answer")
+
+
 def test_a_client_that_gives_up_half_of_what_it_asks_for_is_no_flood() -> None:
     connection = started(limits=LIMITS)
     for number in range(1, 8000, 4):
@@ -104,6 +160,19 @@ def test_continuations_without_end(piece: bytes) -> None:
     connection.receive(headers(1, flags=0), 0.0)
     event = flood(connection, *[frame(FrameType.CONTINUATION, 0, 1, piece)] * 1000)
     assert event.text == "a header block is too long"
+
+
+def test_numbers_of_streams_that_were_left_are_remembered_for_a_while() -> None:
+    connection = started()
+    connection.receive(headers(1), 0.0)
+    connection.send_headers(1, b"\x88", end=True)
+    for number in range(3, 3 + 2 * 2047, 2):
+        connection.receive(headers(number), 0.0)
+        connection.send_headers(number, b"\x88", end=True)
+    assert connection.receive(data(1, bytes(20)), 0.0) == []
+    connection.receive(headers(5001), 0.0)
+    connection.send_headers(5001, b"\x88", end=True)
+    assert names(connection.receive(data(1, bytes(20)), 0.0)) == ["ConnectionFailed"]
 
 
 def test_a_small_block_of_many_large_fields() -> None:

@@ -76,16 +76,25 @@ ENDED = headers(1, end=True)
     [
         # 4.2, 4.3
         (frame(FrameType.DATA, 0, 1, b"x" * 16_385), SIZE),
+        (frame(FrameType.HEADERS, WHOLE, 1, b"x" * 16_385), SIZE),
+        (frame(0x77, 0, 0, b"x" * 16_385), SIZE),
+        (headers(1, flags=0) + frame(FrameType.PRIORITY, 0, 1, bytes(5)), PROTOCOL),
+        (headers(1, flags=0) + headers(3), PROTOCOL),
+        (OPEN + frame(FrameType.HEADERS, WHOLE | END, 1, b"\xff"), COMPRESSION),
         (frame(FrameType.HEADERS, 0, 1, b"\xff") + frame(FrameType.CONTINUATION, WHOLE, 1, b"\x80"), COMPRESSION),
         # 5.1: idle, half-closed, closed
         (data(1, b"x"), PROTOCOL),
         (frames.reset(1, 8), PROTOCOL),
         (frames.window_update(1, 1), PROTOCOL),
+        (frame(FrameType.CONTINUATION, WHOLE, 1, BLOCK), PROTOCOL),
         (OPEN + frames.reset(1, 8) + data(1, b"x"), CLOSED),
         (OPEN + frames.reset(1, 8) + headers(1), CLOSED),
+        (OPEN + frames.reset(1, 8) + headers(1, flags=0) + frame(FrameType.CONTINUATION, WHOLE, 1), CLOSED),
+        (OPEN + headers(1, end=True, fields=[(b"a", b"b")]) + frames.reset(1, 8) + data(1, b"x"), CLOSED),
         # 5.1.1
         (headers(2), PROTOCOL),
         (headers(5) + headers(3), CLOSED),
+        (headers(5) + data(3, b"x"), CLOSED),
         # 6.1
         (data(0, b"x"), PROTOCOL),
         (OPEN + frame(FrameType.DATA, frames.PADDED, 1, b"\x04abc"), PROTOCOL),
@@ -98,17 +107,20 @@ ENDED = headers(1, end=True)
         (frame(FrameType.PRIORITY, 0, 0, bytes(5)), PROTOCOL),
         (OPEN + frame(FrameType.PRIORITY, 0, 1, bytes(4)), SIZE),
         (frame(FrameType.RST_STREAM, 0, 0, bytes(4)), PROTOCOL),
+        (OPEN + frames.reset(3, 8), PROTOCOL),
         (OPEN + frame(FrameType.RST_STREAM, 0, 1, bytes(3)), SIZE),
         # 6.5
         (frame(FrameType.SETTINGS, frames.ACK, 0, bytes(6)), SIZE),
         (frame(FrameType.SETTINGS, 0, 1), PROTOCOL),
         (frame(FrameType.SETTINGS, 0, 0, bytes(5)), SIZE),
+        (frame(FrameType.SETTINGS, frames.ACK, 1), PROTOCOL),
         (setting(2, 2), PROTOCOL),
         (setting(4, MAX + 1), FLOW),
         (setting(5, 16_383), PROTOCOL),
         (setting(5, 1 << 24), PROTOCOL),
         # 6.6
         (OPEN + frame(FrameType.PUSH_PROMISE, WHOLE, 1, NUMBER(2) + BLOCK), PROTOCOL),
+        (frame(FrameType.PUSH_PROMISE, WHOLE, 2, NUMBER(4) + BLOCK), PROTOCOL),
         # 6.7, 6.8
         (frame(FrameType.PING, 0, 1, bytes(8)), PROTOCOL),
         (frame(FrameType.PING, 0, 0, bytes(7)), SIZE),
@@ -117,7 +129,9 @@ ENDED = headers(1, end=True)
         # 6.9
         (frame(FrameType.WINDOW_UPDATE, 0, 0, bytes(3)), SIZE),
         (frames.window_update(0, 0), PROTOCOL),
+        (OPEN + frame(FrameType.WINDOW_UPDATE, 0, 1, bytes(5)), SIZE),
         (frames.window_update(0, MAX), FLOW),
+        (frames.window_update(0, 1 << 30) * 2, FLOW),
         (OPEN + frames.window_update(1, MAX - 65_535) + setting(4, 65_536), FLOW),
         # 6.10
         (frame(FrameType.CONTINUATION, WHOLE, 1, BLOCK), PROTOCOL),
@@ -125,6 +139,9 @@ ENDED = headers(1, end=True)
         (headers(1, flags=0) + frame(FrameType.CONTINUATION, WHOLE, 3), PROTOCOL),
         (headers(1, flags=0) + headers(1), PROTOCOL),
         (headers(1, flags=0) + frame(0x77, 0, 1), PROTOCOL),
+        (OPEN + frame(FrameType.CONTINUATION, WHOLE, 1, BLOCK), PROTOCOL),
+        (headers(1, flags=0) + frame(FrameType.CONTINUATION, WHOLE, 0, BLOCK), PROTOCOL),
+        (frame(FrameType.CONTINUATION, 0, 1, BLOCK), PROTOCOL),
     ],
     ids=short,
 )
@@ -153,13 +170,21 @@ def request(*fields: tuple[bytes, bytes]) -> list[tuple[bytes, bytes]]:
         # 6.9, 6.9.1
         (OPEN + frames.window_update(1, 0), PROTOCOL),
         (OPEN + frames.window_update(1, MAX), FLOW),
+        (OPEN + frames.window_update(1, 1 << 30) * 2, FLOW),
+        (ENDED + frames.window_update(1, 0), PROTOCOL),
         (OPEN + data(1, b"x" * 16_384) * 5, FLOW),
         # 8.1
         (OPEN + headers(1, [(b"a", b"b")]), PROTOCOL),
         (OPEN + headers(1, [(b":path", b"b")], end=True), PROTOCOL),
+        (OPEN + headers(1, [(b"Upper", b"b")], end=True), PROTOCOL),
+        (OPEN + headers(1, [(b"connection", b"close")], end=True), PROTOCOL),
         # 8.1.1
         (headers(1, request((b"content-length", b"3"))) + data(1, b"ab", end=True), PROTOCOL),
         (headers(1, request((b"content-length", b"1"))) + data(1, b"ab"), PROTOCOL),
+        (headers(1, request((b"content-length", b"3"))) + data(1, b"ab") + data(1, b"cd"), PROTOCOL),
+        (headers(1, request((b"content-length", b"3"))) + data(1, b"a") + headers(1, [], end=True), PROTOCOL),
+        (headers(1, request((b"content-length", b"-1"))), PROTOCOL),
+        (headers(1, request((b"content-length", b"9" * 20))), PROTOCOL),
         (headers(1, request((b"content-length", b"1")), end=True), PROTOCOL),
         (headers(1, request((b"content-length", b"x"))), PROTOCOL),
         (headers(1, request((b"content-length", b"1"), (b"content-length", b"2"))), PROTOCOL),
@@ -170,7 +195,13 @@ def request(*fields: tuple[bytes, bytes]) -> list[tuple[bytes, bytes]]:
         (headers(1, request((b"a", b"x\r\ny"))), PROTOCOL),
         (headers(1, request((b"a", b" x"))), PROTOCOL),
         (headers(1, request((b"a", b"x\n"))), PROTOCOL),
+        (headers(1, request((b"a", b"x\0y"))), PROTOCOL),
+        (headers(1, request((b"a:", b"x"))), PROTOCOL),
+        (headers(1, request((b"\xe4", b"x"))), PROTOCOL),
         (headers(1, request((b"connection", b"close"))), PROTOCOL),
+        (headers(1, request((b"keep-alive", b"1"))), PROTOCOL),
+        (headers(1, request((b"proxy-connection", b"close"))), PROTOCOL),
+        (headers(1, request((b"upgrade", b"h2c"))), PROTOCOL),
         (headers(1, request((b"transfer-encoding", b"chunked"))), PROTOCOL),
         (headers(1, request((b"te", b"gzip"))), PROTOCOL),
         # 8.3, 8.3.1
@@ -182,6 +213,13 @@ def request(*fields: tuple[bytes, bytes]) -> list[tuple[bytes, bytes]]:
         (headers(1, [REQUEST[0], *REQUEST[2:]]), PROTOCOL),
         (headers(1, REQUEST[:2]), PROTOCOL),
         (headers(1, [*REQUEST[:2], (b":path", b"")]), PROTOCOL),
+        (headers(1, [*REQUEST[:2], (b":path", b"a")]), PROTOCOL),
+        (headers(1, [*REQUEST[:2], (b":path", b"*")]), PROTOCOL),
+        (headers(1, [(b":method", b"CONNECT"), *REQUEST[1:]]), PROTOCOL),
+        (headers(1, [(b":method", b"P T"), *REQUEST[1:]]), PROTOCOL),
+        (headers(1, [*REQUEST[:2], (b":path", b"/\na")]), PROTOCOL),
+        (headers(1, request((b"host", b"y"))), PROTOCOL),
+        (headers(1, [*REQUEST[:3], (b"host", b"x"), (b"host", b"x")]), PROTOCOL),
     ],
     ids=short,
 )
@@ -201,6 +239,16 @@ def test_what_ends_a_stream(sent: bytes, code: ErrorCode) -> None:
     "sent",
     [
         frame(0x77, 0xFF, 9, b"unknown"),  # 4.1, 5.5
+        frame(FrameType.PING, 0xFE, 0, bytes(8)),
+        frame(FrameType.PING, 0, 1 << 31, bytes(8)),
+        frame(FrameType.DATA, 0xF6, 1, b"x" * 16_384),
+        frame(FrameType.WINDOW_UPDATE, 0, 1, NUMBER(1 << 31 | 5)),  # 6.9: the first bit is reserved
+        headers(3, flags=0) + frame(FrameType.CONTINUATION, 0, 3) * 3 + frame(FrameType.CONTINUATION, WHOLE, 3),  # 6.10
+        headers(3, [(b":method", b"OPTIONS"), REQUEST[1], (b":path", b"*")], end=True),  # 8.3.1
+        headers(3, request((b"host", b"X"), (b"te", b"trailers"))),
+        headers(3, request((b"content-length", b"0")), end=True),
+        headers(3) + frames.reset(3, 0x77),  # 7
+        frames.go_away(0, 0x77),
         setting(0x99, 5),  # 6.5.2
         frame(FrameType.PRIORITY, 0, 1, bytes(5)),
         frame(FrameType.PRIORITY, 0, 99, bytes(5)),

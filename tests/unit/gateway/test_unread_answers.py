@@ -92,6 +92,6 @@ def test_shares_cover_what_is_held_and_give_all_of_it_back(sizes: list[tuple[int
 def test_small_bodies_find_room_when_large_ones_have_taken_all() -> None:
     budget = BodyBudget(MIB)
     budget.take(MIB)
-    budget.take(SMALL_BODY)
+    budget.take(SMALL_BODY, small=True)
     with pytest.raises(OverloadedError):
-        budget.take(SMALL_BODY + 1)
+        budget.take(1)

@@ -129,9 +129,9 @@ class RequestContext:
         other._bodies, self._bodies = self._bodies, None
         other._body_bytes, self._body_bytes = self._body_bytes, 0
 
-    def hold_body(self, budget: BodyBudget, size: int) -> None:
+    def hold_body(self, budget: BodyBudget, size: int, *, small: bool = False) -> None:
         """So many more bytes of the request are in memory, until its `end`. Raises OverloadedError."""
-        budget.take(size)
+        budget.take(size, small=small)
         self._bodies = budget
         self._body_bytes += size
 

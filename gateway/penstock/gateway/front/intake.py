@@ -14,7 +14,7 @@ from penstock.gateway.front.unread_answers import UnreadAnswers
 SMALL_BODY = 64 << 10
 """Bodies up to this are not counted where the number of connections bounds them."""
 _FOR_SMALL = 64 << 20
-"""Beyond the limit, for small bodies where they are counted: large ones must not keep them out."""
+"""Beyond the limit, for small bodies where these are counted: large ones must not keep them out."""
 _LARGE_BUFFERS = 16 << 20
 _TRIM_SECONDS = 2.0
 _LOOK_SECONDS = 0.1
@@ -39,9 +39,9 @@ class BodyBudget:
         if size > SMALL_BODY and self.held + size > self.limit:
             raise self._full()
 
-    def take(self, size: int) -> None:
-        """Raises OverloadedError."""
-        limit = self.limit + (_FOR_SMALL if size <= SMALL_BODY else 0)
+    def take(self, size: int, *, small: bool = False) -> None:
+        """`small`: there may be more of these than the limit says. Raises OverloadedError."""
+        limit = self.limit + (_FOR_SMALL if small else 0)
         with self._lock:
             if self.held + size > limit:
                 raise self._full()

@@ -19,7 +19,7 @@ from penstock.gateway.front.auth import ApiKeys
 from penstock.gateway.front.call import Call
 from penstock.gateway.front.context import Principal, RequestContext, read_context
 from penstock.gateway.front.drain import DrainState
-from penstock.gateway.front.intake import Intake
+from penstock.gateway.front.intake import SMALL_BODY, Intake
 from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.front.record import RequestRecord
 from penstock.gateway.kserve.grpc.status import shutting_down, status
@@ -127,7 +127,8 @@ class Guard:
         """A request for inference, whose message is there. Raises OverloadedError, RateLimitedError."""
         self._intake.lag.check()
         context.count()
-        context.hold_body(self._intake.bodies, len(data))  # small ones, too: a connection may send thousands at a time
+        size = len(data)  # small ones count, too: a connection may send thousands at a time
+        context.hold_body(self._intake.bodies, size, small=size <= SMALL_BODY)
 
     @contextmanager
     def recorded(self, context: RequestContext) -> Iterator[None]:

@@ -148,8 +148,14 @@ flood("CONTINUATION without end", lambda a: frame(FrameType.CONTINUATION, 0, 1),
 flood("CONTINUATION of 1 KiB", lambda a: frame(9, 0, 1, b"\0\1a\1b" * 200), begin_with=frame(1, 0, 1, b"\x83"))
 flood("header blocks of 300 indexes", lambda a: opened(a.stream(), call_block(b"Nothing") + b"\x8f" * 300))
 flood("header blocks of 1900 indexes", lambda a: opened(a.stream(), call_block(b"Nothing") + b"\x8f" * 1900))
-flood("an entry of the table, named 10,000 times", lambda a: opened(a.stream(), b"\x83\x40\1a\x7f\xa1\x1e" + b"v" * 4000 + b"\xbe" * 10_000))
-flood("8 KiB of commas in binary metadata", lambda a: opened(a.stream(), call_block(b"Nothing", [(b"a-bin", b"," * 8000)])))
+flood(
+    "an entry of the table, named 10,000 times",
+    lambda a: opened(a.stream(), b"\x83\x40\1a\x7f\xa1\x1e" + b"v" * 4000 + b"\xbe" * 10_000),
+)
+flood(
+    "8 KiB of commas in binary metadata",
+    lambda a: opened(a.stream(), call_block(b"Nothing", [(b"a-bin", b"," * 8000)])),
+)
 
 
 @attack("windows of one byte: 20 connections, one answer of 512 KiB each")

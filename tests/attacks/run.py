@@ -35,7 +35,10 @@ async def peak(process: psutil.Process, ended: asyncio.Event) -> float:
 
 async def measured(name: str, port: int, process: psutil.Process) -> str:
     probe = subprocess.Popen(
-        [sys.executable, str(HERE / "probe.py"), f"127.0.0.1:{port}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(HERE / "probe.py"), f"127.0.0.1:{port}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert probe.stdout is not None
     probe.stdout.readline()

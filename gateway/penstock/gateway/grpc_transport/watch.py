@@ -53,7 +53,9 @@ class ConnectionWatch:
             return now - self._made > settings.start_seconds
         if not http2.in_frame or http2.finished_frames != self._frame:
             self._frame, self._frame_since = http2.finished_frames, now
-        elif now - self.last_received > settings.frame_seconds or now - self._frame_since > settings.whole_frame_seconds:
+        elif (
+            now - self.last_received > settings.frame_seconds or now - self._frame_since > settings.whole_frame_seconds
+        ):
             return True
         if self._pinged is not None and now - self._pinged > settings.keepalive_timeout:
             return True

@@ -58,9 +58,7 @@ class Http2Connection:
         self._bounds = Bounds(limits, now)
         self._reader = FrameReader(limits.max_header_block_bytes)
         self._numbers = StreamNumbers()
-        control = ControlFrames(
-            limits, self._bounds, self._settings, self._sender, judge, self._numbers, self.streams
-        )
+        control = ControlFrames(limits, self._bounds, self._settings, self._sender, judge, self._numbers, self.streams)
         self._on: dict[int, Callable[[int, int, bytes], Event | None]] = {
             FrameType.DATA: self._on_data,
             FrameType.HEADERS: self._on_block,
@@ -198,7 +196,7 @@ class Http2Connection:
     def _on_request(self, stream_id: int, block: bytes, ended: bool) -> RequestStarted | None:
         if not stream_id & 1:
             raise protocol_error("a client's streams have odd numbers")
-        self._numbers.last = stream_id
+        self._numbers.opened(stream_id)
         head = self._heads.head(block)
         if stream_id > self._numbers.accepted:  # on its way before the client knew; it may send it again elsewhere
             self._bounds.without_use()

@@ -46,4 +46,3 @@ class Http2Limits:
     def max_header_block_bytes(self) -> int:
         """Encoded. Fields that are not compressed are no longer than what is counted of them when decoded."""
         return self.most_header_list_bytes
-

@@ -535,7 +535,9 @@ async def test_a_connection_whose_answer_waits_for_the_window_is_not_idle() -> N
 
 async def test_a_connection_whose_handshake_ends_after_the_stop_is_closed() -> None:
     limits, bodies = Http2Limits(), BodyBudget(1 << 20)
-    server = Http2Transport("127.0.0.1", 0, TlsSettings(port="grpc"), SETTINGS, limits, lambda _: unary(echo), bodies, UnreadAnswers(1))
+    server = Http2Transport(
+        "127.0.0.1", 0, TlsSettings(port="grpc"), SETTINGS, limits, lambda _: unary(echo), bodies, UnreadAnswers(1)
+    )
     await server.start()
     await server.stop(SECONDS)
     late = Socket()

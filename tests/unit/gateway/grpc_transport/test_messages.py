@@ -221,7 +221,10 @@ def test_long_messages_of_a_status_are_cut_between_characters() -> None:
     for character in "xé€😀%":
         (_, (_, written)) = HpackDecoder(1 << 16).decode(end_block(3, "a" + character * 70_000, ()))
         assert 4_000 < len(written) <= 4096 + 3
-        assert unquote(written.decode(), errors="strict") == "a" + character * (unquote(written.decode()).count(character)) + "..."
+        assert (
+            unquote(written.decode(), errors="strict")
+            == "a" + character * (unquote(written.decode()).count(character)) + "..."
+        )
 
 
 def test_a_message_neither_begins_nor_ends_with_a_space() -> None:

@@ -93,8 +93,9 @@ ENDED = headers(1, end=True)
         (OPEN + headers(1, end=True, fields=[(b"a", b"b")]) + frames.reset(1, 8) + data(1, b"x"), CLOSED),
         # 5.1.1
         (headers(2), PROTOCOL),
-        (headers(5) + headers(3), CLOSED),
-        (headers(5) + data(3, b"x"), CLOSED),
+        (headers(5) + headers(3), PROTOCOL),
+        (headers(5) + data(3, b"x"), PROTOCOL),
+        (headers(5, end=True) + headers(7, end=True) + frames.reset(5, 8) + headers(5), CLOSED),
         # 6.1
         (data(0, b"x"), PROTOCOL),
         (OPEN + frame(FrameType.DATA, frames.PADDED, 1, b"\x04abc"), PROTOCOL),

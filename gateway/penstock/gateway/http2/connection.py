@@ -178,7 +178,7 @@ class Http2Connection:
         if stream_id > self._numbers.last:
             return self._on_request(stream_id, block, ended)
         if not self._numbers.left(stream_id):
-            raise self._numbers.wrong(stream_id)
+            raise self._numbers.wrong(stream_id, opening=True)
         self._heads.fields(block)
         self._bounds.without_use()
         return None

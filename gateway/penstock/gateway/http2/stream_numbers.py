@@ -42,10 +42,10 @@ class StreamNumbers:
         if stream_id in self._left:
             self._left.remove(stream_id)
 
-    def wrong(self, stream_id: int) -> ConnectionFault:
-        """For a frame that no client has reason to send."""
+    def wrong(self, stream_id: int, *, opening: bool = False) -> ConnectionFault:
+        """For a frame that no client has reason to send. `opening`: it would open the stream, were it a new one."""
         if stream_id > self.last:
             return protocol_error("a frame is for a stream that was never opened")
-        if any(stream_id in skipped for skipped in self._skipped):
+        if opening and any(stream_id in skipped for skipped in self._skipped):
             return protocol_error("a frame is for a stream that was skipped")
         return ConnectionFault(ErrorCode.STREAM_CLOSED, "a frame is for a stream that is over")

@@ -342,8 +342,8 @@ _OTHER_CODES = {
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(FRAMES)
 def test_frames_in_any_order(sent: list[bytes]) -> None:
-    """Both understand the same up to the first fault, find it at the same frame, and call it the same. Whether it ends a
-    stream or the connection may differ: `h2` ends the connection for any malformed request, which the RFC leaves open.
+    """Both understand the same up to the first fault, find it at the same frame, and call it the same. Whether it ends
+    a stream or the connection may differ: `h2` ends the connection for any malformed request, as the RFC allows.
 
     Without lengths of bodies, which `h2` does not compare where trailers come, and without GOAWAY, behind which it
     takes no frame any more."""

@@ -94,7 +94,7 @@ ENDED = headers(1, end=True)
         # 5.1.1
         (headers(2), PROTOCOL),
         (headers(5) + headers(3), PROTOCOL),
-        (headers(5) + data(3, b"x"), PROTOCOL),
+        (headers(5) + data(3, b"x"), CLOSED),
         (headers(5, end=True) + headers(7, end=True) + frames.reset(5, 8) + headers(5), CLOSED),
         # 6.1
         (data(0, b"x"), PROTOCOL),
@@ -135,7 +135,6 @@ ENDED = headers(1, end=True)
         (frames.window_update(0, 1 << 30) * 2, FLOW),
         (OPEN + frames.window_update(1, MAX - 65_535) + setting(4, 65_536), FLOW),
         # 6.10
-        (frame(FrameType.CONTINUATION, WHOLE, 1, BLOCK), PROTOCOL),
         (headers(1, flags=0) + data(1, b"x"), PROTOCOL),
         (headers(1, flags=0) + frame(FrameType.CONTINUATION, WHOLE, 3), PROTOCOL),
         (headers(1, flags=0) + headers(1), PROTOCOL),

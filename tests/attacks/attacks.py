@@ -6,9 +6,10 @@ import asyncio
 import gzip
 from collections.abc import Awaitable, Callable
 
+from wire import Attacker, call_block, infer_message, many, message, opened, sent, until
+
 from penstock.gateway.http2 import frames
 from penstock.gateway.http2.frames import FrameType, frame
-from wire import Attacker, call_block, infer_message, many, message, opened, sent, until
 
 SECONDS = 6.0
 INFER = call_block(b"ModelInfer")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import sys
 import time
 
@@ -13,12 +14,9 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 def main() -> None:
     stub = GRPCInferenceServiceStub(grpc.insecure_channel(sys.argv[1]))
-    taken, failed, slow = [], 0, 0.0
+    taken, failed = [], 0
     print("ready", flush=True)
-    stopped = sys.stdin
-    import select
-
-    while not select.select([stopped], [], [], 0.02)[0]:
+    while not select.select([sys.stdin], [], [], 0.02)[0]:
         begun = time.monotonic()
         try:
             stub.ServerLive(pb.ServerLiveRequest(), timeout=20)

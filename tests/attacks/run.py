@@ -1,7 +1,7 @@
-"""Attacks a real server, one attack after the other, and prints what each has cost: `python tests/attacks/run.py [WORDS]`.
+"""Attacks a real server, one attack after the other: `python tests/attacks/run.py [WORDS]` prints what each has cost.
 
-Memory is the server process's, its highest during the attack and three seconds after the attackers have gone; times are
-those of another client's calls meanwhile. Only attacks whose name contains one of the words are run.
+Memory is what the server process has more than before, at most during the attack and three seconds after the attackers
+have gone; times are those of another client's calls meanwhile, median and 99th percentile. Only attacks whose name contains one of the words are run.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -34,38 +33,33 @@ async def peak(process: psutil.Process, ended: asyncio.Event) -> float:
 
 
 async def measured(name: str, port: int, process: psutil.Process) -> str:
-    probe = subprocess.Popen(
-        [sys.executable, str(HERE / "probe.py"), f"127.0.0.1:{port}"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+    probe = await asyncio.create_subprocess_exec(
+        sys.executable, str(HERE / "probe.py"), f"127.0.0.1:{port}", stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert probe.stdout is not None
-    probe.stdout.readline()
+    await probe.stdout.readline()
     before, cpu = process.memory_info().rss / MIB, sum(process.cpu_times()[:2])
     ended = asyncio.Event()
     memory = asyncio.create_task(peak(process, ended))
-    begun = time.monotonic()
     used = await ATTACKS[name](port)
     await asyncio.sleep(0.5)
-    busy = (sum(process.cpu_times()[:2]) - cpu) / (time.monotonic() - begun)
     ended.set()
     cut = sum(not attacker.alive for attacker in used)
     for attacker in used:
         attacker.close()
-    answer = json.loads(await asyncio.to_thread(lambda: probe.communicate("stop\n", timeout=60)[0]))
+    printed, _ = await probe.communicate(b"stop\n")
+    other = json.loads(printed)
     await asyncio.sleep(3)
-    after = process.memory_info().rss / MIB
-    return (
-        f"| {name} | {before:.0f} | {await memory - before:+.0f} | {after - before:+.0f} | {busy:.0%} | {cut} of {len(used)} "
-        f"| {answer['median'] * 1000:.0f} / {answer['p99'] * 1000:.0f} ms{', FAILED ' + str(answer['failed']) if answer['failed'] else ''} |"
-    )
+    after, spent = process.memory_info().rss / MIB, sum(process.cpu_times()[:2]) - cpu
+    times = f"{other['median'] * 1000:.0f} / {other['p99'] * 1000:.0f} ms, {other['failed']} failed"
+    most = f"{await memory - before:+.0f} | {after - before:+.0f}"
+    return f"| {name} | {most} | {spent:.1f} s | {cut} of {len(used)} | {times} |"
 
 
 async def main() -> None:
     words = sys.argv[1:]
-    print("| attack | MiB before | at most | after | CPU | connections ended by the server | another client |")
-    print("|---|---|---|---|---|---|---|")
+    print("| attack | MiB at most | after | CPU | connections ended by the server | another client |")
+    print("|---|---|---|---|---|---|")
     for name in ATTACKS:
         if words and not any(word in name for word in words):
             continue

@@ -5,7 +5,6 @@ from __future__ import annotations
 from penstock.gateway.grpc_transport.settings import ConnectionSettings
 from penstock.gateway.http2.connection import Http2Connection
 
-
 _SLOWEST = 1024
 """Bytes per second. Below this, clients are all the same."""
 

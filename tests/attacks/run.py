@@ -1,7 +1,8 @@
 """Attacks a real server, one attack after the other: `python tests/attacks/run.py [WORDS]` prints what each has cost.
 
 Memory is what the server process has more than before, at most during the attack and three seconds after the attackers
-have gone; times are those of another client's calls meanwhile, median and 99th percentile. Only attacks whose name contains one of the words are run.
+have gone; times are those of another client's calls meanwhile, median and 99th percentile. Only attacks whose name has
+one of the words are run.
 """
 
 from __future__ import annotations

@@ -305,7 +305,7 @@ class Call:
             await self._room
 
     async def _write(self, data: bytes) -> None:
-        packed = await self._packed(data)
+        packed = self._whole(data) if self._answers == "identity" else await self._packed(data)
         if self.finished:
             raise asyncio.CancelledError
         if not self._started:
@@ -316,7 +316,7 @@ class Call:
 
     async def _answer(self, data: bytes) -> None:
         """The only message, and the end."""
-        packed = await self._packed(data)
+        packed = self._whole(data) if self._answers == "identity" else await self._packed(data)
         if not self.finished:
             end = end_block(_OK.value[0], "", self._trailing)
             self._wire.answer(self.stream_id, start_block(self._answers), packed, end)
@@ -324,12 +324,12 @@ class Call:
 
     async def _packed(self, data: bytes) -> tuple[bytes, ...]:
         """The message with its prefix, in pieces that need not be copied."""
-        packed = None
-        if self._answers != "identity":
-            packed = await compressed(data, self._answers)
-        if packed is not None:
-            data = packed
-        head = prefix(len(data), compressed=packed is not None)
+        packed = await compressed(data, self._answers)
+        return self._whole(data) if packed is None else self._whole(packed, compressed=True)
+
+    @staticmethod
+    def _whole(data: bytes, *, compressed: bool = False) -> tuple[bytes, ...]:
+        head = prefix(len(data), compressed=compressed)
         return (head + data,) if len(data) <= _WHOLE_BYTES else (head, data)
 
     async def abort(self, code: grpc.StatusCode, details: str) -> None:

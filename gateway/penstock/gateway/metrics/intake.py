@@ -19,9 +19,14 @@ class IntakeMetrics:
         bodies, lag, pools = self._intake.bodies, self._intake.lag, (self._pools.text, self._pools.tensors)
         text = "How late the event loop runs what is due, of late."
         yield GaugeMetricFamily("penstock_event_loop_lag_seconds", text, value=lag.recent)
-        text = "Bytes of request bodies in memory, without small ones."
+        text = "Bytes of request bodies in memory, without small ones over HTTP."
         yield GaugeMetricFamily("penstock_body_bytes", text, value=bodies.held)
         yield GaugeMetricFamily("penstock_body_bytes_limit", "How many there may be.", value=bodies.limit)
+        unread = self._intake.unread
+        text = "Bytes of gRPC answers that wait for their clients to read them."
+        yield GaugeMetricFamily("penstock_unread_answer_bytes", text, value=unread.held)
+        text = "Connections closed because all clients together had not read too much."
+        yield CounterMetricFamily("penstock_unread_closed", text, value=unread.closed)
         text = "Work that waits or runs in threads: characters of text, bytes of tensor data."
         work = GaugeMetricFamily("penstock_work", text, labels=["kind"])
         for pool in pools:

@@ -8,6 +8,7 @@ from tritonclient.grpc.service_pb2 import ModelInferResponse
 
 from penstock.classic.base import InferModel
 from penstock.classic.messages import InferResponse
+from penstock.classic.tensors import Tensor
 from penstock.engines.errors import UnsupportedError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.kserve.caller import set_caller
@@ -99,6 +100,12 @@ class Inference:
             if trace is not None:
                 trace.finish()
 
+    @staticmethod
+    def is_plain(decoded: Decoded, response: InferResponse) -> bool:
+        """Nothing but a few elements to write: StreamEncoder can do that."""
+        outputs = response.outputs or []
+        return decoded.options is None and not response.parameters and _elements(outputs) < _LONG_ANSWER
+
     async def encode(
         self, whole: Message, part: Message, model: InferModel, decoded: Decoded, response: InferResponse
     ) -> bytes:
@@ -108,9 +115,13 @@ class Inference:
         if options is not None:
             outputs = await with_classes(outputs, model, options, self._labels)
         part.model_name, part.model_version, part.id = model.name, str(model.version), decoded.request.id
-        size = sum([tensor.array.size for tensor in outputs])
+        size = _elements(outputs)
         if options is None and size < _LONG_ANSWER:
             fill_response(part, response, outputs, options)
         else:
             await self._tensors.run(size, fill_response, part, response, outputs, options)
         return bytes(whole.SerializeToString())
+
+
+def _elements(tensors: list[Tensor]) -> int:
+    return sum([tensor.array.size for tensor in tensors])

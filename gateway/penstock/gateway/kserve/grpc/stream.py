@@ -20,6 +20,7 @@ from penstock.gateway.kserve.grpc.encode import empty_final, stream_error
 from penstock.gateway.kserve.grpc.infer import Inference
 from penstock.gateway.kserve.grpc.parameters import FINAL
 from penstock.gateway.kserve.grpc.rpc import Guard, Message, Rpc, answered, call_in_flight
+from penstock.gateway.kserve.grpc.stream_encoder import StreamEncoder
 from penstock.gateway.kserve.tracing import RequestTrace
 
 _EOF = grpc.aio.EOF
@@ -139,6 +140,7 @@ class InferStream:
         trace: RequestTrace | None,
         record: RequestRecord,
     ) -> None:
+        encoder = StreamEncoder(model.name, model.version, decoded.request.id)
         try:
             async for response in responses:
                 decoded.ended = response.final
@@ -148,7 +150,10 @@ class InferStream:
                 elif response.outputs is not None:
                     if trace is not None:
                         trace.outputs(response.outputs)
-                    answer = await self._encode(model, decoded, response, record.target)
+                    if not record.target and self._inference.is_plain(decoded, response):
+                        answer = encoder.encode(response.outputs, final=response.final)
+                    else:
+                        answer = await self._encode(model, decoded, response, record.target)
                     record.bytes_out += len(answer)
                     await self._write(answer)
                 if response.final:

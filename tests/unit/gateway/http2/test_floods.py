@@ -75,14 +75,15 @@ def test_hundreds_of_calls_given_up_together_are_no_flood() -> None:
     """Again and again, as long as each has run for a moment, or something of its answer has come."""
     connection = started(limits=LIMITS)
     numbers = iter(range(1, 1 << 20, 2))
-    for second in range(500):
+    for index in range(500):
+        start = index * 0.15
         opened = [next(numbers) for _ in range(30)]
-        connection.receive(b"".join([headers(number) for number in opened]), float(second))
+        connection.receive(b"".join([headers(number) for number in opened]), start)
         for number in opened[:10]:
             connection.send_headers(number, b"\x88")
         early, late = opened[:10], opened[10:]
-        assert len(connection.receive(b"".join([frames.reset(n, 8) for n in early]), second + 0.01)) == 10
-        assert len(connection.receive(b"".join([frames.reset(n, 8) for n in late]), second + 0.11)) == 20
+        assert len(connection.receive(b"".join([frames.reset(n, 8) for n in early]), start + 0.01)) == 10
+        assert len(connection.receive(b"".join([frames.reset(n, 8) for n in late]), start + 0.11)) == 20
 
 
 def test_streams_that_are_given_up_too_early_are_borne_at_a_slow_pace() -> None:

@@ -144,6 +144,7 @@ class GrpcConnection(asyncio.Protocol):
         for call in tuple(self._calls.values()):
             call.cancel()
         self._unlooked = b""
+        self._http2.abandon()
         self._port.unread.note(self, 0)
         self._port.connections.discard(self)
         self._port.lost.set()

@@ -227,11 +227,16 @@ class Http2Connection:
         self._forget(stream_id, at_client=True)
         return StreamReset(stream_id, frames.NUMBER.unpack(payload)[0])
 
-    def _fail(self, fault: ConnectionFault) -> ConnectionFailed:
-        self.failed = True
+    def abandon(self) -> None:
+        """Drops what waits in streams. The connection and its parts know each other, so it lives on for a while when
+        its owner has forgotten it."""
         for stream in self.streams.values():
             self._sender.drop(stream)
         self.streams.clear()
+
+    def _fail(self, fault: ConnectionFault) -> ConnectionFailed:
+        self.failed = True
+        self.abandon()
         last = min(self._numbers.last, self._numbers.accepted)
         self._sender.control(frames.go_away(last, fault.code, fault.text.encode()))
         return ConnectionFailed(fault.code, fault.text)

@@ -93,8 +93,9 @@ def test_the_contract_is_a_leaf() -> None:
 LAYERS = (
     {"database", "errors", "terminal_chat"},
     {"configuration"},
-    {"front"},
-    {"http", "http2", "metrics", "spans"},
+    {"front", "http2"},
+    {"http2_sockets"},
+    {"http", "metrics", "spans"},
     {"grpc_transport", "memory"},
     {"kserve"},
     {"llm", "repository"},

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from penstock.gateway.front.acceptor import Acceptor
 from penstock.gateway.front.intake import BodyBudget
+from penstock.gateway.front.port_connections import PortConnections
 from penstock.gateway.front.tls import TlsSettings
 from penstock.gateway.front.unread_answers import UnreadAnswers
-from penstock.gateway.grpc_transport.connection import FindHandler, GrpcConnection, PortState
+from penstock.gateway.grpc_transport.connection import FindHandler, GrpcConnection, GrpcPort
 from penstock.gateway.grpc_transport.settings import ConnectionSettings
 from penstock.gateway.http2.limits import Http2Limits
-
-logger = logging.getLogger("penstock.grpc")
+from penstock.gateway.http2_sockets.connection import watch
 
 _BACKLOG = 2048
 _TICK_SECONDS = 1.0
@@ -34,8 +33,16 @@ class Http2Transport:
         unread: UnreadAnswers,
     ) -> None:
         """Binds. Raises OSError, ConfigError."""
-        self._state = PortState(settings, limits, find_handler, bodies, unread, set(), asyncio.Event())
-        self._acceptor = Acceptor(tls, lambda: GrpcConnection(self._state), settings.start_seconds, _BACKLOG)
+        self._connections = PortConnections(settings.max_connections)
+        self._grpc = GrpcPort(
+            settings=settings,
+            limits=limits,
+            connections=self._connections,
+            bodies=bodies,
+            unread=unread,
+            find_handler=find_handler,
+        )
+        self._acceptor = Acceptor(tls, lambda: GrpcConnection(self._grpc), settings.start_seconds, _BACKLOG)
         self.port = self._acceptor.bind(host, port)
         self._ticker: asyncio.Task[None] | None = None
 
@@ -50,33 +57,12 @@ class Http2Transport:
     async def stop(self, grace: float) -> None:
         """Takes no more calls; those that run get so many seconds."""
         self._acceptor.close()
-        self._state.stopping = True
-        connections = self._state.connections
-        for connection in tuple(connections):
-            connection.refuse_calls()
-        try:
-            async with asyncio.timeout(grace):
-                await self._all_lost()
-        except TimeoutError:
-            for connection in tuple(connections):
-                connection.abort()
-            await self._all_lost()
+        await self._connections.stop(grace)
         if self._ticker is not None:
             self._ticker.cancel()
-
-    async def _all_lost(self) -> None:
-        while self._state.connections:
-            self._state.lost.clear()
-            await self._state.lost.wait()
 
     async def _tick(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_TICK_SECONDS)
-            now = loop.time()
-            for connection in tuple(self._state.connections):
-                try:
-                    connection.tick(now)
-                except Exception as error:  # the others must be watched on
-                    logger.error("a connection is closed", exc_info=error)
-                    connection.abort()
+            watch(self._connections, loop.time())

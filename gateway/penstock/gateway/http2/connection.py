@@ -258,7 +258,7 @@ class Http2Connection:
             self._bounds.sent(len(data))
 
     def answer(self, stream_id: int, start: bytes, pieces: tuple[bytes, ...], trailers: bytes) -> None:
-        """A whole answer: header block, data, trailers."""
+        """A whole answer: header block, data, trailers; an empty block stands for no trailers."""
         stream = self.streams.get(stream_id)
         if stream is None:
             return

@@ -50,4 +50,5 @@ class ConnectionFailed(msgspec.Struct, frozen=True, gc=False):
     text: str
 
 
-Event = RequestStarted | DataReceived | StreamReset | PingAnswered | ClientLeaving | ConnectionFailed
+StreamEvent = RequestStarted | DataReceived | StreamReset
+Event = StreamEvent | PingAnswered | ClientLeaving | ConnectionFailed

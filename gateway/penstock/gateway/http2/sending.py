@@ -59,23 +59,22 @@ class Sender:
         self._judge.sent()
 
     def answer_at_once(self, stream: Stream, start: bytes, data: bytes, trailers: bytes) -> bool:
-        """All three in one piece, where that may leave now; else nothing is done. It is what most answers are."""
+        """All three in one piece, where that may leave now; else nothing is done. It is what most answers are. Without
+        trailers the data ends the stream."""
         size = len(data)
         small = size and max(len(start), len(trailers)) <= frames.MAX_FRAME_BYTES
         if self._forget_table or not small or not self._at_once(stream, size):
             return False
         head, stream_id = frames.frame_header, stream.id
-        whole = b"".join(
-            (
-                head(FrameType.HEADERS, frames.END_HEADERS, stream_id, len(start)),
-                start,
-                head(FrameType.DATA, 0, stream_id, size),
-                data,
-                head(FrameType.HEADERS, _LAST_BLOCK, stream_id, len(trailers)),
-                trailers,
-            )
+        parts: tuple[bytes, ...] = (
+            head(FrameType.HEADERS, frames.END_HEADERS, stream_id, len(start)),
+            start,
+            head(FrameType.DATA, 0 if trailers else frames.END_STREAM, stream_id, size),
+            data,
         )
-        self.control(whole)
+        if trailers:
+            parts = (*parts, head(FrameType.HEADERS, _LAST_BLOCK, stream_id, len(trailers)), trailers)
+        self.control(b"".join(parts))
         self._sent(size)
         return True
 

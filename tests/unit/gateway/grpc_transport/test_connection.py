@@ -14,9 +14,10 @@ import pytest
 
 from helpers_http2 import begin, data, headers, read_frames
 from penstock.gateway.front.intake import BodyBudget
+from penstock.gateway.front.port_connections import PortConnections
 from penstock.gateway.front.tls import TlsSettings
 from penstock.gateway.front.unread_answers import UnreadAnswers
-from penstock.gateway.grpc_transport.connection import GrpcConnection, PortState
+from penstock.gateway.grpc_transport.connection import GrpcConnection, GrpcPort
 from penstock.gateway.grpc_transport.messages import prefix
 from penstock.gateway.grpc_transport.server import Http2Transport
 from penstock.gateway.grpc_transport.settings import ConnectionSettings
@@ -76,14 +77,13 @@ class Client:
         max_streams: int = 3,
     ) -> None:
         self.bodies = BodyBudget(bodies)
-        self.port = PortState(
-            settings,
-            Http2Limits(max_streams=max_streams, max_header_list_bytes=8192),
-            lambda _: handler,
-            self.bodies,
-            UnreadAnswers(1 << 30),
-            set(),
-            asyncio.Event(),
+        self.port = GrpcPort(
+            settings=settings,
+            limits=Http2Limits(max_streams=max_streams, max_header_list_bytes=8192),
+            connections=PortConnections(settings.max_connections),
+            bodies=self.bodies,
+            unread=UnreadAnswers(1 << 30),
+            find_handler=lambda _: handler,
         )
         self.socket = Socket()
         self.connection = GrpcConnection(self.port)
@@ -259,7 +259,7 @@ async def test_a_lost_connection_cancels_everything() -> None:
         await asyncio.sleep(0)
     assert waiting.cancelled == 2
     assert not client.connection.busy
-    assert not client.port.connections
+    assert not len(client.port.connections)
 
 
 async def test_a_broken_rule_ends_the_connection_and_its_calls() -> None:
@@ -315,7 +315,7 @@ async def test_long_reads_are_looked_at_in_slices(monkeypatch: pytest.MonkeyPatc
     """Between two slices others have their turn. Nothing more is read meanwhile."""
     client = Client(unary(echo), max_streams=1000)
     await client.send()
-    monkeypatch.setattr("penstock.gateway.grpc_transport.connection._SLICE_SECONDS", -1)
+    monkeypatch.setattr("penstock.gateway.http2_sockets.connection._SLICE_SECONDS", -1)
     calls = b"".join([call(number, bytes(2000)) for number in range(1, 61, 2)])
     client.connection.data_received(calls)
     assert len(client.connection._calls) < 10
@@ -440,9 +440,9 @@ async def test_a_stream_whose_data_nobody_takes_is_reset() -> None:
     await client.send(*pieces, data(1, b"", end=True))
     for seconds in (0, 300, 599):
         client.tick(seconds)
-    assert 1 in client.connection._http2.streams
+    assert 1 in client.connection.http2.streams
     client.tick(601)
-    assert 1 not in client.connection._http2.streams
+    assert 1 not in client.connection.http2.streams
 
 
 async def test_keepalive() -> None:
@@ -542,6 +542,6 @@ async def test_a_connection_whose_handshake_ends_after_the_stop_is_closed() -> N
     await server.start()
     await server.stop(SECONDS)
     late = Socket()
-    GrpcConnection(server._state).connection_made(late)
+    GrpcConnection(server._grpc).connection_made(late)
     assert late.closed
     assert FrameType.GOAWAY in [kind for kind, *_ in read_frames(b"".join(late.writes))]

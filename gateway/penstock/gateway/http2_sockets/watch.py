@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.gateway.grpc_transport.settings import ConnectionSettings
 from penstock.gateway.http2.connection import Http2Connection
+from penstock.gateway.http2_sockets.settings import SocketSettings
 
 _SLOWEST = 1024
 """Bytes per second. Below this, clients are all the same."""
@@ -12,7 +12,7 @@ _SLOWEST = 1024
 class ConnectionWatch:
     """Times are those of the loop."""
 
-    def __init__(self, settings: ConnectionSettings, now: float) -> None:
+    def __init__(self, settings: SocketSettings, now: float) -> None:
         self._settings = settings
         self._made = now
         self.last_received = now

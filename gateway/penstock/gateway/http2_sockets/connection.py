@@ -1,0 +1,288 @@
+"""Bytes between a socket and the state machine, and how a connection ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import cast
+
+from penstock.gateway.front.connection_share import ConnectionShare
+from penstock.gateway.front.port_connections import PortConnection
+from penstock.gateway.http2.connection import Http2Connection
+from penstock.gateway.http2.errors import ErrorCode
+from penstock.gateway.http2.events import ClientLeaving, ConnectionFailed, PingAnswered, StreamEvent, StreamReset
+from penstock.gateway.http2_sockets.port import SocketPort
+from penstock.gateway.http2_sockets.watch import ConnectionWatch
+
+logger = logging.getLogger("penstock.http2")
+
+_WRITE_BUFFER = 128 << 10
+"""Bytes that may wait in the transport before data waits in its streams."""
+_AGE_JITTER = 0.1
+_LAST_CHANCE_SECONDS = 20.0
+"""For a client that does not say whether it knows that no more streams are taken."""
+_SLICE_BYTES = 16 << 10
+_SLICE_SECONDS = 0.005
+"""What a client has sent at once is looked at in slices; after this time others have their turn."""
+
+
+class SocketConnection(asyncio.Protocol, ABC):
+    """What its streams are for, a subclass knows."""
+
+    def __init__(self, port: SocketPort) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.http2 = Http2Connection(port.limits, self._loop.time())
+        self._connections = port.connections
+        self._settings = port.settings
+        self.share = ConnectionShare(port.bodies)
+        self._unread_answers = port.unread
+        self._unlooked = b""
+        """Bytes that have come and have not been looked at."""
+        self._reading = True
+        self._unread = 0
+        """Bytes that are noted to wait for the client."""
+        self._flushing = False
+        """Output is going to be written in this turn of the loop."""
+        self._written = 0
+        """Bytes, so far."""
+        self._closing = False
+        """No requests come any more; it is closed when those that run have ended."""
+        self._transport: asyncio.Transport = cast("asyncio.Transport", None)
+        self._timers: list[asyncio.TimerHandle] = []
+        self.watch = ConnectionWatch(port.settings, self._loop.time())
+
+    # What a subclass has
+
+    @property
+    @abstractmethod
+    def busy(self) -> bool:
+        """Requests run."""
+
+    @abstractmethod
+    def on_stream_event(self, event: StreamEvent) -> None: ...
+
+    @abstractmethod
+    def relieved(self, stream_id: int) -> None:
+        """Less of the stream waits for the client than before."""
+
+    @abstractmethod
+    def end_requests(self) -> None:
+        """The client has gone, or broken a rule."""
+
+    @abstractmethod
+    def look_at_requests(self, now: float) -> None:
+        """Once a second."""
+
+    # The socket
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=_WRITE_BUFFER)
+        if not self._connections.add(self):
+            self._transport.abort()
+            return
+        age = self._settings.max_age
+        if age is not None:
+            self._later(age * random.uniform(1 - _AGE_JITTER, 1 + _AGE_JITTER), self._too_old)
+        if self._connections.stopping:
+            self.refuse_requests()
+        self._flush()
+
+    @property
+    def replaceable(self) -> bool:
+        return not (self.busy or self.http2.streams or self._transport.is_closing())
+
+    @property
+    def idle_since(self) -> float:
+        return self.watch.last_received
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self.end_requests()
+        self._unlooked = b""
+        self.http2.abandon()
+        self._unread_answers.note(self, 0)
+        self._connections.remove(self)
+
+    def pause_writing(self) -> None:
+        self.http2.pause()
+
+    def resume_writing(self) -> None:
+        self.http2.resume()
+        self._read_on()
+        self._flush_soon()
+
+    def data_received(self, data: bytes) -> None:
+        self.watch.received(self._loop.time())
+        if self._unlooked:
+            self._unlooked += data
+        elif len(data) <= _SLICE_BYTES:
+            self._receive(data)
+        else:
+            self._unlooked = data
+            self._look()
+
+    def _look(self) -> None:
+        """At what has come, for a while."""
+        data, done, begun = self._unlooked, 0, time.monotonic()
+        while done < len(data):
+            self._receive(data[done : done + _SLICE_BYTES])
+            done += _SLICE_BYTES
+            if time.monotonic() - begun > _SLICE_SECONDS:
+                break
+        self._unlooked = data[done:]
+        if self._unlooked:
+            self._loop.call_soon(self._look)
+        self._read_on()
+
+    def _receive(self, data: bytes) -> None:
+        for event in self.http2.receive(data, self._loop.time()):
+            if isinstance(event, ConnectionFailed):
+                self._fail()
+            elif isinstance(event, ClientLeaving):
+                self._closing = True
+                self._close_if_done()
+            elif isinstance(event, PingAnswered):
+                self._close_if_done()
+            else:
+                self.on_stream_event(event)
+        if self.http2.has_output:
+            self._flush_soon()
+        if self.http2.unread:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Or not, while there is enough to look at, or to be read by the client."""
+        reading = not (self._unlooked or self.http2.unread)
+        if reading != self._reading and not self._transport.is_closing():
+            self._reading = reading
+            if reading:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    # Output
+
+    def sent(self) -> None:
+        """Headers or data have been queued."""
+        self.watch.sent()
+        self._flush_soon()
+
+    def credit(self, stream_id: int, size: int) -> None:
+        self.http2.credit(stream_id, size)
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        """Everything that is queued in this turn of the loop leaves in one write."""
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self._transport.is_closing():
+            return
+        while not self.http2.paused and self.http2.has_output:
+            data, relieved = self.http2.take_output()
+            self._written += len(data)
+            self._transport.write(data)
+            for stream_id in relieved:
+                self.relieved(stream_id)
+        self._note_unread()
+        self._close_if_done()
+
+    def _note_unread(self) -> None:
+        unread = self.http2.held_bytes + self._transport.get_write_buffer_size()
+        if unread != self._unread:
+            self._unread = unread
+            self._unread_answers.note(self, unread)
+
+    @property
+    def seconds_to_read(self) -> float:
+        return self.watch.seconds_to_read
+
+    # The end
+
+    def _later(self, seconds: float, what: Callable[[], None]) -> None:
+        self._timers.append(self._loop.call_later(seconds, what))
+
+    def _fail(self) -> None:
+        """The client broke a rule: it is told so, and that is all."""
+        self.end_requests()
+        self.http2.resume()
+        self._flush()
+        self._close()
+
+    def _too_old(self) -> None:
+        self.leave("max_age")
+        if self._settings.max_age_grace is not None:
+            self._later(self._settings.max_age_grace, self.abort)
+
+    def leave(self, text: str) -> None:
+        """The client is told to open no more streams here; those that are open may end."""
+        if self._closing:
+            return
+        self._closing = True
+        self.http2.announce_end(text)
+        self._later(_LAST_CHANCE_SECONDS, self.refuse_requests)
+        self._flush_soon()
+
+    def refuse_requests(self) -> None:
+        """New streams are not taken from now on."""
+        self._closing = True
+        self.http2.close_to_new_streams()
+        self._flush_soon()
+
+    shutdown = refuse_requests
+
+    def request_over(self) -> None:
+        if self._closing:
+            self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if self._closing and not self.busy and not self.http2.streams:
+            told = self.http2.closed_to_new_streams or self.http2.client_left
+            if told and not self.http2.has_output:
+                self._close()
+
+    def _close(self) -> None:
+        """Closing waits until everything is written."""
+        if not self._transport.is_closing():
+            self._transport.close()
+            self._later(self._settings.send_seconds, self.abort)
+
+    def tick(self, now: float) -> None:
+        """Once a second: what takes too long."""
+        watch, http2 = self.watch, self.http2
+        unwritten = self._transport.get_write_buffer_size()
+        if watch.late(now, http2, self._written - unwritten, unwritten):
+            self.abort()
+            return
+        self._note_unread()
+        self.look_at_requests(now)
+        for stream_id in watch.stalled_streams(now, http2):
+            http2.reset(stream_id, ErrorCode.CANCEL)
+            self.on_stream_event(StreamReset(stream_id, ErrorCode.CANCEL))
+        if watch.wants_ping(now, busy=self.busy):
+            http2.ping(b"are you?")
+        if http2.has_output:
+            self._flush_soon()
+
+
+def watch(connections: Iterable[PortConnection], now: float) -> None:
+    """Once a second: those of HTTP/2 among them. An error ends one connection: the others must be watched on."""
+    for connection in connections:
+        if isinstance(connection, SocketConnection):
+            try:
+                connection.tick(now)
+            except Exception as error:
+                logger.error("a connection is closed", exc_info=error)
+                connection.abort()

@@ -38,11 +38,19 @@ class ServerThread:
     """Serves a data plane; `do` runs a coroutine on the server's loop and gives its result here."""
 
     def __init__(
-        self, dataplane: DataPlane, settings: AppSettings, limits: ConnectionLimits, tls: TlsSettings | None = None
+        self,
+        dataplane: DataPlane,
+        settings: AppSettings,
+        limits: ConnectionLimits,
+        tls: TlsSettings | None = None,
+        *,
+        http2: bool = True,
     ) -> None:
         self.dataplane = dataplane
         self.settings = settings
-        self._server_settings = ServerSettings(port=0, limits=limits, tls=tls or TlsSettings(port="http"))
+        self._server_settings = ServerSettings(
+            port=0, limits=limits, tls=tls or TlsSettings(port="http"), intake=settings.intake, http2=http2
+        )
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
 
@@ -88,9 +96,13 @@ def serve() -> Iterator[Serve]:
         dataplane: DataPlane | None = None,
         limits: ConnectionLimits | None = None,
         tls: TlsSettings | None = None,
+        *,
+        http2: bool = True,
         **settings: Any,
     ) -> ServerThread:
-        thread = ServerThread(dataplane or FakeDataPlane(), AppSettings(**settings), limits or ConnectionLimits(), tls)
+        thread = ServerThread(
+            dataplane or FakeDataPlane(), AppSettings(**settings), limits or ConnectionLimits(), tls, http2=http2
+        )
         servers.append(thread)
         return thread.start()
 

@@ -98,6 +98,22 @@ def test_upgrade_is_answered_as_plain_http(serve: Serve) -> None:
     assert status(exchanged(serve(), data)) == 200
 
 
+@pytest.mark.parametrize("framing", ["length", "chunks", "pieces"])
+def test_the_body_of_a_request_for_an_upgrade_is_its_body(serve: Serve, framing: str) -> None:
+    """As Java's HttpClient and `curl --http2` ask for HTTP/2 without TLS."""
+    asked = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAMAAABk")
+    sent = post(TEXT, "/v1/completions", *asked)
+    if framing == "chunks":
+        lines = b"".join(line + b"\r\n" for line in asked)
+        sent = chunked(BODY[:5], BODY[5:]).replace(b"Connection: close\r\n", lines)
+    with connect(serve().port) as client:
+        for start in range(0, len(sent), 20 if framing == "pieces" else len(sent)):
+            client.sendall(sent[start:][: 20 if framing == "pieces" else None])
+        answer = receive_all(client)
+    assert status(answer) == 200
+    assert b"one two three" in answer
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_answers_to_http_1_0_have_no_chunks_and_end_with_the_connection(serve: Serve, stream: bool) -> None:
     data = post({**TEXT, "stream": stream}, "/v1/completions", b"Connection: keep-alive", b"Expect: 100-continue")

@@ -279,7 +279,8 @@ def grpc_settings(config: Config) -> GrpcSettings:
 def tls_settings(config: Config, port: Literal["http", "grpc"]) -> TlsSettings:
     section = config.http if port == "http" else config.grpc
     names = ("use_ssl", "use_ssl_mutual", "server_cert", "server_key", "root_cert")
-    return TlsSettings(port=port, **{name: getattr(section, f"{port}_{name}") for name in names})
+    files = {name: getattr(section, f"{port}_{name}") for name in names}
+    return TlsSettings(port=port, http2=config.server.allow_http2, **files)
 
 
 def build_access_log(config: Config) -> AccessLog | None:

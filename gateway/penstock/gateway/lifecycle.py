@@ -54,6 +54,7 @@ from penstock.gateway.http.server import HttpServer, ServerSettings
 from penstock.gateway.kserve.grpc.server import GrpcServer
 from penstock.gateway.metrics.custom import CustomMetrics
 from penstock.gateway.metrics.gpu import GpuMetrics
+from penstock.gateway.metrics.http_port import HttpPortMetrics
 from penstock.gateway.metrics.intake import IntakeMetrics
 from penstock.gateway.metrics.latencies import latency_observers
 from penstock.gateway.metrics.metrics_config import read_metrics_config
@@ -163,6 +164,7 @@ class _Server:
                 self._traffic.metrics,
                 requests,
                 IntakeMetrics(self._intake, pools),
+                HttpPortMetrics(self._http.connections_by_version),
                 *(() if self._batches is None else (self._batches,)),
             ),
             lambda: chain(triton.families(), gpus.families(), custom.families()),
@@ -186,7 +188,7 @@ class _Server:
         self._batches = build_batches(config, self._database, self._endpoints, settings)
         self._responses = build_responses(config, self._database, settings)
         self._settings = settings
-        http = HttpServer(
+        self._http = HttpServer(
             build_app(
                 self._dataplane,
                 settings,
@@ -201,16 +203,18 @@ class _Server:
                 port=server.http_port,
                 tls=tls_settings(config, "http"),
                 limits=replace(limits, send_timeout=server.send_timeout),
+                intake=self._intake,
+                http2=server.allow_http2,
             ),
         )
         operator = HttpServer(
             build_metrics_app(
                 self._dataplane, metrics_settings(config, settings), operator_routes(self._dataplane, journal)
             ),
-            ServerSettings(host=server.address("metrics"), port=server.metrics_port, limits=limits),
+            ServerSettings(host=server.address("metrics"), port=server.metrics_port, limits=limits, http2=False),
         )
         self._signals = ServerSignals()
-        self._ports = OpenPorts(config, http, operator, self._new_grpc_server, self._signals)
+        self._ports = OpenPorts(config, self._http, operator, self._new_grpc_server, self._signals)
         self._loaded = False
 
     def _new_grpc_server(self) -> GrpcServer:

@@ -87,7 +87,9 @@ class OpenPorts:
             logger.warning("%s is not used: --%s-use-ssl turns TLS on", tls.unused, tls.port)
 
     async def drain(self) -> None:
-        """Nothing new is taken over gRPC; HTTP is open until `stop`, and answers probes."""
+        """Nothing new is taken over gRPC; HTTP is open until `stop`, and answers probes. Clients of HTTP/2 are sent to
+        new connections."""
+        self._http.drain()
         if self._grpc is not None:
             await self._grpc.drain()
 

@@ -352,6 +352,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(description="Prometheus metrics and the scheduler's state; without a key on this machine's addresses"),
     ] = 8002
     allow_http: Annotated[bool, Meta(description="listen for HTTP")] = True
+    allow_http2: Annotated[bool, Meta(description="HTTP/2 on the HTTP port, beside HTTP/1.1")] = True
     allow_grpc: Annotated[bool, Meta(description="listen for gRPC")] = True
     allow_metrics: Annotated[bool, Meta(description="listen on the metrics port")] = True
     http_max_input_size: Annotated[

@@ -93,6 +93,8 @@ class _Text:
             )
             if record.first_token is not None:
                 line += f" ttft={record.first_token - context.arrival:.3f}s"
+        if record.http_version:
+            line += f" http={record.http_version}"
         return f"{line} total={total:.3f}s in={record.bytes_in} out={record.bytes_out} id={context.id}"
 
     def _now(self) -> str:
@@ -109,6 +111,7 @@ def _json(context: RequestContext, total: float) -> str:
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "id": context.id,
         "protocol": record.protocol,
+        "http_version": record.http_version or None,
         "method": record.method,
         "route": record.route,
         "status": record.status,

@@ -110,7 +110,7 @@ class RequestContext:
 
     def next_request(self) -> RequestContext:
         """For another request of the same caller on the same stream, which arrives now."""
-        record = RequestRecord(self.record.protocol, self.record.method, self.record.route)
+        record = RequestRecord(protocol=self.record.protocol, method=self.record.method, route=self.record.route)
         fresh: dict[str, Any] = {"routed": None, "quota": None, "_tokens_paid": 0, "_bodies": None, "_body_bytes": 0}
         return replace(self, id=new_request_id(), arrival=time.monotonic(), record=record, **fresh)
 

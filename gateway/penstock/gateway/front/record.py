@@ -85,6 +85,8 @@ class RequestRecord:
 
     protocol: str = "http"
     """http or grpc."""
+    http_version: str = ""
+    """1.0, 1.1 or 2 of a request that came over HTTP."""
     method: str = ""
     """The HTTP method; "" for an RPC."""
     route: str = UNMATCHED

@@ -15,8 +15,6 @@ from penstock.gateway.configuration.config import ConfigError
 logger = logging.getLogger("penstock")
 
 _LOOK_SECONDS = 10.0
-_PROTOCOLS = {"http": "http/1.1", "grpc": "h2"}
-"""What a client is offered in the handshake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +29,8 @@ class TlsSettings:
     server_cert: str = ""
     server_key: str = ""
     root_cert: str = ""
+    http2: bool = True
+    """Clients of the HTTP port are offered HTTP/2, too."""
 
     @property
     def enabled(self) -> bool:
@@ -52,6 +52,13 @@ class TlsSettings:
         key, cert, root = contents
         return Certificates(key, cert, root, context)
 
+    @property
+    def protocols(self) -> list[str]:
+        """What a client is offered in the handshake, the best first."""
+        if self.port == "grpc":
+            return ["h2"]
+        return ["h2", "http/1.1"] if self.http2 else ["http/1.1"]
+
     def _contents(self) -> tuple[bytes, bytes, bytes | None]:
         key = self._pem(self.server_key, "server-key")
         cert = self._pem(self.server_cert, "server-cert")
@@ -72,7 +79,7 @@ class TlsSettings:
         self._trust(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.server_cert, "server-cert")  # for the flag's name
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols([_PROTOCOLS[self.port]])
+        context.set_alpn_protocols(self.protocols)
         try:
             context.load_cert_chain(self.server_cert, self.server_key, password=self._refuse_encrypted)
         except OSError as error:  # of which the ssl module's own are a kind

@@ -72,6 +72,7 @@ class Exchange:
         self.context = read_context(self.headers)
         self.context.arrival = scope.get(ARRIVAL_KEY, self.context.arrival)
         self.context.record.method = scope["method"]
+        self.context.record.http_version = scope.get("http_version", "")
         self.body_writer: BodyWriter | None = scope.get(SENDER_KEY)
 
     def close_record(self) -> None:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
     max_connections: int = 8192
+    """As many requests may run on all HTTP/2 connections together, too."""
+    max_streams: int = 1024
+    """Requests at a time on one HTTP/2 connection."""
     max_headers: int = 100
     max_header_bytes: int = 64 << 10
     """Names and values of one request together."""

@@ -21,11 +21,17 @@ from uvicorn.server import ServerState
 
 from penstock.engines.errors import InvalidRequestError, OverloadedError, PenstockError
 from penstock.gateway.errors import HttpError, error_headers, error_json, wire_shape
+from penstock.gateway.front.port_connections import PortConnections
 from penstock.gateway.http.exchange import ARRIVAL_KEY, SENDER_KEY
 from penstock.gateway.http.limits import ConnectionLimits
+from penstock.gateway.http.refused_upgrade import BodyOnly, framing
 from penstock.gateway.http.response_sender import MAX_UNSENT_BYTES, ResponseSender
+from penstock.gateway.http2.frames import PREFACE
+from penstock.gateway.http2_sockets.connection import SocketConnection
 
 _LINGER_SECONDS = 1.0
+_HTTP2_START = PREFACE[:3]
+"""No method of HTTP/1.1 begins so."""
 
 
 class _Phase(Enum):
@@ -51,14 +57,21 @@ class LimitedProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         limits: ConnectionLimits,
-        on_lost: Callable[[], None],
+        port_connections: PortConnections,
+        new_http2: Callable[[], SocketConnection] | None = None,
     ) -> None:
+        """`new_http2` makes what takes over from here where the client speaks HTTP/2; None: that is not offered."""
         super().__init__(config, server_state, app_state, _loop)
         self._limits = limits
-        self._on_lost = on_lost
+        self._port_connections = port_connections
+        self._new_http2 = new_http2
+        self._opening: bytes | None = None if new_http2 is None else b""
+        """What has come of the first three bytes; None: they are known."""
         self._deaf = False
         """Nothing more is read from this client."""
         self._pipelined = False
+        self._framing = b""
+        """Headers that say how long the body is, of a request that asks for another protocol."""
         self._phase = _Phase.HEADERS
         self._overhead = 0
         """Bytes received since the last piece of body: header lines, trailers, chunk extensions."""
@@ -70,55 +83,95 @@ class LimitedProtocol(HttpToolsProtocol):
         self._receive_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
         self._unsent = 0
-        self._idle_since = 0.0
+        self.idle_since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        has_room = self._port_connections.add(self)  # uvicorn adds it, too, but asks nobody
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
         self._arm_receive(self._limits.header_timeout, self._headers_late)
-        self._idle_since = time.monotonic()  # finer than the loop's clock
-        if len(self.connections) > self._limits.max_connections and not self._take_place_of_idle_one():
+        self.idle_since = time.monotonic()  # finer than the loop's clock
+        if not has_room:
             self._refuse(OverloadedError("Too many connections."))
-
-    def _take_place_of_idle_one(self) -> bool:
-        """Closes the connection that has been idle longest, so that idle clients cannot keep out probes."""
-        others = [other for other in self.connections if isinstance(other, LimitedProtocol) and other is not self]
-        idle = min((other for other in others if other._idle), key=lambda other: other._idle_since, default=None)
-        if idle is not None:
-            idle.transport.abort()
-        return idle is not None
+        elif self._new_http2 is not None and _negotiated_http2(transport):
+            self._hand_over(self._new_http2(), b"")
 
     @property
-    def _idle(self) -> bool:
+    def replaceable(self) -> bool:
         """Before its first request, or between two."""
         answered = self.cycle is None or self.cycle.response_complete
-        return answered and self._phase is _Phase.HEADERS and not self._overhead and not self._deaf
+        waits = self._phase is _Phase.HEADERS and not self._overhead and not self._deaf
+        return answered and waits and not self.transport.is_closing()
+
+    def abort(self) -> None:
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timers()
+        super().connection_lost(exc)
+        self._port_connections.remove(self)
+
+    def _stop_timers(self) -> None:
         self._deaf = True
         self._disarm_receive()
         self._disarm_send()
-        super().connection_lost(exc)
-        self._on_lost()
+
+    # HTTP/2
+
+    def _opened(self, data: bytes) -> bytes:
+        """What has come so far, when it is known to be HTTP/1.1. Else it waits, or has been handed over."""
+        assert self._opening is not None
+        data = self._opening + data
+        self._opening = None
+        if data[:3] == _HTTP2_START[: len(data)]:
+            if len(data) < len(_HTTP2_START):
+                self._opening = data
+            elif self._new_http2 is not None:
+                self._hand_over(self._new_http2(), data)
+            return b""
+        return data
+
+    def _hand_over(self, taker: SocketConnection, data: bytes) -> None:
+        self._stop_timers()
+        self._port_connections.replace(self, taker)
+        self.transport.set_protocol(taker)
+        taker.connection_made(self.transport)
+        if data:
+            taker.data_received(data)
 
     # Receiving
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
+        if self._opening is not None:
+            data = self._opened(data)
+            if not data:
+                return
         self._unset_keepalive_if_required()
         if self._receive_timer is None and self._phase is _Phase.HEADERS:
             self._arm_receive(self._limits.header_timeout, self._headers_late)
         self._overhead += len(data)
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._hang_up_after_response()  # it is answered as if it had not asked; what follows is not HTTP
+            self._feed(data)
         except httptools.HttpParserError as error:
             self._parser_failed(error)
         else:
             if self._overhead > self._limits.max_header_bytes + self._limits.max_uri_bytes:
                 self._refuse(_headers_too_large())
+
+    def _feed(self, data: bytes) -> None:
+        """Who asks for another protocol is answered as if it had not; what follows the request is not HTTP. Java's and
+        curl's clients ask so for HTTP/2, and send a body, which httptools leaves to us."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._framing:
+                self.parser = httptools.HttpRequestParser(BodyOnly(self))
+                self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % self._framing)
+                self.parser.feed_data(data[upgrade.args[0] :])
+            else:
+                self._hang_up_after_response()
 
     def _parser_failed(self, error: httptools.HttpParserError) -> None:
         cause = error.__context__  # httptools wraps what its callbacks raise
@@ -152,6 +205,7 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        self._framing = framing(self.headers) if self.parser.should_upgrade() else b""
         self._phase = _Phase.BODY
         self._overhead = 0
         self._last_body = self._body_begun = self.loop.time()
@@ -180,10 +234,14 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._framing and self.parser.should_upgrade():
+            return  # the body comes yet
         self._phase = _Phase.HEADERS
         self._overhead = 0
         self._disarm_receive()
         super().on_message_complete()
+        if self._framing:
+            self._hang_up_after_response()
 
     def _headers_late(self) -> None:
         self._refuse(_too_slow())
@@ -262,7 +320,7 @@ class LimitedProtocol(HttpToolsProtocol):
     # Sending
 
     def on_response_complete(self) -> None:
-        self._idle_since = time.monotonic()
+        self.idle_since = time.monotonic()
         self._watch_unsent()
         if self._phase is _Phase.BODY:
             # Refused before its end: the rest is read and dropped for a while, so that the answer arrives.
@@ -297,6 +355,11 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._send_timer is not None:
             self._send_timer.cancel()
             self._send_timer = None
+
+
+def _negotiated_http2(transport: asyncio.Transport) -> bool:
+    tls = transport.get_extra_info("ssl_object")
+    return tls is not None and tls.selected_alpn_protocol() == "h2"
 
 
 def _answer_until_close(cycle: RequestResponseCycle) -> None:

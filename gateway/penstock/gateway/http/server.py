@@ -15,12 +15,21 @@ from typing import Any, cast
 
 from starlette.types import ASGIApp
 from uvicorn.config import Config
-from uvicorn.server import Server
+from uvicorn.server import Server, ServerState
 
 from penstock.gateway.front.acceptor import Acceptor
+from penstock.gateway.front.intake import Intake
+from penstock.gateway.front.port_connections import PortConnections
 from penstock.gateway.front.tls import TlsSettings
+from penstock.gateway.http.http2_connection import (
+    MultiplexedConnection,
+    MultiplexedPort,
+    http2_limits,
+    socket_settings,
+)
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.protocol import LimitedProtocol
+from penstock.gateway.http2_sockets.connection import watch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +42,9 @@ class ServerSettings:
     """For several front processes on one port."""
     tls: TlsSettings = field(default_factory=lambda: TlsSettings(port="http"))
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    intake: Intake = field(default_factory=Intake)
+    http2: bool = True
+    """Beside HTTP/1.1: by ALPN under TLS, by prior knowledge without."""
 
 
 class HttpServer:
@@ -41,10 +53,26 @@ class HttpServer:
         self._settings = settings
         handshake = settings.limits.header_timeout
         self._acceptor = Acceptor(settings.tls, self._connection, handshake, settings.backlog)
-        self._lost = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
         self._port: int | None = None
-        self._protocol = cast("Any", partial(LimitedProtocol, limits=settings.limits, on_lost=self._lost.set))
+        state = ServerState()
+        self._connections = PortConnections(settings.limits.max_connections, cast("Any", state.connections))
+        limits, open_ones = settings.limits, self._connections
+        self._http2 = MultiplexedPort(
+            settings=socket_settings(limits),
+            limits=http2_limits(limits),
+            connections=open_ones,
+            bodies=settings.intake.bodies,
+            unread=settings.intake.unread,
+            app=app,
+            http_limits=limits,
+            tasks=state.tasks,
+            default_headers=lambda: state.default_headers,
+        )
+        new_http2 = (lambda: MultiplexedConnection(self._http2)) if settings.http2 else None
+        self._protocol = cast(
+            "Any", partial(LimitedProtocol, limits=limits, port_connections=open_ones, new_http2=new_http2)
+        )
         config = Config(
             app,
             http=self._protocol,
@@ -59,6 +87,7 @@ class HttpServer:
             backlog=settings.backlog,
         )
         self._server = Server(config)
+        self._server.server_state = state
 
     @property
     def port(self) -> int:
@@ -69,7 +98,12 @@ class HttpServer:
 
     @property
     def connections(self) -> int:
-        return len(self._server.server_state.connections)
+        return len(self._connections)
+
+    def connections_by_version(self) -> dict[str, int]:
+        """Those that have said nothing yet count as 1.1."""
+        http2 = sum(isinstance(connection, MultiplexedConnection) for connection in self._connections)
+        return {"1.1": len(self._connections) - http2, "2": http2}
 
     async def start(self) -> None:
         """Binds and accepts from now on. Raises OSError when the address cannot be bound."""
@@ -89,6 +123,13 @@ class HttpServer:
         """For new connections; does nothing without TLS."""
         self._acceptor.reload_certificates()
 
+    def drain(self) -> None:
+        """Clients of HTTP/2 are asked to open another connection for further requests. Those of HTTP/1.1 learn it with
+        their next answer."""
+        for connection in self._connections:
+            if isinstance(connection, MultiplexedConnection):
+                connection.leave("draining")
+
     def stop_accepting(self) -> None:
         """Closes the listener; connections live on. Idempotent."""
         self._acceptor.close()
@@ -96,27 +137,17 @@ class HttpServer:
     async def stop(self, seconds: float = 5.0) -> None:
         """Closes idle connections, lets running responses end for that long, and cuts off the rest."""
         self.stop_accepting()
-        state = self._server.server_state
-        for connection in tuple(state.connections):
-            connection.shutdown()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._all_lost()
-        except TimeoutError:
-            for connection in tuple(state.connections):
-                connection.transport.abort()
-        if state.tasks:
-            await asyncio.wait(tuple(state.tasks), timeout=seconds)
+        await self._connections.stop(seconds)
+        tasks = self._server.server_state.tasks
+        if tasks:
+            await asyncio.wait(tuple(tasks), timeout=seconds)
         if self._ticker is not None:
             self._ticker.cancel()
 
-    async def _all_lost(self) -> None:
-        while self._server.server_state.connections:
-            self._lost.clear()
-            await self._lost.wait()
-
     async def _tick(self) -> None:
-        """Renews the Date header."""
+        """Renews the Date header, and looks at what takes too long."""
+        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(1.0)
             await self._server.on_tick(0)
+            watch(self._connections, loop.time())

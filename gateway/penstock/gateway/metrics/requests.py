@@ -48,10 +48,14 @@ class RequestMetrics:
         """Gives the requests that have not ended."""
         self._routes: dict[tuple[str, str], _Route] = {}
         self._tenants: dict[str, _Tenant] = {}
+        self._versions = Counter[str]()
+        """Of HTTP."""
 
     def __call__(self, context: RequestContext) -> None:
         record = context.record
         key = (record.protocol, record.route)
+        if record.http_version:
+            self._versions[record.http_version] += 1
         route = self._routes.get(key)
         if route is None:
             route = self._routes[key] = _Route()
@@ -89,6 +93,11 @@ class RequestMetrics:
             bytes_out.add_metric(key, route.bytes_out)
             yield from route.seconds.samples(dict(zip(names, key, strict=True)))
         yield from (ended, bytes_in, bytes_out)
+        text = "HTTP requests that have ended, by the version of HTTP."
+        versions = CounterMetricFamily("penstock_front_http_requests", text, labels=["version"])
+        for version, count in self._versions.items():
+            versions.add_metric([version], count)
+        yield versions
         yield from self._collect_in_flight()
         yield from self._collect_tenants()
 

@@ -42,6 +42,8 @@ def _of_http(record: RequestRecord) -> Attributes:
         "http.request.method": record.method if record.method in _METHODS else "_OTHER",
         "http.request.body.size": record.bytes_in,
     }
+    if record.http_version:
+        attributes["network.protocol.version"] = record.http_version
     if record.route != UNMATCHED:
         attributes["http.route"] = record.route
     if record.status:

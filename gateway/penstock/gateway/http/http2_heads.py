@@ -1,0 +1,122 @@
+"""Heads of requests and answers, between the fields of HTTP/2 and what ASGI has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import NamedTuple
+from urllib.parse import unquote
+
+import msgspec
+
+from penstock.engines.errors import InvalidRequestError, PenstockError
+from penstock.gateway.errors import HttpError, error_headers, error_json, wire_shape
+from penstock.gateway.http.limits import ConnectionLimits
+from penstock.gateway.http2.fields import RequestHead
+from penstock.gateway.http2.hpack_decoder import Field
+from penstock.gateway.http2.hpack_encoder import encode_fields
+
+_PATH = re.compile(rb"/[!-~]*")
+_OF_CONNECTIONS = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
+_BAD_NAME = re.compile(rb"[^!#$%&'*+\-.^_`|~0-9a-z]")
+_BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_KNOWN_FIELDS = 4096
+_WITHOUT_BODY = frozenset({204, 304})
+_GRPC = (b"application/grpc+", b"application/grpc;")
+_UNIMPLEMENTED = b"12"
+CONTINUE = encode_fields([(b":status", b"100")])
+
+
+class AskedHead(msgspec.Struct, frozen=True):
+    """Of a request, as ASGI's scope has it."""
+
+    method: str
+    path: str
+    raw_path: bytes
+    query: bytes
+    headers: list[Field]
+    content_length: int | None
+    expects_continue: bool
+
+
+def asked_head(head: RequestHead, limits: ConnectionLimits) -> AskedHead:
+    """Raises HttpError 414 and 431, InvalidRequestError."""
+    if len(head.path) > limits.max_uri_bytes:
+        raise HttpError(414, "The URI is too long.", code="uri_too_long")
+    if head.too_large or len(head.fields) > limits.max_headers or _bytes(head) > limits.max_header_bytes:
+        raise HttpError(431, "The request's headers are too large.", code="headers_too_large")
+    if not _PATH.fullmatch(head.path):
+        raise InvalidRequestError("The path of the request is malformed.")
+    raw_path, _, query = head.path.partition(b"#")[0].partition(b"?")
+    path = raw_path.decode("ascii")
+    return AskedHead(
+        head.method.decode("ascii"),
+        unquote(path) if "%" in path else path,
+        raw_path,
+        query,
+        _headers(head),
+        head.content_length,
+        any(name == b"expect" and value.lower() == b"100-continue" for name, value in head.fields),
+    )
+
+
+def _bytes(head: RequestHead) -> int:
+    return sum([len(name) + len(value) for name, value in head.fields])
+
+
+def _headers(head: RequestHead) -> list[Field]:
+    """With the authority as `host`, by which the guard against web pages goes. Where both are given, they are the
+    same."""
+    if not head.authority:
+        return list(head.fields)
+    return [(b"host", head.authority), *(field for field in head.fields if field[0] != b"host")]
+
+
+def is_grpc(head: RequestHead) -> bool:
+    kind = next((value for name, value in head.fields if name == b"content-type"), b"").lower()
+    return kind == b"application/grpc" or kind.startswith(_GRPC)
+
+
+def grpc_refusal(text: bytes) -> bytes:
+    """The block of a whole answer, as clients of gRPC understand it. `text` is printable and has no percent signs."""
+    fields = [(b":status", b"200"), (b"content-type", b"application/grpc"), (b"grpc-status", _UNIMPLEMENTED)]
+    return encode_fields([*fields, (b"grpc-message", text)])
+
+
+class AnswerHead(NamedTuple):
+    block: bytes
+    length: int | None
+    """What the content-length says; None: nobody knows."""
+    has_body: bool
+    closes: bool
+    """The client is asked to open another connection for further requests."""
+
+
+def answer_head(status: int, method: str, headers: Iterable[Field]) -> AnswerHead:
+    """Raises RuntimeError for names and values that no header can have."""
+    length, closes = None, False
+    blocks = [_field(b":status", b"%d" % status)]
+    for name, value in headers:
+        if name in _OF_CONNECTIONS:
+            closes = closes or (name == b"connection" and b"close" in value.lower())
+            continue
+        if name == b"content-length":
+            length = int(value)
+        blocks.append(_field(name, value))
+    return AnswerHead(b"".join(blocks), length, method != "HEAD" and status not in _WITHOUT_BODY, closes)
+
+
+@lru_cache(_KNOWN_FIELDS)
+def _field(name: bytes, value: bytes) -> bytes:
+    if name != b":status" and (_BAD_NAME.search(name) or _BAD_VALUE.search(value)):
+        raise RuntimeError("Invalid HTTP header.")
+    return encode_fields([(name, value)])
+
+
+def error_answer(error: PenstockError, method: str, headers: Iterable[Field]) -> tuple[bytes, bytes]:
+    """Block and body of an answer that no handler has given. `headers` are those of every answer."""
+    body = error_json(error)
+    fields = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *error_headers(error)]
+    head = answer_head(wire_shape(error).status, method, [*headers, *fields])
+    return head.block, body if head.has_body else b""

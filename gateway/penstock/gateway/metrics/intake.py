@@ -23,7 +23,7 @@ class IntakeMetrics:
         yield GaugeMetricFamily("penstock_body_bytes", text, value=bodies.held)
         yield GaugeMetricFamily("penstock_body_bytes_limit", "How many there may be.", value=bodies.limit)
         unread = self._intake.unread
-        text = "Bytes of gRPC answers that wait for their clients to read them."
+        text = "Bytes of answers over HTTP/2 and gRPC that wait for their clients to read them."
         yield GaugeMetricFamily("penstock_unread_answer_bytes", text, value=unread.held)
         text = "Connections closed because all clients together had not read too much."
         yield CounterMetricFamily("penstock_unread_closed", text, value=unread.closed)

@@ -50,6 +50,12 @@ async def test_a_line_has_what_an_operator_asks_for() -> None:
     assert line.endswith(" in=70 out=800 id=an-id")
 
 
+async def test_a_line_has_the_version_of_http() -> None:
+    context = ended(http_version="2")
+    assert " http=2 " in (await lines(context))[0]
+    assert json.loads((await lines(context, form="json"))[0])["http_version"] == "2"
+
+
 async def test_json_has_the_same_as_fields() -> None:
     context = ended(usage=Usage(12, 34, 5), model="m")
     context.record.first_token = context.arrival + 0.5

@@ -356,7 +356,7 @@ async def test_what_waits_for_the_client_is_noted() -> None:
     assert client.connection.seconds_to_read > 1000
     client.connection.connection_lost(None)
     assert client.port.unread.held == 0
-    assert client.connection._http2.held_bytes < 1000, "of what nobody will read"
+    assert client.connection.http2.held_bytes < 1000, "of what nobody will read"
 
 
 async def test_slow_clients_lose_their_calls() -> None:

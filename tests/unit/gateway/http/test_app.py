@@ -47,6 +47,7 @@ ROUTES = {
     **dict.fromkeys(("/api/tags", "/api/ps", "/api/version"), "GET"),
     **dict.fromkeys(("/sleep", "/wake_up", "/reset_prefix_cache"), "POST"),
     "/is_sleeping": "GET",
+    **dict.fromkeys(("/traffic", "/traffic/tiny"), "GET"),
     "/tokenize": "POST",
     "/detokenize": "POST",
     "/ping": "GET",
@@ -195,7 +196,7 @@ async def test_the_root_says_what_this_is_and_where_to_go() -> None:
     assert (about["name"], about["version"]) == ("penstock", "1.2")
     for each in (*about["openai"], *about["ranking"], *about["server"]):
         method, path = each.split()
-        assert method in (ROUTES[path.replace("{name}", "tiny")], "DELETE", "GET", "POST")
+        assert method in (ROUTES[path.replace("{name}", "tiny")], "DELETE", "GET", "POST", "PUT")
     text = await get("/", headers={"accept": "*/*"}, version="1.2")
     assert text.headers["content-type"].startswith("text/plain")
     shown = text.bodies[0].decode()

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 
 from helpers_backends import load, model_config, model_context, run
 from helpers_onnx import add_sub, add_weights, external, identity, model, save, tensors
+from penstock.classic import threads
 from penstock.classic.base import InstanceContext
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.onnxruntime import options
@@ -177,13 +178,13 @@ def test_options_reach_the_session() -> None:
 
 
 def test_instances_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options, "usable_cores", lambda: 8)
-    for groups, threads in (
+    monkeypatch.setattr(threads, "usable_cores", lambda: 8)
+    for groups, count in (
         ("", 8),
         ("instance_group { count: 2 }", 4),
         ("instance_group { count: 3 gpus: [0, 1] }", 1),
     ):
-        assert options.session_options(model_config(groups), {}).intra_op_num_threads == threads
+        assert options.session_options(model_config(groups), {}).intra_op_num_threads == count
 
 
 def test_one_pool_of_threads_for_all_models(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,9 @@ from penstock.classic.model_config import ModelConfig
 from penstock.classic.onnxruntime.description import describe, describe_file, open_session
 from penstock.classic.onnxruntime.files import check_external_data, model_file
 from penstock.classic.onnxruntime.instance import OnnxRuntimeInstance
-from penstock.classic.onnxruntime.options import session_options, strings
-from penstock.classic.onnxruntime.parameters import flag
+from penstock.classic.onnxruntime.options import session_options
 from penstock.classic.onnxruntime.providers import providers
+from penstock.classic.parameters import flag, strings
 
 _SHARED = "share_session_between_instances"
 _OPTIONS = frozenset(

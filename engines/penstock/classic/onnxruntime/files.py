@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.classic.model_config import ModelConfig
+from penstock.classic.model_files import model_path
 from penstock.classic.onnxruntime import library
 
 FILENAME = "model.onnx"
@@ -17,15 +18,11 @@ def model_file(config: ModelConfig, version_folder: Path) -> Path:
 
     Raises ValueError when there is none, or when its name leads out of the version's folder.
     """
-    name = config.default_model_filename or FILENAME
-    if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise ValueError(f"default_model_filename '{name}' leads out of the model's folder")
-    path = version_folder / name
+    path = model_path(config, version_folder, FILENAME)
     if path.is_dir():
         path /= FILENAME
     if not path.is_file():
-        where = path.relative_to(version_folder.parent).as_posix()
-        raise ValueError(f"unable to find '{where}' for model '{config.name}'")
+        raise ValueError(f"unable to find '{path.relative_to(version_folder.parent)}' for model '{config.name}'")
     return path
 
 

@@ -13,6 +13,7 @@ from penstock.classic.onnxruntime import library, values
 from penstock.classic.onnxruntime.options import run_options
 from penstock.classic.sequences.tensors import state_outputs
 from penstock.classic.tensors import Array
+from penstock.classic.text import to_bytes, to_text
 from penstock.engines.errors import EngineError, InvalidRequestError
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class OnnxRuntimeInstance(BackendInstance):
         feed = batch.gather()
         for name in self._text_inputs:
             if name in feed:
-                feed[name] = values.to_text(name, feed[name])
+                feed[name] = to_text(name, feed[name])
         for name in self._scalar_inputs:
             if name in feed and feed[name].size == 1:
                 feed[name] = feed[name].reshape(())
@@ -56,7 +57,7 @@ class OnnxRuntimeInstance(BackendInstance):
             raise self._explained(error) from error
         outputs = dict(zip(names, found, strict=True))
         for name in self._text_outputs & outputs.keys():
-            outputs[name] = values.to_bytes(outputs[name])
+            outputs[name] = to_bytes(outputs[name])
         for name, dims in self._scalar_outputs.items():
             if name in outputs and outputs[name].size == 1:
                 outputs[name] = outputs[name].reshape(dims)

@@ -8,7 +8,8 @@ from typing import Any
 
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.onnxruntime import library
-from penstock.classic.onnxruntime.parameters import choice, flag, whole_number
+from penstock.classic.parameters import choice, flag, strings, whole_number
+from penstock.classic.threads import threads_per_instance
 from penstock.engines.host.cores import usable_cores
 
 _LEVELS = {0: "ORT_ENABLE_ALL", -1: "ORT_ENABLE_BASIC", 1: "ORT_ENABLE_EXTENDED", 2: "ORT_DISABLE_ALL"}
@@ -29,11 +30,6 @@ _ERRORS, _NOTHING = 3, 4
 _global_threads = threading.Lock()
 _global_sizes: list[tuple[int, int]] = []
 """Of the process's thread pools, once they are made."""
-
-
-def strings(config: ModelConfig) -> dict[str, str]:
-    """The model's `parameters`."""
-    return {key: value.string_value for key, value in config.parameters.items()}
 
 
 def session_options(config: ModelConfig, backend_options: Mapping[str, str]) -> Any:
@@ -84,13 +80,8 @@ def _set_threads(
         return
     # With its default of 0, ONNX Runtime would pin a thread to each core of the machine, whatever share of them this
     # process has, for each instance.
-    options.intra_op_num_threads = whole_number(parameters, "intra_op_thread_count") or _fair_share(config)
+    options.intra_op_num_threads = whole_number(parameters, "intra_op_thread_count") or threads_per_instance(config)
     options.inter_op_num_threads = whole_number(parameters, "inter_op_thread_count")
-
-
-def _fair_share(config: ModelConfig) -> int:
-    instances: int = sum(max(1, group.count) * max(1, len(group.gpus)) for group in config.instance_group)
-    return max(1, usable_cores() // max(1, instances))
 
 
 def _share_threads(backend_options: Mapping[str, str]) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 from penstock.classic.base import InstanceContext
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.onnxruntime import library
-from penstock.classic.onnxruntime.options import strings
-from penstock.classic.onnxruntime.parameters import choice
+from penstock.classic.parameters import choice, strings
 
 Provider = tuple[str, dict[str, str]]
 

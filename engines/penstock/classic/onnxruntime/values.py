@@ -1,4 +1,4 @@
-"""Tensors as ONNX Runtime takes and gives them, where they differ from ours: text, bfloat16, scalars."""
+"""bfloat16 tensors as ONNX Runtime takes and gives them."""
 
 from __future__ import annotations
 
@@ -9,26 +9,9 @@ import numpy as np
 
 from penstock.classic.onnxruntime import library
 from penstock.classic.tensors import NUMPY_TYPES, Array
-from penstock.engines.errors import InvalidRequestError
 
 _ONNX_BFLOAT16 = 16
 """TensorProto.BFLOAT16."""
-
-
-def to_text(name: str, array: Array) -> Array:
-    """Strings from bytes. Raises InvalidRequestError for bytes that are no UTF-8: the runtime's strings are text."""
-    found = np.empty(array.size, np.object_)
-    try:
-        found[:] = [item.decode() for item in array.ravel().tolist()]
-    except UnicodeDecodeError as error:
-        raise InvalidRequestError(f"input '{name}' has a string that is not UTF-8 at byte {error.start}") from error
-    return found.reshape(array.shape)
-
-
-def to_bytes(array: Array) -> Array:
-    found = np.empty(array.size, np.object_)
-    found[:] = [item.encode() for item in array.ravel().tolist()]
-    return found.reshape(array.shape)
 
 
 def to_value(array: Array) -> Any:

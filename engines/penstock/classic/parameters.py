@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from penstock.classic.model_config import ModelConfig
+
 _BOOLS = {"1": True, "true": True, "on": True, "yes": True, "0": False, "false": False, "off": False, "no": False}
+
+
+def strings(config: ModelConfig) -> dict[str, str]:
+    """The model's `parameters`."""
+    return {key: value.string_value for key, value in config.parameters.items()}
 
 
 def whole_number(values: Mapping[str, str], key: str, default: int = 0) -> int:

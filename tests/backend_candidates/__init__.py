@@ -1,6 +1,7 @@
 """The backends under tests/conformance/test_backend_conformance.py, each in a module of its own.
 
-To put another backend under the suite, add a module with a `CANDIDATE` here and its name to BACKENDS.
+To put another backend under the suite, add a module with a `CANDIDATE` here and its name to BACKENDS; `module.NAME` is
+another candidate of the module.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "identity": (),
     "onnxruntime": ("onnxruntime", "onnx"),
     "python": (),
+    "pytorch": ("torch",),
+    "pytorch.EXPORTED": ("torch",),
 }
-"""The modules of this package, with the packages that each needs: without them its tests are skipped."""
+"""By name, with the packages that each needs: without them its tests are skipped."""
 
 
 def candidate(name: str) -> Candidate:
-    found: Candidate = importlib.import_module(f"backend_candidates.{name}").CANDIDATE
+    module, _, variable = name.partition(".")
+    found: Candidate = getattr(importlib.import_module(f"backend_candidates.{module}"), variable or "CANDIDATE")
     return found

@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "tokenizers": {"tokenizers"},
 }
 NEEDS_TORCH = (
+    "engines/penstock/classic/pytorch/program/",
     "engines/penstock/engines/tensorrt_llm/",
     "engines/penstock/engines/torch/",
     "engines/penstock/engines/vllm/",
@@ -180,6 +181,8 @@ def test_nothing_unpickles() -> None:
                 node.attr in attributes or ast.unparse(node) in ("torch.load", "numpy.load", "np.load")
             ):
                 found.add(ast.unparse(node))
+            if isinstance(node, ast.Call) and ast.unparse(node).endswith("weights_only=True)"):
+                found.discard(ast.unparse(node.func))
         assert not found, f"{name_of(path)} uses {found}"
 
 

@@ -29,6 +29,7 @@ MAX_RESOURCE_NAME = 256
 _PLATFORMS = {
     "tensorrt": ("tensorrt_plan",),
     "onnxruntime": ("onnxruntime_onnx",),
+    "pytorch": ("pytorch_libtorch",),
 }
 _TAG = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_]*")
 """What makes a label behind the underscore that Triton puts before it; Prometheus keeps names with two for itself."""

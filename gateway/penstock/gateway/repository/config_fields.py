@@ -47,7 +47,7 @@ _GENERAL = {
     **_supported("version_policy.latest", "version_policy.latest.num_versions"),
     **_supported("version_policy.specific", "version_policy.specific.versions"),
     **_supported("metric_tags"),
-    **_supported("runtime", only="python"),
+    **_supported("runtime", only="python pytorch"),
     **_refused("compiled models are chosen by default_model_filename alone", "cc_model_filenames"),
     **_refused("custom operator libraries are not loaded from a configuration", "model_operations"),
     **_refused("there are no repository agents", "model_repository_agents"),
@@ -220,7 +220,9 @@ _WARMUP = _supported(
 
 FIELDS: dict[str, Treatment] = _GENERAL | _TENSORS | _SCHEDULING | _INSTANCES | _OPTIMIZATION | _WARMUP
 
-OWN_BACKENDS = frozenset({"identity", "onnxruntime", "python", "tensorrt", "penstock", "vllm", "tensorrtllm"})
+OWN_BACKENDS = frozenset(
+    {"identity", "onnxruntime", "openvino", "python", "pytorch", "tensorrt", "penstock", "vllm", "tensorrtllm"}
+)
 """Those of this package. What a field means to others is theirs to say: `Treatment.only` is not held against them."""
 
 SELF_PLACED_BACKENDS = frozenset({"penstock", "vllm", "tensorrtllm"})

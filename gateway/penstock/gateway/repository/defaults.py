@@ -18,17 +18,25 @@ class _Framework:
 
     backend: str
     platforms: tuple[str, ...]
-    filename: str
+    filenames: tuple[str, ...]
+    """The first one is the default."""
+    others: tuple[str, ...] = ()
+    """Files of other backends that it reads, too, where the configuration names it."""
     fills_platform: bool = False
     may_be_folder: bool = False
 
 
 _FRAMEWORKS = (
-    _Framework("tensorrt", ("tensorrt_plan",), "model.plan", fills_platform=True),
-    _Framework("onnxruntime", ("onnxruntime_onnx",), "model.onnx", fills_platform=True, may_be_folder=True),
-    _Framework("openvino", (), "model.xml"),
-    _Framework("pytorch", ("pytorch_libtorch",), "model.pt", fills_platform=True),
-    _Framework("python", (), "model.py"),
+    _Framework("tensorrt", ("tensorrt_plan",), ("model.plan",), fills_platform=True),
+    _Framework("onnxruntime", ("onnxruntime_onnx",), ("model.onnx",), fills_platform=True, may_be_folder=True),
+    _Framework(
+        "openvino",
+        (),
+        ("model.xml", "model.pdmodel"),
+        others=("model.onnx", "model.savedmodel", "model.graphdef", "model.pb", "model.tflite"),
+    ),
+    _Framework("pytorch", ("pytorch_libtorch",), ("model.pt", "model.pt2"), fills_platform=True),
+    _Framework("python", (), ("model.py",)),
 )
 """In the order in which Triton looks for their files."""
 
@@ -80,12 +88,12 @@ def complete_backend(config: ModelConfig, folder: Path) -> None:
         if config.backend == framework.backend:
             if framework.fills_platform:
                 config.platform = config.platform or framework.platforms[0]
-            config.default_model_filename = config.default_model_filename or framework.filename
+            config.default_model_filename = config.default_model_filename or _filename(framework, folder)
 
 
 def _by_settings(config: ModelConfig) -> _Framework | None:
     for framework in _FRAMEWORKS:
-        if config.platform in framework.platforms or config.default_model_filename == framework.filename:
+        if config.platform in framework.platforms or config.default_model_filename in framework.filenames:
             return framework
     return None
 
@@ -93,10 +101,20 @@ def _by_settings(config: ModelConfig) -> _Framework | None:
 def _by_files(folder: Path) -> _Framework | None:
     for version in available_versions(folder)[:1]:
         for framework in _FRAMEWORKS:
-            file = folder / str(version) / framework.filename
-            if file.is_file() or (framework.may_be_folder and file.is_dir()):
+            files = [folder / str(version) / name for name in framework.filenames]
+            if any(file.is_file() or (framework.may_be_folder and file.is_dir()) for file in files):
                 return framework
     return None
+
+
+def _filename(framework: _Framework, folder: Path) -> str:
+    """The first of its files that the first version has."""
+    names = (*framework.filenames, *framework.others)
+    for version in available_versions(folder)[:1] if len(names) > 1 else ():
+        for name in names:
+            if (folder / str(version) / name).exists():
+                return name
+    return framework.filenames[0]
 
 
 def _take_backend_of_name(config: ModelConfig) -> None:

@@ -1,0 +1,143 @@
+"""Triton's `pytorch` backend: model.pt (TorchScript), model.pt2 (torch.export, AOTInductor), model.py (runtime).
+
+docs/backends.md says what of it there is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from penstock.classic.base import Backend, BackendModel, InstanceContext, ModelContext
+from penstock.classic.described import DescribedModel, check, complete, default_max_batch_size, is_complete
+from penstock.classic.model_config import ModelConfig, datatype_name
+from penstock.classic.python.backend import PythonBackend
+from penstock.classic.pytorch import library
+from penstock.classic.pytorch.binding import DICTIONARY, STRINGS, InputBinding, bind_inputs, bind_outputs
+from penstock.classic.pytorch.files import Format, model_file
+from penstock.classic.pytorch.instance import PyTorchInstance
+from penstock.classic.pytorch.options import Options, options
+from penstock.classic.pytorch.programs import Program, load_program
+from penstock.classic.sequences.tensors import server_inputs, state_outputs
+
+_RUNTIME = "model.py"
+
+
+class ModuleBackend(PythonBackend):
+    """`runtime: "model.py"`: a torch.nn.Module in Python, in a process of its own."""
+
+    program = Path(__file__).parent / "program" / "module_program.py"
+
+
+class PyTorchBackend(Backend):
+    """Option: `default-max-batch-size`."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        """Raises ValueError for an unknown option."""
+        super().__init__(options)
+        if unknown := sorted(options.keys() - {"default-max-batch-size"}):
+            raise ValueError(f"the pytorch backend has no option '{unknown[0][:64]}'")
+        self._modules = ModuleBackend({})
+
+    def auto_complete(self, config: ModelConfig, version_folder: Path) -> None:
+        if _is_module(config):
+            self._modules.auto_complete(config, version_folder)
+            return
+        if is_complete(config):
+            return
+        path, format = model_file(config, version_folder)
+        if format is not Format.EXPORTED:
+            raise ValueError(
+                f"model '{config.name}' needs its inputs and outputs in config.pbtxt: '{path.name}' ({format.value})"
+                " does not tell their shapes and types"
+            )
+        program = load_program(path, format, library.load().device("cpu"))
+        assert program.described is not None
+        complete(config, program.described, min(default_max_batch_size(self.options), program.most_rows or 1 << 30))
+
+    def load_model(self, context: ModelContext) -> BackendModel:
+        if _is_module(context.config):
+            return self._modules.load_model(context)
+        path, format = model_file(context.config, context.version_folder)
+        return PyTorchModel(path, format, context.config, options(context.config))
+
+
+class PyTorchModel(BackendModel):
+    def __init__(self, path: Path, format: Format, config: ModelConfig, options: Options) -> None:
+        self._path = path
+        self._format = format
+        self._config = config
+        self._options = options
+        self._programs: dict[Any, Program] = {}
+        """By device, where its instances share one."""
+        self._loading = threading.Lock()
+
+    def load_instance(self, context: InstanceContext) -> PyTorchInstance:
+        device = library.load().device("cpu" if context.kind != "GPU" else f"cuda:{context.device_id}")
+        program = self._program(device)
+        return PyTorchInstance(program, _bound(program, self._config), self._config, self._options, device)
+
+    def _program(self, device: Any) -> Program:
+        if not self._options.shared_weights:
+            return load_program(self._path, self._format, device)
+        with self._loading:
+            if device not in self._programs:
+                self._programs[device] = load_program(self._path, self._format, device)
+            return self._programs[device]
+
+    def unload(self) -> None:
+        self._programs.clear()
+
+
+def _is_module(config: ModelConfig) -> bool:
+    """Raises ValueError for another runtime."""
+    if config.runtime not in ("", _RUNTIME):
+        raise ValueError(f"model '{config.name}': the pytorch backend has no runtime '{config.runtime[:64]}'")
+    return bool(config.runtime)
+
+
+def _bound(program: Program, config: ModelConfig) -> InputBinding:
+    """Raises ValueError when the configuration is not one of this program."""
+    inputs = [*config.input, *server_inputs(config)]
+    optional = [tensor.name for tensor in config.input if tensor.optional]
+    try:
+        binding = bind_inputs([tensor.name for tensor in inputs], optional, program.arguments)
+    except ValueError as error:
+        raise ValueError(f"unable to load model '{config.name}', {error}") from None
+    _check_strings(config, binding)
+    if program.most_rows is not None and config.max_batch_size > program.most_rows:
+        raise ValueError(
+            f"unable to load model '{config.name}', max_batch_size {config.max_batch_size} is above the"
+            f" {program.most_rows} that it was exported for"
+        )
+    if program.described is not None:
+        check(config, _renamed(program.described, binding, config))
+    return binding
+
+
+def _check_strings(config: ModelConfig, binding: InputBinding) -> None:
+    types = {name: argument.type for name, argument in zip(binding.order, binding.arguments, strict=False)}
+    for tensor in config.input:
+        is_text = datatype_name(tensor.data_type) == "BYTES"
+        expected = types.get(tensor.name, DICTIONARY)
+        if is_text != (expected == STRINGS):
+            raise ValueError(
+                f"unable to load model '{config.name}', input '{tensor.name}' is a"
+                f" {datatype_name(tensor.data_type)}, and its argument takes a {expected}"
+            )
+
+
+def _renamed(described: DescribedModel, binding: InputBinding, config: ModelConfig) -> DescribedModel:
+    """With the names of the configuration."""
+    inputs = [
+        replace(tensor, name=name or tensor.name) for name, tensor in zip(binding.order, described.inputs, strict=True)
+    ]
+    outputs = list(described.outputs)
+    if all(tensor.name == f"OUTPUT__{index}" for index, tensor in enumerate(outputs)):  # a tuple: no names of its own
+        for name, index in bind_outputs([tensor.name for tensor in (*config.output, *state_outputs(config))]).items():
+            if index < len(outputs):
+                outputs[index] = replace(outputs[index], name=name)
+    return DescribedModel(tuple(inputs), tuple(outputs))

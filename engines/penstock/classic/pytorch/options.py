@@ -1,0 +1,66 @@
+"""What a model's parameters mean: those of Triton's PyTorch backend."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from penstock.classic.model_config import ModelConfig
+from penstock.classic.parameters import flag, strings, whole_number
+from penstock.classic.pytorch import library
+from penstock.classic.threads import threads_per_instance
+
+_WHOLE_PROCESS = {"ENABLE_JIT_EXECUTOR": True, "ENABLE_JIT_PROFILING": True, "DISABLE_CUDNN": False}
+"""Switches of PyTorch that there is one of for all models, with the values that they keep."""
+
+_interop = threading.Lock()
+_interop_counts: list[int] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    inference_mode: bool
+    """False: gradients are off all the same, but views and versions of tensors are tracked."""
+    optimized: bool
+    """TorchScript's optimizations at the first executions."""
+    shared_weights: bool
+    """The instances on a device have one copy of the model."""
+    clean_cache: bool
+    """A GPU's cached memory goes back after every execution."""
+    threads: int
+    """That an operator may use."""
+
+
+def options(config: ModelConfig) -> Options:
+    """Raises ValueError that names what cannot be."""
+    parameters = strings(config)
+    for key, kept in _WHOLE_PROCESS.items():
+        if flag(parameters, key, kept) != kept:
+            raise ValueError(f"parameter '{key}' is not supported: it would change all models of the server")
+    _set_interop_threads(whole_number(parameters, "INTER_OP_THREAD_COUNT"))
+    return Options(
+        inference_mode=flag(parameters, "INFERENCE_MODE", True),
+        optimized=not flag(parameters, "DISABLE_OPTIMIZED_EXECUTION", False),
+        shared_weights=flag(parameters, "ENABLE_WEIGHT_SHARING", False),
+        clean_cache=flag(parameters, "ENABLE_CACHE_CLEANING", False),
+        threads=whole_number(parameters, "INTRA_OP_THREAD_COUNT") or threads_per_instance(config),
+    )
+
+
+def _set_interop_threads(count: int) -> None:
+    """There is one pool for the process, whose size is fixed by the first model that asks for one."""
+    if not count:
+        return
+    with _interop:
+        if not _interop_counts:
+            try:
+                library.load().set_num_interop_threads(count)
+            except RuntimeError:  # models run already
+                _interop_counts.append(library.load().get_num_interop_threads())
+            else:
+                _interop_counts.append(count)
+        if _interop_counts[0] != count:
+            raise ValueError(
+                f"parameter 'INTER_OP_THREAD_COUNT' is {count}, and the server's pool, one for all models, has"
+                f" {_interop_counts[0]} threads"
+            )

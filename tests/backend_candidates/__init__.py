@@ -13,6 +13,8 @@ from backend_candidates.candidate import Candidate
 BACKENDS: dict[str, tuple[str, ...]] = {
     "identity": (),
     "onnxruntime": ("onnxruntime", "onnx"),
+    "openvino": ("openvino",),
+    "openvino.ONNX": ("openvino", "onnx"),
     "python": (),
     "pytorch": ("torch",),
     "pytorch.EXPORTED": ("torch",),

@@ -294,8 +294,9 @@ async def test_what_is_unloaded_leaves_nothing_behind(rig: Rig) -> None:
 
     for _ in range(2 if heavy else 1):
         before = await cycle()  # libraries start threads of their own, once
-    for _ in range(4 if heavy else 1):
+    for _ in range(5 if heavy else 1):
         after = await cycle()
-    assert after["memory"] - before["memory"] < 2 * HEAVY_BYTES
+    # a copy or two may not have gone back to the system yet
+    assert after["memory"] - before["memory"] < 3 * HEAVY_BYTES
     for what in ("threads", "files", "processes"):
         assert after[what] <= before[what], what

@@ -1,7 +1,7 @@
 """Which argument of a model each configured input is, and which of its results each output.
 
-The conventions of Triton's PyTorch backend: names of arguments, `<anything>__<index>`, a dictionary, or else the order of
-the configuration.
+The conventions of Triton's PyTorch backend: names of arguments, `<anything>__<index>`, a dictionary, or else the order
+of the configuration.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class InputBinding:
         if self.dictionary:
             return [dict(feed)]
         return [
-            feed[name] if name in feed else argument.default
+            argument.default if name is None else feed.get(name, argument.default)
             for name, argument in zip(self.order, self.arguments, strict=True)
         ]
 

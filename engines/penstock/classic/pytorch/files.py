@@ -40,6 +40,6 @@ def _format(path: Path) -> Format:
     if any(name.startswith("code/") for name in names):
         return Format.TORCHSCRIPT
     raise ValueError(
-        f"'{path.name}' is what torch.save writes: weights or a pickled module, which are not loaded. Save the model with"
-        ' torch.jit.save or torch.export.save, or give its class in a model.py with runtime: "model.py"'
+        f"'{path.name}' is what torch.save writes: weights or a pickled module, which are not loaded. Save the model"
+        ' with torch.jit.save or torch.export.save, or give its class in a model.py with runtime: "model.py"'
     )

@@ -60,10 +60,8 @@ def from_torch(name: str, found: Any) -> Array:
         raise EngineError(f"the model gave a {type(found).__name__} for output '{name}', which is no tensor")
     found = found.detach().cpu().resolve_conj().resolve_neg()
     if found.dtype == torch.bfloat16:
-        array: Array = found.contiguous().view(torch.int16).numpy()
-        return array.view(_BF16)
-    array = found.numpy()
-    return array
+        return np.asarray(found.contiguous().view(torch.int16).numpy()).view(_BF16)
+    return np.asarray(found.numpy())
 
 
 def from_strings(name: str, found: Any, dims: Sequence[int], batched: bool) -> Array:

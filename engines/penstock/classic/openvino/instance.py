@@ -1,0 +1,95 @@
+"""One instance: an infer request of the compiled model, which its instances share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.classic.base import BackendInstance, Batch, InferCall
+from penstock.classic.described import DescribedModel
+from penstock.classic.model_config import ModelConfig
+from penstock.classic.openvino import library
+from penstock.classic.openvino.options import Options
+from penstock.classic.openvino.values import from_tensor, to_tensor
+from penstock.classic.sequences.tensors import state_outputs
+from penstock.classic.tensors import Array
+from penstock.engines.errors import InvalidRequestError, PenstockError
+
+logger = logging.getLogger(__name__)
+
+
+class OpenVINOInstance(BackendInstance):
+    def __init__(self, request: Any, config: ModelConfig, described: DescribedModel, options: Options) -> None:
+        self._request = request
+        self._name = config.name
+        self._static_batch = config.max_batch_size if options.static_batch else 0
+        self._pads = options.pads
+        self._inputs = {tensor.name: index for index, tensor in enumerate(described.inputs)}
+        outputs = [*config.output, *state_outputs(config)]
+        places = {tensor.name: index for index, tensor in enumerate(described.outputs)}
+        self._outputs = {tensor.name: places[tensor.name] for tensor in outputs}
+        self._states = {state.output_name for state in config.sequence_batching.state}
+        # configurations write a scalar as [1]
+        self._scalar_inputs = {tensor.name for tensor in described.inputs if not tensor.shape}
+        scalars = {tensor.name for tensor in described.outputs if not tensor.shape}
+        self._scalar_outputs = {tensor.name: tuple(tensor.dims) for tensor in outputs if tensor.name in scalars}
+        self._keeps_state = bool(request.query_state())
+
+    def execute(self, batch: Batch) -> None:
+        feed = batch.gather()
+        rows = len(next(iter(feed.values()))) if self._static_batch else 0
+        try:
+            self._infer(feed, rows)
+            outputs = {name: self._output(index) for name, index in self._wanted(batch.calls).items()}
+        except PenstockError:
+            raise
+        except Exception as error:
+            # an operator that fails on a CPU fails for the data it was given
+            raise InvalidRequestError(f"model '{self._name}' failed: {library.explain(error)}") from error
+        for name, dims in self._scalar_outputs.items():
+            if name in outputs and outputs[name].size == 1:
+                outputs[name] = outputs[name].reshape(dims)
+        batch.scatter({name: array[:rows] for name, array in outputs.items()} if rows else outputs)
+
+    def _infer(self, feed: Mapping[str, Array], rows: int) -> None:
+        if self._keeps_state:
+            # what a request has left behind is nothing to the next one
+            self._request.reset_state()
+        for name, array in feed.items():
+            if name in self._scalar_inputs and array.size == 1:
+                array = array.reshape(())
+            tensor = to_tensor(name, self._padded(array, rows) if rows else array)
+            self._request.set_input_tensor(self._inputs[name], tensor)
+        self._request.start_async()
+        self._request.wait()
+
+    def _padded(self, array: Array, rows: int) -> Array:
+        """Filled up to the one batch size that the model has; what the added rows give is dropped."""
+        missing = self._static_batch - rows
+        if not missing:
+            return array
+        if not self._pads:
+            raise InvalidRequestError(
+                f"model '{self._name}' takes batches of {self._static_batch} only, and this one has {rows}: set"
+                " ENABLE_BATCH_PADDING to YES"
+            )
+        return np.concatenate([array, np.repeat(array[-1:], missing, axis=0)])
+
+    def _output(self, index: int) -> Array:
+        return from_tensor(self._request.get_output_tensor(index))
+
+    def _wanted(self, calls: Sequence[InferCall]) -> dict[str, int]:
+        """Outputs that somebody in the batch asked for: others are not copied."""
+        wanted: set[str] = set()
+        for call in calls:
+            if not call.request.outputs:
+                return self._outputs
+            wanted.update(call.request.outputs)
+        return {name: index for name, index in self._outputs.items() if name in wanted or name in self._states}
+
+    def unload(self) -> None:
+        # its memory is what the model computes in
+        del self._request

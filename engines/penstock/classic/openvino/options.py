@@ -1,0 +1,93 @@
+"""What a model's parameters mean: those of Triton's OpenVINO backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.classic.model_config import ModelConfig
+from penstock.classic.openvino import library
+from penstock.classic.parameters import choice, flag, strings, whole_number
+from penstock.classic.threads import instance_count
+from penstock.engines.host.cores import usable_cores
+
+_HINTS = {name: name for name in ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT")}
+_REFUSED = {
+    "CPU_EXTENSION_PATH": "libraries of custom operators are not loaded",
+    "COMPILED_CACHE_DIR": "--backend-config=openvino,cache-dir=<folder> keeps compiled models, for all of them",
+    "CACHE_DIR": "--backend-config=openvino,cache-dir=<folder> keeps compiled models, for all of them",
+}
+_EARLIER_NAMES = {
+    "CPU_THREADS_NUM": "INFERENCE_NUM_THREADS",
+    "CPU_THROUGHPUT_STREAMS": "NUM_STREAMS",
+    "ENFORCE_BF16": "HINT_BF16",
+    "SKIP_DYNAMIC_BATCHSIZE": "SKIP_OV_DYNAMIC_BATCHSIZE",
+}
+"""Of Triton's first OpenVINO backend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    device: str
+    properties: Mapping[str, Any]
+    """For compiling."""
+    static_batch: bool
+    """Every execution has exactly `max_batch_size` inferences."""
+    pads: bool
+    """Smaller batches are filled up, where they are static."""
+    reshapes: bool
+    """Inputs get the configured dims."""
+
+
+def options(config: ModelConfig, backend_options: Mapping[str, str]) -> Options:
+    """Raises ValueError that names what cannot be."""
+    found = strings(config)
+    for key, reason in _REFUSED.items():
+        if key in found:
+            raise ValueError(f"parameter '{key}' is not supported: {reason}")
+    parameters = {_EARLIER_NAMES.get(key, key): value for key, value in found.items()}
+    return Options(
+        device=_device(parameters),
+        properties=_properties(parameters, config, backend_options),
+        static_batch=config.max_batch_size > 0 and flag(parameters, "SKIP_OV_DYNAMIC_BATCHSIZE", False),
+        pads=flag(parameters, "ENABLE_BATCH_PADDING", False),
+        reshapes=flag(parameters, "RESHAPE_IO_LAYOUTS", False),
+    )
+
+
+def _device(parameters: Mapping[str, str]) -> str:
+    device = parameters.get("TARGET_DEVICE", "CPU").strip().upper()
+    kinds = {name.partition(".")[0] for name in library.core().available_devices} | {"AUTO"}
+    if device.partition(".")[0].partition(":")[0] not in kinds:
+        raise ValueError(f"parameter 'TARGET_DEVICE' is '{device[:64]}'; this machine has {', '.join(sorted(kinds))}")
+    return device
+
+
+def _properties(
+    parameters: Mapping[str, str], config: ModelConfig, backend_options: Mapping[str, str]
+) -> dict[str, Any]:
+    """One stream for each instance, and the process's cores shared by the streams, where nothing is said."""
+    found: dict[str, Any] = {
+        "INFERENCE_NUM_THREADS": whole_number(parameters, "INFERENCE_NUM_THREADS") or usable_cores()
+    }
+    # Pinned threads cannot step aside for the server's other work.
+    found["ENABLE_CPU_PINNING"] = flag(parameters, "CPU_BIND_THREAD", False)
+    if "PERFORMANCE_HINT" in parameters:
+        found["PERFORMANCE_HINT"] = choice(parameters, "PERFORMANCE_HINT", _HINTS)
+    if "NUM_STREAMS" in parameters:
+        found["NUM_STREAMS"] = _streams(parameters)
+    elif "PERFORMANCE_HINT" not in parameters:
+        found["NUM_STREAMS"] = instance_count(config)
+    if "COMPILATION_NUM_THREADS" in parameters:
+        found["COMPILATION_NUM_THREADS"] = whole_number(parameters, "COMPILATION_NUM_THREADS")
+    # without a word the CPU may take bfloat16 for a model's FP32, and its answers differ from other frameworks'
+    found["INFERENCE_PRECISION_HINT"] = "bf16" if flag(parameters, "HINT_BF16", False) else "f32"
+    if folder := backend_options.get("cache-dir"):
+        found["CACHE_DIR"] = folder
+    return found
+
+
+def _streams(parameters: Mapping[str, str]) -> str | int:
+    text = parameters["NUM_STREAMS"].strip().upper()
+    return text if text in ("AUTO", "NUMA") else whole_number(parameters, "NUM_STREAMS")

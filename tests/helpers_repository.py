@@ -186,7 +186,7 @@ class FakeRepository:
 
 
 def loaders_of(loader: FakeLoader) -> Callable[[str], Any]:
-    def find(backend: str) -> Any:
+    def find(backend: str, folder: Path | None = None) -> Any:
         if backend != "fake":
             raise ValueError(f"no backend is called '{backend}'")
         return loader

@@ -11,6 +11,7 @@ import importlib
 from backend_candidates.candidate import Candidate
 
 BACKENDS: dict[str, tuple[str, ...]] = {
+    "backend_file": (),
     "identity": (),
     "onnxruntime": ("onnxruntime", "onnx"),
     "openvino": ("openvino",),

@@ -25,7 +25,7 @@ from penstock.classic.base import InferModel
 from penstock.classic.messages import InferRequest
 from penstock.classic.tensors import Array, Tensor, datatype_of
 from penstock.engines.errors import InvalidRequestError, PenstockError
-from penstock.gateway.repository.classic_loader import classic_loaders
+from penstock.gateway.repository.classic_loader import ClassicLoaders
 from penstock.gateway.repository.manager import ModelRepository
 from penstock.gateway.repository.settings import RepositorySettings
 from penstock.gateway.repository.storage import Repository
@@ -99,7 +99,7 @@ async def rig(backend: Candidate, tmp_path: Path) -> AsyncIterator[Rig]:
 async def serving(backend: Candidate, folder: Path) -> AsyncIterator[Rig]:
     rig = Rig(backend, folder)
     settings = RepositorySettings(control_mode="explicit")
-    rig.repository = ModelRepository(settings, classic_loaders({}), [Repository(str(folder))])
+    rig.repository = ModelRepository(settings, ClassicLoaders({}), [Repository(str(folder))])
     await rig.repository.start()
     try:
         yield rig
@@ -294,7 +294,7 @@ async def test_what_is_unloaded_leaves_nothing_behind(rig: Rig) -> None:
 
     for _ in range(2 if heavy else 1):
         before = await cycle()  # libraries start threads of their own, once
-    for _ in range(5 if heavy else 1):
+    for _ in range(4 if heavy else 1):
         after = await cycle()
     # a copy or two may not have gone back to the system yet
     assert after["memory"] - before["memory"] < 3 * HEAVY_BYTES

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.gateway.cli import main
-from penstock.gateway.repository.classic_loader import classic_loaders
+from penstock.gateway.repository.classic_loader import ClassicLoaders
 from penstock.gateway.repository.manager import ModelRepository
 from penstock.gateway.repository.settings import RepositorySettings
 from penstock.gateway.repository.storage import Repository
@@ -132,7 +132,7 @@ def test_machines_with_other_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 async def test_a_server_that_ends_says_why_for_each_model(repository: Path) -> None:
     settings = RepositorySettings()
-    manager = ModelRepository(settings, classic_loaders({}), [Repository(str(repository))])
+    manager = ModelRepository(settings, ClassicLoaders({}), [Repository(str(repository))])
     try:
         with pytest.raises(Exception, match="--exit-on-error=false serves the others") as ended:
             await manager.start()

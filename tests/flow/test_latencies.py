@@ -16,7 +16,7 @@ from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError
 from penstock.gateway.repository.cache_config import build_cache
-from penstock.gateway.repository.classic_loader import classic_loaders
+from penstock.gateway.repository.classic_loader import ClassicLoaders
 from penstock.gateway.repository.manager import ModelRepository
 from penstock.gateway.repository.settings import RepositorySettings
 from penstock.gateway.repository.storage import Repository
@@ -121,7 +121,7 @@ async def test_models_of_a_repository_are_observed_after_their_warm_up(tmp_path:
 
     cache = build_cache(("local,size=100000",), 0)
     repositories = [Repository(str(tmp_path))]
-    manager = ModelRepository(RepositorySettings(), classic_loaders({}), repositories, cache=cache, observe=observe)
+    manager = ModelRepository(RepositorySettings(), ClassicLoaders({}), repositories, cache=cache, observe=observe)
     try:
         await manager.start()
         assert seen == Seen()

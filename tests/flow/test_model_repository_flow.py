@@ -17,7 +17,7 @@ from penstock.classic.base import BackendInstance, Batch
 from penstock.classic.messages import InferRequest
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError
-from penstock.gateway.repository.classic_loader import classic_loaders
+from penstock.gateway.repository.classic_loader import ClassicLoaders
 from penstock.gateway.repository.manager import ModelRepository
 from penstock.gateway.repository.settings import RepositorySettings
 from penstock.gateway.repository.storage import Repository
@@ -41,7 +41,7 @@ def _write(folder: Path, *versions: int, config: str = CONFIG % ZEROS) -> None:
 
 @asynccontextmanager
 async def _serving(folder: Path, **settings: Any) -> AsyncIterator[ModelRepository]:
-    manager = ModelRepository(RepositorySettings(**settings), classic_loaders({}), [Repository(str(folder))])
+    manager = ModelRepository(RepositorySettings(**settings), ClassicLoaders({}), [Repository(str(folder))])
     try:
         await manager.start()
         yield manager

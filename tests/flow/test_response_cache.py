@@ -26,7 +26,7 @@ from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.repository.cache_config import build_cache
-from penstock.gateway.repository.classic_loader import classic_loaders
+from penstock.gateway.repository.classic_loader import ClassicLoaders
 from penstock.gateway.repository.manager import ModelRepository
 from penstock.gateway.repository.settings import RepositorySettings
 from penstock.gateway.repository.storage import Repository
@@ -48,7 +48,7 @@ def _write(repository: Path, config: str = CONFIG) -> None:
 @asynccontextmanager
 async def _serving(folder: Path, cache: ResponseCache | None) -> AsyncIterator[ModelRepository]:
     settings = RepositorySettings(control_mode="explicit", load_models=("*",))
-    manager = ModelRepository(settings, classic_loaders({}), [Repository(str(folder))], cache=cache)
+    manager = ModelRepository(settings, ClassicLoaders({}), [Repository(str(folder))], cache=cache)
     try:
         await manager.start()
         yield manager

@@ -59,9 +59,9 @@ from penstock.gateway.metrics.registry import Metrics
 from penstock.gateway.pooling.plane import PoolingPlane
 from penstock.gateway.repository.cache_config import build_cache
 from penstock.gateway.repository.checking import RepositoryCheck, Verdict
-from penstock.gateway.repository.classic_loader import classic_loaders
+from penstock.gateway.repository.classic_loader import ClassicLoaders
 from penstock.gateway.repository.manager import ModelRepository
-from penstock.gateway.repository.planning import Loader
+from penstock.gateway.repository.planning import Loader, Loaders
 from penstock.gateway.repository.rate_limits import build_rate_limiter
 from penstock.gateway.repository.settings import RepositorySettings
 from penstock.gateway.repository.storage import Repository
@@ -130,10 +130,10 @@ def check_models(config: Config, gpus: int | None) -> list[Verdict]:
 
 def _loaders(
     config: Config, settings: RepositorySettings, dataplane: DataPlane, budget: MemoryBudget, board: LoadingBoard
-) -> Callable[[str], Loader]:
+) -> Loaders:
     """By the backend's name."""
     limiter = build_rate_limiter(config.repository.rate_limit, config.repository.rate_limit_resource)
-    classic = classic_loaders(settings.backend_options, limiter)
+    classic = ClassicLoaders(settings.backend_options, limiter)
 
     async def build(own: Config, name: str) -> LoadedModel:
         check_installed(own.model.engine)
@@ -148,8 +148,8 @@ def _loaders(
 
     language = language_loaders(config, dataplane, build, settings.backend_options)
 
-    def loader(backend: str) -> Loader:
-        return language.get(backend) or classic(backend)
+    def loader(backend: str, folder: Path | None = None) -> Loader:
+        return language.get(backend) or classic(backend, folder)
 
     return loader
 

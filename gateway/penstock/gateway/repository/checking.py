@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast
@@ -19,7 +19,7 @@ from penstock.gateway.repository.config_fields import FIELDS, Fate
 from penstock.gateway.repository.config_file import config_path
 from penstock.gateway.repository.field_lines import field_lines
 from penstock.gateway.repository.layout import available_versions
-from penstock.gateway.repository.planning import Completer, plan_model, version_config
+from penstock.gateway.repository.planning import Loaders, plan_model, version_config
 from penstock.gateway.repository.settings import RepositorySettings
 from penstock.gateway.repository.storage import Repository
 from penstock.gateway.repository.supported import set_paths
@@ -82,7 +82,7 @@ class RepositoryCheck:
     def __init__(
         self,
         settings: RepositorySettings,
-        backends: Callable[[str], Completer],
+        backends: Loaders,
         *,
         has_cache: bool = False,
         limits_rates: bool = False,
@@ -120,7 +120,7 @@ class RepositoryCheck:
             model.lines = field_lines(path.read_bytes().decode(errors="replace"))
         plan = plan_model(self._settings, model.name, folder)
         model.versions = select_versions(plan.config.version_policy, available_versions(folder), model.name)
-        backend = None if is_ensemble(plan.config) else self._backends(plan.config.backend)
+        backend = None if is_ensemble(plan.config) else self._backends(plan.config.backend, folder)
         for version in model.versions:
             model.config = version_config(self._settings, plan, version, backend)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
 
+from penstock.classic.backend_file import FILENAME, load_backend_file
 from penstock.classic.base import Backend, InferModel, ModelContext
 from penstock.classic.model import load_model
 from penstock.classic.model_config import ModelConfig
@@ -34,29 +35,60 @@ class ClassicLoader:
         return await load_model(context, self._backend, self._limiter)
 
 
-def classic_loaders(
-    options: Mapping[str, Mapping[str, str]], limiter: RateLimiter | None = None
-) -> Callable[[str], Loader]:
-    """Gives the loader for a backend's name, the same one for all its models. It raises ValueError for unknown names.
+class FileLoader(ClassicLoader):
+    """Of a backend that is a backend.py."""
 
-    `options` are RepositorySettings.backend_options; `limiter` is there where rate limits are applied.
-    """
+    def auto_complete(self, config: ModelConfig, version_folder: Path) -> None:
+        _check_runtime(config)
+        super().auto_complete(config, version_folder)
 
-    found: dict[str, Loader] = {}
-    lock = Lock()  # models are prepared in threads
-
-    def loader(backend: str) -> Loader:
-        with lock:
-            if backend not in found:
-                name = _PYTHON if _is_python_based(backend, options.get(_PYTHON, {})) else backend
-                settings = {**options.get("", {}), **options.get(name, {})}
-                found[backend] = ClassicLoader(find_backend(name)(settings), limiter)
-            return found[backend]
-
-    return loader
+    async def load(self, context: ModelContext) -> InferModel:
+        _check_runtime(context.config)
+        return await super().load(context)
 
 
-def _is_python_based(backend: str, options: Mapping[str, str]) -> bool:
-    """Whether it is a program for the python backend, in the folder that its option names, and no plugin."""
-    folder = options.get("backend-directory", "")
-    return bool(folder) and backend not in backend_names() and (Path(folder) / backend / "model.py").is_file()
+class ClassicLoaders:
+    """Gives the loader for a backend's name: a plugin's, a file's in the model's own folder, or what the folder of
+    `--backend-directory` has. Plugins and programs are made once for all their models, files for each load of a model:
+    a reload takes in what has changed."""
+
+    def __init__(self, options: Mapping[str, Mapping[str, str]], limiter: RateLimiter | None = None) -> None:
+        """`options` are RepositorySettings.backend_options; `limiter` is there where rate limits are applied."""
+        self._options = options
+        self._limiter = limiter
+        directory = options.get(_PYTHON, {}).get("backend-directory", "")
+        self._directory = Path(directory) if directory else None
+        self._found: dict[str, Loader] = {}
+        self._lock = Lock()  # models are prepared in threads
+
+    def __call__(self, backend: str, folder: Path | None = None) -> Loader:
+        """`folder` is the model's. Raises ValueError for unknown names, and for a file that cannot be loaded."""
+        is_plugin = backend in backend_names()
+        if not is_plugin and folder is not None and (folder / FILENAME).is_file():
+            return self._of_file(folder / FILENAME, backend, f"model '{folder.name}'")
+        if not is_plugin and self._directory is not None and (self._directory / backend / FILENAME).is_file():
+            return self._of_file(self._directory / backend / FILENAME, backend, f"the backend '{backend}'")
+        with self._lock:
+            if backend not in self._found:
+                name = _PYTHON if not is_plugin and self._has_program(backend) else backend
+                self._found[backend] = ClassicLoader(find_backend(name)(self._settings(name)), self._limiter)
+            return self._found[backend]
+
+    def _of_file(self, path: Path, backend: str, owner: str) -> Loader:
+        with self._lock:
+            kind = load_backend_file(path, owner)
+        return FileLoader(kind(self._settings(backend)), self._limiter)
+
+    def _settings(self, backend: str) -> dict[str, str]:
+        return {**self._options.get("", {}), **self._options.get(backend, {})}
+
+    def _has_program(self, backend: str) -> bool:
+        """Whether it is a program for the python backend."""
+        return self._directory is not None and (self._directory / backend / "model.py").is_file()
+
+
+def _check_runtime(config: ModelConfig) -> None:
+    if config.runtime not in ("", FILENAME):
+        raise ValueError(
+            f"model '{config.name}': its backend is a {FILENAME} and has no runtime '{config.runtime[:64]}'"
+        )

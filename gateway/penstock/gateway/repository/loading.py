@@ -22,7 +22,7 @@ from penstock.gateway.errors import wire_shape
 from penstock.gateway.repository.ensemble_loader import EnsembleLoader
 from penstock.gateway.repository.layout import available_versions
 from penstock.gateway.repository.models import UNLOADED, Deployment, close_folder, stop_models
-from penstock.gateway.repository.planning import Loader, ModelPlan, plan_model, version_config
+from penstock.gateway.repository.planning import Loader, Loaders, ModelPlan, plan_model, version_config
 from penstock.gateway.repository.settings import RepositorySettings
 from penstock.gateway.repository.storage import LocalModel
 from penstock.gateway.repository.versions import select_versions
@@ -60,7 +60,7 @@ class ModelLoading:
     def __init__(
         self,
         settings: RepositorySettings,
-        loaders: Callable[[str], Loader],
+        loaders: Loaders,
         host: Host,
         ensembles: EnsembleLoader,
         cache: ResponseCache | None = None,
@@ -112,7 +112,7 @@ class ModelLoading:
         except InvalidRequestError as error:
             told = InvalidRequestError(f"load failed for model '{name}': {error.message}")
             raise LoadError(told, error.message) from None
-        loader = self._ensembles if is_ensemble(plan.config) else self._loaders(plan.config.backend)
+        loader = self._ensembles if is_ensemble(plan.config) else self._loaders(plan.config.backend, folder)
         return _Plan(plan, versions, loader)
 
     async def _prepare_ensemble(self, name: str, config: ModelConfig) -> None:

@@ -33,7 +33,7 @@ from penstock.gateway.repository.loading import LoadError, ModelLoading, load_fa
 from penstock.gateway.repository.models import UNLOADED, Deployment, ModelEntry, VersionStatus
 from penstock.gateway.repository.operations import STOPPING, Operations
 from penstock.gateway.repository.overrides import check_files, write_files
-from penstock.gateway.repository.planning import Loader
+from penstock.gateway.repository.planning import Loaders
 from penstock.gateway.repository.polling import poll_forever
 from penstock.gateway.repository.settings import ALL_MODELS, RepositorySettings
 from penstock.gateway.repository.storage import LocalModel, Repository
@@ -55,7 +55,7 @@ class ModelRepository:
     def __init__(
         self,
         settings: RepositorySettings,
-        loaders: Callable[[str], Loader],
+        loaders: Loaders,
         repositories: Sequence[Repository],
         *,
         metric: MetricFactory | None = None,

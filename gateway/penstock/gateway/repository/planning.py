@@ -32,6 +32,15 @@ class Loader(Completer, Protocol):
         ...
 
 
+class Loaders(Protocol):
+    def __call__(self, backend: str, folder: Path | None = None) -> Loader:
+        """The loader for a backend's name; `folder` is the model's, which may have a backend of its own. In a thread.
+
+        Raises ValueError for unknown names.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
     """A model whose configuration is supported as far as it is written."""

@@ -9,7 +9,7 @@ import pytest
 from penstock.classic.base import Backend
 from penstock.classic.identity import IdentityBackend
 from penstock.classic.python.backend import PythonBackend
-from penstock.gateway.repository.classic_loader import ClassicLoader, classic_loaders
+from penstock.gateway.repository.classic_loader import ClassicLoader, ClassicLoaders
 
 
 def backend_of(loader: object) -> Backend:
@@ -26,21 +26,21 @@ def programs(tmp_path: Path) -> Path:
 
 
 def test_a_name_stands_for_its_plugin() -> None:
-    assert isinstance(backend_of(classic_loaders({})("identity")), IdentityBackend)
+    assert isinstance(backend_of(ClassicLoaders({})("identity")), IdentityBackend)
 
 
 def test_a_program_in_the_backend_directory_is_a_backend(programs: Path) -> None:
-    loaders = classic_loaders({"python": {"backend-directory": str(programs)}})
+    loaders = ClassicLoaders({"python": {"backend-directory": str(programs)}})
     assert isinstance(backend_of(loaders("mine")), PythonBackend)
     assert isinstance(backend_of(loaders("identity")), IdentityBackend)
 
 
 def test_unknown_names_are_refused_with_the_known_ones(programs: Path) -> None:
-    loaders = classic_loaders({"python": {"backend-directory": str(programs)}})
-    with pytest.raises(ValueError, match=r"no backend is called 'other'; there are identity, onnxruntime, python"):
+    loaders = ClassicLoaders({"python": {"backend-directory": str(programs)}})
+    with pytest.raises(ValueError, match=r"no backend is called 'other'; there are identity, onnxruntime, openvino, python, "):
         loaders("other")
 
 
 def test_options_for_all_backends_reach_each() -> None:
-    loader = classic_loaders({"": {"default-max-batch-size": "8"}, "python": {"stub-timeout-seconds": "7"}})("python")
+    loader = ClassicLoaders({"": {"default-max-batch-size": "8"}, "python": {"stub-timeout-seconds": "7"}})("python")
     assert backend_of(loader).options == {"default-max-batch-size": "8", "stub-timeout-seconds": "7"}

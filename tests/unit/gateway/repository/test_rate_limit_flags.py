@@ -13,7 +13,7 @@ from penstock.classic.base import Host, ModelContext
 from penstock.classic.rate_limiter import GLOBAL, Resource, Seat
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.configuration.config import ConfigError, load_config
-from penstock.gateway.repository.classic_loader import classic_loaders
+from penstock.gateway.repository.classic_loader import ClassicLoaders
 from penstock.gateway.repository.rate_limits import build_rate_limiter
 
 FLAGS = ("R1:10", "R2:5:0", "R2:8:1", "R3:2")
@@ -57,6 +57,6 @@ async def test_the_log_names_models_whose_limits_are_off(caplog: pytest.LogCaptu
         name="echo", version=1, config=config, model_folder=Path(), version_folder=Path("1"), host=host
     )
     with caplog.at_level(logging.WARNING, "penstock"):
-        model = await classic_loaders({})("identity").load(context)
+        model = await ClassicLoaders({})("identity").load(context)
     await model.stop()
     assert "model 'echo' has rate limits, and the server has them off (--rate-limit)" in caplog.text

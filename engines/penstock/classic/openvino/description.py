@@ -47,8 +47,6 @@ def _name(port: Any, known: set[str]) -> str:
     # an output without names is called as the operator that computes it
     producer = node.input_value(0).get_node() if node.get_type_name() == "Result" else node
     candidates = [*names, producer.get_friendly_name(), node.get_friendly_name()]
-    # a framework's suffix for its first output
-    candidates += [name.removesuffix(":0") for name in names]
     return next((name for name in candidates if name in known), candidates[0])
 
 

@@ -13,7 +13,7 @@ from penstock.classic.openvino import library
 FILENAMES = (
     *("model.xml", "model.onnx", "model.pdmodel", "model.savedmodel", "model.graphdef", "model.pb", "model.tflite"),
 )
-_GRAPHDEF = ".graphdef"
+_FROZEN_GRAPHS = frozenset({".graphdef", ".pb", ".pbtxt"})
 
 
 def read_model(config: ModelConfig, version_folder: Path) -> Any:
@@ -24,14 +24,16 @@ def read_model(config: ModelConfig, version_folder: Path) -> Any:
     if path.suffix == ".onnx":
         check_external_data(path, version_folder)
     try:
-        if path.suffix == _GRAPHDEF:
-            return _frozen_graph(path)
-        return library.core().read_model(str(path))
+        model = library.core().read_model(str(path))
     except Exception as error:
         raise ValueError(f"'{path.name}' cannot be loaded: {library.explain(error)}") from error
+    if path.suffix in _FROZEN_GRAPHS:
+        _call_as_their_operators(model)
+    return model
 
 
-def _frozen_graph(path: Path) -> Any:
-    """Triton's name of a frozen graph, whose format OpenVINO does not recognize by it."""
-    frontend = library.load().frontend.FrontEndManager().load_by_framework("tf")
-    return frontend.convert(frontend.load(str(path)))
+def _call_as_their_operators(model: Any) -> None:
+    """Tensors of a graph are called `name:0`, after the operator's first output; configurations write `name`."""
+    for port in (*model.inputs, *model.outputs):
+        names = port.get_names()
+        port.get_tensor().set_names(names | {name.removesuffix(":0") for name in names})

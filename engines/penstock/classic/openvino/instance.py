@@ -16,7 +16,7 @@ from penstock.classic.openvino.options import Options
 from penstock.classic.openvino.values import from_tensor, to_tensor
 from penstock.classic.sequences.tensors import state_outputs
 from penstock.classic.tensors import Array
-from penstock.engines.errors import InvalidRequestError, PenstockError
+from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +27,7 @@ class OpenVINOInstance(BackendInstance):
         self._name = config.name
         self._static_batch = config.max_batch_size if options.static_batch else 0
         self._pads = options.pads
+        self._on_cpu = options.device == "CPU"
         self._inputs = {tensor.name: index for index, tensor in enumerate(described.inputs)}
         outputs = [*config.output, *state_outputs(config)]
         places = {tensor.name: index for index, tensor in enumerate(described.outputs)}
@@ -47,8 +48,7 @@ class OpenVINOInstance(BackendInstance):
         except PenstockError:
             raise
         except Exception as error:
-            # an operator that fails on a CPU fails for the data it was given
-            raise InvalidRequestError(f"model '{self._name}' failed: {library.explain(error)}") from error
+            raise self._explained(error) from error
         for name, dims in self._scalar_outputs.items():
             if name in outputs and outputs[name].size == 1:
                 outputs[name] = outputs[name].reshape(dims)
@@ -77,6 +77,14 @@ class OpenVINOInstance(BackendInstance):
                 " ENABLE_BATCH_PADDING to YES"
             )
         return np.concatenate([array, np.repeat(array[-1:], missing, axis=0)])
+
+    def _explained(self, error: Exception) -> PenstockError:
+        text = f"model '{self._name}' failed: {library.explain(error)}"
+        # an operator that fails on a CPU fails for the data it was given
+        if self._on_cpu and isinstance(error, RuntimeError):
+            return InvalidRequestError(text)
+        logger.error("%s", text)
+        return EngineError(text)
 
     def _output(self, index: int) -> Array:
         return from_tensor(self._request.get_output_tensor(index))

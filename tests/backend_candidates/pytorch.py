@@ -48,7 +48,7 @@ def write_script(folder: Path, module: torch.nn.Module) -> None:
 
 def exported(number: int, rows: int = TABLE_ROWS) -> torch.export.ExportedProgram:
     """Batches of up to 64."""
-    batch = {0: torch.export.Dim("batch", max=64)}
+    batch = {0: torch.export.Dim("batch", min=1, max=64)}
     examples = (torch.ones(2, 4), torch.zeros(2, 1, dtype=torch.int64))
     return torch.export.export(NamedLookup(number, rows).eval(), examples, dynamic_shapes=(batch, batch))
 

@@ -16,6 +16,7 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "onnxruntime": ("onnxruntime", "onnx"),
     "openvino": ("openvino",),
     "openvino.ONNX": ("openvino", "onnx"),
+    "openvino_paddle": ("openvino", "paddle"),
     "python": (),
     "pytorch": ("torch",),
     "pytorch.EXPORTED": ("torch",),

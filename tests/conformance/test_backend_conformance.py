@@ -108,6 +108,8 @@ async def serving(backend: Candidate, folder: Path) -> AsyncIterator[Rig]:
 
 
 def request(inputs: Arrays, *outputs: str) -> InferRequest:
+    for array in inputs.values():
+        array.flags.writeable = False  # as what lies in a request's body
     tensors = {name: Tensor(name, datatype_of(array.dtype), array) for name, array in inputs.items()}
     return InferRequest(inputs=tensors, outputs=outputs)
 

@@ -11,9 +11,10 @@ from typing import Any
 from penstock.classic.base import Backend, BackendModel, InstanceContext, ModelContext
 from penstock.classic.described import DescribedModel, check, complete, default_max_batch_size, is_complete
 from penstock.classic.model_config import ModelConfig
+from penstock.classic.model_files import model_path
 from penstock.classic.openvino import library
 from penstock.classic.openvino.description import describe, reshape
-from penstock.classic.openvino.files import read_model
+from penstock.classic.openvino.files import FILENAMES, read_model
 from penstock.classic.openvino.instance import OpenVINOInstance
 from penstock.classic.openvino.options import Options, options
 from penstock.classic.sequences.tensors import server_inputs, state_outputs
@@ -31,9 +32,11 @@ class OpenVINOBackend(Backend):
             raise ValueError(f"the openvino backend has no option '{unknown[0][:64]}'")
 
     def auto_complete(self, config: ModelConfig, version_folder: Path) -> None:
+        found = options(config, self.options)
+        model_path(config, version_folder, *FILENAMES)
         if is_complete(config):
             return
-        model = _prepared(config, version_folder, options(config, self.options))
+        model = _prepared(config, version_folder, found)
         complete(config, describe(model, _names(config)), default_max_batch_size(self.options))
 
     def load_model(self, context: ModelContext) -> OpenVINOModel:

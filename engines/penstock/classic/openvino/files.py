@@ -11,7 +11,13 @@ from penstock.classic.onnxruntime.files import check_external_data
 from penstock.classic.openvino import library
 
 FILENAMES = (
-    *("model.xml", "model.onnx", "model.pdmodel", "model.savedmodel", "model.graphdef", "model.pb", "model.tflite"),
+    "model.xml",
+    "model.onnx",
+    "model.pdmodel",
+    "model.savedmodel",
+    "model.graphdef",
+    "model.pb",
+    "model.tflite",
 )
 _FROZEN_GRAPHS = frozenset({".graphdef", ".pb", ".pbtxt"})
 

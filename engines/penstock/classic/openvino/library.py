@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 _PLACES = re.compile(
-    r"^(?:Exception from \S+:|Check '.*' failed at \S+:|FrontEnd API failed with \w+:)\s*$\n?", re.MULTILINE
+    r"(?:Exception from |Check '.*' failed at |Caught exception: )?\S*src/\S+:\d+:?|FrontEnd API failed.*"
 )
 _PATHS = re.compile(r"/[^\s\"']*/")
 
@@ -29,5 +29,5 @@ def core() -> Any:
 
 def explain(error: Exception) -> str:
     """A text without the places in OpenVINO's own source, and without folders of this machine."""
-    text = _PLACES.sub("", str(error)).replace("Exception from ", "")
+    text = _PLACES.sub("", str(error))
     return " ".join(_PATHS.sub("", text).split())[:400] or type(error).__name__

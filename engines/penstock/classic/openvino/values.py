@@ -23,7 +23,7 @@ def to_tensor(name: str, array: Array) -> Any:
     array = np.ascontiguousarray(array)
     if array.dtype == _BF16:
         return ov.Tensor(array.view(np.int16), ov.Shape(array.shape), ov.Type.bf16)
-    return ov.Tensor(array, shared_memory=True)
+    return ov.Tensor(array, shared_memory=array.flags.writeable)
 
 
 def _text_tensor(name: str, array: Array) -> Any:

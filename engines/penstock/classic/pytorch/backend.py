@@ -43,12 +43,14 @@ class PyTorchBackend(Backend):
         self._modules = ModuleBackend({})
 
     def auto_complete(self, config: ModelConfig, version_folder: Path) -> None:
+        library.check_installed()
         if _is_module(config):
             self._modules.auto_complete(config, version_folder)
             return
+        path, format = model_file(config, version_folder)
+        options(config)
         if is_complete(config):
             return
-        path, format = model_file(config, version_folder)
         if format is not Format.EXPORTED:
             raise ValueError(
                 f"model '{config.name}' needs its inputs and outputs in config.pbtxt: '{path.name}' ({format.value})"

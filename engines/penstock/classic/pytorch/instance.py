@@ -76,8 +76,6 @@ class PyTorchInstance(BackendInstance):
 
     def _explained(self, error: Exception) -> PenstockError:
         text = f"PyTorch execute failure: {library.explain(error)}"
-        if "dim value is too small" in text:
-            text += " (torch.export.Dim has a minimum of 2 unless min=1 is given)"
         if isinstance(error, MemoryError | self._torch.OutOfMemoryError) or "can't allocate memory" in text:
             return NoResourcesError(text)
         # an operator that fails on a CPU fails for the data it was given; on a GPU, that may be anything

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import re
 from typing import Any
 
@@ -10,12 +10,22 @@ _LAST_ERROR = re.compile(r"^(?:\w+(?:Error|Exception)): (.*)", re.MULTILINE | re
 _NATIVE_FRAMES = re.compile(r"\n(?:Exception raised from|C\+\+ CapturedTraceback|frame #).*", re.DOTALL)
 
 
+def check_installed() -> None:
+    """Raises ValueError, without the seconds that an import takes."""
+    if importlib.util.find_spec("torch") is None:
+        raise _missing("it is not installed")
+
+
 def load(module: str = "torch") -> Any:
     """The module. Raises ValueError that says how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ValueError(f"PyTorch models need the package torch ({error}): pip install 'penstock[pytorch]'") from error
+        raise _missing(error) from error
+
+
+def _missing(reason: object) -> ValueError:
+    return ValueError(f"PyTorch models need the package torch ({reason}): pip install 'penstock[pytorch]'")
 
 
 def explain(error: Exception) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -143,14 +142,16 @@ def _most_rows(program: Any) -> int | None:
 
 
 class Compiled:
-    """An AOTInductor package: machine code, with inputs and outputs in the order in which it was exported."""
+    """An AOTInductor package: machine code, with inputs and outputs in the order in which it was exported.
+
+    It takes the types and shapes of what it gets for granted. With AOTI_RUNTIME_CHECK_INPUTS=1 in the environment it
+    checks them, and then many a package refuses batches of one: it was compiled for two or more.
+    """
 
     described = None
     most_rows = None
 
     def __init__(self, path: Path, device: Any) -> None:
-        # Read by the package when it is loaded: without it, a wrong shape or type is read as if it were the right one.
-        os.environ.setdefault("AOTI_RUNTIME_CHECK_INPUTS", "1")
         load = library.load("torch._inductor").aoti_load_package
         self._package = load(str(path), device_index=-1 if device.type == "cpu" else device.index)
         _, spec = json.loads(self._package.loader.get_call_spec()[0])

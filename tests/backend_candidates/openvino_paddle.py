@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-os.environ["FLAGS_enable_pir_api"] = "0"
+os.environ.update(FLAGS_enable_pir_api="0")
 
 import paddle
 

@@ -1,5 +1,7 @@
-"""An AOTInductor package under the pytorch backend. Compiling it takes minutes: only where PENSTOCK_AOT_INDUCTOR is set,
-as .ci/backends does."""
+"""An AOTInductor package under the pytorch backend.
+
+Compiling it takes minutes: only where PENSTOCK_AOT_INDUCTOR is set, as .ci/backends does.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,5 @@ def test_its_inputs_may_be_named_by_index(folder: Path) -> None:
 
 
 def test_it_does_not_tell_its_shapes(folder: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"needs its inputs and outputs in config\.pbtxt: 'model\.pt2' \(AOTInductor\)"
-    ):
+    with pytest.raises(ValueError, match=r"needs its inputs and outputs .*'model\.pt2' \(AOTInductor\)"):
         loaded(folder, "max_batch_size: 8")

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 _PLACES = re.compile(
-    r"(?:Exception from |Check '.*' failed at |Caught exception: )?\S*src/\S+:\d+:?|FrontEnd API failed.*"
+    r"(?:Exception from |Check '.*' failed at )?\S*src/\S+:\d+:?|FrontEnd API failed.*|Caught exception: "
 )
 _PATHS = re.compile(r"/[^\s\"']*/")
 

@@ -95,6 +95,12 @@ def test_types_come_back_as_they_went_in(tmp_path: Path, kind: Any, dtype: Any) 
     assert found.tolist() == array.tolist()
 
 
+def test_what_was_read_from_the_network_is_taken_as_it_is(tmp_path: Path) -> None:
+    instance = loaded(tmp_path, identity([-1, 2]), "")
+    array = np.frombuffer(np.ones((3, 2), np.float32).tobytes(), np.float32).reshape(3, 2)
+    np.testing.assert_array_equal(run(instance, X=array)["Y"], array)
+
+
 def test_an_answer_is_not_the_memory_of_the_next_one(tmp_path: Path) -> None:
     instance = loaded(tmp_path, lookup(1), LOOKUP)
     first = run(instance, **rows(2))["OUTPUT1"]

@@ -325,9 +325,7 @@ class RepositoryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "as much as one instance needs at most; may be repeated"
         ),
     ] = ()
-    backend_directory: Annotated[str, Meta(description="folder with backends, as NAME/backend.py or NAME/model.py")] = (
-        ""
-    )
+    backend_directory: Annotated[str, Meta(description="folder with backends: NAME/backend.py or NAME/model.py")] = ""
     backend_config: Annotated[
         tuple[Name, ...],
         Meta(description="a backend's setting, as BACKEND,KEY=VALUE, or KEY=VALUE for all; may be repeated"),

@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from helpers_language_repository import write_trtllm
 from helpers_server import Server, block, serving, wait_until
+from helpers_tritonclient import infer_inputs
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -33,15 +34,6 @@ def server() -> Iterator[Server]:
     ) as server:
         server.wait_for_log(r"ready: 4 models: add_sub 1, add_sub_onnx 1, chat 1, repeat 1")
         yield server
-
-
-def infer_inputs(module: Any, **arrays: np.ndarray[Any, Any]) -> list[Any]:
-    made = []
-    for name, array in arrays.items():
-        datatype = {"f": "FP32", "O": "BYTES", "b": "BOOL", "i": "INT32"}[array.dtype.kind]
-        made.append(module.InferInput(name, list(array.shape), datatype))
-        made[-1].set_data_from_numpy(array)
-    return made
 
 
 def text(*values: str) -> np.ndarray[Any, Any]:

@@ -17,6 +17,7 @@ from penstock.classic.openvino.description import describe, reshape
 from penstock.classic.openvino.files import FILENAMES, read_model
 from penstock.classic.openvino.instance import OpenVINOInstance
 from penstock.classic.openvino.options import Options, options
+from penstock.classic.ragged.layout import generated_inputs
 from penstock.classic.sequences.tensors import server_inputs, state_outputs
 
 _OPTIONS = frozenset({"default-max-batch-size", "cache-dir"})
@@ -78,8 +79,8 @@ def _prepared(config: ModelConfig, version_folder: Path, options: Options) -> An
 
 
 def _names(config: ModelConfig) -> list[str]:
-    tensors = (*config.input, *server_inputs(config), *config.output, *state_outputs(config))
-    return [tensor.name for tensor in tensors]
+    inputs = (*config.input, *server_inputs(config), *generated_inputs(config))
+    return [tensor.name for tensor in (*inputs, *config.output, *state_outputs(config))]
 
 
 def _checked(model: Any, config: ModelConfig, options: Options) -> DescribedModel:

@@ -60,6 +60,10 @@ def _shape(port: Any) -> tuple[int, ...]:
 def reshape(model: Any, config: ModelConfig, *, static_batch: bool, to_config: bool) -> None:
     """Gives the inputs the configuration's batch dimension, variable or exactly `max_batch_size` (`static_batch`), and
     where `to_config` its dims too. Raises ValueError when the model cannot have them."""
+    if config.batch_input or any(tensor.allow_ragged_batch for tensor in config.input):
+        if static_batch or to_config:
+            raise ValueError(f"model '{config.name}' has ragged inputs, whose shapes are the model's own")
+        return
     if not (config.max_batch_size or to_config):
         return
     dims = {tensor.name: _model_dims(tensor) for tensor in config.input}

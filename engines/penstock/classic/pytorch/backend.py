@@ -21,6 +21,7 @@ from penstock.classic.pytorch.files import Format, model_file
 from penstock.classic.pytorch.instance import PyTorchInstance
 from penstock.classic.pytorch.options import Options, options
 from penstock.classic.pytorch.programs import Program, load_program
+from penstock.classic.ragged.layout import generated_inputs
 from penstock.classic.sequences.tensors import server_inputs, state_outputs
 
 _RUNTIME = "model.py"
@@ -95,15 +96,17 @@ class PyTorchModel(BackendModel):
 
 
 def _is_module(config: ModelConfig) -> bool:
-    """Raises ValueError for another runtime."""
+    """Raises ValueError for another runtime, and for what this one does not support."""
     if config.runtime not in ("", _RUNTIME):
         raise ValueError(f"model '{config.name}': the pytorch backend has no runtime '{config.runtime[:64]}'")
+    if config.runtime and (config.batch_input or any(tensor.allow_ragged_batch for tensor in config.input)):
+        raise ValueError(f"model '{config.name}': ragged inputs are not supported with runtime '{_RUNTIME}'")
     return bool(config.runtime)
 
 
 def _bound(program: Program, config: ModelConfig) -> InputBinding:
     """Raises ValueError when the configuration is not one of this program."""
-    inputs = [*config.input, *server_inputs(config)]
+    inputs = [*config.input, *server_inputs(config), *generated_inputs(config)]
     optional = [tensor.name for tensor in config.input if tensor.optional]
     try:
         binding = bind_inputs([tensor.name for tensor in inputs], optional, program.arguments)

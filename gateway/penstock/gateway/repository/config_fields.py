@@ -80,7 +80,7 @@ _TENSORS = {
         "batch_output.target_name",
         "batch_output.kind",
         "batch_output.source_input",
-        only="onnxruntime tensorrt python identity",
+        only="onnxruntime openvino pytorch tensorrt python identity",
     ),
     **_refused("tensors are in their linear format", "input.is_non_linear_format_io", "output.is_non_linear_format_io"),
 }

@@ -1,25 +1,31 @@
-"""The onnxruntime backend with ragged inputs: served in batches, and configurations that do not fit the model."""
+"""Backends with ragged inputs: served in batches, and configurations that do not fit the model."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from google.protobuf import text_format
 from onnx import TensorProto
 
+from backend_candidates.pytorch import write_script
 from helpers_backends import load, model_context
 from helpers_classic import output
 from helpers_classic import request as made
 from helpers_onnx import identity, save
 from helpers_ragged import CONFIG, write_sums
+from penstock.classic.base import Backend
 from penstock.classic.identity import IdentityBackend
 from penstock.classic.messages import InferRequest
 from penstock.classic.model import load_model
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.onnxruntime.backend import OnnxRuntimeBackend
+from penstock.classic.openvino.backend import OpenVINOBackend
+from penstock.classic.pytorch.backend import PyTorchBackend
 
 
 def config(text: str = CONFIG) -> ModelConfig:
@@ -30,9 +36,35 @@ def floats(*values: float) -> InferRequest:
     return made(INPUT=np.array([values], np.float32))
 
 
-async def test_requests_of_different_shapes_are_one_execution(tmp_path: Path) -> None:
-    version = write_sums(tmp_path)
-    model = await load_model(model_context(config(), version), OnnxRuntimeBackend({}))
+class Sums(torch.nn.Module):
+    def forward(
+        self, values: torch.Tensor, ends: torch.Tensor, width: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        at_end = values.cumsum(0)[ends.to(torch.int64) - 1]
+        at_start = torch.cat([torch.zeros(1), at_end[:-1]])
+        longest = torch.full([len(at_end), 1], width.size(0), dtype=torch.int64)
+        return values + values, (at_end - at_start).unsqueeze(1), longest
+
+
+def write_script_of_sums(folder: Path) -> Path:
+    write_script(folder / "sums" / "1", Sums())
+    return folder / "sums" / "1"
+
+
+@pytest.mark.parametrize(
+    ("backend", "write"),
+    [
+        (OnnxRuntimeBackend({}), write_sums),
+        (OpenVINOBackend({}), write_sums),
+        (PyTorchBackend({}), write_script_of_sums),
+    ],
+    ids=["onnxruntime", "openvino", "pytorch"],
+)
+async def test_requests_of_different_shapes_are_one_execution(
+    tmp_path: Path, backend: Backend, write: Callable[[Path], Path]
+) -> None:
+    version = write(tmp_path)
+    model = await load_model(model_context(config(), version), backend)
     answers = await asyncio.gather(*(model.infer(floats(*row)) for row in ([1, 2, 3], [4], [5, 6], [7])))
     await model.stop()
     assert model.statistics.execution_count == 1

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from backend_candidates.candidate import (
     DECOUPLED,
-    HEAVY_ROWS,
     LOOKUP,
     MAX_BATCH_SIZE,
     STRINGS,
@@ -108,10 +107,6 @@ def _write(folder: Path, code: str, number: int = 1, rows: int = 10) -> None:
     (folder / "numbers.txt").write_text(f"{number} {rows}")
 
 
-def _write_heavy(folder: Path) -> None:
-    _write(folder, _LOOKUP, 1, HEAVY_ROWS)
-
-
 CANDIDATE = Candidate(
     backend="lookup",
     write=lambda folder, number: _write(folder, _LOOKUP, number),
@@ -120,7 +115,6 @@ CANDIDATE = Candidate(
     rows=lookup_rows,
     expect=lookup_answer,
     poison=beyond_the_table,
-    write_heavy=_write_heavy,
     write_broken=lambda folder: _write(folder, "class Backend(Backend) pass"),
     strings=Extra(write=lambda folder: _write(folder, _STRINGS), config=STRINGS),
     decoupled=Extra(write=lambda folder: _write(folder, _DECOUPLED), config=DECOUPLED),

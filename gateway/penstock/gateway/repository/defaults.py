@@ -99,7 +99,7 @@ def _by_settings(config: ModelConfig) -> _Framework | None:
 
 
 def _by_files(folder: Path) -> _Framework | None:
-    for version in available_versions(folder)[:1]:
+    for version in _first_version(folder):
         for framework in _FRAMEWORKS:
             files = [folder / str(version) / name for name in framework.filenames]
             if any(file.is_file() or (framework.may_be_folder and file.is_dir()) for file in files):
@@ -107,10 +107,14 @@ def _by_files(folder: Path) -> _Framework | None:
     return None
 
 
+def _first_version(folder: Path) -> list[int]:
+    return available_versions(folder)[:1] if folder.is_dir() else []
+
+
 def _filename(framework: _Framework, folder: Path) -> str:
     """The first of its files that the first version has."""
     names = (*framework.filenames, *framework.others)
-    for version in available_versions(folder)[:1] if len(names) > 1 else ():
+    for version in _first_version(folder):
         for name in names:
             if (folder / str(version) / name).exists():
                 return name

@@ -12,6 +12,8 @@ from backend_candidates.candidate import Candidate
 
 BACKENDS: dict[str, tuple[str, ...]] = {
     "backend_file": (),
+    "dali": ("nvidia.dali",),
+    "fil": ("xgboost",),
     "identity": (),
     "onnxruntime": ("onnxruntime", "onnx"),
     "openvino": ("openvino",),
@@ -20,6 +22,8 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "python": (),
     "pytorch": ("torch",),
     "pytorch.EXPORTED": ("torch",),
+    "tensorflow": ("tensorflow",),
+    "tensorflow.THROUGH_OPENVINO": ("tensorflow",),
 }
 """By name, with the packages that each needs: without them its tests are skipped."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from penstock.classic.model_config import ModelConfig
@@ -20,6 +21,18 @@ def whole_number(values: Mapping[str, str], key: str, default: int = 0) -> int:
     if not text.strip().isdecimal():
         raise ValueError(f"parameter '{key}' must be a whole number, not '{text[:100]}'")
     return int(text)
+
+
+def number(values: Mapping[str, str], key: str, default: float) -> float:
+    """Finite. Raises ValueError that names the key."""
+    text = values.get(key, str(default))
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found):
+        raise ValueError(f"parameter '{key}' must be a number, not '{text[:100]}'")
+    return found
 
 
 def flag(values: Mapping[str, str], key: str, default: bool) -> bool:

@@ -30,6 +30,7 @@ _PLATFORMS = {
     "tensorrt": ("tensorrt_plan",),
     "onnxruntime": ("onnxruntime_onnx",),
     "pytorch": ("pytorch_libtorch",),
+    "tensorflow": ("tensorflow_savedmodel", "tensorflow_graphdef"),
 }
 _TAG = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_]*")
 """What makes a label behind the underscore that Triton puts before it; Prometheus keeps names with two for itself."""

@@ -220,9 +220,10 @@ _WARMUP = _supported(
 
 FIELDS: dict[str, Treatment] = _GENERAL | _TENSORS | _SCHEDULING | _INSTANCES | _OPTIMIZATION | _WARMUP
 
-OWN_BACKENDS = frozenset(
-    {"identity", "onnxruntime", "openvino", "python", "pytorch", "tensorrt", "penstock", "vllm", "tensorrtllm"}
+_CLASSIC = frozenset(
+    {"dali", "fil", "identity", "onnxruntime", "openvino", "python", "pytorch", "tensorflow", "tensorrt"}
 )
+OWN_BACKENDS = _CLASSIC | {"penstock", "vllm", "tensorrtllm"}
 """Those of this package. What a field means to others is theirs to say: `Treatment.only` is not held against them."""
 
 SELF_PLACED_BACKENDS = frozenset({"penstock", "vllm", "tensorrtllm"})

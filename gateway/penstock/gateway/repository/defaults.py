@@ -27,6 +27,10 @@ class _Framework:
 
 
 _FRAMEWORKS = (
+    _Framework(
+        "tensorflow", ("tensorflow_savedmodel",), ("model.savedmodel",), fills_platform=True, may_be_folder=True
+    ),
+    _Framework("tensorflow", ("tensorflow_graphdef",), ("model.graphdef",), fills_platform=True),
     _Framework("tensorrt", ("tensorrt_plan",), ("model.plan",), fills_platform=True),
     _Framework("onnxruntime", ("onnxruntime_onnx",), ("model.onnx",), fills_platform=True, may_be_folder=True),
     _Framework(
@@ -40,7 +44,7 @@ _FRAMEWORKS = (
 )
 """In the order in which Triton looks for their files."""
 
-_CPU_ONLY = frozenset({"python", "openvino", "identity"})
+_CPU_ONLY = frozenset({"python", "openvino", "identity", "fil", "tensorflow"})
 """Backends that run on the CPU unless told otherwise."""
 _TWO_ON_CPU = frozenset({"onnxruntime"})
 """Backends of which Triton runs two instances on a CPU."""
@@ -84,11 +88,19 @@ def complete_backend(config: ModelConfig, folder: Path) -> None:
             config.backend = found.backend
         elif not config.platform and not config.default_model_filename:
             _take_backend_of_name(config)
-    for framework in _FRAMEWORKS:
-        if config.backend == framework.backend:
-            if framework.fills_platform:
-                config.platform = config.platform or framework.platforms[0]
-            config.default_model_filename = config.default_model_filename or _filename(framework, folder)
+    if framework := _framework(config, folder):
+        if framework.fills_platform:
+            config.platform = config.platform or framework.platforms[0]
+        config.default_model_filename = config.default_model_filename or _filename(framework, folder)
+
+
+def _framework(config: ModelConfig, folder: Path) -> _Framework | None:
+    """That of the backend. If the backend has several formats: by the configuration, or by the file that is there."""
+    known = [framework for framework in _FRAMEWORKS if framework.backend == config.backend]
+    for found in (_by_settings(config), _by_files(folder)) if len(known) > 1 else ():
+        if found in known:
+            return found
+    return known[0] if known else None
 
 
 def _by_settings(config: ModelConfig) -> _Framework | None:

@@ -1,0 +1,105 @@
+"""Triton's `fil` backend: forests of decision trees. docs/backends.md says what of it there is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from penstock.classic.base import Backend, BackendInstance, BackendModel, Batch, InstanceContext, ModelContext
+from penstock.classic.described import (
+    DescribedModel,
+    DescribedTensor,
+    check,
+    complete,
+    default_max_batch_size,
+    is_complete,
+)
+from penstock.classic.fil.answers import Answers
+from penstock.classic.fil.forest import Forest, open_forest
+from penstock.classic.fil.settings import read_settings
+from penstock.classic.model_config import ModelConfig
+
+INPUT, OUTPUT, SHAP = "input__0", "output__0", "treeshap_output"
+
+
+class FilBackend(Backend):
+    """Option: `default-max-batch-size`."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        """Raises ValueError for an unknown option."""
+        super().__init__(options)
+        if unknown := sorted(options.keys() - {"default-max-batch-size"}):
+            raise ValueError(f"the fil backend has no option '{unknown[0][:64]}'")
+
+    def auto_complete(self, config: ModelConfig, version_folder: Path) -> None:
+        if is_complete(config):
+            return
+        settings = read_settings(config, version_folder)
+        forest = open_forest(settings)
+        described = _describe(config, forest, Answers(forest, settings))
+        complete(config, described, default_max_batch_size(self.options))
+
+    def load_model(self, context: ModelContext) -> FilModel:
+        config = context.config
+        settings = read_settings(config, context.version_folder)
+        forest = open_forest(settings)
+        answers = Answers(forest, settings)
+        check(config, _describe(config, forest, answers))
+        return FilModel(config, forest, answers)
+
+
+def _describe(config: ModelConfig, forest: Forest, answers: Answers) -> DescribedModel:
+    """The output's width is the configuration's where there is a choice; SHAP values are there if it asks for them."""
+    configured = {tensor.name: tuple(tensor.dims) for tensor in config.output}
+    width = answers.width(2 if configured.get(OUTPUT, ())[-1:] == (2,) else 1)
+    outputs = [DescribedTensor(OUTPUT, "FP32", (-1, width))]
+    if SHAP in configured:
+        if not forest.explains:
+            raise ValueError(
+                f"output '{SHAP}' of model '{config.name}' needs a model of type xgboost_json, xgboost_ubj or lightgbm"
+            )
+        of_each = (forest.features + 1,)
+        outputs.append(
+            DescribedTensor(SHAP, "FP32", (-1, *((answers.outputs,) if answers.outputs > 1 else ()), *of_each))
+        )
+    return DescribedModel((DescribedTensor(INPUT, "FP32", (-1, forest.features)),), tuple(outputs))
+
+
+class FilModel(BackendModel):
+    """All instances use one forest: the libraries compute in any number of threads at a time."""
+
+    def __init__(self, config: ModelConfig, forest: Forest, answers: Answers) -> None:
+        self.config = config
+        self.forest = forest
+        self.answers = answers
+
+    def load_instance(self, context: InstanceContext) -> FilInstance:
+        if context.kind == "GPU":
+            raise ValueError(
+                f"instance '{context.name}' of model '{self.config.name}' must be KIND_CPU or KIND_AUTO:"
+                " the fil backend computes on the CPU"
+            )
+        return FilInstance(self)
+
+
+class FilInstance(BackendInstance):
+    def __init__(self, model: FilModel) -> None:
+        self._forest = model.forest
+        self._answers = model.answers
+        self._shapes = {tensor.name: tuple(tensor.dims) for tensor in model.config.output}
+
+    def execute(self, batch: Batch) -> None:
+        rows = batch.gather()[INPUT]
+        found = {}
+        for name in self._shapes:
+            if all(call.request.outputs and name not in call.request.outputs for call in batch.calls):
+                continue
+            if name == SHAP:
+                values = self._forest.contributions(rows)
+                found[name] = values if self._answers.outputs > 1 else values[:, 0]
+            else:
+                found[name] = self._answers.of(rows, self._shapes[name][-1])
+        batch.scatter(found)
+
+    def unload(self) -> None:
+        del self._forest, self._answers

@@ -1,0 +1,83 @@
+"""One instance: runs of a session that others may share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.classic.base import BackendInstance, Batch, InferCall
+from penstock.classic.model_config import ModelConfig
+from penstock.classic.sequences.tensors import state_outputs
+from penstock.classic.tensorflow import library
+from penstock.classic.tensorflow.graph import LoadedGraph
+from penstock.classic.tensors import Array
+from penstock.engines.errors import EngineError, InvalidRequestError
+
+_MAX_PREPARED = 32
+
+
+class TensorFlowInstance(BackendInstance):
+    def __init__(self, graph: LoadedGraph, config: ModelConfig) -> None:
+        self._graph: LoadedGraph | None = graph
+        self._name = config.name
+        outputs = [*config.output, *state_outputs(config)]
+        self._outputs = tuple(tensor.name for tensor in outputs)
+        self._states = {state.output_name for state in config.sequence_batching.state}
+        # configurations write a scalar as [1]
+        self._scalar_inputs = {name for name, tensor in graph.inputs.items() if tensor.shape.rank == 0}
+        self._scalar_outputs = {
+            tensor.name: tuple(tensor.dims) for tensor in outputs if graph.outputs[tensor.name].shape.rank == 0
+        }
+        self._prepared: dict[tuple[str, ...], Callable[..., Sequence[Array]]] = {}
+        """By the outputs that are asked for: a run that is prepared takes a third of the time around the graph."""
+
+    def execute(self, batch: Batch) -> None:
+        assert self._graph is not None
+        feed = batch.gather()
+        for name in self._scalar_inputs:
+            if name in feed and feed[name].size == 1:
+                feed[name] = feed[name].reshape(())
+        names = self._wanted(batch.calls)
+        run = self._run(self._graph, names)
+        errors = library.load().errors
+        try:
+            found = run(*(feed[name] for name in self._graph.inputs))
+        except errors.ResourceExhaustedError as error:
+            raise EngineError(f"model '{self._name}' failed: {library.explain(error)}") from error
+        except errors.OpError as error:
+            # an operator that fails on a CPU fails for the data it was given
+            raise InvalidRequestError(f"model '{self._name}' failed: {library.explain(error)}") from error
+        outputs = dict(zip(names, found, strict=True))
+        for name, dims in self._scalar_outputs.items():
+            if name in outputs:
+                outputs[name] = _array(outputs[name]).reshape(dims)
+        batch.scatter(outputs)
+
+    def _wanted(self, calls: Sequence[InferCall]) -> tuple[str, ...]:
+        """Outputs that somebody in the batch asked for: what only leads to others is not computed."""
+        wanted: set[str] = set()
+        for call in calls:
+            if not call.request.outputs:
+                return self._outputs
+            wanted.update(call.request.outputs)
+        return tuple(name for name in self._outputs if name in wanted or name in self._states)
+
+    def _run(self, graph: LoadedGraph, names: tuple[str, ...]) -> Callable[..., Sequence[Array]]:
+        run = self._prepared.get(names)
+        if run is None:
+            if len(self._prepared) >= _MAX_PREPARED:
+                self._prepared.clear()
+            fetches = [graph.outputs[name] for name in names]
+            run = self._prepared[names] = graph.session.make_callable(fetches, list(graph.inputs.values()))
+        return run
+
+    def unload(self) -> None:
+        self._prepared.clear()
+        self._graph = None
+
+
+def _array(found: Any) -> Array:
+    # a scalar string comes as bytes
+    return np.array(found, np.object_) if isinstance(found, bytes) else np.asarray(found)

@@ -84,11 +84,11 @@ CANDIDATE = Candidate(
     strings=Extra(write=_write_strings, config=STRINGS),
 )
 
-_OPENVINO = 'parameters { key: "TF_RUNTIME" value { string_value: "openvino" } }'
+_OPENVINO = '\nparameters { key: "TF_RUNTIME" value { string_value: "openvino" } }'
 THROUGH_OPENVINO = replace(
     CANDIDATE,
     config=_SORTED + _OPENVINO,
     sparse=f"max_batch_size: {MAX_BATCH_SIZE}" + _OPENVINO,
     poison=None,  # OpenVINO reads zeros beyond the table
-    strings=Extra(write=_write_strings, config=STRINGS + _OPENVINO),
+    strings=None,  # it has hardly an operator for them
 )

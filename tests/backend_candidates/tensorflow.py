@@ -1,9 +1,10 @@
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import tensorflow as tf
 
 from backend_candidates.candidate import (
     HEAVY_ROWS,
@@ -17,10 +18,6 @@ from backend_candidates.candidate import (
     lookup_rows,
     table,
 )
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
-import tensorflow as tf
 
 
 def save(folder: Path, signature: Any, *weights: Any) -> None:

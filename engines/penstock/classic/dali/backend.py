@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.classic.base import Backend, BackendModel, InstanceContext, ModelContext
 from penstock.classic.dali import library
-from penstock.classic.dali.configuring import check, complete
+from penstock.classic.dali.configuring import check, complete, split_outputs
 from penstock.classic.dali.definition import read_definition
 from penstock.classic.dali.files import serialized_pipeline
 from penstock.classic.dali.instance import DaliInstance
@@ -65,7 +65,7 @@ class DaliModel(BackendModel):
         self._pipeline_class = library.load("nvidia.dali.pipeline").Pipeline
         self._config = config
         self._serialized = serialized
-        self._split = _split_outputs(config)
+        self._split = split_outputs(config)
         self._threads = whole_number(strings(config), "num_threads") or threads_per_instance(config)
         check(config, read_definition(serialized))
         self._models = models
@@ -97,10 +97,3 @@ class DaliModel(BackendModel):
 
     def unload(self) -> None:
         self._models.remove()
-
-
-def _split_outputs(config: ModelConfig) -> frozenset[str]:
-    found = frozenset(filter(None, strings(config).get("split_along_outer_axis", "").split(":")))
-    if unknown := sorted(found - {tensor.name for tensor in config.output}):
-        raise ValueError(f"parameter 'split_along_outer_axis' names '{unknown[0][:100]}', which is no output")
-    return found

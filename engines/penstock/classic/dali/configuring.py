@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from penstock.classic.dali.definition import Definition, PipelineTensor
 from penstock.classic.model_config import ModelConfig, ModelInput, ModelOutput, datatype_name, datatype_value
+from penstock.classic.parameters import strings
 
 
 def complete(config: ModelConfig, definition: Definition) -> None:
@@ -19,9 +21,10 @@ def complete(config: ModelConfig, definition: Definition) -> None:
     inputs = {tensor.name: tensor for tensor in config.input}
     for known in definition.inputs:
         _fill(config, "input", inputs.get(known.name) or config.input.add(name=known.name), known)
+    split = split_outputs(config)
     for place, known in enumerate(definition.outputs):
         found = config.output[place] if place < len(config.output) else config.output.add(name=known.name)
-        _fill(config, "output", found, known)
+        _fill(config, "output", found, _answered(known, found.name in split))
 
 
 def _fill(config: ModelConfig, kind: str, tensor: ModelInput | ModelOutput, known: PipelineTensor) -> None:
@@ -58,8 +61,22 @@ def check(config: ModelConfig, definition: Definition) -> None:
             f"the pipeline of model '{config.name}' has {len(definition.outputs)} outputs, the configuration"
             f" {len(config.output)}"
         )
+    split = split_outputs(config)
     for output, known in zip(config.output, definition.outputs, strict=True):
-        _check_tensor(config, "output", output, known)
+        _check_tensor(config, "output", output, _answered(known, output.name in split))
+
+
+def split_outputs(config: ModelConfig) -> frozenset[str]:
+    """Outputs whose samples are split along their first dimension, which is then the batch's: the parameter
+    `split_along_outer_axis`. Raises ValueError when it names none of the outputs."""
+    found = frozenset(filter(None, strings(config).get("split_along_outer_axis", "").split(":")))
+    if unknown := sorted(found - {tensor.name for tensor in config.output}):
+        raise ValueError(f"parameter 'split_along_outer_axis' names '{unknown[0][:100]}', which is no output")
+    return found
+
+
+def _answered(known: PipelineTensor, is_split: bool) -> PipelineTensor:
+    return replace(known, rank=known.rank - 1) if is_split and known.rank else known
 
 
 def is_encoded(tensor: ModelInput) -> bool:

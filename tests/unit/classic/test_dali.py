@@ -58,7 +58,8 @@ def test_a_request_whose_pictures_differ_is_refused_alone(folder: Path) -> None:
 
 
 def test_outputs_can_be_split_along_their_first_dimension(folder: Path) -> None:
-    text = 'output { name: "ROWS" data_type: TYPE_UINT8 dims: [ -1, 3 ] } parameters { key: "split_along_outer_axis" value { string_value: "ROWS" } }'
+    text = """max_batch_size: 4 output { name: "ROWS" data_type: TYPE_UINT8 dims: [ -1, 3 ] }
+        parameters { key: "split_along_outer_axis" value { string_value: "ROWS" } }"""
     instance = load(DaliBackend({}), model_config(FILES + text), folder)
     call = RecordedCall({"IMAGE": pictures((5, 4), (5, 2))})
     instance.execute(RecordedBatch(call))

@@ -49,6 +49,24 @@ def test_requests_of_a_batch_may_have_pictures_of_other_sizes(folder: Path) -> N
     assert shapes == [(2, 4, 5, 3), (1, 6, 3, 3)]
 
 
+def test_pictures_may_come_as_ragged_tensors(folder: Path) -> None:
+    config = model_config()
+    instance = load(DaliBackend({}), config, folder)
+    assert config.input[0].allow_ragged_batch
+    files = [np.frombuffer(png(*size), np.uint8)[None] for size in ((5, 4), (60, 50))]
+    calls = [RecordedCall({"IMAGE": file}) for file in files]
+    instance.execute(RaggedRecordedBatch(*calls))
+    shapes = [tensor.array.shape for call in calls for tensor in call.responses[0].outputs or ()]
+    assert shapes == [(1, 4, 5, 3), (1, 50, 60, 3)]
+
+
+class RaggedRecordedBatch(RecordedBatch):
+    def gather(self) -> dict[str, Array]:
+        """One dimension, as the server's."""
+        arrays = [call.request.inputs["IMAGE"].array.reshape(-1) for call in self.calls]
+        return {"IMAGE": np.concatenate(arrays)}
+
+
 def test_a_request_whose_pictures_differ_is_refused_alone(folder: Path) -> None:
     instance = load(DaliBackend({}), model_config(FILES), folder)
     calls = [RecordedCall({"IMAGE": pictures((5, 4), (4, 5))}), RecordedCall({"IMAGE": pictures((3, 6))})]

@@ -74,6 +74,23 @@ def test_strings_are_bytes(tmp_path: Path) -> None:
     assert run(instance, x=given)["y"].tolist() == [["é!".encode()], [b"\xff\0!"]]
 
 
+@pytest.mark.parametrize("runtime", ["tensorflow", "openvino"])
+def test_ragged_inputs_come_with_their_sizes(tmp_path: Path, runtime: str) -> None:
+    specs = [tf.TensorSpec([None], tf.float32, name="x"), tf.TensorSpec([None], tf.float32, name="sizes")]
+
+    @tf.function(input_signature=specs)
+    def mean(x: Any, sizes: Any) -> Any:
+        return {"y": tf.reshape(tf.reduce_sum(x) / sizes, [-1, 1])}
+
+    save(tmp_path, serving_default=mean)
+    text = """max_batch_size: 4 input { name: "x" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true }
+        output { name: "y" data_type: TYPE_FP32 dims: [ 1 ] }
+        batch_input { kind: BATCH_ELEMENT_COUNT target_name: "sizes" data_type: TYPE_FP32 source_input: "x" }"""
+    instance = load(TensorFlowBackend({}), configured(text, TF_RUNTIME=runtime), tmp_path)
+    found = run(instance, x=np.float32([1, 2, 3]), sizes=np.float32([1, 2]))
+    assert found["y"].tolist() == [[6], [3]]
+
+
 def graph_def(folder: Path) -> None:
     """y is x plus a variable, which an operation called `start` sets to 5."""
     v1 = tf.compat.v1

@@ -31,6 +31,9 @@ def _fill(config: ModelConfig, kind: str, tensor: ModelInput | ModelOutput, know
     if not tensor.data_type and known.datatype:
         tensor.data_type = datatype_value(known.datatype)
     if not tensor.dims and known.rank is not None:
+        if isinstance(tensor, ModelInput) and known.rank:
+            # samples of other shapes go into one batch, as with Triton
+            tensor.allow_ragged_batch = True
         tensor.dims.extend([-1] * known.rank or [1])
         if not known.rank:
             tensor.reshape.SetInParent()
@@ -85,6 +88,10 @@ def is_encoded(tensor: ModelInput) -> bool:
 
 
 def _check_tensor(config: ModelConfig, kind: str, tensor: ModelInput | ModelOutput, known: PipelineTensor) -> None:
+    if isinstance(tensor, ModelInput) and tensor.allow_ragged_batch and is_encoded(tensor):
+        raise ValueError(
+            f"input '{tensor.name}' of model '{config.name}' is TYPE_STRING and needs no allow_ragged_batch"
+        )
     datatype = datatype_name(tensor.data_type)
     dims = tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims
     if kind == "input" and datatype == "BYTES":

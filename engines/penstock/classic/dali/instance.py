@@ -27,11 +27,16 @@ class DaliInstance(BackendInstance):
         self._name = config.name
         self._batched = config.max_batch_size > 0
         self._encoded = {tensor.name for tensor in config.input if is_encoded(tensor)}
+        self._ragged = [tensor.name for tensor in config.input if tensor.allow_ragged_batch]
+        """What `gather` gives of them has no shapes any more."""
         self._outputs = {tensor.name: datatype_name(tensor.data_type) for tensor in config.output}
         self._split = split
 
     def execute(self, batch: Batch) -> None:
         feed = {name: self._samples(name, array) for name, array in batch.gather().items()}
+        for name in self._ragged:
+            arrays = [call.request.inputs[name].array for call in batch.calls]
+            feed[name] = [row for array in arrays for row in array] if self._batched else arrays
         outputs = self._run(feed)
         if self._split or any(isinstance(samples, list) for samples in outputs.values()):
             self._answer_one_by_one(batch.calls, outputs)

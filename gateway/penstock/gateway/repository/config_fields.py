@@ -70,7 +70,9 @@ _TENSORS = {
     **_supported("output.reshape", "output.reshape.shape"),
     **_refused("shape tensors are not passed", "input.is_shape_tensor", "output.is_shape_tensor"),
     **_supported(
-        "input.allow_ragged_batch",
+        "input.allow_ragged_batch", only="dali onnxruntime openvino pytorch tensorflow tensorrt python identity"
+    ),
+    **_supported(
         "batch_input",
         "batch_input.kind",
         "batch_input.target_name",
@@ -80,7 +82,7 @@ _TENSORS = {
         "batch_output.target_name",
         "batch_output.kind",
         "batch_output.source_input",
-        only="onnxruntime openvino pytorch tensorrt python identity",
+        only="onnxruntime openvino pytorch tensorflow tensorrt python identity",
     ),
     **_refused("tensors are in their linear format", "input.is_non_linear_format_io", "output.is_non_linear_format_io"),
 }

@@ -37,7 +37,7 @@ def test_a_program_in_the_backend_directory_is_a_backend(programs: Path) -> None
 
 def test_unknown_names_are_refused_with_the_known_ones(programs: Path) -> None:
     loaders = ClassicLoaders({"python": {"backend-directory": str(programs)}})
-    with pytest.raises(ValueError, match="no backend is called 'other'; there are identity, onnx"):
+    with pytest.raises(ValueError, match="no backend is called 'other'; there are dali, fil, identity, onnx"):
         loaders("other")
 
 

@@ -158,28 +158,6 @@ def test_the_configuration_is_completed(tmp_path: Path) -> None:
     assert [(tensor.name, list(tensor.dims)) for tensor in config.output] == [("output__0", [CLASSES])]
 
 
-@pytest.mark.parametrize(
-    ("parameter", "named"),
-    [
-        ({"model_type": "catboost"}, "model_type"),
-        ({"model_type": "lightgbm"}, "1/model.txt"),
-        ({"threshold": "half"}, "threshold"),
-        ({"threshold": "nan"}, "threshold"),
-        ({"predict_proba": "maybe"}, "predict_proba"),
-        ({"storage_type": "THICK"}, "storage_type"),
-        ({"algo": "FAST"}, "algo"),
-        ({"blocks_per_sm": "-1"}, "blocks_per_sm"),
-        ({"cpu_nthread": "many"}, "cpu_nthread"),
-    ],
-)
-def test_what_cannot_be_is_named(tmp_path: Path, parameter: dict[str, str], named: str) -> None:
-    folder = tmp_path / "1"
-    folder.mkdir()
-    trained_xgboost("binary").save_model(folder / "xgboost.json")
-    with pytest.raises(ValueError, match=named):
-        served(folder, "", **parameter)
-
-
 @pytest.mark.parametrize("filename", ["xgboost.json", "xgboost.ubj", "xgboost.model", "model.txt", "checkpoint.tl"])
 @pytest.mark.parametrize("data", [b"", b"{}", b"no model of any kind" * 5])
 def test_files_that_are_no_models_are_refused(tmp_path: Path, filename: str, data: bytes) -> None:

@@ -119,6 +119,11 @@ def test_add_sub_is_as_measured(tmp_path: Path) -> None:
     [
         ("", "model.onnx", "onnxruntime", "onnxruntime_onnx", "model.onnx"),
         ("", "model.plan", "tensorrt", "tensorrt_plan", "model.plan"),
+        ("", "model.savedmodel/saved_model.pb", "tensorflow", "tensorflow_savedmodel", "model.savedmodel"),
+        ("", "model.graphdef", "tensorflow", "tensorflow_graphdef", "model.graphdef"),
+        ('backend: "tensorflow"', "model.graphdef", "tensorflow", "tensorflow_graphdef", "model.graphdef"),
+        ('backend: "tensorflow"', "x", "tensorflow", "tensorflow_savedmodel", "model.savedmodel"),
+        ('platform: "tensorflow_graphdef"', "x", "tensorflow", "tensorflow_graphdef", "model.graphdef"),
         ("", "model.pt", "pytorch", "pytorch_libtorch", "model.pt"),
         ("", "model.xml", "openvino", "", "model.xml"),
         ("", "model.py", "python", "", "model.py"),

@@ -9,7 +9,6 @@ from pathlib import Path
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.model_files import model_path
 from penstock.classic.parameters import flag, number, strings, whole_number
-from penstock.classic.threads import threads_per_instance
 
 FILENAMES = {
     "xgboost_json": "xgboost.json",
@@ -65,16 +64,18 @@ def read_settings(config: ModelConfig, version_folder: Path) -> FilSettings:
     return FilSettings(
         model_type=model_type,
         path=model_path(config, version_folder, FILENAMES[model_type]),
-        threads=_threads(values, config),
+        threads=_threads(values),
         is_classifier=flag(values, "is_classifier", flag(values, "output_class", False)),
         probabilities=flag(values, "predict_proba", False),
         threshold=number(values, "threshold", 0.5),
     )
 
 
-def _threads(values: Mapping[str, str], config: ModelConfig) -> int:
+def _threads(values: Mapping[str, str]) -> int:
+    """One, unless the model says more: the libraries' threads spin while they wait for each other, and beside the
+    server's own work on the same cores two were measured to be up to 70 times slower than one."""
     automatic = values.get("cpu_nthread", "").strip() in ("", "-1")
-    return (0 if automatic else whole_number(values, "cpu_nthread")) or threads_per_instance(config)
+    return (0 if automatic else whole_number(values, "cpu_nthread")) or 1
 
 
 def _by_file(config: ModelConfig, version_folder: Path) -> str:

@@ -12,7 +12,7 @@ from backend_candidates.candidate import Candidate
 
 BACKENDS: dict[str, tuple[str, ...]] = {
     "backend_file": (),
-    "dali": ("nvidia.dali",),
+    "dali": ("nvidia", "nvidia.dali"),
     "fil": ("xgboost",),
     "identity": (),
     "onnxruntime": ("onnxruntime", "onnx"),

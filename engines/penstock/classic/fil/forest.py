@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from penstock.classic.fil.lightgbm_forest import LightGBMForest
@@ -34,7 +35,9 @@ class Forest(Protocol):
 def open_forest(settings: FilSettings) -> Forest:
     """Raises ValueError when the file cannot be loaded, or when its library is not installed."""
     if settings.model_type in ("xgboost_json", "xgboost_ubj"):
-        return XGBoostForest(settings)
+        # loading leaves an idle OpenMP thread behind for each thread that ever did it: they end with this one
+        with ThreadPoolExecutor(1) as loader:
+            return loader.submit(XGBoostForest, settings).result()
     if settings.model_type == "lightgbm":
         return LightGBMForest(settings)
     return TreeliteForest(settings)

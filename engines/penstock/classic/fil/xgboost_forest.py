@@ -19,11 +19,10 @@ class XGBoostForest:
 
     def __init__(self, settings: FilSettings) -> None:
         self._xgboost = packages.load("xgboost", "XGBoost models", "fil")
-        booster = self._xgboost.Booster()
+        booster = self._xgboost.Booster({"nthread": settings.threads})
         try:
             # not from memory: there an empty or truncated file ends the process
             booster.load_model(settings.path)
-            booster.set_param({"nthread": settings.threads})
             if '"multi:softmax"' in booster.save_config():
                 # it answers classes, from which nobody could tell the probabilities
                 booster.set_param({"objective": "multi:softprob"})

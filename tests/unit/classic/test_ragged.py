@@ -121,6 +121,12 @@ def test_a_dimension_that_32_bits_cannot_hold_is_the_callers_fault(dtype: Any) -
         values("BATCH_ITEM_SHAPE", (1, 2**31, 0), dtype=dtype)
 
 
+def test_a_source_that_the_model_takes_without_dimensions() -> None:
+    """By `reshape { }`: each row has a shape of no numbers."""
+    assert values("BATCH_ITEM_SHAPE", (2,), (1,)).shape == (3, 0)
+    assert values("BATCH_ITEM_SHAPE_FLATTEN", (2,), (1,)).shape == (0,)
+
+
 async def test_ragged_inputs_are_flat_and_the_others_as_ever() -> None:
     batch = made((1, 2), (2, 1), (1, 0), more=GENERATED)
     found = batch.gather()
@@ -215,9 +221,14 @@ async def test_requests_of_sequences_are_ragged_too() -> None:
             for n, row in enumerate(rows, 1)
         ]
         await asyncio.gather(*map(model.infer, both))
-        again = InferRequest(inputs=request(R=rows[0]).inputs, correlation_id=2, sequence_end=True)
-        await model.infer(again)
-    assert batches == [[[1, 2, 3, 4], [3, 4], [1, 1]], [[0, 0, 0, 1, 2, 3], [3, 6], [0, 1]]]
+        for row, last in ((rows[0], False), (rows[1], True)):
+            await model.infer(InferRequest(inputs=request(R=row).inputs, correlation_id=2, sequence_end=last))
+    # and no longer what is like a larger one before it
+    assert batches == [
+        [[1, 2, 3, 4], [3, 4], [1, 1]],
+        [[0, 0, 0, 1, 2, 3], [3, 6], [0, 1]],
+        [[0, 4], [1, 2], [0, 1]],
+    ]
 
 
 def shapes_of(config: ModelConfig, **inputs: Any) -> object:

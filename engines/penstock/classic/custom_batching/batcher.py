@@ -32,8 +32,8 @@ class CustomBatcher(DynamicBatcher[Call]):
         self._warned_ns = -_WARN_INTERVAL_NS
 
     def add(self, item: Call, now_ns: int) -> None:
+        super().add(item, now_ns)  # first: a request that finds the queue full is not looked at
         item.waiting = waiting_request(item.request, item.size)
-        super().add(item, now_ns)
 
     def _next_batch(self, now_ns: int) -> list[Call]:
         started = monotonic_ns()

@@ -11,6 +11,7 @@ FILENAME = "batchstrategy.py"
 LIBRARY = "batchstrategy.so"
 PARAMETER = "TRITON_BATCH_STRATEGY_PATH"
 """Triton's. Here it names a Python file, from the model's folder."""
+_LONGEST_PATH = 1024
 _NO_LIBRARY = (
     "model '{model}' has a library for custom batching ({library}), which is not loaded here: write its rules in"
     f" Python, in a file {FILENAME} in the model's folder (docs/batching.md#custom-batching)"
@@ -29,6 +30,8 @@ def find_strategy(config: ModelConfig, model_folder: Path, version_folder: Path)
         raise InvalidRequestError(
             f"{PARAMETER} cannot be specified with sequence batcher, using default batching strategy"
         )
+    if named is not None and (len(named) > _LONGEST_PATH or not named.isprintable()):
+        raise InvalidRequestError(f"{PARAMETER} of {config.name} is no path: it is too long, or has unprintable characters")
     if named is not None and named.endswith(".py"):
         found: Path | None = _inside(model_folder, named, config.name)
     else:
@@ -49,8 +52,12 @@ def _first(name: str, *folders: Path) -> Path | None:
 def _inside(folder: Path, named: str, model: str) -> Path:
     parts = named.split("/")
     path = folder / named
-    if not named.isprintable() or any(part in ("", ".", "..") for part in parts):
+    if any(part in ("", ".", "..") for part in parts):
         raise InvalidRequestError(f"{PARAMETER} must be a relative path inside the model's folder for {model}")
-    if not path.is_file():
+    try:
+        found = path.is_file()
+    except OSError:  # a name longer than the file system has
+        found = False
+    if not found:
         raise InvalidRequestError(f"{PARAMETER} of {model}: there is no file '{named[:256]}' in the model's folder")
     return path

@@ -25,12 +25,14 @@ class Padding:
     """Inputs of zeros in the shapes of a real request's, made once for requests that are alike."""
 
     def __init__(self) -> None:
-        self._shapes: object = None
+        self._shapes: dict[str, tuple[int, ...]] = {}
         self._inputs: dict[str, Tensor] = {}
 
     def like(self, call: Call) -> dict[str, Tensor]:
-        if not self._inputs or call.shapes != self._shapes:
-            self._shapes = call.shapes
+        # Not call.shapes: that leaves out ragged inputs, and one huge request would make all later padding as large.
+        shapes = {name: tensor.array.shape for name, tensor in call.request.inputs.items()}
+        if shapes != self._shapes:
+            self._shapes = shapes
             self._inputs = {
                 name: Tensor(name, tensor.datatype, zeros(tensor.array.dtype, tensor.array.shape))
                 for name, tensor in call.request.inputs.items()

@@ -247,6 +247,14 @@ def test_a_quantized_cache_has_scales(folder: Path, kind: str, keys: int, values
     assert found.host.cache.fixed == 100 * 32 * 8 * (keys + values)
 
 
+def test_the_cache_of_mixed_activations_is_in_8_bits(folder: Path) -> None:
+    mixed, u8 = (
+        demand("openvino", folder, num_blocks=100, weights="int8", activations=kind, kv_cache_dtype=cache)
+        for kind, cache in (("mixed", "auto"), ("int8", "u8"))
+    )
+    assert mixed.host.cache == u8.host.cache
+
+
 def test_a_draft_model_counts(folder: Path) -> None:
     """As one more model of the same size, with a part of each block."""
     found = demand("openvino", folder, num_blocks=100, draft_model_dir=str(folder)).host

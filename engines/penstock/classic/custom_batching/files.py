@@ -31,7 +31,9 @@ def find_strategy(config: ModelConfig, model_folder: Path, version_folder: Path)
             f"{PARAMETER} cannot be specified with sequence batcher, using default batching strategy"
         )
     if named is not None and (len(named) > _LONGEST_PATH or not named.isprintable()):
-        raise InvalidRequestError(f"{PARAMETER} of {config.name} is no path: it is too long, or has unprintable characters")
+        raise InvalidRequestError(
+            f"{PARAMETER} of {config.name} is no path: it is too long, or has unprintable characters"
+        )
     if named is not None and named.endswith(".py"):
         found: Path | None = _inside(model_folder, named, config.name)
     else:

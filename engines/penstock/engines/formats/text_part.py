@@ -47,6 +47,9 @@ def text_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     inner = settings.get("text_config") or {}
     if not isinstance(inner, Mapping):
         raise UnsupportedError(f"config.json has text_config={str(inner)[:50]}, which is not an object")
+    kind = inner.get("model_type")
+    if architecture == "MistralForCausalLM" and kind not in (None, "mistral"):
+        raise UnsupportedError(f"{found[0]} is supported with a text_config of Mistral's, not of {str(kind)[:50]!r}")
     outer = {key: value for key, value in settings.items() if key not in ("text_config", "vision_config")}
     given = {**defaults, **outer, **inner, "architectures": [architecture]}
     if _TIED in outer:

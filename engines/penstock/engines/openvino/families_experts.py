@@ -13,8 +13,8 @@ from penstock.engines.openvino.layer_kinds import (
     count,
     every_layer,
     layers_by_type,
+    layers_with_rope,
     positive,
-    smollm3_rotates,
     upper_layers,
 )
 
@@ -220,7 +220,7 @@ EXPERT_FAMILIES: dict[str, Family] = {
     ),
     "Llama4ForCausalLM": Family(
         usual=_llama4_usual,
-        rotates=smollm3_rotates,
+        rotates=layers_with_rope,
         alternating_pairs=True,
         qk_norm=lambda c: "each head, weightless" if c["use_qk_norm"] else "",
         query_growth=_llama4_growth,

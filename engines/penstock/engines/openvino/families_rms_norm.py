@@ -14,10 +14,10 @@ from penstock.engines.openvino.layer_kinds import (
     exaone4_rotates,
     exaone4_windows,
     gemma3_ropes,
+    layers_with_rope,
     olmo3_ropes,
     partial_rope,
     positive,
-    smollm3_rotates,
     smollm3_windows,
     upper_layers,
 )
@@ -101,7 +101,7 @@ RMS_NORM_FAMILIES: dict[str, Family] = {
     ),
     "SmolLM3ForCausalLM": Family(
         sliding_windows=smollm3_windows,
-        rotates=smollm3_rotates,
+        rotates=layers_with_rope,
         mlp_bias=lambda c: bool(c.get("mlp_bias")),
         defaults={
             "num_key_value_heads": 4,

@@ -78,10 +78,11 @@ def every_layer_rotates(c: Mapping[str, Any], windows: list[int]) -> list[bool]:
     return [True] * len(windows)
 
 
-def smollm3_rotates(c: Mapping[str, Any], windows: list[int]) -> list[bool]:
-    """no_rope_layers has a 1 for each layer that rotates; without it, each no_rope_layer_interval-th does not."""
+def layers_with_rope(c: Mapping[str, Any], windows: list[int]) -> list[bool]:
+    """no_rope_layers has a 1 for each layer that rotates; without it, or if it is empty, each
+    no_rope_layer_interval-th does not."""
     given = c.get("no_rope_layers")
-    if given is None:
+    if given is None or given == []:
         interval = count(c, "no_rope_layer_interval") or len(windows) + 1
         return [bool((n + 1) % interval) for n in range(len(windows))]
     if not isinstance(given, list) or len(given) != len(windows) or not all(value in (0, 1) for value in given):
@@ -96,7 +97,7 @@ def smollm3_windows(c: Mapping[str, Any]) -> list[int]:
     if c.get("layer_types") is not None:
         kinds = layers_by_type(c["layer_types"], layers, c.get("sliding_window") or 0)
         return kinds if window else [0] * layers
-    return [0 if turns else window for turns in smollm3_rotates(c, [0] * layers)]
+    return [0 if turns else window for turns in layers_with_rope(c, [0] * layers)]
 
 
 def exaone4_windows(c: Mapping[str, Any]) -> list[int]:

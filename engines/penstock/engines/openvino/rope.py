@@ -41,6 +41,8 @@ def parse_rope(config: Mapping[str, Any], head_dim: int, *, may_be_partial: bool
     kind = settings.get("rope_type") or settings.get("type") or "default"
     if kind not in _KINDS:
         raise UnsupportedError(f"RoPE type {kind!r} is not supported; supported are {', '.join(_KINDS)}")
+    if settings.get("llama_4_scaling_beta"):
+        raise UnsupportedError("llama_4_scaling_beta is not supported: queries that grow with their position")
     partial = settings.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
     if partial != 1.0 and not may_be_partial:
         raise UnsupportedError(f"partial_rotary_factor={partial} is not supported")

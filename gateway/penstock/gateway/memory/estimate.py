@@ -229,6 +229,8 @@ def _cache(
 def _token_bytes(spec: EngineSpec, shape: ModelShape, sizes: Sequence[StoredSize]) -> float:
     """Keys and values of one token in all layers."""
     kind = spec.options["kv_cache_dtype"]
+    if kind == "auto" and spec.options.get("activations") == "mixed":
+        kind = "u8"
     if kind in QUANTIZED_KV:
         return shape.token_values * quantized_bytes(kind, shape.head_dim)
     return shape.token_values * (_item(spec.runner, sizes, spec.options) if kind == "auto" else _BYTES[kind])

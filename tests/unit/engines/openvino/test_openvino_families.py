@@ -9,9 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from helpers_models import OTHER_FAMILIES, edit_config, load_reference, make_model, reference_tokens
+from helpers_models import OTHER_FAMILIES, SHAPE, edit_config, load_reference, make_model, reference_tokens
 from helpers_runner import Driver, prompt
 from penstock.engines.errors import UnsupportedError
+from penstock.engines.openvino.families import parse_config
 
 FILE = "model.safetensors"
 COUNT = 24
@@ -94,6 +95,13 @@ def test_quantized_weights(family: str, tmp_path: Path, make_runner: Any) -> Non
     assert len(tokens) == 4
 
 
+def test_no_list_and_an_empty_one_of_layers_without_rope_mean_the_same() -> None:
+    """Llama 4 is published with an empty one."""
+    config = SHAPE | {"architectures": ["Llama4ForCausalLM"], "intermediate_size_mlp": 96, "num_hidden_layers": 4}
+    ropes = parse_config(config | {"no_rope_layers": []}).ropes
+    assert [rope is not None for rope in ropes] == [True, True, True, False]
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "named"),
     [
@@ -101,6 +109,7 @@ def test_quantized_weights(family: str, tmp_path: Path, make_runner: Any) -> Non
         ("exaone4", {"layer_types": None, "sliding_window_pattern": "LX"}, "sliding_window_pattern"),
         ("granite", {"logits_scaling": 0}, "logits_scaling"),
         ("llama4", {"moe_layers": [7]}, "moe_layers"),
+        ("mistral", {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta"),
         ("llama4", {"floor_scale": 0}, "floor_scale"),
         ("phi3", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "longrope"),
         ("phi3", {"rope_parameters": LONGROPE | {"short_factor": [1.0]}}, "1 divisors for 4"),

@@ -92,6 +92,15 @@ def test_older_names_and_settings(tmp_path: Path, make_runner: Any) -> None:
     assert Driver(make_runner(tmp_path)).generate([prompt(45, 2)], COUNT) == [wanted]
 
 
+def test_another_text_model_than_the_usual_one(tmp_path: Path, make_runner: Any) -> None:
+    """Ministral 3 is published as Mistral 3; its queries grow with their position."""
+    make(tmp_path, "mistral3")
+    config = json.loads((tmp_path / "config.json").read_text())
+    edit_config(tmp_path, text_config=config["text_config"] | {"model_type": "ministral3"})
+    with pytest.raises(UnsupportedError, match="text_config of Mistral's, not of 'ministral3'"):
+        make_runner(tmp_path)
+
+
 def test_settings_that_are_no_object(tmp_path: Path, make_runner: Any) -> None:
     make(tmp_path, "mistral3")
     edit_config(tmp_path, text_config="mistral")

@@ -23,6 +23,7 @@ _OF_MODEL = (
     "device",
     "max_model_len",
     "weights",
+    "activations",
     "threads",
     "cpus",
     "numa_nodes",

@@ -157,9 +157,13 @@ def compile_decoder(
 
 
 def compile_encoder(core: ov.Core, model: ov.Model, config: OpenVINOConfig, precision: str, threads: int) -> Any:
-    """The compiled model."""
-    activations = activation_type(config, precision, True) if config.weights in QUANTIZED else None
-    more = {_RUNTIME_CACHE: _cached_kernels(_CACHED_KERNELS), **_dynamic_quantization(activations)}
+    """The compiled model. Raises as `activation_type` does."""
+    quantized = config.weights in QUANTIZED
+    activations = activation_type(config, precision, quantized)
+    more = {
+        _RUNTIME_CACHE: _cached_kernels(_CACHED_KERNELS),
+        **_dynamic_quantization(activations if quantized else None),
+    }
     return _compile(core, model, config, precision, threads, more)
 
 

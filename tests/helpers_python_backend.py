@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,6 +77,9 @@ class FakeHost:
 
     def model_ready(self, name: str, version: int = -1) -> bool:
         return name in self.models and self.models[name].ready
+
+    async def use_model(self, name: str, deadline: float | None) -> Callable[[], None]:
+        return lambda: None
 
     async def load_model(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         if name == "broken":

@@ -170,6 +170,9 @@ class FakeRepository:
             raise ModelNotFoundError(f"failed to find model '{name}' in the model repository")
         return str(self.stamps[name])
 
+    def local_folder(self, name: str) -> Path | None:
+        return self.folder / name
+
     def fetch(self, name: str) -> LocalModel:
         self.fingerprint(name)
         copy = self.folder / f".copy-{name}-{self._changes}-{self.open_copies}"

@@ -130,6 +130,20 @@ def test_machines_with_other_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "works" in capsys.readouterr().out
 
 
+def test_ensembles_of_embedding_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "search/1").mkdir(parents=True)
+    (tmp_path / "search/config.pbtxt").write_text("""
+        platform: "ensemble"
+        input { name: "question" data_type: TYPE_STRING dims: [ 1 ] }
+        output { name: "vector" data_type: TYPE_FP32 dims: [ 384 ] }
+        ensemble_scheduling { step { model_name: "minilm" model_version: -1
+            input_map { key: "text" value: "question" } output_map { key: "embedding" value: "vector" } } }
+    """)
+    assert main(["check", str(tmp_path)]) == 1
+    assert "depends on 'minilm'" in capsys.readouterr().out
+    assert main(["check", str(tmp_path), "--embedding-model", "minilm=some/folder"]) == 0
+
+
 async def test_a_server_that_ends_says_why_for_each_model(repository: Path) -> None:
     settings = RepositorySettings()
     manager = ModelRepository(settings, ClassicLoaders({}), [Repository(str(repository))])

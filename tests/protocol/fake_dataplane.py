@@ -119,6 +119,12 @@ class FakeDataPlane(DataPlane):
     def models(self) -> list[ServedModel]:
         return list(self.served.values())
 
+    async def arrive(self, name: str, context: RequestContext) -> None:
+        """Its model is always loaded."""
+
+    def names_on_demand(self) -> list[str]:
+        return []
+
     def known_models(self) -> list[LoadedModel]:
         return []
 

@@ -14,7 +14,9 @@ import numpy as np
 import openai
 import pytest
 import torch
+import tritonclient.grpc as triton_grpc
 from safetensors.torch import load_file, save_file
+from tritonclient.utils import InferenceServerException
 
 import helpers_models
 from helpers_encoders import (
@@ -68,8 +70,63 @@ def make_exported(folder: Path) -> Path:
 def server(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     beside = [f"--embedding-model={name}={folder}" for name, folder in folders.items()]
     beside.append(f"--data-dir={tmp_path_factory.mktemp('data')}")
+    beside.append(f"--model-repository={make_repository(tmp_path_factory.mktemp('repository'))}")
     with serving("penstock-demo", "--dtype", "f32", *beside) as process:
         yield process
+
+
+ASKER = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for r in requests:
+            [vector, question] = (pb_utils.get_input_tensor_by_name(r, name) for name in ("VECTOR", "QUESTION"))
+            inner = pb_utils.InferenceRequest(
+                model_name="classifier", requested_output_names=["scores"],
+                inputs=[pb_utils.Tensor("text", question.as_numpy())])
+            found = inner.exec()
+            scores = pb_utils.get_output_tensor_by_name(found, "scores")
+            outputs = [pb_utils.Tensor("LENGTH", (vector.as_numpy() ** 2).sum(1, keepdims=True))]
+            responses.append(pb_utils.InferenceResponse([*outputs, pb_utils.Tensor("SCORES", scores.as_numpy())]))
+        return responses
+"""
+ASKER_CONFIG = """
+backend: "python"
+max_batch_size: 8
+input { name: "VECTOR" data_type: TYPE_FP32 dims: [ -1 ] }
+input { name: "QUESTION" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "LENGTH" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "SCORES" data_type: TYPE_FP32 dims: [ 3 ] }
+"""
+SEARCH_CONFIG = """
+platform: "ensemble"
+max_batch_size: 8
+input { name: "question" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "length" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "scores" data_type: TYPE_FP32 dims: [ 3 ] }
+ensemble_scheduling {
+  step {
+    model_name: "embedder" model_version: -1
+    input_map { key: "text" value: "question" } output_map { key: "embedding" value: "vector" }
+  }
+  step {
+    model_name: "asker" model_version: -1
+    input_map { key: "VECTOR" value: "vector" } input_map { key: "QUESTION" value: "question" }
+    output_map { key: "LENGTH" value: "length" } output_map { key: "SCORES" value: "scores" }
+  }
+}
+"""
+
+
+def make_repository(folder: Path) -> Path:
+    """An ensemble whose first step is an embedding model, and whose second one asks a classifier."""
+    for name, config in (("asker", ASKER_CONFIG), ("search", SEARCH_CONFIG)):
+        (folder / name / "1").mkdir(parents=True)
+        (folder / name / "config.pbtxt").write_text(config)
+    (folder / "asker" / "1" / "model.py").write_text(ASKER)
+    return folder
 
 
 def tokenized(texts: list[str]) -> list[TokenizedText]:
@@ -138,6 +195,61 @@ def test_classes(server: Server, folders: dict[str, Path]) -> None:
     found = server.post("/classify", {"model": "classifier", "input": TEXTS}).json()["data"]
     assert far([each["probs"] for each in found], wanted) < 1e-5
     assert [each["label"] for each in found] == [f"LABEL_{row.argmax()}" for row in wanted]
+
+
+def texts_tensor(name: str, texts: list[bytes]) -> triton_grpc.InferInput:
+    tensor = triton_grpc.InferInput(name, [len(texts), 1], "BYTES")
+    tensor.set_data_from_numpy(np.array([[text] for text in texts], np.object_))
+    return tensor
+
+
+def test_as_models_of_kserve(server: Server, folders: dict[str, Path]) -> None:
+    wanted = unit(reference_rows(reference(folders["embedder"]), tokenized(TEXTS)))
+    with triton_grpc.InferenceServerClient(server.grpc) as client:
+        assert client.is_model_ready("embedder")
+        assert not client.is_model_ready("tokenwise"), "its rows have no common shape"
+        [output] = client.get_model_metadata("embedder").outputs
+        assert (output.name, output.datatype, output.shape[0]) == ("embedding", "FP32", -1)
+        found = client.infer("embedder", [texts_tensor("text", [text.encode() for text in TEXTS])])
+        assert far(found.as_numpy("embedding"), wanted) < 1e-5
+        for name, text, told in (
+            ("embedder", b"\xff", "element 0 of input 'text' is not UTF-8"),
+            ("embedder", b"rain " * 5000, "tokens"),
+        ):
+            with pytest.raises(InferenceServerException, match=told) as refused:
+                client.infer(name, [texts_tensor("text", [text])])
+            assert refused.value.status() == "StatusCode.INVALID_ARGUMENT"
+        with pytest.raises(InferenceServerException, match="prompt_name"):
+            client.infer("embedder", [texts_tensor("text", [b"a"])], parameters={"prompt_name": "nothing"})
+        [counted] = client.get_inference_statistics("embedder", as_json=True)["model_stats"]
+    assert int(counted["inference_count"]) >= 3
+
+
+def test_public_names_lead_to_them_over_kserve_too(server: Server) -> None:
+    text = texts_tensor("text", [b"a quick brown fox"])
+    rules = {
+        "public": {"targets": [{"model": "embedder"}], "shadow": {"model": "exported"}},
+        "tokens": {"targets": [{"model": "tokenwise"}]},
+    }
+    for name, rule in rules.items():
+        assert httpx.put(f"{server.url}/traffic/{name}", json=rule).status_code == 200
+    with triton_grpc.InferenceServerClient(server.grpc) as client:
+        found = client.infer("public", [text])
+        assert found.get_response().model_name == "public"
+        assert far(found.as_numpy("embedding"), client.infer("embedder", [text]).as_numpy("embedding")) < 1e-6
+        with pytest.raises(InferenceServerException, match="which is no model of this API"):
+            client.infer("tokens", [text])
+    assert httpx.get(server.url + "/traffic/public").json()["shadow"] == {"in_flight": 0, "results": {"skipped": 1}}
+    for name in rules:
+        assert httpx.delete(f"{server.url}/traffic/{name}").status_code == 200
+
+
+def test_as_steps_of_an_ensemble_and_asked_by_a_model(server: Server, folders: dict[str, Path]) -> None:
+    logits = reference_rows(reference(folders["classifier"]), tokenized(TEXTS[:2]))
+    with triton_grpc.InferenceServerClient(server.grpc) as client:
+        found = client.infer("search", [texts_tensor("question", [text.encode() for text in TEXTS[:2]])])
+    assert far(found.as_numpy("length"), np.ones((2, 1))) < 1e-5
+    assert far(found.as_numpy("scores"), torch.tensor(logits).softmax(-1).numpy()) < 1e-5
 
 
 def test_they_stand_beside_the_language_model(server: Server) -> None:

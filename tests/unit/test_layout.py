@@ -98,6 +98,7 @@ LAYERS = (
     {"http2_sockets"},
     {"http", "metrics", "spans"},
     {"grpc_transport", "memory"},
+    {"on_demand"},
     {"kserve"},
     {"llm", "repository"},
     {"bench", "generating"},

@@ -8,7 +8,7 @@ load instances, execute batches, unload. docs/backends.md shows a whole one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -186,6 +186,11 @@ class AsyncInstance(ABC):
     @abstractmethod
     async def unload(self) -> None: ...
 
+    @property
+    def pid(self) -> int | None:
+        """Of a process that leads a session of its own; None where there is none."""
+        return None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceContext:
@@ -257,6 +262,12 @@ class Host(Protocol):
         ...
 
     def model_ready(self, name: str, version: int = -1) -> bool: ...
+
+    async def use_model(self, name: str, deadline: float | None) -> Callable[[], None]:
+        """Before `model`, where the server loads models on demand: returns when this one is there, and what to call
+        when it need not stay any longer. `deadline` of time.monotonic(). Raises PenstockError. A model that there is
+        not is no error here."""
+        ...
 
     async def load_model(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         """`files` by `<version>/<file name>`. Raises PenstockError."""

@@ -94,6 +94,7 @@ class ClassicModel:
         self._dispatch_soon = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
+        self._tell_unloaded: Callable[[], None] = lambda: None
         self._fine_timer: FineTimer | None = None
         """For queue delays."""
 
@@ -126,6 +127,16 @@ class ClassicModel:
         """Requests in the queue."""
         return len(self._batcher)
 
+    @property
+    def has_open_sequences(self) -> bool:
+        """Their next requests need what this model keeps for them."""
+        return self._sequences is not None and not self._sequences.idle
+
+    @property
+    def pids(self) -> list[int]:
+        """Of its instances that are in processes."""
+        return [instance.pid for instance in self._instances if instance.pid is not None]
+
     def attach(self, instances: Sequence[Instance]) -> None:
         """Once, before the first request."""
         self._instances = instances
@@ -149,6 +160,10 @@ class ClassicModel:
         self._admit(StreamCall(request, check_request(request, self.signature), stream))
         return stream
 
+    def on_unloaded(self, tell: Callable[[], None]) -> None:
+        """To be called when its memory is free."""
+        self._tell_unloaded = tell
+
     async def stop(self) -> None:
         """Cancelling it ends at once, with NotReadyError, what still waits or runs. A thread cannot be stopped: it
         unloads its instance when it has finished, and what the instances share is not unloaded."""
@@ -167,6 +182,7 @@ class ClassicModel:
             self._fail_all(self._refusal)
             for instance in self._instances:
                 instance.kill()
+            self._tell_unloaded()
             raise
         finally:
             if self._timer is not None:
@@ -175,12 +191,15 @@ class ClassicModel:
                 self._fine_timer.close()
             if self._limits is not None:
                 self._limits.close()
-        for instance in self._instances:
-            instance.close()
-        await asyncio.gather(*(instance.closed() for instance in self._instances))
-        await asyncio.to_thread(self._backend_model.unload)
-        if self._strategy is not None:
-            await asyncio.to_thread(self._strategy.close)
+        try:
+            for instance in self._instances:
+                instance.close()
+            await asyncio.gather(*(instance.closed() for instance in self._instances))
+            await asyncio.to_thread(self._backend_model.unload)
+            if self._strategy is not None:
+                await asyncio.to_thread(self._strategy.close)
+        finally:
+            self._tell_unloaded()
 
     # From here to the instances.
 

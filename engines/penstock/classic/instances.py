@@ -47,6 +47,11 @@ class Instance(ABC):
     def ready(self) -> bool:
         return True
 
+    @property
+    def pid(self) -> int | None:
+        """Of its process; None where it has none of its own."""
+        return None
+
     def recover(self) -> None:
         """Tells the owner when an instance that is not ready is ready again, or lost."""
 
@@ -143,6 +148,10 @@ class TaskInstance(Instance):
     @property
     def ready(self) -> bool:
         return self.lost is None and self._backend.ready
+
+    @property
+    def pid(self) -> int | None:
+        return self._backend.pid
 
     def recover(self) -> None:
         if self._recovery is None and self.lost is None:

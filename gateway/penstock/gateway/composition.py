@@ -51,11 +51,14 @@ from penstock.gateway.llm.hub import fetch_draft_model, fetch_model
 from penstock.gateway.llm.kserve.folder_layout import check_installed
 from penstock.gateway.llm.kserve.loader import LANGUAGE_BACKENDS, language_loaders
 from penstock.gateway.llm.model_builder import build_model
-from penstock.gateway.llm.models import LoadedModel
+from penstock.gateway.llm.models import LoadedModel, find_model, is_hub_id
 from penstock.gateway.memory.budget import MemoryBudget
 from penstock.gateway.metrics.custom import CustomMetrics
 from penstock.gateway.metrics.gpu import GpuMetrics
 from penstock.gateway.metrics.registry import Metrics
+from penstock.gateway.on_demand.on_demand import OnDemand
+from penstock.gateway.on_demand.settings import OnDemandSettings
+from penstock.gateway.pooling.kserve_model import unloaded_config
 from penstock.gateway.pooling.plane import PoolingPlane
 from penstock.gateway.repository.cache_config import build_cache
 from penstock.gateway.repository.checking import RepositoryCheck, Verdict
@@ -71,12 +74,40 @@ if TYPE_CHECKING:  # needs the extra [otel]
     from penstock.gateway.spans.request_spans import RequestSpans
 
 
-def build_dataplane(config: Config, pools: WorkPools, board: LoadingBoard) -> DataPlane:
+NO_TRAFFIC_RULES = "a server with --load-on-demand cannot have traffic rules"
+
+
+def build_on_demand(config: Config) -> OnDemand | None:
+    """Raises ConfigError for options that do not fit together."""
+    repository = config.repository
+    if not repository.load_on_demand:
+        usual = RepositoryConfig()
+        for name in ("load_on_demand_wait", "load_on_demand_queue", "unload_after_idle"):
+            if getattr(repository, name) != getattr(usual, name):
+                raise ConfigError(f"{name.replace('_', '-')}: needs --load-on-demand")
+        return None
+    if repository.model_control_mode != "explicit":
+        raise ConfigError("load-on-demand: needs --model-control-mode=explicit")
+    if config.traffic.traffic:
+        raise ConfigError(f"traffic: {NO_TRAFFIC_RULES}")
+    return OnDemand(
+        OnDemandSettings(
+            wait_seconds=repository.load_on_demand_wait,
+            most_waiting=repository.load_on_demand_queue,
+            idle_seconds=repository.unload_after_idle,
+        )
+    )
+
+
+def build_dataplane(
+    config: Config, pools: WorkPools, board: LoadingBoard, on_demand: OnDemand | None = None
+) -> DataPlane:
     return DataPlane(
         request_timeout=config.scheduling.request_timeout or None,
         clamp_max_tokens=config.server.clamp_max_tokens,
         text_pool=pools.text,
         board=board,
+        on_demand=on_demand,
     )
 
 
@@ -99,17 +130,28 @@ def build_repository(
     budget: MemoryBudget,
     board: LoadingBoard,
     observe: Callable[[InferModel], None] | None = None,
+    on_demand: OnDemand | None = None,
 ) -> ModelRepository:
     """The models of the repositories, classic ones and language models; `observe` is called with each before it serves.
 
     Raises ConfigError.
     """
     settings = repository_settings(config.repository)
+    if on_demand is not None:
+        budget.make_room = on_demand.make_room
     loader = _loaders(config, settings, dataplane, budget, board)
     cache = build_cache(config.repository.cache_config, config.repository.response_cache_byte_size)
     repositories = _repositories(config)
     return ModelRepository(
-        settings, loader, repositories, metric=metrics.metric, board=board, cache=cache, observe=observe
+        settings,
+        loader,
+        repositories,
+        metric=metrics.metric,
+        board=board,
+        cache=cache,
+        observe=observe,
+        on_demand=on_demand,
+        language_backends=LANGUAGE_BACKENDS,
     )
 
 
@@ -124,8 +166,18 @@ def check_models(config: Config, gpus: int | None) -> list[Verdict]:
     backends = _loaders(config, settings, dataplane, build_budget(config, GpuMetrics()), board)
     cache = build_cache(config.repository.cache_config, config.repository.response_cache_byte_size)
     limits_rates = config.repository.rate_limit != "off"
-    check = RepositoryCheck(settings, backends, has_cache=cache is not None, limits_rates=limits_rates)
+    beside = [unloaded_config(name) for name in embedding_names(config)]
+    check = RepositoryCheck(settings, backends, has_cache=cache is not None, limits_rates=limits_rates, beside=beside)
     return check.verdicts(_repositories(config))
+
+
+def embedding_names(config: Config) -> list[str]:
+    """Of --embedding-model. Raises ConfigError."""
+    names = []
+    for text in config.embeddings.embedding_model:
+        name, equals, _ = text.partition("=")
+        names.append(name if equals or is_hub_id(text) else find_model(text).name)
+    return names
 
 
 def _loaders(
@@ -133,7 +185,8 @@ def _loaders(
 ) -> Loaders:
     """By the backend's name."""
     limiter = build_rate_limiter(config.repository.rate_limit, config.repository.rate_limit_resource)
-    classic = ClassicLoaders(settings.backend_options, limiter)
+    counted = budget if config.repository.load_on_demand else None
+    classic = ClassicLoaders(settings.backend_options, limiter, counted)
 
     async def build(own: Config, name: str) -> LoadedModel:
         check_installed(own.model.engine)
@@ -192,7 +245,12 @@ def repository_settings(config: RepositoryConfig) -> RepositorySettings:
 
 
 def build_kserve(
-    config: Config, models: ModelStore, dataplane: DataPlane, pools: WorkPools, health: ServerHealth
+    config: Config,
+    models: ModelStore,
+    dataplane: DataPlane,
+    pools: WorkPools,
+    health: ServerHealth,
+    on_demand: OnDemand | None = None,
 ) -> KServe:
     """What the KServe fronts share. Raises ConfigError."""
     server = config.server
@@ -207,6 +265,7 @@ def build_kserve(
         header_forward_pattern=_header_pattern("http-header-forward-pattern", server.http_header_forward_pattern),
         health=health,
         pools=pools,
+        on_demand=on_demand,
         load_metrics=partial(_kv_cache_load, dataplane),
     )
 

@@ -13,8 +13,10 @@ from penstock.gateway.llm.hub import fetch_model
 from penstock.gateway.llm.models import ModelSource, find_model, is_hub_id
 from penstock.gateway.memory.budget import MemoryBudget
 from penstock.gateway.pooling.builder import build_pooling_model
+from penstock.gateway.pooling.kserve_model import VectorModel, is_offered
 from penstock.gateway.pooling.models import PoolingModel
 from penstock.gateway.pooling.plane import PoolingPlane
+from penstock.gateway.repository.manager import ModelRepository
 
 logger = logging.getLogger("penstock")
 
@@ -37,9 +39,12 @@ _OF_MODEL = (
 class EmbeddingModels:
     """What is in a folder is checked at once; what comes from the hub when it is here, after the ports are open."""
 
-    def __init__(self, config: Config, plane: PoolingPlane, budget: MemoryBudget, board: LoadingBoard) -> None:
-        """Raises ConfigError."""
+    def __init__(
+        self, config: Config, plane: PoolingPlane, models: ModelRepository, budget: MemoryBudget, board: LoadingBoard
+    ) -> None:
+        """`models`: what they are added to as KServe models. Raises ConfigError."""
         self._plane = plane
+        self._models = models
         self._budget = budget
         self._board = board
         self._to_fetch: dict[str, str] = {}
@@ -83,6 +88,9 @@ class EmbeddingModels:
             finally:
                 report(None)
             model.loaded = True
+            if is_offered(model):
+                for name in model.names:
+                    self._models.add(VectorModel(self._plane, model, name))
             info = model.source.info
             kind = f"{info.output_size} numbers for a text" if model.head is None else f"{info.output_size} labels"
             logger.info(

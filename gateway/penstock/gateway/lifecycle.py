@@ -21,6 +21,7 @@ from penstock.engines.errors import PenstockError
 from penstock.gateway.batches.run_batch import BatchFile
 from penstock.gateway.command_line_model import CommandLineModel
 from penstock.gateway.composition import (
+    NO_TRAFFIC_RULES,
     app_settings,
     build_access_log,
     build_batches,
@@ -28,6 +29,7 @@ from penstock.gateway.composition import (
     build_dataplane,
     build_keys,
     build_kserve,
+    build_on_demand,
     build_pooling,
     build_repository,
     build_responses,
@@ -139,21 +141,25 @@ class _Server:
         self._config = config
         server = config.server
         pools = WorkPools()
-        self._dataplane = build_dataplane(config, pools, board)
+        on_demand = build_on_demand(config)
+        self._dataplane = build_dataplane(config, pools, board, on_demand)
         custom = CustomMetrics()
         gpus = GpuMetrics()
         budget = build_budget(config, gpus)
         latencies = read_metrics_config(server.metrics_config)
         observe = latency_observers(latencies)
-        self._models = build_repository(config, self._dataplane, custom, budget, board, observe)
+        self._models = build_repository(config, self._dataplane, custom, budget, board, observe, on_demand)
         self._pooling = build_pooling(config, self._dataplane, pools)
-        self._embeddings = EmbeddingModels(config, self._pooling, budget, board)
+        self._embeddings = EmbeddingModels(config, self._pooling, self._models, budget, board)
         self._model: CommandLineModel | None = None
         if with_model:
             self._model = CommandLineModel(config, self._dataplane, self._models, budget, board, self._embeddings)
-        self._traffic = TrafficService(config.traffic.traffic, self._models, self._dataplane, self._pooling)
+        refusal = None if on_demand is None else NO_TRAFFIC_RULES
+        self._traffic = TrafficService(
+            config.traffic.traffic, self._models, self._dataplane, self._pooling, refusal=refusal
+        )
         health = ServerHealth(self._is_live, self._would_serve, board.texts)
-        self._kserve = build_kserve(config, self._traffic.models, self._dataplane, pools, health)
+        self._kserve = build_kserve(config, self._traffic.models, self._dataplane, pools, health, on_demand)
         repository = self._models
         triton = TritonMetrics(repository.models, repository.load_seconds, repository.cache_counters, latencies)
         requests = RequestMetrics()
@@ -166,6 +172,7 @@ class _Server:
                 IntakeMetrics(self._intake, pools),
                 HttpPortMetrics(self._http.connections_by_version),
                 *(() if self._batches is None else (self._batches,)),
+                *(() if on_demand is None else (on_demand.counts,)),
             ),
             lambda: chain(triton.families(), gpus.families(), custom.families()),
         )
@@ -293,7 +300,7 @@ class _Server:
         gc.freeze()
         if self._config.repository.model_repository:
             served = [f"{model.name} {model.version}" for model in self._models.models() if model.ready]
-            logger.info("ready: %d models: %s", len(served), ", ".join(served))
+            logger.info("ready: %d models: %s", len(served), ", ".join(served) or "none is loaded yet")
         if sys.stderr.isatty():
             self._show_first_steps()
 

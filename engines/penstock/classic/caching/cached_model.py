@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from asyncio import Task
 from collections.abc import Callable, Collection
 from pathlib import Path
 from time import monotonic_ns
@@ -13,10 +12,10 @@ from penstock.classic.caching.cache import CachedResponse, ResponseCache, tensor
 from penstock.classic.caching.keys import response_key
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.model_config import ModelConfig
+from penstock.classic.one_response import OneResponse
 from penstock.classic.signature import ModelSignature
 from penstock.classic.statistics import ModelStatistics
 from penstock.classic.tensors import Tensor
-from penstock.engines.errors import PenstockError
 
 _LARGE = 1 << 20
 """Bytes of tensors from which hashing or copying them is left to a thread."""
@@ -86,7 +85,7 @@ class CachedModel:
         return response
 
     def stream(self, request: InferRequest) -> ResponseStream:
-        return _OneResponse(asyncio.ensure_future(self.infer(request)))
+        return OneResponse(asyncio.ensure_future(self.infer(request)))
 
     async def stop(self) -> None:
         await self._model.stop()
@@ -112,32 +111,3 @@ async def _copied(response: InferResponse) -> CachedResponse:
 def _are_large(tensors: Collection[Tensor]) -> bool:
     """Texts are only counted where there are few of them."""
     return any(each.array.nbytes >= _LARGE for each in tensors) or sum(map(tensor_bytes, tensors)) >= _LARGE
-
-
-class _OneResponse:
-    """The stream of a model that gives exactly one response."""
-
-    def __init__(self, inferring: Task[InferResponse]) -> None:
-        self._inferring: Task[InferResponse] | None = inferring
-
-    def __aiter__(self) -> _OneResponse:
-        return self
-
-    async def __anext__(self) -> InferResponse:
-        inferring = self._inferring
-        if inferring is None:
-            raise StopAsyncIteration
-        try:
-            return await inferring
-        except PenstockError as error:
-            return InferResponse(None, error=error)
-        finally:
-            self._inferring = None
-
-    def ready(self) -> InferResponse | None:
-        return None
-
-    def close(self) -> None:
-        if self._inferring is not None:
-            self._inferring.cancel()
-            self._inferring = None

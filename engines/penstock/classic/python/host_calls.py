@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager
 from typing import Any, TypeVar
 
 from penstock.classic.base import Host, InferCall, InferModel, Metric
@@ -165,7 +165,19 @@ class HostCalls:
         those that it was executing."""
         return [self._calls[number] for number in about[-1] if number in self._calls]
 
-    def _model(self, name: str, version: int) -> InferModel:
+    @asynccontextmanager
+    async def _model(self, name: str, version: int, deadline: float | None) -> AsyncIterator[InferModel]:
+        """For the block, in which the server does not unload it."""
+        try:
+            end = await self._host.use_model(name, deadline)
+        except NotReadyError as error:
+            raise NotReadyError(f"Failed for execute the inference request. {error.message}") from error
+        try:
+            yield self._ready_model(name, version)
+        finally:
+            end()
+
+    def _ready_model(self, name: str, version: int) -> InferModel:
         try:
             return self._host.model(name, version)
         except (ModelNotFoundError, NotReadyError) as error:
@@ -195,15 +207,15 @@ class HostCalls:
     async def _infer(self, number: int, arguments: list[Any], tail: memoryview) -> None:
         try:
             name, version, request = self._request(arguments, tail)
-            model = self._model(name, version)
-            if not model.takes_infer:
-                raise UnsupportedError(
-                    f"Model {name} is using the decoupled. The current BLS request call doesn't support models using "
-                    "the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or "
-                    "'async_exec' calls for decoupled models.'"
-                )
-            with self._traced(arguments[0], model, request):
-                response = await model.infer(request)
+            async with self._model(name, version, request.deadline) as model:
+                if not model.takes_infer:
+                    raise UnsupportedError(
+                        f"Model {name} is using the decoupled. The current BLS request call doesn't support models "
+                        "using the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or "
+                        "'async_exec' calls for decoupled models.'"
+                    )
+                with self._traced(arguments[0], model, request):
+                    response = await model.infer(request)
         except asyncio.CancelledError:
             self._reply(number, _failed(arguments[0][0], CancelledError("the request was cancelled")))
             raise
@@ -220,12 +232,12 @@ class HostCalls:
         final = False
         try:
             name, version, request = self._request(arguments, tail)
-            model = self._model(name, version)
-            with self._traced(arguments[0], model, request), closing(model.stream(request)) as responses:
-                async for response in responses:
-                    await window.acquire()
-                    final = response.final
-                    self._event(number, response, final)
+            async with self._model(name, version, request.deadline) as model:
+                with self._traced(arguments[0], model, request), closing(model.stream(request)) as responses:
+                    async for response in responses:
+                        await window.acquire()
+                        final = response.final
+                        self._event(number, response, final)
         except asyncio.CancelledError:
             self._event(number, _failed(arguments[0][0], CancelledError("the request was cancelled")), True)
             raise

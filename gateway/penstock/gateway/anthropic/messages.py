@@ -28,6 +28,9 @@ class Messages(GeneratingEndpoint[MessagesRequest]):
     def _parse(self, body: bytes) -> MessagesRequest:
         return parse(body, self.schema, self.unsupported)
 
+    def _model_name(self, request: MessagesRequest) -> str:
+        return request.model
+
     async def _wanted(self, request: MessagesRequest, context: RequestContext) -> GenerateRequest:
         model = self._dataplane.model(request.model, context)
         chat, shape = read_chat(request, model, thinking_budget(request.thinking, request.max_tokens))

@@ -290,6 +290,23 @@ class RepositoryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     load_model: Annotated[
         tuple[Name, ...], Meta(description="control mode explicit: models to load at start, * for all; may be repeated")
     ] = ()
+    load_on_demand: Annotated[
+        bool,
+        Meta(
+            description="control mode explicit: load a model when a request asks for it, and unload the least recently "
+            "used ones to make room; those of --load-model stay"
+        ),
+    ] = False
+    load_on_demand_wait: Annotated[
+        Annotated[float, Meta(gt=0)], Meta(description="the longest that a request waits for its model, in seconds")
+    ] = 300.0
+    load_on_demand_queue: Annotated[
+        Positive, Meta(description="requests that wait for models at the same time, for all models together")
+    ] = 1024
+    unload_after_idle: Annotated[
+        float,
+        Meta(ge=0, description="with --load-on-demand: unload a model that nobody used for so many seconds; 0: never"),
+    ] = 0.0
     exit_on_error: Annotated[bool, Meta(description="end when a model cannot be loaded at start")] = True
     strict_readiness: Annotated[bool, Meta(description="ready only while all models are")] = True
     disable_auto_complete_config: Annotated[

@@ -6,7 +6,7 @@ import itertools
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -103,6 +103,8 @@ class RequestContext:
     _tokens_paid: int = 0
     _bodies: BodyBudget | None = None
     _body_bytes: int = 0
+    _used: dict[str, Callable[[], None]] = field(default_factory=dict)
+    """What is to be called when the request no longer uses a model, by the model's name."""
 
     @property
     def tenant(self) -> str:
@@ -111,7 +113,8 @@ class RequestContext:
     def next_request(self) -> RequestContext:
         """For another request of the same caller on the same stream, which arrives now."""
         record = RequestRecord(protocol=self.record.protocol, method=self.record.method, route=self.record.route)
-        fresh: dict[str, Any] = {"routed": None, "quota": None, "_tokens_paid": 0, "_bodies": None, "_body_bytes": 0}
+        fresh: dict[str, Any] = {"routed": None, "_used": {}, "quota": None, "_tokens_paid": 0}
+        fresh |= {"_bodies": None, "_body_bytes": 0}
         return replace(self, id=new_request_id(), arrival=time.monotonic(), record=record, **fresh)
 
     def count(self) -> None:
@@ -128,6 +131,14 @@ class RequestContext:
         other.quota, self.quota = self.quota, None
         other._bodies, self._bodies = self._bodies, None
         other._body_bytes, self._body_bytes = self._body_bytes, 0
+        other._used, self._used = self._used, {}
+
+    def uses(self, model: str) -> bool:
+        return model in self._used
+
+    def use(self, model: str, end: Callable[[], None]) -> None:
+        """The model stays loaded until the request's `end`, which calls this one. Once for a model."""
+        self._used[model] = end
 
     def hold_body(self, budget: BodyBudget, size: int, *, small: bool = False) -> None:
         """So many more bytes of the request are in memory, until its `end`. Raises OverloadedError."""
@@ -150,6 +161,8 @@ class RequestContext:
         if self._bodies is not None:
             self._bodies.give_back(self._body_bytes)
             self._bodies = None
+        while self._used:
+            self._used.popitem()[1]()
         if self.quota is None:
             return
         usage = self.record.usage

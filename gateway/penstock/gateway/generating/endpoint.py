@@ -38,6 +38,7 @@ class GeneratingEndpoint(ABC, Generic[_R]):
             request = self._parse(await exchange.body(self._settings.max_body_bytes))
             call.watch()
             exchange.read_deadline()
+            await self._dataplane.arrive(self._model_name(request), exchange.context)
             if await self._answer_at_once(exchange, request):
                 return
             wanted = await self._wanted(request, exchange.context)
@@ -55,6 +56,10 @@ class GeneratingEndpoint(ABC, Generic[_R]):
     @abstractmethod
     def _parse(self, body: bytes) -> _R:
         """Raises InvalidRequestError, UnsupportedError."""
+
+    @abstractmethod
+    def _model_name(self, request: _R) -> str:
+        """As the server knows it."""
 
     @abstractmethod
     async def _wanted(self, request: _R, context: RequestContext) -> GenerateRequest:

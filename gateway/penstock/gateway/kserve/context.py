@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from penstock.gateway.front.server_health import ServerHealth
 from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.kserve.store import ModelStore
+from penstock.gateway.on_demand.on_demand import OnDemand
 
 if TYPE_CHECKING:
     from penstock.gateway.kserve.logs import LogSettings
@@ -35,5 +36,7 @@ class KServe:
     """Names of the headers that go to the model as parameters."""
     health: ServerHealth = field(default_factory=ServerHealth)
     pools: WorkPools = field(default_factory=WorkPools)
+    on_demand: OnDemand | None = None
+    """Where requests load models."""
     load_metrics: LoadMetrics | None = None
     """What load balancers that ask for a load report are told."""

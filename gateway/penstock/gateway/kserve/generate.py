@@ -19,7 +19,7 @@ from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.generate_frames import Renderer, error_frame
 from penstock.gateway.kserve.generate_tensors import read_generate
-from penstock.gateway.kserve.http_request import begin_trace, complete_request
+from penstock.gateway.kserve.http_request import begin_trace, complete_request, found_model, model_before_body
 from penstock.gateway.kserve.json_request import read_plain
 from penstock.gateway.kserve.orca import load_headers
 from penstock.gateway.kserve.response_batches import next_together
@@ -40,9 +40,11 @@ async def generate(context: KServe, exchange: Exchange, name: str, version: str 
     try:
         with exchange.call() as call:
             received = time.monotonic_ns()
-            model = context.models.model(name, version)
+            model = await model_before_body(context, exchange, name, version)
             body = await read_plain(exchange, context.max_input_bytes)
             call.watch()
+            if model is None:
+                model = await found_model(context, exchange, name, version)
             request = await _read(body, model.signature, context.pools.tensors)
             complete_request(request, context, exchange, model.name)
             model = context.models.model(name, version, request)  # a reload may have replaced it meanwhile

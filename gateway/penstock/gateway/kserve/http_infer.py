@@ -14,7 +14,7 @@ from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.classification import Labels
 from penstock.gateway.kserve.compression import accepted_coding, compress, content_coding, decompress
 from penstock.gateway.kserve.context import KServe
-from penstock.gateway.kserve.http_request import begin_trace, complete_request
+from penstock.gateway.kserve.http_request import begin_trace, complete_request, found_model, model_before_body
 from penstock.gateway.kserve.infer_request import Inference, parse_infer
 from penstock.gateway.kserve.infer_response import encode_infer
 from penstock.gateway.kserve.orca import ORCA_HEADER, load_headers
@@ -49,9 +49,9 @@ class Infer:
         context = self._context
         with exchange.call() as call:
             received = time.monotonic_ns()
-            model = context.models.model(name, version)
-            if not model.takes_infer:
-                raise UnsupportedError("HTTP end point doesn't support models with decoupled transaction policy")
+            model = await model_before_body(context, exchange, name, version)
+            if model is not None:
+                _check_takes_infer(model)
             coding = content_coding(exchange.headers.get(b"content-encoding"))
             length = _header_length(exchange)
             body = await exchange.read(context.max_input_bytes)
@@ -59,6 +59,9 @@ class Infer:
             try:
                 if coding:
                     body = await self._decompressed(coding, body, exchange)
+                if model is None:
+                    model = await found_model(context, exchange, name, version)
+                    _check_takes_infer(model)
                 inference = await self._parsed(body, length, model, exchange.context.principal)
                 complete_request(inference.request, context, exchange, model.name)
                 model = context.models.model(name, version, inference.request)  # a reload may have replaced it
@@ -136,6 +139,12 @@ class Infer:
             parts = [await tensors.run(sum(map(len, parts)), compress, coding, parts)]
             extra += [(b"content-encoding", coding), (b"vary", b"accept-encoding")]
         await _respond(exchange, extra, parts)
+
+
+def _check_takes_infer(model: InferModel) -> None:
+    """Raises UnsupportedError."""
+    if not model.takes_infer:
+        raise UnsupportedError("HTTP end point doesn't support models with decoupled transaction policy")
 
 
 def _header_length(exchange: Exchange) -> int | None:

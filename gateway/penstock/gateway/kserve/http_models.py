@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.classic.base import InferModel
 from penstock.classic.model_config import config_json
 from penstock.engines.errors import PenstockError
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.context import KServe
-from penstock.gateway.kserve.metadata import model_metadata, server_metadata
+from penstock.gateway.kserve.metadata import model_metadata, server_metadata, would_load
 from penstock.gateway.kserve.statistics import statistics
 
 _TEXT = b"text/plain"
@@ -31,11 +32,11 @@ async def server(context: KServe, exchange: Exchange) -> None:
 
 
 async def model_ready(context: KServe, exchange: Exchange, name: str, version: str) -> None:
-    """Not ready is 400, for models that do not exist too."""
+    """Not ready is 400, for models that do not exist too. One that the next request would load is ready."""
     try:
         good = context.models.model(name, version).ready
     except PenstockError:
-        good = False
+        good = would_load(context, name)
     if good:
         await exchange.respond(200, b"", content_type=_TEXT)
     else:
@@ -43,13 +44,21 @@ async def model_ready(context: KServe, exchange: Exchange, name: str, version: s
 
 
 async def metadata(context: KServe, exchange: Exchange, name: str, version: str) -> None:
-    model = context.models.model(name, version)
+    model = await _described(context, exchange, name, version)
     versions = [model.version] if version else context.models.versions(name)
     await exchange.respond(200, msgspec.json.encode(model_metadata(model, versions)))
 
 
 async def config(context: KServe, exchange: Exchange, name: str, version: str) -> None:
-    await exchange.respond(200, config_json(context.models.model(name, version).config).encode())
+    model = await _described(context, exchange, name, version)
+    await exchange.respond(200, config_json(model.config).encode())
+
+
+async def _described(context: KServe, exchange: Exchange, name: str, version: str) -> InferModel:
+    if context.on_demand is not None:
+        exchange.read_deadline()
+        await context.on_demand.describe(name, exchange.context)
+    return context.models.model(name, version)
 
 
 async def model_statistics(context: KServe, exchange: Exchange, name: str = "", version: str = "") -> None:

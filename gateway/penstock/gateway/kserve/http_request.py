@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from penstock.classic.base import InferModel
 from penstock.classic.messages import InferRequest
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.caller import set_caller
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.headers import forwarded_http
 from penstock.gateway.kserve.tracing import RequestTrace
+
+
+async def model_before_body(context: KServe, exchange: Exchange, name: str, version: str) -> InferModel | None:
+    """The model, before the request's body is there. None where requests load models: `found_model` gives it, once
+    the body is there. Raises PenstockError."""
+    on_demand = context.on_demand
+    if on_demand is not None and await on_demand.offers(name, exchange.context.principal):
+        return None
+    return context.models.model(name, version)
+
+
+async def found_model(context: KServe, exchange: Exchange, name: str, version: str) -> InferModel:
+    """The model that serves the request, which is loaded for it if need be. Raises PenstockError."""
+    if context.on_demand is not None:
+        exchange.read_deadline()
+        await context.on_demand.use(name, exchange.context)
+    return context.models.model(name, version)
 
 
 def complete_request(request: InferRequest, context: KServe, exchange: Exchange, model: str) -> None:

@@ -31,6 +31,11 @@ def server_metadata(context: KServe) -> dict[str, Any]:
     return {"name": context.name, "version": context.version, "extensions": [*_EXTENSIONS, *shared_memory]}
 
 
+def would_load(context: KServe, name: str) -> bool:
+    """Whether a request would load this model, which does not serve."""
+    return context.on_demand is not None and context.on_demand.offers_now(name)
+
+
 def model_metadata(model: InferModel, versions: Sequence[int]) -> dict[str, Any]:
     """name, versions, platform, inputs and outputs. A model that batches has one variable dimension in front."""
     config = model.config

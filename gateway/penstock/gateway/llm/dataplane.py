@@ -38,6 +38,7 @@ from penstock.gateway.llm.name_routing import AcceptedCall, NameRouting
 from penstock.gateway.llm.prompts import encode_prompts
 from penstock.gateway.llm.request_tokens import prompt_tokens, tokenized_params
 from penstock.gateway.llm.token_logprobs import Candidate, TokenLogprob
+from penstock.gateway.on_demand.on_demand import OnDemand
 from penstock.tokenizers import ChatTemplateError, Tokenizer
 
 __all__ = [
@@ -71,8 +72,11 @@ class DataPlane:
         clamp_max_tokens: bool = False,
         text_pool: WorkPool | None = None,
         board: LoadingBoard | None = None,
+        on_demand: OnDemand | None = None,
     ) -> None:
-        """`clamp_max_tokens`: a request for more tokens than the context leaves gets what it leaves, and no error."""
+        """`clamp_max_tokens`: a request for more tokens than the context leaves gets what it leaves, and no error.
+        `on_demand` is there where requests load models."""
+        self._on_demand = on_demand
         self._text_pool = text_pool or WorkPools().text
         self._board = board or LoadingBoard()
         self._models: dict[str, LoadedModel] = {}
@@ -120,6 +124,18 @@ class DataPlane:
             bases += [self.model(name) for name in self.routing.names()]
         return bases + [model.describe(adapter.name, adapter) for model in loaded for adapter in model.adapters]
 
+    def names_on_demand(self) -> list[str]:
+        """Of models that are not loaded, and that a request would load."""
+        return [] if self._on_demand is None else self._on_demand.language_models()
+
+    async def arrive(self, name: str, context: RequestContext) -> None:
+        """Before a request names its model here: returns when that is loaded, if a request may load it, and it stays
+        until the request's end. Raises OverloadedError, DeadlineExceededError."""
+        if self._on_demand is not None:
+            held = self.holder(name)
+            if held is None or context.principal.may_use(name):
+                await self._on_demand.use_language_model(name if held is None else held[0].names[0], context)
+
     def known_models(self) -> list[LoadedModel]:
         """Of every model one, those that are still loading included."""
         return list(dict.fromkeys(self._models.values()))
@@ -166,7 +182,9 @@ class DataPlane:
         return NotReadyError(f"The model is still loading{f' ({progress})' if progress else ''}.", retry_after=2)
 
     def knows(self, name: str) -> bool:
-        return self.holder(name) is not None or (self.routing is not None and self.routing.has(name))
+        """Whether a model, loaded or not, an adapter or a traffic rule has this name."""
+        routed = self.routing is not None and self.routing.has(name)
+        return routed or self.holder(name) is not None or name in self.names_on_demand()
 
     def holder(self, name: str) -> tuple[LoadedModel, Adapter | None] | None:
         """Whose name it is, whether that has been loaded or not."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
 
 from penstock.engines.errors import MemoryBudgetError
 from penstock.engines.host.gpus import shown_gpus
@@ -33,10 +35,10 @@ class Need:
         return self.weights + self.cache + self.rest
 
     def __str__(self) -> str:
-        return (
-            f"{size_text(self.total)}: {size_text(self.weights)} weights, {size_text(self.cache)} KV cache, "
-            f"{size_text(self.rest)} for the process and its steps"
-        )
+        parts = [f"{size_text(self.weights)} weights"]
+        parts += [f"{size_text(self.cache)} KV cache"] if self.cache else []
+        parts += [f"{size_text(self.rest)} for the process and its steps"]
+        return f"{size_text(self.total)}: {', '.join(parts)}"
 
 
 @dataclass(slots=True, eq=False)
@@ -55,10 +57,21 @@ class Reservation:
     """Until then it is not known how much of a GPU's used memory is this model's."""
     ending: bool = False
     """It will be released soon."""
+    taken: Callable[[], int] | None = None
+    """Bytes that it has taken, where that is not the memory of the session of `pid`."""
+
+
+class RoomMaker(Protocol):
+    """Who unloads models where others need their memory."""
+
+    async def __call__(self, name: str, check: Callable[[Collection[str]], object]) -> bool:
+        """Whether there may be room now. `check` raises MemoryBudgetError if the model would not fit, were these models
+        gone; what it raises for all that may go, this raises, too."""
+        ...
 
 
 class MemoryBudget:
-    """All language models of a server. Lives on the event loop.
+    """All language models of a server, and with loading on demand its classic models. Lives on the event loop.
 
     `limit` is the setting memory_limit, a share being of what is free now; raises InvalidRequestError for one that is
     none. `gpus` tells the memory of each GPU, in the driver's order. `available` and `taken` read the machine's.
@@ -80,35 +93,46 @@ class MemoryBudget:
         self._foreign: dict[str, int] = {}
         """Bytes of each GPU that are not our models', as last seen when none of them was loading."""
         self._released = asyncio.Event()
+        self.make_room: RoomMaker | None = None
 
     async def claim(self, name: str, demand: Demand, pid: Callable[[], int | None]) -> Reservation:
-        """As `reserve`, but waits for models that are ending: unloading is answered before it is done."""
+        """As `reserve`, but waits for models that are ending: unloading is answered before it is done. Where others may
+        be unloaded for this one, they are."""
         while True:
             released = self._released
             try:
                 return self.reserve(name, demand, pid)
             except MemoryBudgetError:
-                if not any(each.ending for each in self._reservations):
+                if any(each.ending for each in self._reservations):
+                    await released.wait()
+                    continue
+                if self.make_room is None or not await self.make_room(name, partial(self._place, name, demand, pid)):
                     raise
-            await released.wait()
 
     def reserve(self, name: str, demand: Demand, pid: Callable[[], int | None]) -> Reservation:
         """Raises MemoryBudgetError for a model that does not fit beside those that are loaded or loading."""
-        room, of_what = self._host_room()
+        found = self._place(name, demand, pid)
+        self._reservations.append(found)
+        gpus = "".join(f"; {size_text(size)} of GPU {uuid}" for uuid, size in found.gpus.items())
+        logger.info("memory of %s is counted as %s%s", name, found.host, gpus)
+        return found
+
+    def _place(
+        self, name: str, demand: Demand, pid: Callable[[], int | None], gone: Collection[str] = ()
+    ) -> Reservation:
+        """What the model would be counted with, were the models `gone` not there. Raises MemoryBudgetError."""
+        room, of_what = self._host_room(gone)
         host = _need(demand.host, room)
         if room is not None and host.total > room:
-            raise MemoryBudgetError(self._refusal(name, f"{host}", f"{size_text(room)} {of_what}", demand.hints))
+            raise MemoryBudgetError(self._refusal(name, f"{host}", f"{size_text(room)} {of_what}", demand.hints, gone))
         found = Reservation(name, host, pid)
         if demand.told and not demand.gpus and room is not None:
             found.cache = host.cache // demand.workers
         for gpu in self._of(demand.gpus):
-            device = self._on_gpu(name, demand, gpu)
+            device = self._on_gpu(name, demand, gpu, gone)
             found.gpus[gpu.uuid] = device.total
             if demand.told:
                 found.cache = min(device.cache, found.cache or device.cache)
-        self._reservations.append(found)
-        gpus = "".join(f"; {size_text(size)} of GPU {uuid}" for uuid, size in found.gpus.items())
-        logger.info("memory of %s is counted as %s%s", name, host, gpus)
         return found
 
     def release(self, reservation: Reservation) -> None:
@@ -118,11 +142,13 @@ class MemoryBudget:
             self._released.set()
             self._released = asyncio.Event()
 
-    def _host_room(self) -> tuple[int | None, str]:
+    def _host_room(self, gone: Collection[str]) -> tuple[int | None, str]:
         """Bytes, and what they are; None where the machine does not tell."""
-        holders = [(each.host.total, self._taken_by(each)) for each in self._reservations]
+        holders = [(each.host.total, self._taken_by(each)) for each in self._reservations if each.name not in gone]
+        freed = sum(self._taken_by(each) for each in self._reservations if each.name in gone)
         try:
-            room, of_what = self._available() - sum(max(0, need - has) for need, has in holders), "are free"
+            missing = sum(max(0, need - has) for need, has in holders)
+            room, of_what = self._available() + freed - missing, "are free"
         except OSError:  # no /proc
             room, of_what = None, ""
         if self._limit is not None:
@@ -132,6 +158,8 @@ class MemoryBudget:
         return None if room is None else max(0, room), of_what
 
     def _taken_by(self, reservation: Reservation) -> int:
+        if reservation.taken is not None:
+            return reservation.taken()
         pid = reservation.pid()
         return 0 if pid is None else self._taken(pid)
 
@@ -148,34 +176,37 @@ class MemoryBudget:
                 found += [gpu for gpu in present if gpu is not None and gpu.uuid.startswith(which)]
         return found
 
-    def _on_gpu(self, name: str, demand: Demand, gpu: GpuMemory) -> Need:
+    def _on_gpu(self, name: str, demand: Demand, gpu: GpuMemory, gone: Collection[str]) -> Need:
         """What the model is counted with on this GPU. Raises MemoryBudgetError."""
         here = [each for each in self._reservations if gpu.uuid in each.gpus]
         held = sum(each.gpus[gpu.uuid] for each in here)
         if not any(each.loading for each in here):
             self._foreign[gpu.uuid] = max(0, gpu.used - held)
+        held -= sum(each.gpus[gpu.uuid] for each in here if each.name in gone)
         room = max(0, gpu.total - self._foreign.get(gpu.uuid, 0) - held)
         share = None if demand.gpu_share is None else int(demand.gpu_share * gpu.total)
         need = _need(demand.device, room if share is None else share)
         left = f"{size_text(room)} of GPU {gpu.uuid} ({size_text(gpu.total)}) are free"
         if share is None:
             if need.total > room:
-                raise MemoryBudgetError(self._refusal(name, f"{need}", left, demand.hints, gpu.uuid))
+                raise MemoryBudgetError(self._refusal(name, f"{need}", left, demand.hints, gone, gpu.uuid))
             return need
         taking = f"{size_text(share)} (gpu_memory_utilization {demand.gpu_share:g})"
         cache = demand.device.cache.fixed or demand.device.cache.least
         if need.weights + cache > share:
             told = f"at least {size_text(need.weights)} weights and {size_text(cache)} KV cache on each GPU"
-            raise MemoryBudgetError(self._refusal(name, told, f"it may take {taking}", demand.hints, gpu.uuid))
+            raise MemoryBudgetError(self._refusal(name, told, f"it may take {taking}", demand.hints, gone, gpu.uuid))
         if share > room:
-            raise MemoryBudgetError(self._refusal(name, taking, left, demand.hints, gpu.uuid))
+            raise MemoryBudgetError(self._refusal(name, taking, left, demand.hints, gone, gpu.uuid))
         return Need(need.weights, need.cache, share - need.weights - need.cache)
 
-    def _refusal(self, name: str, need: str, left: str, hints: str, gpu: str | None = None) -> str:
+    def _refusal(
+        self, name: str, need: str, left: str, hints: str, gone: Collection[str], gpu: str | None = None
+    ) -> str:
         others = [
             f"{each.name} {size_text(each.host.total if gpu is None else each.gpus[gpu])}"
             for each in self._reservations
-            if gpu is None or gpu in each.gpus
+            if each.name not in gone and (gpu is None or gpu in each.gpus)
         ]
         helps = [f"make it smaller ({hints})"] if hints else []
         helps += [f"unload another ({', '.join(others)})"] if others else []

@@ -40,7 +40,7 @@ class _Endpoint(GeneratingEndpoint[_R]):
         return request
 
     def _respond(self, exchange: Exchange, request: _R, wanted: WantedText, generation: Generation) -> Awaitable[None]:
-        keep(self._dataplane.find(self._name(request), context=exchange.context)[0].sleep, request.keep_alive)
+        keep(self._dataplane.find(self._model_name(request), context=exchange.context)[0].sleep, request.keep_alive)
         if request.stream is False:
             return self._answer(exchange, request, generation)
         lines = Lines(request.model, exchange.context, generation.usage, is_chat=self.is_chat)
@@ -57,7 +57,7 @@ class _Endpoint(GeneratingEndpoint[_R]):
         """An empty request asks for the model to be loaded, or with `keep_alive` 0 for the opposite."""
         if not self._is_empty(request):
             return False
-        name = self._name(request)
+        name = self._model_name(request)
         exchange.context.principal.require_model(name)
         model, _ = self._dataplane.find(name, context=exchange.context)
         leaves = request.keep_alive is not None and not seconds_of(request.keep_alive)
@@ -71,7 +71,7 @@ class _Endpoint(GeneratingEndpoint[_R]):
         await exchange.respond(200, msgspec.json.encode(body))
         return True
 
-    def _name(self, request: _R) -> str:
+    def _model_name(self, request: _R) -> str:
         return model_name(request.model, self._dataplane.knows)
 
     @abstractmethod
@@ -86,7 +86,7 @@ class Chat(_Endpoint[ChatRequest]):
         return not request.messages
 
     async def _wanted(self, request: ChatRequest, context: RequestContext) -> WantedText:
-        name = self._name(request)
+        name = self._model_name(request)
         chat = openai_chat(request, name, self._dataplane.model(name, context), request.tools)
         return await chat_generation(
             self._dataplane, self._settings, chat, template_messages(request.messages), context
@@ -103,7 +103,7 @@ class Generate(_Endpoint[GenerateRequest]):
         return not request.prompt
 
     async def _wanted(self, request: GenerateRequest, context: RequestContext) -> WantedText:
-        name = self._name(request)
+        name = self._model_name(request)
         model = self._dataplane.model(name, context)
         if request.raw or request.suffix or not model.has_chat_template:
             if request.system:

@@ -27,7 +27,7 @@ _NEVER = "9999-12-31T23:59:59Z"
 
 
 class Models:
-    """Those that are loaded, of both kinds."""
+    """Those that are loaded, of both kinds, and those that a request would load."""
 
     def __init__(self, dataplane: DataPlane, pooling: PoolingPlane) -> None:
         self._dataplane = dataplane
@@ -38,12 +38,15 @@ class Models:
         may_use = exchange.context.principal.may_use
         found = [(model.name, model.created) for model in self._dataplane.models()]
         found += [(name, model.created) for name, model in self._pooling.loaded_names()]
+        found += [(name, 0) for name in self._dataplane.names_on_demand()]
         return [_entry(name, created) for name, created in found if may_use(name)]
 
     def running(self, exchange: Exchange) -> list[dict[str, Any]]:
         """Those of `listed` that are awake, with the time at which they fall asleep if no request comes."""
-        found = []
+        found, unloaded = [], self._dataplane.names_on_demand()
         for entry in self.listed(exchange):
+            if entry["name"] in unloaded:
+                continue
             held = self._dataplane.holder(entry["name"])
             if held is not None and held[0].sleep.asleep:
                 continue
@@ -59,6 +62,8 @@ class Models:
         exchange.context.principal.require_model(name)
         if name in encoders:
             return _shown_encoder(encoders[name])
+        if name in self._dataplane.names_on_demand():
+            return _description(0, None, ["completion"])
         return _shown(self._dataplane.model(name))
 
 
@@ -132,13 +137,15 @@ def _shown_encoder(model: PoolingModel) -> dict[str, Any]:
     return _description(model.created, model.source.info.max_tokens, model.capabilities)
 
 
-def _description(created: int, context_length: int, capabilities: Sequence[str]) -> dict[str, Any]:
+def _description(created: int, context_length: int | None, capabilities: Sequence[str]) -> dict[str, Any]:
+    """`context_length`: None for a model that is not loaded."""
+    known = {} if context_length is None else {"model.context_length": context_length}
     return {
         "modelfile": "",
         "parameters": "",
         "template": "",
         "details": _details(),
-        "model_info": {"general.architecture": "model", "model.context_length": context_length},
+        "model_info": {"general.architecture": "model", **known},
         "capabilities": [each for each in capabilities if each in _CAPABILITIES],
         "modified_at": _time(created),
     }

@@ -50,6 +50,9 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
             raise UnsupportedError("store: this server keeps no chats (--stored-responses).", param="store")
         return request
 
+    def _model_name(self, request: ChatRequest) -> str:
+        return request.model
+
     async def _wanted(self, request: ChatRequest, context: RequestContext) -> GenerateRequest:
         self._dataplane.model(request.model, context)
         messages = template_messages(request.messages)

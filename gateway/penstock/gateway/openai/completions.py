@@ -27,6 +27,9 @@ class Completions(GeneratingEndpoint[CompletionRequest]):
     def _parse(self, body: bytes) -> CompletionRequest:
         return parse(body, self.schema, self.unsupported)
 
+    def _model_name(self, request: CompletionRequest) -> str:
+        return request.model
+
     async def _wanted(self, request: CompletionRequest, context: RequestContext) -> GenerateRequest:
         model = self._dataplane.model(request.model, context)
         return completion_generate_request(request, model, self._settings, context)

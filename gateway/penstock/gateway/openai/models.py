@@ -15,7 +15,8 @@ class ModelObject(msgspec.Struct):
     id: str
     created: int
     root: str
-    max_model_len: int
+    max_model_len: int | None
+    """None: the model is not loaded, a request will do that."""
     parent: str | None
     """Of an adapter: its model."""
     capabilities: list[str]
@@ -33,6 +34,7 @@ class ModelList:
         may_use = exchange.context.principal.may_use
         found = [_model_object(model) for model in self._dataplane.models()]
         found += [_pooling_object(name, model) for name, model in self._pooling.loaded_names()]
+        found += [_unloaded(name) for name in self._dataplane.names_on_demand()]
         data = [each for each in found if may_use(each.id)]
         await exchange.respond(200, msgspec.json.encode({"object": "list", "data": data}))
 
@@ -47,10 +49,22 @@ class ModelDetail:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
         name = scope["path_params"]["name"]
-        pooling = dict(self._pooling.loaded_names()).get(name)
-        found = _model_object(self._dataplane.model(name)) if pooling is None else _pooling_object(name, pooling)
+        found = self._found(name)
         exchange.context.principal.require_model(name)
         await exchange.respond(200, msgspec.json.encode(found))
+
+    def _found(self, name: str) -> ModelObject:
+        """Raises ModelNotFoundError, NotReadyError."""
+        pooling = dict(self._pooling.loaded_names()).get(name)
+        if pooling is not None:
+            return _pooling_object(name, pooling)
+        if name in self._dataplane.names_on_demand():
+            return _unloaded(name)
+        return _model_object(self._dataplane.model(name))
+
+
+def _unloaded(name: str) -> ModelObject:
+    return ModelObject(name, 0, name, None, None, [])
 
 
 def _model_object(model: ServedModel) -> ModelObject:

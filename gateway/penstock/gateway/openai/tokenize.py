@@ -56,11 +56,14 @@ class _Endpoint(ABC):
     async def _answer(self, body: bytes, context: RequestContext) -> dict[str, object]:
         """Raises PenstockError."""
 
-    def _model_name(self, given: str) -> str:
+    async def _arrived(self, given: str, context: RequestContext) -> str:
+        """The name of the model, which is loaded if there is one of this name."""
         loaded = self._dataplane.loaded_models()
         if not given and len(loaded) != 1:
             raise InvalidRequestError("Missing required parameter: model.", param="model")
-        return given or loaded[0][0]
+        name = given or loaded[0][0]
+        await self._dataplane.arrive(name, context)
+        return name
 
 
 class Tokenize(_Endpoint):
@@ -68,7 +71,7 @@ class Tokenize(_Endpoint):
 
     async def _answer(self, body: bytes, context: RequestContext) -> dict[str, object]:
         request = parse(body, self.schema, self.unsupported)
-        name = self._model_name(request.model)
+        name = await self._arrived(request.model, context)
         tokens = await self._tokens(request, name, context)
 
         def strings(tokenizer: Tokenizer) -> list[str]:
@@ -114,7 +117,7 @@ class Detokenize(_Endpoint):
 
     async def _answer(self, body: bytes, context: RequestContext) -> dict[str, object]:
         request = parse(body, self.schema, {})
-        name, tokens = self._model_name(request.model), request.tokens
+        name, tokens = await self._arrived(request.model, context), request.tokens
         if tokens and not 0 <= min(tokens) <= max(tokens) < self._dataplane.model(name, context).info.vocab_size:
             raise InvalidRequestError("tokens: a token id is not in the vocabulary.", param="tokens")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from penstock.engines.errors import EngineError, InvalidRequestError, ModelNotFoundError
 from penstock.gateway.repository.storage import Repository
@@ -48,6 +49,11 @@ class Catalogue:
             self.refresh(local_only=True)
         except EngineError:
             return
+
+    def local_folder(self, name: str) -> Path | None:
+        """Of a model that is on this machine's disks, and the only one of its name."""
+        found = self._names.get(name, ())
+        return found[0].local_folder(name) if len(found) == 1 else None
 
     def find(self, name: str) -> Repository:
         """Looks again. Raises ModelNotFoundError with Triton's text, DuplicateModelError, EngineError."""

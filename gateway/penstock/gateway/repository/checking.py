@@ -86,7 +86,10 @@ class RepositoryCheck:
         *,
         has_cache: bool = False,
         limits_rates: bool = False,
+        beside: Sequence[ModelConfig] = (),
     ) -> None:
+        """`beside`: models of the server that belong to no repository, of which ensembles may be made."""
+        self._beside = {each.name: _Model(each.name, config=each, versions=(1,)) for each in beside}
         self._settings = settings
         self._backends = backends
         self._has_cache = has_cache
@@ -98,7 +101,7 @@ class RepositoryCheck:
         catalogue.refresh()
         models = {name: self._described(catalogue, name) for name in sorted(catalogue.names)}
         for model in models.values():
-            _check_ensemble(model, models, ())
+            _check_ensemble(model, self._beside | models, ())
         return [self._verdict(model) for model in models.values()]
 
     def _described(self, catalogue: Catalogue, name: str) -> _Model:

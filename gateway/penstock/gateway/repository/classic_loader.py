@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from threading import Lock
 
 from penstock.classic.backend_file import FILENAME, load_backend_file
 from penstock.classic.base import Backend, InferModel, ModelContext
+from penstock.classic.classic_model import ClassicModel
 from penstock.classic.model import load_model
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.model_limits import has_rate_limits
 from penstock.classic.rate_limiter import RateLimiter
 from penstock.classic.registry import backend_names, find_backend
+from penstock.engines.host.memory import taken_memory
+from penstock.gateway.memory.budget import MemoryBudget, Reservation
+from penstock.gateway.memory.classic_need import classic_need
 from penstock.gateway.repository.planning import Loader
 
 logger = logging.getLogger("penstock")
@@ -22,9 +28,19 @@ _PYTHON = "python"
 
 
 class ClassicLoader:
-    def __init__(self, backend: Backend, limiter: RateLimiter | None = None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        limiter: RateLimiter | None = None,
+        budget: MemoryBudget | None = None,
+        *,
+        in_processes: bool = False,
+    ) -> None:
+        """`budget` is there where classic models are counted; `in_processes`: each instance is a process."""
         self._backend = backend
         self._limiter = limiter
+        self._budget = budget
+        self._in_processes = in_processes
 
     def auto_complete(self, config: ModelConfig, version_folder: Path) -> None:
         self._backend.auto_complete(config, version_folder)
@@ -32,7 +48,28 @@ class ClassicLoader:
     async def load(self, context: ModelContext) -> InferModel:
         if self._limiter is None and has_rate_limits(context.config):
             logger.warning("model '%s' has rate limits, and the server has them off (--rate-limit)", context.name)
-        return await load_model(context, self._backend, self._limiter)
+        if self._budget is None:
+            return await load_model(context, self._backend, self._limiter)
+        return await self._load_counted(context, self._budget)
+
+    async def _load_counted(self, context: ModelContext, budget: MemoryBudget) -> InferModel:
+        need = await asyncio.to_thread(classic_need, context, in_processes=self._in_processes)
+        place = await budget.claim(context.name, need, lambda: None)
+        try:
+            model = await load_model(context, self._backend, self._limiter)
+        except BaseException:
+            budget.release(place)
+            raise
+        place.loading = False
+        place.taken = partial(_taken, place, model)
+        model.on_unloaded(partial(budget.release, place))
+        return model
+
+
+def _taken(place: Reservation, model: ClassicModel) -> int:
+    """Of a model in this process, nothing else can tell."""
+    pids = model.pids
+    return sum(map(taken_memory, pids)) if pids else place.host.total
 
 
 class FileLoader(ClassicLoader):
@@ -52,10 +89,17 @@ class ClassicLoaders:
     `--backend-directory` has. Plugins and programs are made once for all their models, files for each load of a model:
     a reload takes in what has changed."""
 
-    def __init__(self, options: Mapping[str, Mapping[str, str]], limiter: RateLimiter | None = None) -> None:
-        """`options` are RepositorySettings.backend_options; `limiter` is there where rate limits are applied."""
+    def __init__(
+        self,
+        options: Mapping[str, Mapping[str, str]],
+        limiter: RateLimiter | None = None,
+        budget: MemoryBudget | None = None,
+    ) -> None:
+        """`options` are RepositorySettings.backend_options; `limiter` is there where rate limits are applied, and
+        `budget` where the memory of classic models is counted."""
         self._options = options
         self._limiter = limiter
+        self._budget = budget
         directory = options.get(_PYTHON, {}).get("backend-directory", "")
         self._directory = Path(directory) if directory else None
         self._found: dict[str, Loader] = {}
@@ -71,13 +115,14 @@ class ClassicLoaders:
         with self._lock:
             if backend not in self._found:
                 name = _PYTHON if not is_plugin and self._has_program(backend) else backend
-                self._found[backend] = ClassicLoader(find_backend(name)(self._settings(name)), self._limiter)
+                made = find_backend(name)(self._settings(name))
+                self._found[backend] = ClassicLoader(made, self._limiter, self._budget, in_processes=name == _PYTHON)
             return self._found[backend]
 
     def _of_file(self, path: Path, backend: str, owner: str) -> Loader:
         with self._lock:
             kind = load_backend_file(path, owner)
-        return FileLoader(kind(self._settings(backend)), self._limiter)
+        return FileLoader(kind(self._settings(backend)), self._limiter, self._budget)
 
     def _settings(self, backend: str) -> dict[str, str]:
         return {**self._options.get("", {}), **self._options.get(backend, {})}

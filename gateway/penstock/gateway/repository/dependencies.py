@@ -60,6 +60,10 @@ class Dependencies:
     def stopped(self, deployment: Deployment) -> None:
         self._live.difference_update(_ensembles(deployment))
 
+    def needed_by_loads(self) -> Names:
+        """What ensembles that are being loaded are made of."""
+        return Names().union(*self._loading.values())
+
     def _path(self, start: str, goal: str, seen: set[str]) -> list[str]:
         """From a model to another that it is made of, directly or not; empty if it is not."""
         for name in sorted(self._composing(start)):

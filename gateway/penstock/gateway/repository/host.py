@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from penstock.classic.base import InferModel, Metric
 from penstock.engines.errors import NotReadyError, PenstockError
 from penstock.gateway.kserve.store import ModelStore
+from penstock.gateway.on_demand.on_demand import OnDemand
 
 
 class MetricFactory(Protocol):
@@ -18,12 +19,17 @@ class MetricFactory(Protocol):
     ) -> Metric: ...
 
 
+def _nothing() -> None:
+    """There is nothing to end."""
+
+
 class RepositoryHost:
     """The Host of models that live in a ModelStore."""
 
-    def __init__(self, store: ModelStore, metric: MetricFactory | None) -> None:
+    def __init__(self, store: ModelStore, metric: MetricFactory | None, on_demand: OnDemand | None = None) -> None:
         self._store = store
         self._metric = metric
+        self._on_demand = on_demand
 
     def model(self, name: str, version: int = -1) -> InferModel:
         found = self._store.model(name, "" if version == -1 else str(version))
@@ -36,6 +42,11 @@ class RepositoryHost:
             return self.model(name, version).ready
         except PenstockError:
             return False
+
+    async def use_model(self, name: str, deadline: float | None) -> Callable[[], None]:
+        if self._on_demand is None:
+            return _nothing
+        return await self._on_demand.use_for_model(name, deadline)
 
     async def load_model(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         await self._store.load(name, config=config, files=files or None)

@@ -21,6 +21,7 @@ from penstock.engines.errors import EngineError, InvalidRequestError, PenstockEr
 from penstock.gateway.errors import wire_shape
 from penstock.gateway.repository.ensemble_loader import EnsembleLoader
 from penstock.gateway.repository.layout import available_versions
+from penstock.gateway.repository.load_slots import LoadSlots
 from penstock.gateway.repository.models import UNLOADED, Deployment, close_folder, stop_models
 from penstock.gateway.repository.planning import Loader, Loaders, ModelPlan, plan_model, version_config
 from penstock.gateway.repository.settings import RepositorySettings
@@ -73,7 +74,7 @@ class ModelLoading:
         self._host = host
         self._cache = cache
         self._observe = observe
-        self._slots = asyncio.Semaphore(settings.load_threads)
+        self.slots = LoadSlots(settings.load_threads)
 
     async def load(
         self,
@@ -86,7 +87,7 @@ class ModelLoading:
         will be loaded. Raises LoadError."""
         folder: LocalModel | None = None
         try:
-            async with self._slots:
+            async with self.slots.one():
                 folder = await _fetched(fetch)
                 plan = await asyncio.to_thread(self._plan, name, folder.folder, config)
             if is_ensemble(plan.model.config):
@@ -141,7 +142,7 @@ class ModelLoading:
 
     async def _load_version(self, name: str, plan: _Plan, version: int) -> _Loaded:
         attempts = self._settings.load_retries
-        async with self._slots:
+        async with self.slots.one():
             while True:
                 started = time.monotonic()
                 try:

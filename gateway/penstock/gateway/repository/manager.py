@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 from penstock.classic.base import InferModel
@@ -24,6 +24,7 @@ from penstock.engines.errors import (
 )
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.kserve.store import IndexEntry
+from penstock.gateway.on_demand.on_demand import OnDemand
 from penstock.gateway.repository.catalogue import DUPLICATE, Catalogue, DuplicateModelError
 from penstock.gateway.repository.dependencies import Dependencies, composing, wire_again
 from penstock.gateway.repository.ensemble_loader import EnsembleLoader
@@ -31,6 +32,7 @@ from penstock.gateway.repository.host import MetricFactory, RepositoryHost
 from penstock.gateway.repository.layout import check_model_name, check_version
 from penstock.gateway.repository.loading import LoadError, ModelLoading, load_failures
 from penstock.gateway.repository.models import UNLOADED, Deployment, ModelEntry, VersionStatus
+from penstock.gateway.repository.on_demand_loads import OnDemandLoads
 from penstock.gateway.repository.operations import STOPPING, Operations
 from penstock.gateway.repository.overrides import check_files, write_files
 from penstock.gateway.repository.planning import Loaders
@@ -49,7 +51,8 @@ class ModelRepository:
 
     `loaders` gives the loader for a backend's name and raises ValueError for unknown ones; `metric` keeps the metrics
     that models report; `cache` keeps responses of models that ask for it, and is closed at the end; `observe` is called
-    with each model version before it serves.
+    with each model version before it serves. `on_demand` is there where requests load models; `language_backends` are
+    the names of the backends whose models it takes for language models.
     """
 
     def __init__(
@@ -62,17 +65,22 @@ class ModelRepository:
         board: LoadingBoard | None = None,
         cache: ResponseCache | None = None,
         observe: Callable[[InferModel], None] | None = None,
+        on_demand: OnDemand | None = None,
+        language_backends: Sequence[str] = (),
     ) -> None:
         self._settings = settings
+        self._on_demand = on_demand
         self._cache = cache
         self._observe = observe
         self._board = board or LoadingBoard()
-        self.host = RepositoryHost(self, metric)
+        self.host = RepositoryHost(self, metric, on_demand)
         self._catalogue = Catalogue(repositories)
         ensembles = EnsembleLoader(self, self._load_composing)
         self._loading = ModelLoading(settings, loaders, self.host, ensembles, cache, observe)
         self._serving: dict[str, Deployment] = {}
         self._dependencies = Dependencies(self._serving.get)
+        self._kept: frozenset[str] = frozenset()
+        """Loaded at the start: loading on demand does not unload them."""
         self._implied: set[str] = set()
         """Loaded for an ensemble only."""
         self._entries: dict[str, ModelEntry] = {}
@@ -85,6 +93,9 @@ class ModelRepository:
         self._operations = Operations()
         self._drains: set[asyncio.Task[None]] = set()
         self._revivals: set[asyncio.Task[None]] = set()
+        self._demand_loads = OnDemandLoads(self, self._catalogue, self._loading.slots, settings, language_backends)
+        if on_demand is not None:
+            on_demand.attach(self._demand_loads)
 
     # What serves
 
@@ -146,8 +157,12 @@ class ModelRepository:
         await asyncio.to_thread(self._catalogue.refresh)
         if taken := sorted(self._added & self._catalogue.names):
             raise AlreadyExistsError(f"model '{taken[0]}' is in a model repository, too: it needs another name")
+        if self._on_demand is not None:
+            await self._demand_loads.look()
+            self._on_demand.start()
         names = self._first_models()
         self._wanted = set(names)
+        self._kept = frozenset(names)
         loads = [self._operations.run(name, self._load_stored(name)) for name in names]
         results = await asyncio.gather(*loads, return_exceptions=True)
         failed = {name: each for name, each in zip(names, results, strict=True) if isinstance(each, BaseException)}
@@ -162,6 +177,8 @@ class ModelRepository:
 
         Cancelling it ends what they still run."""
         self._stopping = True
+        if self._on_demand is not None:
+            await self._on_demand.stop()
         tasks = [*self._operations.under_way, *([self._poller] if self._poller is not None else [])]
         for task in tasks:
             task.cancel()
@@ -176,6 +193,8 @@ class ModelRepository:
         self._check_change(name)
         check_model_name(name)
         self._implied.discard(name)
+        if self._on_demand is not None:
+            self._on_demand.asked_for(name)
         if not files:
             await self._operations.asked(name, self._load_stored(name, config))
         elif config is None:
@@ -190,14 +209,40 @@ class ModelRepository:
     async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
         """Of an ensemble, `unload_dependents` unloads the models, too, that were loaded only for it, as in Triton."""
         self._check_change(name)
+        held_out = [name, *self._all_ensembles_of(name)]
+        self._hold_out(held_out)
         if name not in self._entries:
             self._wanted.discard(name)
             return
         models = composing(self._serving.get(name)) & self._implied
         await self._operations.asked(name, self._unload(self._entries[name]))
+        self._hold_out(held_out)  # it may have been loaded meanwhile
         if unload_dependents:
             for each in sorted(models - self._used()):
                 await self._operations.asked(each, self._unload(self._entries[each]))
+
+    # What loading on demand needs, beside `load_stored`
+
+    def deployment(self, name: str) -> Deployment | None:
+        return self._serving.get(name)
+
+    def is_changing(self, name: str) -> bool:
+        entry = self._entries.get(name)
+        return name in self._dependencies.needed_by_loads() or (entry is not None and entry.lock.locked())
+
+    async def load_stored(self, name: str) -> None:
+        """Returns when the model serves. Raises PenstockError."""
+        await self._operations.asked(name, self._load_stored(name))
+
+    def retire(self, name: str, reason: str) -> Awaitable[None]:
+        """From the call on nobody finds the model, nor the ensembles that it is part of; to be awaited until what was
+        accepted has ended and it is unloaded."""
+        before = set(self._drains)
+        if (entry := self._entries.get(name)) is not None:
+            self._wanted.discard(name)
+            self._dependencies.forget(name)
+            self._withdraw(entry, reason)
+        return _all_done(self._drains - before)
 
     async def poll(self) -> None:
         """Loads what is new or has changed, unloads what is gone. Raises EngineError when a repository cannot be read:
@@ -261,6 +306,11 @@ class ModelRepository:
         self._serving[entry.name] = deployment
         self._dependencies.published(entry.name, deployment)
         self._wanted.add(entry.name)
+        if self._on_demand is not None:
+            # what did not come from the repository could not be loaded again as it is
+            kept = entry.name in self._kept or fingerprint is None
+            took = max(deployment.load_seconds.values())
+            self._on_demand.loaded(entry.name, took, composing(deployment), kept=kept)
         if old is not None:
             self._drain(entry.name, old, retired, UNLOADED)
         versions = ", ".join(map(str, sorted(deployment.models)))
@@ -280,6 +330,8 @@ class ModelRepository:
             for ensemble in self._ensembles_of(entry.name):
                 self._withdraw_ensemble(ensemble, f"its model '{entry.name}' was unloaded")
             del self._serving[entry.name]
+            if self._on_demand is not None:
+                self._on_demand.left(entry.name)
             self._drain(entry.name, old, entry.withdrawn(), reason)
 
     def _drain(self, name: str, old: Deployment, retired: Sequence[VersionStatus], reason: str) -> None:
@@ -362,6 +414,18 @@ class ModelRepository:
     def _ensembles_of(self, name: str) -> list[str]:
         return [each for each, serving in sorted(self._serving.items()) if name in composing(serving)]
 
+    def _hold_out(self, names: Sequence[str]) -> None:
+        """Requests load them no more."""
+        if self._on_demand is not None:
+            self._on_demand.hold_out(set(names) & self._catalogue.names)
+
+    def _all_ensembles_of(self, name: str) -> list[str]:
+        """Those above them, too."""
+        found = [name]
+        for each in found:
+            found += [ensemble for ensemble in self._ensembles_of(each) if ensemble not in found]
+        return found[1:]
+
     def _used(self) -> set[str]:
         """The models that ensembles which serve are made of."""
         return set().union(*map(composing, self._serving.values()))
@@ -421,6 +485,11 @@ class ModelRepository:
         if number in known:
             return NotReadyError(f"Request for unknown model: '{name}' version {number} is not at ready state")
         return ModelNotFoundError(f"Request for unknown model: '{name}' version {number} is not found")
+
+
+async def _all_done(tasks: Collection[asyncio.Task[None]]) -> None:
+    if tasks:
+        await asyncio.wait(tasks)  # they go on if this is cancelled
 
 
 async def _stop(old: Deployment, retired: Sequence[VersionStatus], reason: str) -> None:

@@ -75,6 +75,10 @@ class Repository:
             return LocalModel(folder)
         return LocalModel(folder, lambda: shutil.rmtree(folder.parent, ignore_errors=True))
 
+    def local_folder(self, name: str) -> Path | None:
+        """Of a model that need not be copied to be read; None for others. Links in it are not checked."""
+        return self._storage.root / name if isinstance(self._storage, LocalStorage) else None
+
     def _checked(self, name: str) -> str:
         if not is_model_name(check_model_name(name)):
             raise ModelNotFoundError(f"failed to find model '{name}' in the model repository")

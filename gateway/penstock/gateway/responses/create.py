@@ -68,6 +68,9 @@ class CreateResponse(GeneratingEndpoint[Asked]):
         if request.store is False:
             raise InvalidRequestError("store must not be false with background.", param="store")
 
+    def _model_name(self, request: Asked) -> str:
+        return request.request.model
+
     async def _wanted(self, asked: Asked, context: RequestContext) -> GenerateRequest:
         request = asked.request
         self._dataplane.model(request.model, context)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from penstock.gateway.configuration.traffic_rules import TrafficRule
 from penstock.gateway.kserve.store import ModelStore
 from penstock.gateway.llm.dataplane import DataPlane
+from penstock.gateway.pooling.kserve_model import is_offered
 from penstock.gateway.pooling.plane import PoolingPlane
 from penstock.gateway.traffic.embeddings import EmbeddingRouting
 from penstock.gateway.traffic.language import LanguageRouting
@@ -17,12 +18,17 @@ from penstock.gateway.traffic.table import TrafficTable
 
 class TrafficService:
     def __init__(
-        self, rules: Iterable[TrafficRule], models: ModelStore, dataplane: DataPlane, pooling: PoolingPlane
+        self,
+        rules: Iterable[TrafficRule],
+        models: ModelStore,
+        dataplane: DataPlane,
+        pooling: PoolingPlane,
+        *,
+        refusal: str | None = None,
     ) -> None:
-        self.table = TrafficTable(rules)
-        self.models = TrafficStore(
-            models, self.table, lambda name: dataplane.holder(name) is not None or pooling.has(name)
-        )
+        """`refusal`: as `TrafficTable` has it."""
+        self.table = TrafficTable(rules, refusal=refusal)
+        self.models = TrafficStore(models, self.table, self._is_elsewhere)
         """For the KServe fronts, in place of `models`."""
         self.metrics = TrafficMetrics(self.table)
         self._language = LanguageRouting(self.table, dataplane, models)
@@ -30,6 +36,12 @@ class TrafficService:
         self._dataplane = dataplane
         self._pooling = pooling
         self.table.on_change(self._wire)
+
+    def _is_elsewhere(self, name: str) -> bool:
+        """Whether the other APIs have a model of this name that KServe never has."""
+        if self._dataplane.holder(name) is not None:
+            return True
+        return any(name in model.names and not is_offered(model) for model in self._pooling.known_models())
 
     def _wire(self) -> None:
         """Before the first rule nobody asks here."""

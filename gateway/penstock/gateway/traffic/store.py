@@ -22,7 +22,7 @@ class TrafficStore:
     """Implements ModelStore. Targets are names and versions of `models`, never public names: no circles."""
 
     def __init__(self, models: ModelStore, table: TrafficTable, elsewhere: Callable[[str], bool]) -> None:
-        """`elsewhere`: whether the other APIs have a model of this name."""
+        """`elsewhere`: whether the other APIs have a model of this name that KServe never has."""
         self._models = models
         self._elsewhere = elsewhere
         self._table = table
@@ -41,7 +41,7 @@ class TrafficStore:
     def available(self, public: PublicName) -> dict[str, TargetModel]:
         """The targets that would serve a request now, by id, in the rule's order.
 
-        Raises UnsupportedError where a target is an adapter or an embedding model: KServe does not have those."""
+        Raises UnsupportedError where a target is a model that KServe never has: an adapter, for example."""
         made: dict[str, TargetModel] = public.made
         found: dict[str, TargetModel] = {}
         missing: dict[str, str] = {}

@@ -63,15 +63,18 @@ class PublicName:
 
 
 class TrafficTable:
-    """Lives on the event loop. `clock` never goes back; `wall` gives Unix seconds."""
+    """Lives on the event loop. `refusal`: why this server can have no rules; `clock` never goes back; `wall` gives Unix
+    seconds."""
 
     def __init__(
         self,
         rules: Iterable[TrafficRule] = (),
         *,
+        refusal: str | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
+        self._refusal = refusal
         self.clock = clock
         self.names: dict[str, PublicName] = {}
         self.events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
@@ -88,7 +91,9 @@ class TrafficTable:
 
     def put(self, rule: TrafficRule) -> None:
         """From now on this holds; a shift begins from its start. Requests under way end where they are, sequences stay
-        on their targets. Raises ValueError for one rule too many."""
+        on their targets. Raises ValueError for one rule too many, and where there can be none."""
+        if self._refusal is not None:
+            raise ValueError(self._refusal)
         old = self.names.get(rule.name)
         if old is None and len(self.names) >= MAX_RULES:
             raise ValueError(f"there are {MAX_RULES} traffic rules already")

@@ -19,6 +19,7 @@ from penstock.classic.tensors import Tensor
 from penstock.gateway.configuration.traffic_rules import ShadowRule
 from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.front.record import Outcome, outcome_of
+from penstock.gateway.pooling.kserve_model import VectorModel
 from penstock.gateway.traffic.comparing import same_tensors
 from penstock.gateway.traffic.routed_call import RoutedCall
 from penstock.gateway.traffic.shadows import Result, Shadow, Shadows
@@ -113,7 +114,7 @@ class TargetModel:
         shadows, context = self._public.shadows, request.caller
         if shadows is None or not isinstance(context, RequestContext) or not shadows.wants(self._public.key(context)):
             return None
-        if request.correlation_id or self.signature.decoupled:
+        if request.correlation_id or self.signature.decoupled or isinstance(self.model, VectorModel):
             shadows.results[Result.SKIPPED] += 1
             return None
         return shadows.begin(partial(_ask, self._find, request, shadows), partial(_same, shadows.rule))

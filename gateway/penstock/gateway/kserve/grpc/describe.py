@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 from tritonclient.grpc import service_pb2 as pb
 
-from penstock.engines.errors import ModelNotFoundError
+from penstock.classic.base import InferModel
+from penstock.engines.errors import ModelNotFoundError, NotReadyError
 from penstock.gateway.front.context import RequestContext, Role
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.rpc import Message
-from penstock.gateway.kserve.metadata import model_metadata, server_metadata
+from penstock.gateway.kserve.metadata import model_metadata, server_metadata, would_load
 from penstock.gateway.kserve.settings_http import check_traced_model
 from penstock.gateway.kserve.statistics import statistics
 
@@ -32,19 +33,24 @@ class Describe:
         """False for models that are not there. Raises InvalidRequestError for a version that is no number."""
         try:
             return pb.ModelReadyResponse(ready=self._models.model(request.name, request.version).ready)
-        except ModelNotFoundError:
-            return pb.ModelReadyResponse(ready=False)
+        except (ModelNotFoundError, NotReadyError):
+            return pb.ModelReadyResponse(ready=would_load(self._kserve, request.name))
 
     async def server_metadata(self, request: Message, context: RequestContext) -> Message:
         return pb.ServerMetadataResponse(**server_metadata(self._kserve))
 
     async def model_metadata(self, request: Message, context: RequestContext) -> Message:
-        model = self._models.model(request.name, request.version)
+        model = await self._described(request, context)
         versions = [model.version] if request.version else self._models.versions(request.name)
         return pb.ModelMetadataResponse(**model_metadata(model, versions))
 
     async def model_config(self, request: Message, context: RequestContext) -> Message:
-        return pb.ModelConfigResponse(config=self._models.model(request.name, request.version).config)
+        return pb.ModelConfigResponse(config=(await self._described(request, context)).config)
+
+    async def _described(self, request: Message, context: RequestContext) -> InferModel:
+        if self._kserve.on_demand is not None:
+            await self._kserve.on_demand.describe(request.name, context)
+        return self._models.model(request.name, request.version)
 
     async def model_statistics(self, request: Message, context: RequestContext) -> Message:
         return pb.ModelStatisticsResponse(**statistics(self._models, request.name, request.version))

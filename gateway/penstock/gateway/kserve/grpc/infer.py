@@ -33,14 +33,21 @@ class Inference:
     def __init__(self, kserve: KServe, header_pattern: re.Pattern[str] | None) -> None:
         """`header_pattern` says which metadata go to the model as parameters."""
         self._models = kserve.models
+        self._on_demand = kserve.on_demand
         self._regions = kserve.shared_memory
         self._tracing = kserve.tracing
         self._tensors = kserve.pools.tensors
         self._pattern = header_pattern
         self._labels = Labels()
 
+    async def found_model(self, message: Message, context: RequestContext) -> InferModel:
+        """The model that serves the request, which is loaded for it if need be. Raises PenstockError."""
+        if self._on_demand is not None:
+            await self._on_demand.use(message.model_name, context)
+        return self.model(message)
+
     def model(self, message: Message) -> InferModel:
-        """Raises ModelNotFoundError, InvalidRequestError."""
+        """That serves now. Raises ModelNotFoundError, NotReadyError, InvalidRequestError."""
         return self._models.model(message.model_name, message.model_version)
 
     def model_for(self, message: Message, decoded: Decoded) -> InferModel:
@@ -80,7 +87,7 @@ class Inference:
     async def infer(self, data: bytes, rpc: Rpc, context: RequestContext) -> bytes:
         """ModelInfer. Cancelling it cancels the request. Raises PenstockError."""
         message = parse(data)
-        model = self.model(message)
+        model = await self.found_model(message, context)
         if not model.takes_infer:
             raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
         decoded = await self.decode(data, message, model, rpc, context)

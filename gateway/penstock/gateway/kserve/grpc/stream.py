@@ -107,7 +107,7 @@ class InferStream:
     async def _answer(self, data: bytes, message: Message, context: RequestContext) -> None:
         inference = self._inference
         async with self._turn(message):
-            model = inference.model(message)
+            model = await inference.found_model(message, context)
             decoded = await inference.decode(data, message, model, self._rpc, context)
             model = inference.model_for(message, decoded)
             trace = inference.trace(model, decoded)

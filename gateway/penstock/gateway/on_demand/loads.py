@@ -1,0 +1,45 @@
+"""What loading on demand needs of the model repository."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+
+class Loads(Protocol):
+    """Lives on the event loop."""
+
+    async def exists(self, name: str) -> bool:
+        """Whether a repository has the model. Looks again for a name that it does not know, but not each time."""
+        ...
+
+    def is_language_model(self, name: str) -> bool | None:
+        """None: not known before it has been loaded, as it lies in a store far away."""
+        ...
+
+    def stored(self) -> list[str]:
+        """The names of all models of the repositories, as last seen."""
+        ...
+
+    def serves(self, name: str) -> bool: ...
+
+    def is_busy(self, name: str) -> bool:
+        """It has open sequences, runs something, or is being loaded again: it must not be unloaded now."""
+        ...
+
+    def keeps_sequences(self, name: str) -> bool:
+        """Requests belong together: none of them may be held back while others run."""
+        ...
+
+    async def load_stored(self, name: str) -> None:
+        """Loads the model as it lies in its repository. Raises PenstockError."""
+        ...
+
+    def retire(self, name: str, reason: str) -> Awaitable[None]:
+        """From the call on nobody finds the model; to be awaited until its memory is free."""
+        ...
+
+    def without_slot(self) -> AbstractAsyncContextManager[None]:
+        """Lets another model be loaded meanwhile, where the current task loads one."""
+        ...

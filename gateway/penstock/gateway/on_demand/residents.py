@@ -1,0 +1,129 @@
+"""Which models are loaded, who uses them, and which of them may be unloaded. Plain data: times are passed in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+MOST_RESIDENCE = 60.0
+"""Seconds that a model may count on at most."""
+
+IsBusy = Callable[[str], bool]
+"""Whether a model has work that no use tells of: an open sequence, a reload."""
+
+
+@dataclass(slots=True)
+class Resident:
+    """A loaded model."""
+
+    last_used: float
+    safe_until: float
+    """It has just been loaded: nobody unloads it before this time."""
+    parts: frozenset[str]
+    """Of an ensemble: the models that it is made of."""
+    kept: bool
+    """It is never unloaded to make room."""
+
+
+class Residents:
+    """An ensemble and its models belong together: what uses or keeps the ensemble, uses or keeps its models."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Resident] = {}
+        self._uses: Counter[str] = Counter()
+        """By name. A model may be used before it is loaded: by those that wait for it."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._loaded
+
+    def begin(self, name: str, now: float) -> None:
+        self._uses[name] += 1
+        self._touch(name, now)
+
+    def end(self, name: str, now: float) -> None:
+        """Ends one use."""
+        self._uses[name] -= 1
+        if not self._uses[name]:
+            del self._uses[name]
+        self._touch(name, now)
+
+    def loaded(self, name: str, now: float, took: float, parts: Iterable[str] = (), *, kept: bool = False) -> None:
+        """A model that took so many seconds to load stays for as long at least: otherwise a server with too little
+        memory would do nothing but load. Loading it again, while it serves, counts as a new start."""
+        self._loaded[name] = Resident(now, now + min(took, MOST_RESIDENCE), frozenset(parts), kept)
+
+    def left(self, name: str) -> None:
+        """It is being unloaded. Nothing happens if it was not loaded."""
+        self._loaded.pop(name, None)
+
+    def used(self, name: str) -> bool:
+        """Whether somebody uses it, or an ensemble that it is part of."""
+        return any(self._uses[each] for each in self._with_ensembles(name))
+
+    def kept(self) -> frozenset[str]:
+        """What is never unloaded to make room."""
+        return frozenset(
+            name for name in self._loaded if any(self._loaded[each].kept for each in self._with_ensembles(name))
+        )
+
+    def free(self, now: float, busy: IsBusy) -> list[str]:
+        """What may be unloaded now, the least recently used first."""
+        return [name for name in self._by_last_use() if self._replaceable(name, now, busy) and not self.used(name)]
+
+    def replaceable(self, now: float, busy: IsBusy) -> list[str]:
+        """The same, and what could be as soon as the requests that use it have ended."""
+        return [name for name in self._by_last_use() if self._replaceable(name, now, busy)]
+
+    def idle_since(self, name: str) -> float:
+        """The last use of a loaded model, and of the ensembles that it is part of."""
+        return max(self._loaded[each].last_used for each in self._with_ensembles(name))
+
+    def next_end_of_safety(self, now: float) -> float | None:
+        """When the next one that is safe now is so no longer."""
+        return min((each.safe_until for each in self._loaded.values() if each.safe_until > now), default=None)
+
+    def with_parts(self, name: str) -> list[str]:
+        """The model, and what it is made of, directly or not."""
+        found = [name]
+        for each in found:
+            parts = self._loaded[each].parts if each in self._loaded else ()
+            found += [part for part in sorted(parts) if part not in found]
+        return found
+
+    def _by_last_use(self) -> list[str]:
+        return sorted(self._loaded, key=self.idle_since)
+
+    def _replaceable(self, name: str, now: float, busy: IsBusy) -> bool:
+        return not any(
+            self._loaded[each].kept or self._loaded[each].safe_until > now or busy(each)
+            for each in self._with_ensembles(name)
+        )
+
+    def _with_ensembles(self, name: str) -> list[str]:
+        """The model if it is loaded, and all loaded ensembles that it is part of, directly or not."""
+        found = [name]
+        for each in found:
+            found += [other for other, one in self._loaded.items() if each in one.parts and other not in found]
+        return [each for each in found if each in self._loaded]
+
+    def _touch(self, name: str, now: float) -> None:
+        if (resident := self._loaded.get(name)) is not None:
+            resident.last_used = now
+
+
+def choose(candidates: Sequence[str], enough: Callable[[Collection[str]], bool]) -> list[str] | None:
+    """Of `candidates`, the first ones that make room together, without those that need not go. None: all of them
+    together would not be enough. `enough` must not say no for more models than it says yes for."""
+    chosen: list[str] = []
+    for name in candidates:
+        chosen.append(name)
+        if enough(chosen):
+            break
+    else:
+        return None
+    for name in reversed(chosen[:-1]):
+        others = [each for each in chosen if each != name]
+        if enough(others):
+            chosen = others
+    return chosen

@@ -246,14 +246,12 @@ def test_wrong_paths_and_names_have_triton_s_shape(server: Server) -> None:
 
 def test_engines_that_are_not_here_are_named(tmp_path: Path) -> None:
     write_trtllm(tmp_path, "trtllm", "penstock-demo")
-    for backend in ("magic", "dali"):
-        (tmp_path / backend / "1").mkdir(parents=True)
-        (tmp_path / backend / "config.pbtxt").write_text(f'backend: "{backend}"\n')
+    (tmp_path / "magic" / "1").mkdir(parents=True)
+    (tmp_path / "magic" / "config.pbtxt").write_text('backend: "magic"\n')
     server = Server("--model-repository", str(tmp_path))
     assert server.process.wait(60) == 1
     for told in (
         "magic.*backend",
-        "dali.*backend",
         r"trtllm.*needs the package tensorrt_llm.*penstock\[tensorrt-llm\]",
     ):
         server.wait_for_log(f"ERROR .*{told}")

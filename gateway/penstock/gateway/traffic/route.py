@@ -33,18 +33,32 @@ class Route:
         self.rule = rule
         self.shift = None if rule.shift is None else Shift(rule.shift, tell)
         self.targets: dict[str, Target] = {target.id: target for target in rule.targets}
-        """By id: the rule's, and those of an earlier rule that still have something to do."""
+        """By id: the rule's first, then those of earlier rules where sequences began. See `reachable`."""
         self.counts = {target: TargetCounts() for target in self.targets}
         self.pins = SequencePins()
 
     def take_over(self, old: Route) -> None:
         """This rule replaces that one: counts go on, and sequences stay where they are."""
+        old.stop_shift()
         self.pins = old.pins
-        busy = self.pins.targets() | {target for target, counts in old.counts.items() if counts.in_flight}
-        for target in old.targets:
-            if target in self.targets or target in busy:
+        pinned = self.pins.targets()
+        for target, counts in old.counts.items():
+            if target in pinned:
                 self.targets.setdefault(target, old.targets[target])
-                self.counts[target] = old.counts[target]
+            if target in self.targets or counts.in_flight:
+                self.counts[target] = counts
+
+    def reachable(self) -> dict[str, Target]:
+        """The rule's targets, and those of earlier rules while sequences are on them."""
+        if len(self.targets) > len(self.rule.targets):
+            kept = self.pins.targets().union(target.id for target in self.rule.targets)
+            for gone in self.targets.keys() - kept:
+                del self.targets[gone]
+        return self.targets
+
+    def stop_shift(self) -> None:
+        """This rule holds no longer: requests that are under way neither move its shift nor end it."""
+        self.shift = None
 
     def shares(self) -> dict[str, float]:
         """The part of the requests that each target gets while all are available; together 1."""
@@ -90,7 +104,7 @@ class Route:
     ) -> str | None:
         """The target that the sequence began on, even if that is not available; else as `choose`. After so long without
         a request nobody knows the sequence any more."""
-        pinned = None if start else self.pins.get(sequence)
+        pinned = None if start else self.pins.get(sequence, now)
         target = pinned or self.choose(key, available, now, only)
         if end:
             self.pins.drop(sequence)

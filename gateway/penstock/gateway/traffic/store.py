@@ -45,7 +45,7 @@ class TrafficStore:
         made: dict[str, TargetModel] = public.made
         found: dict[str, TargetModel] = {}
         missing: dict[str, str] = {}
-        for id, target in public.route.targets.items():
+        for id, target in public.route.reachable().items():
             try:
                 model = self.find(target)
             except PenstockError as error:

@@ -112,6 +112,7 @@ class TrafficTable:
         found = self.names.pop(name, None)
         if found is None:
             return False
+        found.route.stop_shift()
         if found.shadows is not None:
             found.shadows.stop()
         self._tell(name, logging.INFO, "rule removed")

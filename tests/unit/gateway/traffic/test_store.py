@@ -28,7 +28,9 @@ from penstock.gateway.configuration.traffic_rules import (
     WeightedTarget,
 )
 from penstock.gateway.front.context import Principal, RequestContext
+from penstock.gateway.front.record import Outcome
 from penstock.gateway.kserve.statistics import statistics
+from penstock.gateway.traffic.routed_call import RoutedCall
 from penstock.gateway.traffic.shadows import Result
 from penstock.gateway.traffic.store import TrafficStore
 from penstock.gateway.traffic.table import PublicName, TrafficTable
@@ -326,3 +328,43 @@ async def test_a_new_rule_keeps_the_counts_of_its_targets() -> None:
     assert not setup.table.remove("public")
     with pytest.raises(ModelNotFoundError):
         setup.store.model("public")
+
+
+async def test_targets_of_an_earlier_rule_are_there_only_while_sequences_are_on_them() -> None:
+    setup = Setup(floats("a"), floats("b", version=7))
+    setup.put(WeightedTarget("a"))
+    assert await setup.ask(request(correlation_id=5, sequence_start=True)) == "a"
+    setup.put(WeightedTarget("b"))
+    assert setup.store.versions("public") == [1, 7]
+    assert await setup.ask(request(correlation_id=5, sequence_end=True)) == "a"
+    assert setup.store.versions("public") == [7]
+
+
+async def test_what_an_earlier_rule_still_has_in_flight_stands_in_nobody_s_way() -> None:
+    """A rule that led to an adapter, which this API does not have, and a request that is still there."""
+    setup = Setup(floats("a"), elsewhere="lora")
+    public = setup.put(WeightedTarget("lora"))
+    call = RoutedCall(setup.table, public, "lora")
+    public = setup.put(WeightedTarget("a"))
+    assert await setup.ask(request()) == "a"
+    assert public.route.counts["lora"].in_flight == 1
+    call.end(Outcome.OK)
+    assert public.route.counts["lora"].in_flight == 0
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+async def test_a_shift_of_an_earlier_rule_says_nothing_any_more(replaced: bool) -> None:
+    setup = Setup(floats("a"), broken := floats("b"))
+    shift = ShiftRule(to="b", steps=(ShiftStep(100, 60),), min_requests=1)
+    setup.put(WeightedTarget("a"), WeightedTarget("b"), shift=shift)
+    broken.error, broken.gate = EngineError("broken"), asyncio.Event()
+    asking = asyncio.create_task(setup.ask(request()))
+    await broken.waiting.wait()
+    if replaced:
+        setup.put(WeightedTarget("a"))
+    else:
+        setup.table.remove("public")
+    before = len(setup.table.events)
+    broken.gate.set()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert len(setup.table.events) == before

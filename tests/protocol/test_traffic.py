@@ -373,3 +373,8 @@ def test_rules_come_and_go_by_an_operator_s_key_alone(server: Server) -> None:
     assert HTTP.delete(server.url + "/traffic/new/name", headers=ADMIN).json() == {"name": "new/name", "deleted": True}
     assert HTTP.delete(server.url + "/traffic/new/name", headers=ADMIN).status_code == 404
     assert infer(server, "new%2Fname", **ADMIN).status_code == 404
+    escaped = json.dumps({"name": "\u00e9t\u00e9", **rule})
+    assert "\\u00e9" in escaped
+    answer = HTTP.put(server.url + "/traffic/\u00e9t\u00e9", content=escaped, headers=ADMIN)
+    assert answer.json()["rule"]["name"] == "\u00e9t\u00e9", "however JSON writes the name of the path"
+    HTTP.delete(server.url + "/traffic/\u00e9t\u00e9", headers=ADMIN)

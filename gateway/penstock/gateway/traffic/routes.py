@@ -54,10 +54,10 @@ class PutTraffic:
             body = await exchange.body(_MAX_BODY)
             check_json(body)
             fields = decode_json(body, dict[str, msgspec.Raw])
-            given = fields.setdefault("name", msgspec.Raw(msgspec.json.encode(name)))
-            if bytes(given).strip() != msgspec.json.encode(name):
-                raise InvalidRequestError("name: it is another one than in the path.", param="name")
+            fields.setdefault("name", msgspec.Raw(msgspec.json.encode(name)))
             rule = decode_json(msgspec.json.encode(fields), TrafficRule)
+            if rule.name != name:
+                raise InvalidRequestError("name: it is another one than in the path.", param="name")
             try:
                 self._table.put(rule)
             except ValueError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import shutil
@@ -22,6 +23,8 @@ from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.settings import AppSettings
 from protocol.conftest import ServerThread
 from protocol.fake_dataplane import FakeDataPlane, delta
+from protocol.http2_client import Http2Client
+from protocol.raw_http import connect
 
 TEXT = {"model": "tiny", "prompt": "hi"}
 
@@ -81,6 +84,26 @@ def test_without_http2_the_handshake_does_not_offer_it(folder: Path) -> None:
     try:
         with httpx.Client(http2=True, verify=client_context(folder / "server.pem")) as client:
             assert client.get(f"https://localhost:{thread.port}/health").http_version == "HTTP/1.1"
+    finally:
+        thread.close()
+
+
+def test_a_connection_for_which_there_is_no_room_gets_no_answer_of_the_other_version(folder: Path) -> None:
+    data = FakeDataPlane(lambda _: [[delta(0, "a")], asyncio.Event()])
+    limits = ConnectionLimits(max_connections=1)
+    thread = ServerThread(data, AppSettings(), limits, tls_settings("http", folder)).start()
+    context = client_context(folder / "server.pem")
+    context.set_alpn_protocols(["h2"])
+
+    def client() -> Http2Client:
+        return Http2Client(thread.port, sock=context.wrap_socket(connect(thread.port), server_hostname="localhost"))
+
+    try:
+        with client() as busy:
+            busy.ask("/v1/completions", 1, {**TEXT, "stream": True})
+            busy.read_until(lambda: b'"a"' in busy.on(1).body)
+            with contextlib.suppress(OSError), client() as other:
+                assert other.socket.recv(1000) == b""
     finally:
         thread.close()
 

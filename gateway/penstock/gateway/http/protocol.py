@@ -91,10 +91,13 @@ class LimitedProtocol(HttpToolsProtocol):
         transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
         self._arm_receive(self._limits.header_timeout, self._headers_late)
         self.idle_since = time.monotonic()  # finer than the loop's clock
-        if not has_room:
+        if self._new_http2 is not None and _negotiated_http2(transport):
+            if has_room:
+                self._hand_over(self._new_http2(), b"")
+            else:
+                transport.abort()  # it would not understand an answer of HTTP/1.1
+        elif not has_room:
             self._refuse(OverloadedError("Too many connections."))
-        elif self._new_http2 is not None and _negotiated_http2(transport):
-            self._hand_over(self._new_http2(), b"")
 
     @property
     def replaceable(self) -> bool:

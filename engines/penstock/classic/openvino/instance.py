@@ -58,13 +58,17 @@ class OpenVINOInstance(BackendInstance):
         if self._keeps_state:
             # what a request has left behind is nothing to the next one
             self._request.reset_state()
-        for name, array in feed.items():
-            if name in self._scalar_inputs and array.size == 1:
-                array = array.reshape(())
-            tensor = to_tensor(name, self._padded(array, rows) if rows else array)
+        # the request only points to their memory, which must last until it has been read
+        tensors = {name: to_tensor(name, self._shaped(name, array, rows)) for name, array in feed.items()}
+        for name, tensor in tensors.items():
             self._request.set_input_tensor(self._inputs[name], tensor)
         self._request.start_async()
         self._request.wait()
+
+    def _shaped(self, name: str, array: Array, rows: int) -> Array:
+        if name in self._scalar_inputs and array.size == 1:
+            array = array.reshape(())
+        return self._padded(array, rows) if rows else array
 
     def _padded(self, array: Array, rows: int) -> Array:
         """Filled up to the one batch size that the model has; what the added rows give is dropped."""

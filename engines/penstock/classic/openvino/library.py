@@ -24,7 +24,10 @@ def load() -> Any:
 @cache
 def core() -> Any:
     """The one of the process: its plugins share their threads."""
-    return load().Core()
+    made = load().Core()
+    # weights that stay mapped change with the file, and end the process if it becomes shorter
+    made.set_property({"ENABLE_MMAP": False})
+    return made
 
 
 def explain(error: Exception) -> str:

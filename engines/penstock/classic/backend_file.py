@@ -38,12 +38,12 @@ def load_backend_file(path: Path, owner: str) -> type[Backend]:
     sys.modules[name] = module
     try:
         loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit() would end the server
         raise ValueError(f"{FILENAME} of {owner} cannot be loaded: {_told(error, path)}") from error
     return _backend(module, owner)
 
 
-def _told(error: Exception, path: Path) -> str:
+def _told(error: BaseException, path: Path) -> str:
     """The error and its line, without folders of this machine."""
     if isinstance(error, SyntaxError):
         return f"line {error.lineno}: {error.msg}"

@@ -50,6 +50,7 @@ def test_a_file_is_run_again_each_time_and_leaves_no_bytecode(tmp_path: Path) ->
         ("x = 1\nclass", r"backend\.py of model 'm' cannot be loaded: line 2: invalid syntax"),
         ("\nimport nothing_of_the_kind", "line 2: ModuleNotFoundError: No module named 'nothing_of_the_kind'"),
         ("open(__file__ + 'x')", r"FileNotFoundError: .*No such file or directory: 'backend\.pyx'"),
+        ("import sys\nsys.exit('no licence')", "line 2: SystemExit: no licence"),
         ("x = 1", "must define one class that derives from Backend, and has none"),
         (BACKEND.format(value=1) + "class Other(Mine): pass", "and has Mine, Other"),
         ("from penstock.classic.identity import IdentityBackend", "and has none"),
@@ -77,6 +78,16 @@ def test_whose_file_counts(tmp_path: Path) -> None:
     assert isinstance(backend_of(loaders("identity", model)), IdentityBackend)
     with pytest.raises(ValueError, match="no backend is called 'another'"):
         loaders("another", tmp_path)
+
+
+@pytest.mark.parametrize("filename", ["backend.py", "model.py"])
+def test_a_name_that_is_a_path_leads_to_no_file(tmp_path: Path, filename: str) -> None:
+    write(tmp_path / "elsewhere", "raise RuntimeError").rename(tmp_path / "elsewhere" / filename)
+    (tmp_path / "backends").mkdir()
+    loaders = ClassicLoaders({"python": {"backend-directory": str(tmp_path / "backends")}})
+    for name in ("../elsewhere", str(tmp_path / "elsewhere"), "..", "x" * 300):
+        with pytest.raises(ValueError, match="no backend is called"):
+            loaders(name, tmp_path)
 
 
 def test_another_runtime_is_refused(tmp_path: Path) -> None:

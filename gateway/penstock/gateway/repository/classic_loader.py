@@ -110,11 +110,12 @@ class ClassicLoaders:
         is_plugin = backend in backend_names()
         if not is_plugin and folder is not None and (folder / FILENAME).is_file():
             return self._of_file(folder / FILENAME, backend, f"model '{folder.name}'")
-        if not is_plugin and self._directory is not None and (self._directory / backend / FILENAME).is_file():
+        if not is_plugin and self._has(backend, FILENAME):
+            assert self._directory is not None
             return self._of_file(self._directory / backend / FILENAME, backend, f"the backend '{backend}'")
         with self._lock:
             if backend not in self._found:
-                name = _PYTHON if not is_plugin and self._has_program(backend) else backend
+                name = _PYTHON if not is_plugin and self._has(backend, "model.py") else backend
                 made = find_backend(name)(self._settings(name))
                 self._found[backend] = ClassicLoader(made, self._limiter, self._budget, in_processes=name == _PYTHON)
             return self._found[backend]
@@ -127,9 +128,14 @@ class ClassicLoaders:
     def _settings(self, backend: str) -> dict[str, str]:
         return {**self._options.get("", {}), **self._options.get(backend, {})}
 
-    def _has_program(self, backend: str) -> bool:
-        """Whether it is a program for the python backend."""
-        return self._directory is not None and (self._directory / backend / "model.py").is_file()
+    def _has(self, backend: str, filename: str) -> bool:
+        """Whether the folder of `--backend-directory` has this file of a backend (`model.py`: for the python backend).
+
+        A name that is a path would lead to files elsewhere, and load requests can bring names.
+        """
+        if self._directory is None or Path(backend).name != backend or not backend.isprintable() or len(backend) > 64:
+            return False
+        return (self._directory / backend / filename).is_file()
 
 
 def _check_runtime(config: ModelConfig) -> None:

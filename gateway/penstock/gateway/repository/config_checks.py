@@ -276,5 +276,7 @@ def check_warmup(config: ModelConfig, *, complete: bool) -> None:
 def check_file_name(field: str, path: str) -> None:
     """A path that a configuration names must stay in its folder. Raises InvalidRequestError."""
     parts = path.split("/")
-    if len(path) > 1024 or not path.isprintable() or any(part in ("", ".", "..") for part in parts):
+    # file systems raise errors of their own for longer names
+    is_too_long = len(path) > 1024 or any(len(part.encode()) > 255 for part in parts)
+    if is_too_long or not path.isprintable() or any(part in ("", ".", "..") for part in parts):
         raise InvalidRequestError(f"{field} must be a relative path inside the model's folder", param=field)

@@ -378,3 +378,10 @@ def test_a_file_name_that_passes_stays_in_its_folder(path: str) -> None:
         return
     assert Path("/model").joinpath(path).resolve().is_relative_to("/model")
     assert path
+
+
+def test_a_file_name_that_no_file_system_has_is_refused() -> None:
+    check_file_name("field", "a" * 255)
+    for path in ("a" * 256, "folder/" + "ä" * 128):
+        with pytest.raises(InvalidRequestError, match="inside the model's folder"):
+            check_file_name("field", path)

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from penstock.classic.model_config import ModelConfig
+from penstock.classic.parameters import whole_number
 from penstock.engines.host.cores import usable_cores
+
+MAX_THREADS = 1024
+"""Of one pool. Libraries end the process when the system has no more threads for them."""
+
+
+def thread_count(values: Mapping[str, str], key: str) -> int:
+    """0 where nothing is said. Raises ValueError that names the key."""
+    count = whole_number(values, key)
+    if count > MAX_THREADS:
+        raise ValueError(f"parameter '{key}' must be at most {MAX_THREADS} threads, not {count}")
+    return count
 
 
 def instance_count(config: ModelConfig) -> int:

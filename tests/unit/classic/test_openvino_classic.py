@@ -59,6 +59,35 @@ def test_a_batch_of_one_size_is_filled_up_where_that_is_asked_for(tmp_path: Path
     np.testing.assert_array_equal(found["OUTPUT0"], lookup_answer(rows(3), 2)["OUTPUT0"])
 
 
+def test_every_input_that_is_filled_up_lasts_until_it_has_been_read(tmp_path: Path) -> None:
+    names = "ABC"
+    given = [op.parameter([8, 50_000], np.float32, name=name) for name in names]
+    for port, name in zip(given, names, strict=True):
+        port.output(0).set_names({name})
+    result = op.result(op.add(op.add(given[0], given[1]), given[2]))
+    result.output(0).set_names({"Y"})
+    tensors = "".join(f'input {{ name: "{name}" data_type: TYPE_FP32 dims: 50000 }}' for name in names)
+    text = f'max_batch_size: 8 {tensors} output {{ name: "Y" data_type: TYPE_FP32 dims: 50000 }}'
+    more = parameters(SKIP_OV_DYNAMIC_BATCHSIZE="YES", ENABLE_BATCH_PADDING="YES")
+    instance = loaded(tmp_path, ov.Model([result], given, "m"), text + more)
+    arrays = {name: np.full((3, 50_000), 10.0**place, np.float32) for place, name in enumerate(names)}
+    assert np.unique(run(instance, **arrays)["Y"]).tolist() == [111]
+
+
+def test_a_loaded_model_does_not_depend_on_its_files(tmp_path: Path) -> None:
+    """Weights that are read from the file at each request end the process when the file becomes shorter."""
+    given = op.parameter([-1], np.int64, name="X")
+    given.output(0).set_names({"X"})
+    table = np.arange(100_000, dtype=np.float32).reshape(-1, 10)
+    result = op.result(op.gather(table, given, np.int64(0)))
+    result.output(0).set_names({"Y"})
+    instance = loaded(tmp_path, ov.Model([result], [given], "m"), "")
+    path = tmp_path / "m" / "1" / "model.bin"
+    with path.open("r+b") as file:
+        file.write(bytes(path.stat().st_size))  # of the same length: what is wrong is only another answer
+    np.testing.assert_array_equal(run(instance, X=np.array([9_000]))["Y"], table[[9_000]])
+
+
 def test_inputs_take_the_configured_dims_where_that_is_asked_for(tmp_path: Path) -> None:
     text = """
         input { name: "X" data_type: TYPE_FP32 dims: [ 3, 2 ] } output { name: "Y" data_type: TYPE_FP32 dims: [ 3, 2 ] }
@@ -146,6 +175,7 @@ def test_what_a_request_did_not_ask_for_is_not_copied(tmp_path: Path) -> None:
         ({"COMPILED_CACHE_DIR": "/x"}, "--backend-config=openvino,cache-dir"),
         ({"TARGET_DEVICE": "TPU"}, "'TARGET_DEVICE' is 'TPU'; this machine has AUTO, CPU"),
         ({"PERFORMANCE_HINT": "FAST"}, "must be one of LATENCY"),
+        ({"INFERENCE_NUM_THREADS": "100000"}, "'INFERENCE_NUM_THREADS' must be at most 1024 threads, not 100000"),
         ({"NUM_STREAMS": "many"}, "'NUM_STREAMS' must be a whole number"),
     ],
 )

@@ -42,6 +42,15 @@ class Optional(torch.nn.Module):
         return left * scale if right is None else left + right
 
 
+class Total(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(2))
+
+    def forward(self, left: torch.Tensor) -> torch.Tensor:
+        return self.total.add_(left)
+
+
 def config(inputs: str, outputs: str = "result", *, dims: str = "[ 2 ]", kind: str = "FP32", more: str = "") -> str:
     """Tensors of these names, all of a shape; an input with a question mark is optional."""
     lines = []
@@ -82,6 +91,12 @@ def test_what_a_request_leaves_out_has_the_model_s_default(tmp_path: Path) -> No
     instance = loaded(tmp_path, Optional(), config("left right?"))
     assert run(instance, left=LEFT)["result"].tolist() == [10, 14]
     assert run(instance, left=LEFT, right=RIGHT)["result"].tolist() == [6, 9]
+
+
+def test_an_answer_is_not_a_buffer_that_the_model_goes_on_writing_to(tmp_path: Path) -> None:
+    instance = loaded(tmp_path, Total(), config("left"))
+    answers = [run(instance, left=LEFT)["result"] for _ in range(2)]
+    assert [answer.tolist() for answer in answers] == [[5, 7], [10, 14]]
 
 
 def test_a_model_that_writes_to_its_inputs_changes_nobody_else_s(tmp_path: Path) -> None:
@@ -212,3 +227,21 @@ async def test_a_module_in_python_with_its_weights_beside_it(tmp_path: Path) -> 
 def test_other_runtimes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"the pytorch backend has no runtime 'net\.so'"):
         load(PyTorchBackend({}), model_config(config("x", more='runtime: "net.so"')), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (config("x y?"), r"optional inputs are not supported with runtime 'model\.py'"),
+        (config("x", kind="STRING"), r"strings are not supported with runtime 'model\.py'"),
+    ],
+)
+def test_what_a_module_in_python_cannot_get_is_refused(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        load(PyTorchBackend({}), model_config(text + 'runtime: "model.py"'), tmp_path)
+
+
+def test_more_threads_than_a_process_can_have_are_refused(tmp_path: Path) -> None:
+    more = 'parameters { key: "INTRA_OP_THREAD_COUNT" value { string_value: "99999999999" } }'
+    with pytest.raises(ValueError, match="'INTRA_OP_THREAD_COUNT' must be at most 1024 threads"):
+        loaded(tmp_path, Sub(), config("left right", more=more))

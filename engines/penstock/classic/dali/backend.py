@@ -15,8 +15,8 @@ from penstock.classic.dali.files import serialized_pipeline
 from penstock.classic.dali.instance import DaliInstance
 from penstock.classic.described import is_complete
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.parameters import flag, strings, whole_number
-from penstock.classic.threads import threads_per_instance
+from penstock.classic.parameters import flag, strings
+from penstock.classic.threads import thread_count, threads_per_instance
 
 _REFUSED = {"plugin_libs": "libraries of custom operators are not loaded"}
 _OPTIONS = frozenset({"release_after_unload"})
@@ -66,7 +66,7 @@ class DaliModel(BackendModel):
         self._config = config
         self._serialized = serialized
         self._split = split_outputs(config)
-        self._threads = whole_number(strings(config), "num_threads") or threads_per_instance(config)
+        self._threads = thread_count(strings(config), "num_threads") or threads_per_instance(config)
         check(config, read_definition(serialized))
         self._models = models
         models.add()

@@ -9,6 +9,7 @@ from pathlib import Path
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.model_files import model_path
 from penstock.classic.parameters import flag, number, strings, whole_number
+from penstock.classic.threads import thread_count
 
 FILENAMES = {
     "xgboost_json": "xgboost.json",
@@ -75,7 +76,7 @@ def _threads(values: Mapping[str, str]) -> int:
     """One, unless the model says more: the libraries' threads spin while they wait for each other, and beside the
     server's own work on the same cores two were measured to be up to 70 times slower than one."""
     automatic = values.get("cpu_nthread", "").strip() in ("", "-1")
-    return (0 if automatic else whole_number(values, "cpu_nthread")) or 1
+    return (0 if automatic else thread_count(values, "cpu_nthread")) or 1
 
 
 def _by_file(config: ModelConfig, version_folder: Path) -> str:

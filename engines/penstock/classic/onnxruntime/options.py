@@ -8,8 +8,8 @@ from typing import Any
 
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.onnxruntime import library
-from penstock.classic.parameters import choice, flag, strings, whole_number
-from penstock.classic.threads import threads_per_instance
+from penstock.classic.parameters import choice, flag, strings
+from penstock.classic.threads import thread_count, threads_per_instance
 from penstock.engines.host.cores import usable_cores
 
 _LEVELS = {0: "ORT_ENABLE_ALL", -1: "ORT_ENABLE_BASIC", 1: "ORT_ENABLE_EXTENDED", 2: "ORT_DISABLE_ALL"}
@@ -80,15 +80,15 @@ def _set_threads(
         return
     # With its default of 0, ONNX Runtime would pin a thread to each core of the machine, whatever share of them this
     # process has, for each instance.
-    options.intra_op_num_threads = whole_number(parameters, "intra_op_thread_count") or threads_per_instance(config)
-    options.inter_op_num_threads = whole_number(parameters, "inter_op_thread_count")
+    options.intra_op_num_threads = thread_count(parameters, "intra_op_thread_count") or threads_per_instance(config)
+    options.inter_op_num_threads = thread_count(parameters, "inter_op_thread_count")
 
 
 def _share_threads(backend_options: Mapping[str, str]) -> None:
     """One pool for the operators of all models and one for their graphs. The first model makes them."""
     sizes = (
-        whole_number(backend_options, "intra_op_thread_count") or usable_cores(),
-        whole_number(backend_options, "inter_op_thread_count") or usable_cores(),
+        thread_count(backend_options, "intra_op_thread_count") or usable_cores(),
+        thread_count(backend_options, "inter_op_thread_count") or usable_cores(),
     )
     with _global_threads:
         if not _global_sizes:

@@ -8,8 +8,8 @@ from typing import Any
 
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.openvino import library
-from penstock.classic.parameters import choice, flag, strings, whole_number
-from penstock.classic.threads import instance_count
+from penstock.classic.parameters import choice, flag, strings
+from penstock.classic.threads import instance_count, thread_count
 from penstock.engines.host.cores import usable_cores
 
 _HINTS = {name: name for name in ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT")}
@@ -69,7 +69,7 @@ def _properties(
 ) -> dict[str, Any]:
     """One stream for each instance, and the process's cores shared by the streams, where nothing is said."""
     found: dict[str, Any] = {
-        "INFERENCE_NUM_THREADS": whole_number(parameters, "INFERENCE_NUM_THREADS") or usable_cores()
+        "INFERENCE_NUM_THREADS": thread_count(parameters, "INFERENCE_NUM_THREADS") or usable_cores()
     }
     # Pinned threads cannot step aside for the server's other work.
     found["ENABLE_CPU_PINNING"] = flag(parameters, "CPU_BIND_THREAD", False)
@@ -80,7 +80,7 @@ def _properties(
     elif "PERFORMANCE_HINT" not in parameters:
         found["NUM_STREAMS"] = instance_count(config)
     if "COMPILATION_NUM_THREADS" in parameters:
-        found["COMPILATION_NUM_THREADS"] = whole_number(parameters, "COMPILATION_NUM_THREADS")
+        found["COMPILATION_NUM_THREADS"] = thread_count(parameters, "COMPILATION_NUM_THREADS")
     # without a word the CPU may take bfloat16 for a model's FP32, and its answers differ from other frameworks'
     found["INFERENCE_PRECISION_HINT"] = "bf16" if flag(parameters, "HINT_BF16", False) else "f32"
     if folder := backend_options.get("cache-dir"):
@@ -90,4 +90,4 @@ def _properties(
 
 def _streams(parameters: Mapping[str, str]) -> str | int:
     text = parameters["NUM_STREAMS"].strip().upper()
-    return text if text in ("AUTO", "NUMA") else whole_number(parameters, "NUM_STREAMS")
+    return text if text in ("AUTO", "NUMA") else thread_count(parameters, "NUM_STREAMS")

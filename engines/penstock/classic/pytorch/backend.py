@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.classic.base import Backend, BackendModel, InstanceContext, ModelContext
 from penstock.classic.described import DescribedModel, check, complete, default_max_batch_size, is_complete
-from penstock.classic.model_config import ModelConfig, datatype_name
+from penstock.classic.model_config import ModelConfig, datatype_name, datatype_value
 from penstock.classic.python.backend import PythonBackend
 from penstock.classic.pytorch import library
 from penstock.classic.pytorch.binding import DICTIONARY, STRINGS, InputBinding, bind_inputs, bind_outputs
@@ -99,9 +99,17 @@ def _is_module(config: ModelConfig) -> bool:
     """Raises ValueError for another runtime, and for what this one does not support."""
     if config.runtime not in ("", _RUNTIME):
         raise ValueError(f"model '{config.name}': the pytorch backend has no runtime '{config.runtime[:64]}'")
-    if config.runtime and (config.batch_input or any(tensor.allow_ragged_batch for tensor in config.input)):
-        raise ValueError(f"model '{config.name}': ragged inputs are not supported with runtime '{_RUNTIME}'")
-    return bool(config.runtime)
+    if not config.runtime:
+        return False
+    unsupported = {
+        "ragged inputs": config.batch_input or any(tensor.allow_ragged_batch for tensor in config.input),
+        "optional inputs": any(tensor.optional for tensor in config.input),
+        "strings": any(tensor.data_type == datatype_value("BYTES") for tensor in (*config.input, *config.output)),
+    }
+    for what, is_there in unsupported.items():
+        if is_there:
+            raise ValueError(f"model '{config.name}': {what} are not supported with runtime '{_RUNTIME}'")
+    return True
 
 
 def _bound(program: Program, config: ModelConfig) -> InputBinding:

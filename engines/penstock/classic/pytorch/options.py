@@ -6,9 +6,9 @@ import threading
 from dataclasses import dataclass
 
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.parameters import flag, strings, whole_number
+from penstock.classic.parameters import flag, strings
 from penstock.classic.pytorch import library
-from penstock.classic.threads import threads_per_instance
+from penstock.classic.threads import thread_count, threads_per_instance
 
 _WHOLE_PROCESS = {"ENABLE_JIT_EXECUTOR": True, "ENABLE_JIT_PROFILING": True, "DISABLE_CUDNN": False}
 """Switches of PyTorch that there is one of for all models, with the values that they keep."""
@@ -37,13 +37,13 @@ def options(config: ModelConfig) -> Options:
     for key, kept in _WHOLE_PROCESS.items():
         if flag(parameters, key, kept) != kept:
             raise ValueError(f"parameter '{key}' is not supported: it would change all models of the server")
-    _set_interop_threads(whole_number(parameters, "INTER_OP_THREAD_COUNT"))
+    _set_interop_threads(thread_count(parameters, "INTER_OP_THREAD_COUNT"))
     return Options(
         inference_mode=flag(parameters, "INFERENCE_MODE", True),
         optimized=not flag(parameters, "DISABLE_OPTIMIZED_EXECUTION", False),
         shared_weights=flag(parameters, "ENABLE_WEIGHT_SHARING", False),
         clean_cache=flag(parameters, "ENABLE_CACHE_CLEANING", False),
-        threads=whole_number(parameters, "INTRA_OP_THREAD_COUNT") or threads_per_instance(config),
+        threads=thread_count(parameters, "INTRA_OP_THREAD_COUNT") or threads_per_instance(config),
     )
 
 

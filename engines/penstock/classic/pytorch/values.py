@@ -54,11 +54,14 @@ def to_strings(name: str, array: Array) -> list[str]:
 
 
 def from_torch(name: str, found: Any) -> Array:
-    """An array in main memory. Raises EngineError for what is no tensor."""
+    """An array in main memory, which no later execution changes. Raises EngineError for what is no tensor."""
     torch = library.load()
     if not isinstance(found, torch.Tensor):
         raise EngineError(f"the model gave a {type(found).__name__} for output '{name}', which is no tensor")
-    found = found.detach().cpu().resolve_conj().resolve_neg()
+    found = found.detach()
+    # a copy on the CPU too: models may give a buffer that they go on writing to
+    found = found.clone() if found.device.type == "cpu" else found.cpu()
+    found = found.resolve_conj().resolve_neg()
     if found.dtype == torch.bfloat16:
         return np.asarray(found.contiguous().view(torch.int16).numpy()).view(_BF16)
     return np.asarray(found.numpy())

@@ -11,6 +11,7 @@ from penstock.classic.model_config import ModelConfig
 from penstock.classic.model_files import model_path
 from penstock.classic.parameters import choice, flag, strings, whole_number
 from penstock.classic.tensorflow import library
+from penstock.classic.threads import thread_count
 
 SAVED_MODEL, GRAPH_DEF = "model.savedmodel", "model.graphdef"
 GRAPH_DEF_PLATFORM = "tensorflow_graphdef"
@@ -69,8 +70,8 @@ def read_settings(config: ModelConfig, version_folder: Path) -> TensorFlowSettin
     return TensorFlowSettings(
         path=path,
         is_graph_def=path.is_file(),
-        intra_threads=whole_number(values, "TF_NUM_INTRA_THREADS"),
-        inter_threads=whole_number(values, "TF_NUM_INTER_THREADS"),
+        intra_threads=thread_count(values, "TF_NUM_INTRA_THREADS"),
+        inter_threads=thread_count(values, "TF_NUM_INTER_THREADS"),
         own_threads=flag(values, "TF_USE_PER_SESSION_THREADS", False),
         tag=values.get("TF_GRAPH_TAG", ""),
         signature=values.get("TF_SIGNATURE_DEF", ""),

@@ -1,9 +1,9 @@
-"""The strings in a model's `parameters`, read as what they mean."""
+"""The strings in a model's `parameters` and a backend's options, read as what they mean."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from penstock.classic.model_config import ModelConfig
 
@@ -13,6 +13,16 @@ _BOOLS = {"1": True, "true": True, "on": True, "yes": True, "0": False, "false":
 def strings(config: ModelConfig) -> dict[str, str]:
     """The model's `parameters`."""
     return {key: value.string_value for key, value in config.parameters.items()}
+
+
+FOR_ALL_BACKENDS = frozenset({"default-max-batch-size"})
+"""Options that `--backend-config=<key>=<value>` gives to every backend, whether it has a use for them or not."""
+
+
+def check_options(backend: str, options: Iterable[str], known: Collection[str] = ()) -> None:
+    """Raises ValueError for an option of `--backend-config` that the backend does not know."""
+    if unknown := sorted(set(options).difference(known, FOR_ALL_BACKENDS)):
+        raise ValueError(f"the {backend} backend has no option '{unknown[0][:64]}'")
 
 
 def whole_number(values: Mapping[str, str], key: str, default: int = 0) -> int:

@@ -46,6 +46,7 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {
 """Datatype name to numpy dtype."""
 
 _NAMES = {dtype: name for name, dtype in NUMPY_TYPES.items()}
+_BY_COMMON_NAME = {dtype.name: name for name, dtype in NUMPY_TYPES.items()} | {"string": "BYTES"}
 
 
 @dataclass(slots=True)
@@ -65,6 +66,11 @@ def datatype_of(dtype: np.dtype[Any]) -> str:
     if name is None:
         raise ValueError(f"there is no datatype for numpy's {dtype}")
     return name
+
+
+def datatype_called(name: str) -> str:
+    """`FP32` for `float32`, as numpy, PyTorch and TensorFlow call it; a name that no datatype has stays as it is."""
+    return _BY_COMMON_NAME.get(name, name)
 
 
 def config_type(datatype: str) -> str:

@@ -15,11 +15,10 @@ from penstock.classic.dali.files import serialized_pipeline
 from penstock.classic.dali.instance import DaliInstance
 from penstock.classic.described import is_complete
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.parameters import flag, strings
+from penstock.classic.parameters import check_options, flag, strings
 from penstock.classic.threads import thread_count, threads_per_instance
 
 _REFUSED = {"plugin_libs": "libraries of custom operators are not loaded"}
-_OPTIONS = frozenset({"release_after_unload"})
 
 
 class DaliBackend(Backend):
@@ -31,8 +30,7 @@ class DaliBackend(Backend):
         for name, reason in _REFUSED.items():
             if name in options:
                 raise ValueError(f"the option '{name}' of the dali backend is not supported: {reason}")
-        if unknown := sorted(options.keys() - _OPTIONS):
-            raise ValueError(f"the dali backend has no option '{unknown[0][:64]}'")
+        check_options("dali", options, {"release_after_unload"})
         self._models = _LoadedModels(flag(options, "release_after_unload", False))
 
     def auto_complete(self, config: ModelConfig, version_folder: Path) -> None:

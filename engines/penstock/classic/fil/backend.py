@@ -18,6 +18,7 @@ from penstock.classic.fil.answers import Answers
 from penstock.classic.fil.forest import Forest, open_forest
 from penstock.classic.fil.settings import read_settings
 from penstock.classic.model_config import ModelConfig
+from penstock.classic.parameters import check_options
 
 INPUT, OUTPUT, SHAP = "input__0", "output__0", "treeshap_output"
 
@@ -28,8 +29,7 @@ class FilBackend(Backend):
     def __init__(self, options: Mapping[str, str]) -> None:
         """Raises ValueError for an unknown option."""
         super().__init__(options)
-        if unknown := sorted(options.keys() - {"default-max-batch-size"}):
-            raise ValueError(f"the fil backend has no option '{unknown[0][:64]}'")
+        check_options("fil", options)
 
     def auto_complete(self, config: ModelConfig, version_folder: Path) -> None:
         if is_complete(config):

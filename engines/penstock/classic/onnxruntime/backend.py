@@ -18,12 +18,10 @@ from penstock.classic.onnxruntime.files import check_external_data, model_file
 from penstock.classic.onnxruntime.instance import OnnxRuntimeInstance
 from penstock.classic.onnxruntime.options import session_options
 from penstock.classic.onnxruntime.providers import providers
-from penstock.classic.parameters import flag, strings
+from penstock.classic.parameters import check_options, flag, strings
 
 _SHARED = "share_session_between_instances"
-_OPTIONS = frozenset(
-    {"default-max-batch-size", "enable-global-threadpool", "intra_op_thread_count", "inter_op_thread_count"}
-)
+_OPTIONS = frozenset({"enable-global-threadpool", "intra_op_thread_count", "inter_op_thread_count"})
 
 
 class OnnxRuntimeBackend(Backend):
@@ -33,8 +31,7 @@ class OnnxRuntimeBackend(Backend):
     def __init__(self, options: Mapping[str, str]) -> None:
         """Raises ValueError for an unknown option."""
         super().__init__(options)
-        if unknown := sorted(options.keys() - _OPTIONS):
-            raise ValueError(f"the onnxruntime backend has no option '{unknown[0][:64]}'")
+        check_options("onnxruntime", options, _OPTIONS)
 
     def auto_complete(self, config: ModelConfig, version_folder: Path) -> None:
         if is_complete(config):

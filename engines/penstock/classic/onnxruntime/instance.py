@@ -6,11 +6,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from penstock.classic.base import BackendInstance, Batch, InferCall
+from penstock.classic.base import BackendInstance, Batch
 from penstock.classic.described import DescribedModel
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.onnxruntime import library, values
 from penstock.classic.onnxruntime.options import run_options
+from penstock.classic.outputs import wanted_outputs
 from penstock.classic.sequences.tensors import state_outputs
 from penstock.classic.tensors import Array
 from penstock.classic.text import to_bytes, to_text
@@ -50,7 +51,7 @@ class OnnxRuntimeInstance(BackendInstance):
         for name in self._scalar_inputs:
             if name in feed and feed[name].size == 1:
                 feed[name] = feed[name].reshape(())
-        names = self._wanted(batch.calls)
+        names = wanted_outputs(batch.calls, self._outputs, self._states)
         try:
             found = self._run(names, feed)
         except Exception as error:
@@ -62,16 +63,6 @@ class OnnxRuntimeInstance(BackendInstance):
             if name in outputs and outputs[name].size == 1:
                 outputs[name] = outputs[name].reshape(dims)
         batch.scatter(outputs)
-
-    def _wanted(self, calls: Sequence[InferCall]) -> list[str]:
-        """Outputs that somebody in the batch asked for: operators that only lead to others are not run."""
-        wanted: set[str] = set()
-        for call in calls:
-            outputs = call.request.outputs
-            if not outputs:
-                return self._outputs
-            wanted.update(outputs)
-        return [name for name in self._outputs if name in wanted or name in self._states]
 
     def _run_arrays(self, names: Sequence[str], feed: Mapping[str, Array]) -> Sequence[Array]:
         found: Sequence[Array] = self._session.run(names, feed, self._run_options)

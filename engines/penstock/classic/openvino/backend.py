@@ -17,10 +17,9 @@ from penstock.classic.openvino.description import describe, reshape
 from penstock.classic.openvino.files import FILENAMES, read_model
 from penstock.classic.openvino.instance import OpenVINOInstance
 from penstock.classic.openvino.options import Options, options
+from penstock.classic.parameters import check_options
 from penstock.classic.ragged.layout import generated_inputs
 from penstock.classic.sequences.tensors import server_inputs, state_outputs
-
-_OPTIONS = frozenset({"default-max-batch-size", "cache-dir"})
 
 
 class OpenVINOBackend(Backend):
@@ -29,8 +28,7 @@ class OpenVINOBackend(Backend):
     def __init__(self, options: Mapping[str, str]) -> None:
         """Raises ValueError for an unknown option."""
         super().__init__(options)
-        if unknown := sorted(options.keys() - _OPTIONS):
-            raise ValueError(f"the openvino backend has no option '{unknown[0][:64]}'")
+        check_options("openvino", options, {"cache-dir"})
 
     def auto_complete(self, config: ModelConfig, version_folder: Path) -> None:
         found = options(config, self.options)

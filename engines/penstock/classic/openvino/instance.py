@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from penstock.classic.base import BackendInstance, Batch, InferCall
+from penstock.classic.base import BackendInstance, Batch
 from penstock.classic.described import DescribedModel
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.openvino import library
 from penstock.classic.openvino.options import Options
 from penstock.classic.openvino.values import from_tensor, to_tensor
+from penstock.classic.outputs import wanted_outputs
 from penstock.classic.sequences.tensors import state_outputs
 from penstock.classic.tensors import Array
 from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError
@@ -42,9 +43,10 @@ class OpenVINOInstance(BackendInstance):
     def execute(self, batch: Batch) -> None:
         feed = batch.gather()
         rows = len(next(iter(feed.values()))) if self._static_batch else 0
+        wanted = wanted_outputs(batch.calls, tuple(self._outputs), self._states)
         try:
             self._infer(feed, rows)
-            outputs = {name: self._output(index) for name, index in self._wanted(batch.calls).items()}
+            outputs = {name: self._output(self._outputs[name]) for name in wanted}
         except PenstockError:
             raise
         except Exception as error:
@@ -92,15 +94,6 @@ class OpenVINOInstance(BackendInstance):
 
     def _output(self, index: int) -> Array:
         return from_tensor(self._request.get_output_tensor(index))
-
-    def _wanted(self, calls: Sequence[InferCall]) -> dict[str, int]:
-        """Outputs that somebody in the batch asked for: others are not copied."""
-        wanted: set[str] = set()
-        for call in calls:
-            if not call.request.outputs:
-                return self._outputs
-            wanted.update(call.request.outputs)
-        return {name: index for name, index in self._outputs.items() if name in wanted or name in self._states}
 
     def unload(self) -> None:
         # its memory is what the model computes in

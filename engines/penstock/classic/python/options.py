@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.classic.parameters import FOR_ALL_BACKENDS
+
 _MIB = 1024 * 1024
 _MAX_BYTES = 2**40
-_GLOBAL = frozenset({"default-max-batch-size"})
-"""Options for all backends that mean nothing to this one, as in Triton."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class PythonOptions:
                 found["shm_region_prefix_name"] = _label(value)
             elif name == "backend-directory":
                 found["backend_directory"] = Path(value)
-            elif name not in _GLOBAL:
+            elif name not in FOR_ALL_BACKENDS:
                 raise ValueError(f"the python backend has no option '{name[:64]}'")
         return cls(**found)  # type: ignore[arg-type]
 

@@ -14,6 +14,7 @@ from typing import Any
 from penstock.classic.base import Backend, BackendModel, InstanceContext, ModelContext
 from penstock.classic.described import DescribedModel, check, complete, default_max_batch_size, is_complete
 from penstock.classic.model_config import ModelConfig, datatype_name, datatype_value
+from penstock.classic.parameters import check_options
 from penstock.classic.python.backend import PythonBackend
 from penstock.classic.pytorch import library
 from penstock.classic.pytorch.binding import DICTIONARY, STRINGS, InputBinding, bind_inputs, bind_outputs
@@ -39,8 +40,7 @@ class PyTorchBackend(Backend):
     def __init__(self, options: Mapping[str, str]) -> None:
         """Raises ValueError for an unknown option."""
         super().__init__(options)
-        if unknown := sorted(options.keys() - {"default-max-batch-size"}):
-            raise ValueError(f"the pytorch backend has no option '{unknown[0][:64]}'")
+        check_options("pytorch", options)
         self._modules = ModuleBackend({})
 
     def auto_complete(self, config: ModelConfig, version_folder: Path) -> None:

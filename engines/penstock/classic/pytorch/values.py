@@ -8,33 +8,16 @@ from typing import Any
 import numpy as np
 
 from penstock.classic.pytorch import library
-from penstock.classic.tensors import NUMPY_TYPES, Array
+from penstock.classic.tensors import NUMPY_TYPES, Array, datatype_called
 from penstock.classic.text import to_bytes, to_text
 from penstock.engines.errors import EngineError
 
 _BF16 = NUMPY_TYPES["BF16"]
 
-_DATATYPES = {
-    "bool": "BOOL",
-    "uint8": "UINT8",
-    "uint16": "UINT16",
-    "uint32": "UINT32",
-    "uint64": "UINT64",
-    "int8": "INT8",
-    "int16": "INT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "float16": "FP16",
-    "bfloat16": "BF16",
-    "float32": "FP32",
-    "float64": "FP64",
-}
-
 
 def datatype(dtype: Any) -> str:
     """`FP32` for torch.float32; what no request can carry stays in PyTorch's words."""
-    name = str(dtype).removeprefix("torch.")
-    return _DATATYPES.get(name, name)
+    return datatype_called(str(dtype).removeprefix("torch."))
 
 
 def to_torch(array: Array, device: Any, *, shared: bool) -> Any:

@@ -11,7 +11,7 @@ from penstock.classic.base import Backend, BackendModel, InstanceContext, ModelC
 from penstock.classic.described import check, complete, default_max_batch_size, is_complete
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.openvino.backend import OpenVINOBackend
-from penstock.classic.parameters import flag, number
+from penstock.classic.parameters import check_options, flag, number
 from penstock.classic.tensorflow.graph import LoadedGraph, load_graph
 from penstock.classic.tensorflow.instance import TensorFlowInstance
 from penstock.classic.tensorflow.settings import TensorFlowSettings, read_settings, runtime
@@ -19,7 +19,7 @@ from penstock.classic.tensorflow.settings import TensorFlowSettings, read_settin
 logger = logging.getLogger(__name__)
 
 _FOR_GPUS = {"allow-soft-placement", "gpu-memory-fraction"}
-_OPTIONS = frozenset({"default-max-batch-size", "runtime", "version"}) | _FOR_GPUS
+_OPTIONS = _FOR_GPUS | {"runtime", "version"}
 
 
 class TensorFlowBackend(Backend):
@@ -29,8 +29,7 @@ class TensorFlowBackend(Backend):
     def __init__(self, options: Mapping[str, str]) -> None:
         """Raises ValueError for an unknown option, and for a value that cannot be."""
         super().__init__(options)
-        if unknown := sorted(options.keys() - _OPTIONS):
-            raise ValueError(f"the tensorflow backend has no option '{unknown[0][:64]}'")
+        check_options("tensorflow", options, _OPTIONS)
         if options.get("version", "2") != "2":
             raise ValueError(f"the tensorflow backend runs TensorFlow 2, not version '{options['version'][:64]}'")
         flag(options, "allow-soft-placement", True)

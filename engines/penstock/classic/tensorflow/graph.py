@@ -11,24 +11,9 @@ from penstock.classic.model_config import ModelConfig, ModelInput, ModelOutput
 from penstock.classic.sequences.tensors import server_inputs, state_outputs
 from penstock.classic.tensorflow import library
 from penstock.classic.tensorflow.settings import TensorFlowSettings
+from penstock.classic.tensors import datatype_called
 from penstock.engines.host.cores import usable_cores
 
-_DATATYPES = {
-    "bool": "BOOL",
-    "uint8": "UINT8",
-    "uint16": "UINT16",
-    "uint32": "UINT32",
-    "uint64": "UINT64",
-    "int8": "INT8",
-    "int16": "INT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "float16": "FP16",
-    "bfloat16": "BF16",
-    "float32": "FP32",
-    "float64": "FP64",
-    "string": "BYTES",
-}
 _DEFAULT_TAG = "serve"
 _DEFAULT_SIGNATURE = "serving_default"
 _NO_SIGNATURES = frozenset({"__saved_model_init_op", "__saved_model_train_op"})
@@ -160,4 +145,4 @@ def _describe(
     else:
         dims = configured.reshape.shape if configured.HasField("reshape") else configured.dims
         shape = (*([-1] if config.max_batch_size else []), *dims)
-    return DescribedTensor(name, _DATATYPES.get(kind, kind), shape)
+    return DescribedTensor(name, datatype_called(kind), shape)

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.classic.base import BackendInstance, Batch, InferCall
+from penstock.classic.base import BackendInstance, Batch
 from penstock.classic.model_config import ModelConfig
+from penstock.classic.outputs import wanted_outputs
 from penstock.classic.sequences.tensors import state_outputs
 from penstock.classic.tensorflow import library
 from penstock.classic.tensorflow.graph import LoadedGraph
@@ -39,7 +40,7 @@ class TensorFlowInstance(BackendInstance):
         for name in self._scalar_inputs:
             if name in feed and feed[name].size == 1:
                 feed[name] = feed[name].reshape(())
-        names = self._wanted(batch.calls)
+        names = tuple(wanted_outputs(batch.calls, self._outputs, self._states))
         run = self._run(self._graph, names)
         errors = library.load().errors
         try:
@@ -54,15 +55,6 @@ class TensorFlowInstance(BackendInstance):
             if name in outputs:
                 outputs[name] = _array(outputs[name]).reshape(dims)
         batch.scatter(outputs)
-
-    def _wanted(self, calls: Sequence[InferCall]) -> tuple[str, ...]:
-        """Outputs that somebody in the batch asked for: what only leads to others is not computed."""
-        wanted: set[str] = set()
-        for call in calls:
-            if not call.request.outputs:
-                return self._outputs
-            wanted.update(call.request.outputs)
-        return tuple(name for name in self._outputs if name in wanted or name in self._states)
 
     def _run(self, graph: LoadedGraph, names: tuple[str, ...]) -> Callable[..., Sequence[Array]]:
         run = self._prepared.get(names)

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.classic.base import BackendInstance, Batch, InferCall
+from penstock.classic.base import BackendInstance, Batch
 from penstock.classic.model_config import ModelConfig
+from penstock.classic.outputs import wanted_outputs
 from penstock.classic.sequences.tensors import state_outputs
 from penstock.classic.tensorrt.engine import Bounds, Engine
 from penstock.classic.tensorrt.library import Cuda, DeviceBuffer
@@ -46,7 +47,7 @@ class TensorRTInstance(BackendInstance):
         self._cuda.call("cudaSetDevice", self._device_id)
         context = self._fitting_context(feed)
         try:
-            outputs = self._run(context, feed, self._wanted(batch.calls))
+            outputs = self._run(context, feed, wanted_outputs(batch.calls, self._outputs, self._states))
         except BaseException:
             # nothing may still read or write memory that the next batch takes over
             with contextlib.suppress(EngineError):
@@ -64,14 +65,6 @@ class TensorRTInstance(BackendInstance):
                 return context
             misfit = misfit or found
         raise InvalidRequestError(misfit)
-
-    def _wanted(self, calls: Sequence[InferCall]) -> list[str]:
-        wanted: set[str] = set()
-        for call in calls:
-            if not call.request.outputs:
-                return self._outputs
-            wanted.update(call.request.outputs)
-        return [name for name in self._outputs if name in wanted or name in self._states]
 
     def _run(self, context: Any, feed: Mapping[str, Array], wanted: Sequence[str]) -> dict[str, Array]:
         for name, array in feed.items():

@@ -17,15 +17,19 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "identity": (),
     "onnxruntime": ("onnxruntime", "onnx"),
     "openvino": ("openvino",),
-    "openvino.ONNX": ("openvino", "onnx"),
     "openvino_paddle": ("openvino", "paddle"),
     "python": (),
     "pytorch": ("torch",),
-    "pytorch.EXPORTED": ("torch",),
     "tensorflow": ("tensorflow",),
     "tensorflow.THROUGH_OPENVINO": ("tensorflow",),
 }
 """By name, with the packages that each needs: without them its tests are skipped."""
+
+MORE: dict[str, tuple[str, ...]] = {
+    "openvino.ONNX": ("openvino", "onnx"),
+    "pytorch.EXPORTED": ("torch",),
+}
+"""Other formats of backends that are in the suite anyway: with PENSTOCK_ALL_BACKENDS=1 in the environment."""
 
 
 def candidate(name: str) -> Candidate:

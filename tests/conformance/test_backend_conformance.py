@@ -14,7 +14,9 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any, TypeVar
 
 import numpy as np
@@ -312,9 +314,10 @@ async def test_what_is_unloaded_leaves_nothing_behind(rig: Rig) -> None:
 
     for _ in range(2 if heavy else 1):
         before = await cycle()  # libraries start threads of their own, once
-    for _ in range(4 if heavy else 1):
-        after = await cycle()
-    # a copy or two may not have gone back to the system yet
-    assert after["memory"] - before["memory"] < 3 * HEAVY_BYTES
+    found = [before, *[await cycle() for _ in range(4 if heavy else 1)]]
+    after = found[-1]
+    growth = [late["memory"] - early["memory"] for early, late in pairwise(found)]
+    # not the sum: now and then a thread that loads for the first time keeps a copy's memory for its next load
+    assert median(growth) < (HEAVY_BYTES / 2 if heavy else 3 * HEAVY_BYTES), growth
     for what in ("threads", "files", "processes"):
         assert after[what] <= before[what], what

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any, TypeVar
 
 import numpy as np
@@ -317,7 +316,7 @@ async def test_what_is_unloaded_leaves_nothing_behind(rig: Rig) -> None:
     found = [before, *[await cycle() for _ in range(4 if heavy else 1)]]
     after = found[-1]
     growth = [late["memory"] - early["memory"] for early, late in pairwise(found)]
-    # not the sum: now and then a thread that loads for the first time keeps a copy's memory for its next load
-    assert median(growth) < (HEAVY_BYTES / 2 if heavy else 3 * HEAVY_BYTES), growth
+    # The least: what a load leaves behind, each one does. Freed memory goes back to the system now and then.
+    assert min(growth) < (HEAVY_BYTES / 2 if heavy else 3 * HEAVY_BYTES), growth
     for what in ("threads", "files", "processes"):
         assert after[what] <= before[what], what

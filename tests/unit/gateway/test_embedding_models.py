@@ -24,6 +24,7 @@ def test_how_the_language_model_keeps_and_multiplies_its_weights_is_its_own(
     monkeypatch.setattr(EmbeddingModels, "add", lambda self, model: None)
     settings = {"weights": "int8", "activations": "mixed", "embedding_model": ("search=./folder",), "dtype": "auto"}
     plane: Any = None
-    EmbeddingModels(overlay(Config(), settings), plane, MemoryBudget(), LoadingBoard())
+    models: Any = None
+    EmbeddingModels(overlay(Config(), settings), plane, models, MemoryBudget(), LoadingBoard())
     [config] = built
     assert (config.model.weights, config.model.activations) == ("auto", "auto")

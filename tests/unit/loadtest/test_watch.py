@@ -60,7 +60,9 @@ async def test_what_a_server_says_of_itself(monkeypatch: pytest.MonkeyPatch) -> 
         found = await watched(pages, 3, monkeypatch)
     assert found is not None
     assert found.metrics_url == f"http://127.0.0.1:{pages.port}/metrics"
-    assert found.metrics["vllm:num_requests_running"][:3] == [2, 3, 4]
+    running = found.metrics["vllm:num_requests_running"]
+    assert running == list(range(2, 2 + len(running)))
+    assert len(running) > 1
     assert found.counters == {"vllm:prompt_tokens_total": 100 * (len(pages.heads) - 1)}
     assert all(len(values) == len(found.seconds) for values in found.metrics.values())
     assert found.seconds == sorted(found.seconds)

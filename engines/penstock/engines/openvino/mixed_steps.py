@@ -29,7 +29,9 @@ def settle_mixed(core: ov.Core, config: OpenVINOConfig, *, all_integers: bool) -
     Raises InvalidRequestError for settings that do not go with it, UnsupportedError where there is nothing to mix.
     """
     if not all_integers:
-        raise InvalidRequestError("activations=mixed needs weights=int8 or weights=int4", param="activations")
+        raise InvalidRequestError(
+            "activations=mixed needs weights=int8 or weights=int4, and no experts in MXFP4", param="activations"
+        )
     if config.dtype != "auto":
         raise InvalidRequestError("activations=mixed does not go with a dtype", param="activations")
     kv_type = "u8" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype

@@ -159,7 +159,7 @@ class Call:
                 self._wire.expect(self.stream_id, min(missing, _MAX_WINDOW))
 
     def _give_back(self) -> None:
-        """What has been taken out of the reader, whoever took it counts."""
+        """What has been taken out of the reader: the code that took it counts it."""
         self._share.give_back(self._held - self._reader.size)
         self._held = self._reader.size
 

@@ -73,7 +73,7 @@ async def decompressed(data: bytes, encoding: Encoding, most: int) -> bytes:
 
 @cache
 def _threads() -> WorkPool:
-    """Of their own: little can become much, and whoever sends such messages holds up nobody else's work."""
+    """Of their own: a few bytes can become many, and such messages hold up no other work."""
     return WorkPool("compressed messages", _MAX_WAITING_BYTES)
 
 

@@ -163,7 +163,7 @@ class HttpStream:
         self._taken = self._ended
         beyond = len(body) - max(0, min(len(body), SMALL_BODY - self._read))
         self._read += len(body)
-        self._wire.share.give_back(beyond)  # whoever reads so much counts it
+        self._wire.share.give_back(beyond)  # the app counts it once it reads that much
         self._held -= beyond
         if not self._ended:
             self._wire.credit(self.id, len(body))

@@ -34,5 +34,5 @@ class Failures:
         return failure if failure is not None and now < failure.until else None
 
     def forget(self, name: str) -> None:
-        """It has been loaded, or somebody wants to try."""
+        """It has been loaded, or a load was asked for."""
         self._by_name.pop(name, None)

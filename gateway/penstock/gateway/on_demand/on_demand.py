@@ -220,7 +220,7 @@ class OnDemand:
             self._tell()
 
     def _close(self, names: Iterable[str]) -> set[str]:
-        """Those that nobody else has closed."""
+        """Those that were not closed before."""
         found = set(names) - self._closing
         self._closing |= found
         return found

@@ -58,7 +58,7 @@ class Residents:
         self._loaded.pop(name, None)
 
     def used(self, name: str) -> bool:
-        """Whether somebody uses it, or an ensemble that it is part of."""
+        """Whether a request uses it, or an ensemble that it is part of."""
         return any(self._uses[each] for each in self._with_ensembles(name))
 
     def kept(self) -> frozenset[str]:

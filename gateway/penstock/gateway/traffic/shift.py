@@ -49,7 +49,7 @@ class Shift:
         return 0.0
 
     def advance(self, now: float, *, new_available: bool, old_available: bool) -> None:
-        """Before a request is given to a target, and whenever somebody looks. `now` in seconds, of a clock that never
+        """Before a request is given to a target, and whenever the rule is read. `now` in seconds, of a clock that never
         goes back."""
         if self.state is ShiftState.WAITING and new_available and old_available:
             self.state, self._step_began = ShiftState.RUNNING, now

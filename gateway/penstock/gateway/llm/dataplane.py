@@ -348,7 +348,7 @@ class DataPlane:
             model.metrics,
             engine.abort,
             end,
-            admitted=lambda: engine.stats.admitted >= stream.arrival_number,
+            admitted=lambda: engine.stats.own_admitted >= stream.arrival_number,
             call=call,
         )
         try:

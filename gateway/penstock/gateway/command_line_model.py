@@ -77,7 +77,7 @@ class CommandLineModel:
         if self._model is None:
             return
         await self._model.start()
-        self._model.loaded = True
+        self._dataplane.has_loaded(self._model)
         info = self._model.engine.info
         num_groups = len(info.kv_groups)
         logger.info(

@@ -404,7 +404,7 @@ def app_settings(
         keys=keys,
         restrictions=build_restrictions(config)[0],
         browsers=browser_rules(config.server, "http"),
-        metrics=metrics.render,
+        metrics=metrics.page,
         health=health,
         journal=journal,
         heartbeat_s=config.server.heartbeat_s,

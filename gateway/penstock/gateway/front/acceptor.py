@@ -33,9 +33,13 @@ class Acceptor:
         self._listener: asyncio.Server | None = None
         self._following: asyncio.Task[None] | None = None
 
-    def bind(self, host: str, port: int, *, reuse_port: bool = False) -> int:
+    def bind(self, host: str, port: int) -> int:
         """The bound port. Raises OSError."""
-        bound = listener(host, port, backlog=self._backlog, reuse_port=reuse_port)
+        bound = listener(host, port, backlog=self._backlog)
+        return self.take(bound)
+
+    def take(self, bound: socket.socket) -> int:
+        """A socket that listens already becomes this one's. Its port."""
         bound.setblocking(False)
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # accepted sockets inherit it
             bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _KERNEL_BACKLOG)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from penstock.engines.errors import AuthenticationError
+from penstock.gateway.front.changes import Changes
 from penstock.gateway.front.context import ANYONE, Principal
 
 
@@ -26,6 +27,13 @@ class ApiKeys:
         self.without_key = None if self.needed else ANYONE
         """Who callers are that show no key; None: they are refused."""
         self._granted = dict(granted or {})
+        self.changes = Changes()
+        """Told when other keys count."""
+
+    @property
+    def granted(self) -> Mapping[bytes, Principal] | None:
+        """By digest, as they count now; None: no keys are asked for."""
+        return self._granted if self.needed else None
 
     def letting_in(self, without_key: Principal) -> ApiKeys:
         """The same keys, also after `replace`, for a port where callers may come without one."""
@@ -40,6 +48,7 @@ class ApiKeys:
         }
         self._granted.clear()
         self._granted.update(granted)
+        self.changes.tell()
 
     def principal(self, authorization: bytes | None) -> Principal:
         """The one whose key `Authorization: Bearer <key>` carries. Raises AuthenticationError.

@@ -53,6 +53,11 @@ class DrainState:
         self._calls.add(call)
         self._idle.clear()
 
+    def join(self, call: Interruptible) -> None:
+        """Counts in what has begun elsewhere, also while draining."""
+        self._calls.add(call)
+        self._idle.clear()
+
     def release(self, call: Interruptible) -> None:
         self._calls.discard(call)
         if not self._calls:

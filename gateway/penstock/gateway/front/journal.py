@@ -24,9 +24,12 @@ def name_request(record: logging.LogRecord) -> bool:
 class RequestJournal:
     """Every request that begins ends, once. Lives on the event loop."""
 
-    def __init__(self, on_end: Iterable[Hook] = (), on_begin: Iterable[Hook] = ()) -> None:
+    def __init__(
+        self, on_end: Iterable[Hook] = (), on_begin: Iterable[Hook] = (), on_leave: Iterable[Hook] = ()
+    ) -> None:
         self._on_end = tuple(on_end)
         self._on_begin = tuple(on_begin)
+        self._on_leave = tuple(on_leave)
         self._in_flight: dict[RequestContext, None] = {}
 
     def begin(self, context: RequestContext) -> None:
@@ -41,6 +44,14 @@ class RequestJournal:
             del self._in_flight[context]
             context.end()
             for tell in self._on_end:
+                tell(context)
+
+    def leave(self, context: RequestContext) -> None:
+        """Another process has the request, and tells its end: nothing is told of it here."""
+        if context in self._in_flight:
+            del self._in_flight[context]
+            context.end()
+            for tell in self._on_leave:
                 tell(context)
 
     def in_flight(self) -> tuple[RequestContext, ...]:

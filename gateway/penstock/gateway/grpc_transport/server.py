@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 from penstock.gateway.front.acceptor import Acceptor
 from penstock.gateway.front.intake import BodyBudget
@@ -31,8 +32,9 @@ class Http2Transport:
         find_handler: FindHandler,
         bodies: BodyBudget,
         unread: UnreadAnswers,
+        listener: socket.socket | None = None,
     ) -> None:
-        """Binds. Raises OSError, ConfigError."""
+        """Binds, unless it is given a socket that listens already. Raises OSError, ConfigError."""
         self._connections = PortConnections(settings.max_connections)
         self._grpc = GrpcPort(
             settings=settings,
@@ -43,7 +45,7 @@ class Http2Transport:
             find_handler=find_handler,
         )
         self._acceptor = Acceptor(tls, lambda: GrpcConnection(self._grpc), settings.start_seconds, _BACKLOG)
-        self.port = self._acceptor.bind(host, port)
+        self.port = self._acceptor.bind(host, port) if listener is None else self._acceptor.take(listener)
         self._ticker: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

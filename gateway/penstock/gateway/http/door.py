@@ -19,11 +19,16 @@ class Door:
         self._lag = settings.intake.lag
 
     def admit(self, exchange: Exchange, access: Access | None) -> None:
+        """Lets the request in, and lets it begin. Raises as `let_in` and `begin`."""
+        self.let_in(exchange, access)
+        if access is not None and access.group is ApiGroup.INFERENCE:
+            self.begin(exchange)
+
+    def let_in(self, exchange: Exchange, access: Access | None) -> None:
         """Sets the exchange's principal. `access` is the route's; None where there is no such route, of which nobody
         is told without a key.
 
-        Raises AuthenticationError, PermissionDeniedError, RateLimitedError, OverloadedError, HttpError,
-        InvalidRequestError.
+        Raises AuthenticationError, PermissionDeniedError, HttpError, InvalidRequestError.
         """
         if access is not None and access.role is None:  # a probe: kubelets send a pod's address as Host
             check_restriction(self._restrictions, access.group, exchange.headers, "API")
@@ -35,9 +40,11 @@ class Door:
         if access is not None and access.role is not None:
             check_restriction(self._restrictions, access.group, exchange.headers, "API")
             principal.require(access.role)
-            if access.group is ApiGroup.INFERENCE:
-                self._lag.check()
-                exchange.context.count()
+
+    def begin(self, exchange: Exchange) -> None:
+        """A request for inference counts from now on. Raises RateLimitedError, OverloadedError."""
+        self._lag.check()
+        exchange.context.count()
 
 
 def _authorization(exchange: Exchange) -> bytes | None:

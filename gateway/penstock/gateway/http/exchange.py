@@ -62,6 +62,7 @@ class Exchange:
         self.raw_send = send
         self.drain = drain
         self._bodies = bodies
+        self._read_before: bytes | None = None
         self.started = False
         self.streaming = False
         self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
@@ -110,6 +111,9 @@ class Exchange:
     async def read(self, limit: int) -> bytes:
         """The whole body, whatever is in it. Checks Content-Length first, then counts. Raises PayloadTooLargeError,
         InvalidRequestError, OverloadedError, and ClientGone when the client leaves before the end."""
+        if self._read_before is not None:
+            body, self._read_before = self._read_before, None
+            return body
         self._check_length(limit)
         chunks: list[bytes] = []
         record = self.context.record
@@ -129,6 +133,10 @@ class Exchange:
             chunks.append(chunk)
             if not message.get("more_body", False):
                 return b"".join(chunks)
+
+    def put_back(self, body: bytes) -> None:
+        """The next call of `read` gives this body again."""
+        self._read_before = body
 
     def hold_body(self, size: int) -> None:
         """So many more bytes of it are in memory, until the request ends. Raises OverloadedError."""

@@ -9,6 +9,7 @@ Drain as a whole (the lifecycle's business): `drain.begin()`, let load balancers
 from __future__ import annotations
 
 import asyncio
+import socket
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -38,8 +39,8 @@ class ServerSettings:
     port: int = 8000
     """0: any free port; see HttpServer.port."""
     backlog: int = 2048
-    reuse_port: bool = False
-    """For several front processes on one port."""
+    listener: socket.socket | None = None
+    """Bound already, by the process that has started this one; None: `start` binds."""
     tls: TlsSettings = field(default_factory=lambda: TlsSettings(port="http"))
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     intake: Intake = field(default_factory=Intake)
@@ -108,7 +109,10 @@ class HttpServer:
     async def start(self) -> None:
         """Binds and accepts from now on. Raises OSError when the address cannot be bound."""
         settings = self._settings
-        self._port = self._acceptor.bind(settings.host, settings.port, reuse_port=settings.reuse_port)
+        if settings.listener is None:
+            self._port = self._acceptor.bind(settings.host, settings.port)
+        else:
+            self._port = self._acceptor.take(settings.listener)
         self._server.config.load()
         await self._server.on_tick(0)
         await self._acceptor.start()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from penstock.gateway.front.access import Restrictions
@@ -14,7 +14,7 @@ from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.front.server_health import ServerHealth
 
 
-def _no_metrics() -> tuple[bytes, str]:
+async def _no_metrics() -> tuple[bytes, str]:
     return b"", "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -27,7 +27,7 @@ class AppSettings:
     """Who is let in. Without a key: all that `browsers` lets in, where `keys` asks for none."""
     restrictions: Restrictions = field(default_factory=dict)
     browsers: BrowserRules = field(default_factory=BrowserRules)
-    metrics: Callable[[], tuple[bytes, str]] = _no_metrics
+    metrics: Callable[[], Awaitable[tuple[bytes, str]]] = _no_metrics
     """Gives the metrics text and its content type."""
     health: ServerHealth | None = None
     """None: that of the language models."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.gateway.front.changes import Changes
 
 LogValue = bool | int | str
 
@@ -48,6 +49,8 @@ class LogSettings:
             **(switches or {}),
         }
         self._current = dict(self._initial)
+        self.changes = Changes()
+        """Told when settings have changed."""
         if switches:
             self._apply()
 
@@ -65,6 +68,7 @@ class LogSettings:
         changed = {name: _checked(name, checked[name]) for name in checked}
         self._current.update(changed)
         self._apply()
+        self.changes.tell()
 
     def _apply(self) -> None:
         current = self._current

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.classic.tensors import Tensor
+from penstock.gateway.front.changes import Changes
 from penstock.gateway.kserve.trace_file import TraceFile
 from penstock.gateway.kserve.trace_settings import DEFAULTS, TraceSettings, changes, shown
 
@@ -144,6 +145,8 @@ class Tracing:
         self._own: dict[str, TraceSettings] = {}
         self._models: dict[str, _Sampler] = {}
         self._numbers = itertools.count(1)
+        self.changes = Changes()
+        """Told when settings have changed."""
         self.active = self._global.active
         """False: `start` gives None for every request."""
 
@@ -168,6 +171,7 @@ class Tracing:
             settings = replace(self._global.current, **{**changed, **defaults})
             self._global = _Sampler(settings, self._file)
         self._rebuild(model)
+        self.changes.tell()
 
     def start(self, model: str, version: int, request_id: str = "") -> RequestTrace | None:
         """The trace of a new request, if it is to be traced. The caller finishes it."""

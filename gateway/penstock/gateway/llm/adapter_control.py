@@ -61,6 +61,7 @@ class AdapterControl:
             raise ModelNotFoundError(f"The adapter `{name[:64]}` does not exist.", param="lora_name")
         _directory(model)
         model.adapters.remove(adapter)
+        self._dataplane.changes.tell()
         logger.info("adapter %s unloaded from %s", name, model.names[0])
         used = adapter.in_flight.calls
         freed = self._carry_through(self._free(model, adapter))
@@ -124,6 +125,7 @@ class AdapterControl:
             await self._free(model, adapter)
             raise error
         before = model.adapters.put(adapter)
+        self._dataplane.changes.tell()
         logger.info("adapter %s loaded for %s", adapter.name, model.names[0])
         if before is not None:
             self._carry_through(self._free(model, before))

@@ -11,6 +11,7 @@ class CallCounter:
 
     def __init__(self) -> None:
         self._calls = 0
+        self._holds = 0
         self._idle = asyncio.Event()
         self.idle_since = time.monotonic()
         """When the newest call ended."""
@@ -28,6 +29,19 @@ class CallCounter:
         self._calls -= 1
         if not self._calls:
             self.idle_since = time.monotonic()
+            self._look()
+
+    def hold(self) -> None:
+        """Another process may serve calls: it tells when it no longer does."""
+        self._holds += 1
+        self._idle.clear()
+
+    def release(self) -> None:
+        self._holds -= 1
+        self._look()
+
+    def _look(self) -> None:
+        if not self._calls and not self._holds:
             self._idle.set()
 
     def __enter__(self) -> None:
@@ -37,6 +51,6 @@ class CallCounter:
         self.end()
 
     async def wait_idle(self) -> None:
-        """Returns when no call is being served."""
-        if self._calls:
+        """Returns when no call is being served, here or in a process that holds it."""
+        if self._calls or self._holds:
             await self._idle.wait()

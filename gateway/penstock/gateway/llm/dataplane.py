@@ -22,6 +22,7 @@ from penstock.engines.errors import (
     NotReadyError,
     UnsupportedError,
 )
+from penstock.gateway.front.changes import Changes
 from penstock.gateway.front.context import RequestContext, deadline_exceeded
 from penstock.gateway.front.deadline import until
 from penstock.gateway.front.loading_board import LoadingBoard
@@ -73,9 +74,10 @@ class DataPlane:
         text_pool: WorkPool | None = None,
         board: LoadingBoard | None = None,
         on_demand: OnDemand | None = None,
+        salt_key: bytes | None = None,
     ) -> None:
         """`clamp_max_tokens`: a request for more tokens than the context leaves gets what it leaves, and no error.
-        `on_demand` is there where requests load models."""
+        `on_demand` is there where requests load models. `salt_key` makes the salts of tenants; None: a new one."""
         self._on_demand = on_demand
         self._text_pool = text_pool or WorkPools().text
         self._board = board or LoadingBoard()
@@ -84,7 +86,9 @@ class DataPlane:
         """Names of models that do not generate, and what to tell who wants that of them."""
         self._request_timeout = request_timeout
         self._clamp_max_tokens = clamp_max_tokens
-        self._salt_key = secrets.token_bytes(32)
+        self.salt_key = salt_key or secrets.token_bytes(32)
+        self.changes = Changes()
+        """Told when models or their adapters come and go, and when models sleep and wake."""
         self.routing: NameRouting | None = None
         """For names that several models serve; None while there are none."""
 
@@ -96,6 +100,13 @@ class DataPlane:
             self._check_free(adapter.name, model, self.holder(adapter.name))
         for name in model.names:
             self._models[name] = model
+        model.sleep.on_change = self.changes.tell
+        self.changes.tell()
+
+    def has_loaded(self, model: LoadedModel) -> None:
+        """It serves from now on."""
+        model.loaded = True
+        self.changes.tell()
 
     def reserve(self, name: str, refusal: str) -> None:
         """A model that does not generate has this name. Raises AlreadyExistsError."""
@@ -115,6 +126,7 @@ class DataPlane:
         for name in model.names:
             if self._models.get(name) is model:
                 del self._models[name]
+        self.changes.tell()
 
     def models(self) -> list[ServedModel]:
         """All served names, the base models first, then their adapters. Empty while nothing has been loaded."""
@@ -379,7 +391,7 @@ class DataPlane:
             priority=request.level,
             background=request.context.background,
             tenant=request.tenant,
-            cache_salt=_salt(model.salt_key or self._salt_key, request.tenant, request.cache_salt),
+            cache_salt=_salt(model.salt_key or self.salt_key, request.tenant, request.cache_salt),
             cache_retention=request.cache_retention,
             adapter="" if adapter is None else adapter.key,
             traced=request.context.record.stages is not None,

@@ -26,11 +26,11 @@ from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.llm.adapters import Adapter, AdapterSet, new_adapter, parse_adapters, parse_directory
 from penstock.gateway.llm.engine_choice import choose_engine
 from penstock.gateway.llm.model_metrics import ModelMetrics
-from penstock.gateway.llm.model_parsers import choose_parsers
-from penstock.gateway.llm.models import LoadedModel, ModelSource, default_params, find_model, load_chat_template
+from penstock.gateway.llm.model_texts import read_texts, read_tokenizer, text_settings
+from penstock.gateway.llm.models import LoadedModel, ModelSource, find_model
 from penstock.gateway.memory.budget import MemoryBudget
 from penstock.gateway.memory.budgeted_engine import BudgetedEngine
-from penstock.tokenizers import Tokenizer, TokenizerError
+from penstock.tokenizers import Tokenizer
 
 _CPU_BATCHED_TOKENS, _GPU_BATCHED_TOKENS = 512, 4096
 """Steps of so many tokens keep the pause between two tokens of running requests bearable."""
@@ -47,10 +47,8 @@ def build_model(
 
     `budget` is that of all models of a server; None: it has the machine for itself. `board` is told how far it is.
     """
-    try:
-        tokenizer = Tokenizer(source.folder)
-    except TokenizerError as error:
-        raise ConfigError(f"model: {error}") from None
+    about_texts = text_settings(config.model, source)
+    tokenizer = read_tokenizer(about_texts)
     names = tuple(names) or public_names(config, source.name)
     given = [new_adapter(*each) for each in parse_adapters(config.adapters.lora, names).items()]
     spec = engine_spec(config, source, tokenizer, given)
@@ -85,22 +83,18 @@ def build_model(
             liveness=lambda: engine.liveness,
         )
     )
-    template_format = config.model.chat_template_content_format
-    template = load_chat_template(
-        tokenizer, config.model.chat_template, None if template_format == "auto" else template_format
-    )
-    parsers = choose_parsers(config.model.tool_parser, config.model.reasoning_parser, template, tokenizer)
-    as_tokens = config.model.special_tokens_in_content
+    texts = read_texts(about_texts, tokenizer)
     model = LoadedModel(
         names=names,
         root=source.name,
         engine=engine,
         tokenizer=tokenizer,
-        chat_template=template,
-        parsers=parsers,
-        guard=tokenizer.special_text_guard(template.source, parsers.own_tags) if template and not as_tokens else None,
+        chat_template=texts.chat_template,
+        parsers=texts.parsers,
+        guard=texts.guard,
         metrics=observed[0],
-        default_params=default_params(source.folder),
+        default_params=texts.default_params,
+        texts=about_texts,
         adapters=adapters,
         sleep_idle_seconds=config.model.sleep_idle_seconds,
         salt_key=_salt_key(config.cache.kv_offload_dir),

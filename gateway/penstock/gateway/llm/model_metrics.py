@@ -111,6 +111,10 @@ class ModelMetrics:
             self._e2e.observe(seconds)
 
     def collect(self) -> Iterator[Metric]:
+        yield from self._of_engine()
+        yield from self.of_requests()
+
+    def _of_engine(self) -> Iterator[Metric]:
         stats, names, values = self._stats(), list(self._labels), list(self._labels.values())
         yield self._gauge("engine_ready", "1 while the engine serves.", float(self._ready()))
         yield self._gauge("engine_asleep", "1 while the model sleeps: its memory is given back.", float(self._asleep()))
@@ -122,16 +126,27 @@ class ModelMetrics:
             counter = CounterMetricFamily(f"penstock_{name}", text, labels=names)
             counter.add_metric(values, value(stats))
             yield counter
+        for histogram in (self._step, self._batch, self._batch_tokens):
+            yield from histogram.samples(self._labels)
+        if self._adapters is not None and self._adapters.max_loaded:
+            yield from self._lora(self._adapters)
+
+    def of_requests(self) -> Iterator[Metric]:
+        """What the process that has read the requests knows of them."""
+        names, values = list(self._labels), list(self._labels.values())
         ends = CounterMetricFamily(
             "penstock_requests_finished", "Choices by the way they ended.", labels=[*names, "finish_reason"]
         )
         for reason, count in self._finished.items():
             ends.add_metric([*values, reason], count)
         yield ends
-        for histogram in (self._ttft, self._itl, self._e2e, self._queue, self._step, self._batch, self._batch_tokens):
+        for histogram in (self._ttft, self._itl, self._e2e, self._queue):
             yield from histogram.samples(self._labels)
         if self._adapters is not None and self._adapters.max_loaded:
-            yield from self._lora(self._adapters)
+            calls = GaugeMetricFamily("penstock_lora_requests", "Calls that an adapter serves.", labels=[*names, "adapter"])
+            for adapter in self._adapters:
+                calls.add_metric([*values, adapter.name], adapter.in_flight.calls)
+            yield calls
 
     def _pulse(self, liveness: Liveness) -> Iterator[Metric]:
         silence = liveness.silence(time.monotonic())
@@ -142,13 +157,6 @@ class ModelMetrics:
     def _lora(self, adapters: AdapterSet) -> Iterator[Metric]:
         yield self._gauge("lora_adapters", "LoRA adapters that are loaded.", len(adapters))
         yield self._gauge("lora_adapters_max", "LoRA adapters that the engine has room for.", adapters.max_loaded)
-        calls = GaugeMetricFamily(
-            "penstock_lora_requests", "Calls that an adapter serves.", labels=[*self._labels, "adapter"]
-        )
-        for adapter in adapters:
-            calls.add_metric([*self._labels.values(), adapter.name], adapter.in_flight.calls)
-        yield calls
-
     def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
         gauge = GaugeMetricFamily(f"penstock_{name}", text, labels=list(self._labels))
         gauge.add_metric(list(self._labels.values()), value)

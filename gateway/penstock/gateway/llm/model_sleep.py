@@ -43,6 +43,8 @@ class ModelSleep:
         self._was_told = False
         self._lock = asyncio.Lock()
         """Held while the engine stops or starts."""
+        self.on_change: Callable[[], None] = _nobody
+        """Called when `stays_awake` may have changed."""
         self._waking: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -51,6 +53,11 @@ class ModelSleep:
     def wakes_by_itself(self) -> bool:
         """It sleeps, and the next request finds it awake."""
         return self.asleep and not self._was_told
+
+    @property
+    def stays_awake(self) -> bool:
+        """It is awake, and does not fall asleep by itself."""
+        return not (self.asleep or self._was_told or self._idle_seconds is not None)
 
     @property
     def seconds_left(self) -> float | None:
@@ -75,6 +82,7 @@ class ModelSleep:
         """Until it sleeps: it does so after so long without a call; None: it stays awake."""
         self._idle_seconds = seconds
         self._look_later()
+        self.on_change()
 
     async def awake(self) -> None:
         """Returns when the engine is there. The caller counts as a call already.
@@ -93,6 +101,7 @@ class ModelSleep:
         """Stops the engine; from now on requests are refused. `wait`: those that run end first; otherwise they end with
         an error."""
         self._was_told = True
+        self.on_change()
         await asyncio.shield(self._task(self._sleep(wait)))
 
     async def wake(self) -> None:
@@ -103,6 +112,7 @@ class ModelSleep:
         except PenstockError:
             self._was_told = told
             raise
+        self.on_change()
 
     def _wake_once(self) -> asyncio.Task[None]:
         """One start for all that wait."""
@@ -119,6 +129,7 @@ class ModelSleep:
                 self._idle_seconds = self._usual_idle_seconds
                 logger.info("%s is awake again, after %.1f s", self._name, self._clock() - started)
                 self._look_later()
+                self.on_change()
 
     async def _sleep(self, wait: bool) -> None:
         async with self._lock:
@@ -173,3 +184,7 @@ class ModelSleep:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("%s cannot be woken or put to sleep: %s", self._name, error)
+
+
+def _nobody() -> None:
+    """Nobody wants to know."""

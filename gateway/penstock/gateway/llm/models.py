@@ -7,7 +7,9 @@ import time
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from penstock.engines.client.engine import Engine
 from penstock.engines.contract.model_info import ModelInfo
@@ -64,6 +66,18 @@ class ServedModel:
         return [name for name, there in found.items() if there]
 
 
+class TextSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a model's tokenizer and chat template are, and what the operator has said of them. Names are those of the
+    settings."""
+
+    folder: str
+    chat_template: str | None
+    chat_template_content_format: Literal["auto", "string", "openai"]
+    special_tokens_in_content: bool
+    tool_parser: str
+    reasoning_parser: str
+
+
 @dataclass(slots=True, eq=False)
 class LoadedModel:
     """What the data plane works with."""
@@ -85,6 +99,8 @@ class LoadedModel:
     sleep_idle_seconds: float = 0.0
     salt_key: bytes | None = None
     """Makes salts of tenants that later starts make, too; None: the data plane's, which is of this process."""
+    texts: TextSettings | None = None
+    """From which another process can make the same tokenizer, template and parsers; None: it cannot."""
     sleep: ModelSleep = field(init=False)
 
     def __post_init__(self) -> None:

@@ -17,6 +17,16 @@ class Source(Protocol):
     def collect(self) -> Iterable[Metric]: ...
 
 
+class Elsewhere(Protocol):
+    """Other processes of this server."""
+
+    async def refresh(self) -> None:
+        """Asks them for what they have counted."""
+
+    def merge(self, families: dict[str, Metric]) -> None:
+        """Adds it to these families, by name."""
+
+
 class Metrics:
     """The process's registry: the usual process metrics, and the families of all sources, each family once."""
 
@@ -24,6 +34,7 @@ class Metrics:
         """`more`: families that prometheus-client would rename."""
         self._sources = sources
         self._more = more
+        self.elsewhere: Elsewhere | None = None
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         GCCollector(registry=self._registry)
@@ -36,7 +47,15 @@ class Metrics:
                 known = merged.setdefault(family.name, family)
                 if known is not family:
                     known.samples += family.samples
+        if self.elsewhere is not None:
+            self.elsewhere.merge(merged)
         return iter(merged.values())
+
+    async def page(self) -> tuple[bytes, str]:
+        """What `render` gives, with the newest of other processes."""
+        if self.elsewhere is not None:
+            await self.elsewhere.refresh()
+        return self.render()
 
     def render(self) -> tuple[bytes, str]:
         """(exposition text, content type)."""

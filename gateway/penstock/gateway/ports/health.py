@@ -61,7 +61,7 @@ class Metrics:
         self._metrics = settings.metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body, content_type = self._metrics()
+        body, content_type = await self._metrics()
         exchange: Exchange = scope[SCOPE_KEY]
         await exchange.respond(200, body, content_type=content_type.encode())
 

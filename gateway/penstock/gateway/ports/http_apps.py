@@ -18,7 +18,16 @@ from penstock.gateway.batches.file_routes import CreateFile, DeleteFile, FileCon
 from penstock.gateway.batches.service import BatchService
 from penstock.gateway.database import Database
 from penstock.gateway.errors import HttpError
-from penstock.gateway.front.access import CHANGE_MODELS, INFER, OPERATE, OWN_FILES, PROBE, SEE_METADATA, SEE_METRICS
+from penstock.gateway.front.access import (
+    CHANGE_MODELS,
+    INFER,
+    OPERATE,
+    OWN_FILES,
+    PROBE,
+    SEE_METADATA,
+    SEE_METRICS,
+    Access,
+)
 from penstock.gateway.front.server_health import ServerHealth
 from penstock.gateway.http.cross_origin import CrossOrigin
 from penstock.gateway.http.door import Door
@@ -248,13 +257,19 @@ class App:
     Routes are found without starlette's Router, whose own coroutines would lie on the way of every token.
     """
 
-    def __init__(self, routes: Sequence[GuardedRoute], settings: AppSettings, kserve: KServeApp | None = None) -> None:
+    def __init__(
+        self,
+        routes: Sequence[GuardedRoute],
+        settings: AppSettings,
+        kserve: KServeApp | None = None,
+        door: Door | None = None,
+    ) -> None:
         self.routes = Routes(routes)
         self.kserve = kserve
         self._drain = settings.drain
         self._bodies = settings.intake.bodies
         self._journal = settings.journal
-        self._door = Door(settings)
+        self._door = door or Door(settings)
         self._cross_origin = CrossOrigin(settings.browsers.origins) if settings.browsers.origins else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -284,20 +299,19 @@ class App:
         return kserve.handles(path) and not self.routes.has(path)
 
     async def _answer(self, exchange: Exchange, kserve: KServeApp | None) -> None:
-        scope, receive = exchange.scope, exchange.receive
         if self._cross_origin is not None and await self._cross_origin.answered(exchange):
             return
         if kserve is not None:
             await self._answer_kserve(kserve, exchange)
             return
         try:
-            route = self.routes.find(scope)
+            route = self.routes.find(exchange.scope)
             if isinstance(route, HttpError):
                 self._door.admit(exchange, None)
                 raise route
             exchange.context.record.route = route.name_in_records
             self._door.admit(exchange, route.access)
-            await route.app(scope, receive, exchange.send)
+            await route.app(exchange.scope, exchange.receive, exchange.send)
         except PenstockError as error:
             await exchange.fail(error)
         except Exception as error:
@@ -311,8 +325,12 @@ class App:
         if known is not None:
             exchange.context.record.route = known.route
         try:
-            self._door.admit(exchange, None if known is None else known.access)
+            await self._admit(exchange, None if known is None else known.access)
         except PenstockError as error:
             await kserve.fail(exchange, error)
         else:
             await kserve.answer(exchange, found)
+
+    async def _admit(self, exchange: Exchange, access: Access | None) -> None:
+        """To KServe. Raises PenstockError."""
+        self._door.admit(exchange, access)

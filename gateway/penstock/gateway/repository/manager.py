@@ -22,6 +22,7 @@ from penstock.engines.errors import (
     NotReadyError,
     PenstockError,
 )
+from penstock.gateway.front.changes import Changes
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.kserve.store import IndexEntry
 from penstock.gateway.on_demand.on_demand import OnDemand
@@ -68,6 +69,8 @@ class ModelRepository:
         on_demand: OnDemand | None = None,
         language_backends: Sequence[str] = (),
     ) -> None:
+        self.changes = Changes()
+        """Told when models come and go."""
         self._settings = settings
         self._on_demand = on_demand
         self._cache = cache
@@ -148,6 +151,7 @@ class ModelRepository:
             self._observe(model)
         self._added.add(name)
         self._serving[name] = Deployment({model.version: model})
+        self.changes.tell()
 
     # What changes it
 
@@ -304,6 +308,7 @@ class ModelRepository:
         old = entry.loaded
         retired = entry.published(deployment, fingerprint)
         self._serving[entry.name] = deployment
+        self.changes.tell()
         self._dependencies.published(entry.name, deployment)
         self._wanted.add(entry.name)
         if self._on_demand is not None:
@@ -330,6 +335,7 @@ class ModelRepository:
             for ensemble in self._ensembles_of(entry.name):
                 self._withdraw_ensemble(ensemble, f"its model '{entry.name}' was unloaded")
             del self._serving[entry.name]
+            self.changes.tell()
             if self._on_demand is not None:
                 self._on_demand.left(entry.name)
             self._drain(entry.name, old, entry.withdrawn(), reason)

@@ -67,6 +67,10 @@ class RequestSpans:
             self._open[context] = _Open(own, parent)
             context.record.stages = [(Stage.READING, context.arrival)]
 
+    def leave(self, context: RequestContext) -> None:
+        """Another process makes the request's spans."""
+        self._open.pop(context, None)
+
     def end(self, context: RequestContext) -> None:
         spans = self._open.pop(context, None)
         if spans is None or (context.record.route in QUIET_ROUTES and context.record.outcome is Outcome.OK):

@@ -123,10 +123,14 @@ class Guard:
 
         return grpc.stream_stream_rpc_method_handler(call)
 
-    def take_in(self, context: RequestContext, data: bytes) -> None:
+    async def take_in(self, context: RequestContext, data: bytes) -> None:
         """A request for inference, whose message is there. Raises OverloadedError, RateLimitedError."""
-        self._intake.lag.check()
+        self.hold(context, data)
         context.count()
+
+    def hold(self, context: RequestContext, data: bytes) -> None:
+        """Its message stays in memory until its end. Raises OverloadedError."""
+        self._intake.lag.check()
         size = len(data)  # small ones count, too: a connection may send thousands at a time
         context.hold_body(self._intake.bodies, size, small=size <= SMALL_BODY)
 
@@ -157,7 +161,7 @@ class Guard:
                 try:
                     with self.recorded(context), answered(record), call_in_flight(self.drain, context):
                         if access.group is ApiGroup.INFERENCE:
-                            self.take_in(context, data)
+                            await self.take_in(context, data)
                         answer = await handler(data, rpc, _with_deadline(context, rpc))
                         record.bytes_out = len(answer)
                         if record.target:

@@ -36,6 +36,8 @@ from penstock.gateway.kserve.grpc.settings import GrpcSettings
 from penstock.gateway.kserve.grpc.stream import InferStream
 
 _SERVICE = "/inference.GRPCInferenceService/"
+INFER_PATH = _SERVICE + "ModelInfer"
+STREAM_PATH = _SERVICE + "ModelStreamInfer"
 _MAX_PLAIN_BYTES = 1 << 20
 """Of requests without tensors or files, as over HTTP."""
 _WITH_FILES = frozenset({"RepositoryModelLoad"})
@@ -64,7 +66,7 @@ def build_service(kserve: KServe, guard: Guard, health: Health, settings: GrpcSe
         WATCH: Method(PROBE, lambda _: health.watch_handler()),
         _SERVICE + "ServerLive": guard.open(pb.ServerLiveRequest, describe.server_live),
         _SERVICE + "ServerReady": guard.open(pb.ServerReadyRequest, describe.server_ready),
-        _SERVICE + "ModelInfer": guard.unary(INFER, inference.infer),
+        INFER_PATH: guard.unary(INFER, inference.infer),
     }
     for name, (access, handler) in _plain(describe, Administration(kserve)).items():
         methods[_SERVICE + name] = guard.unary(access, _of_message(name, handler))
@@ -72,7 +74,7 @@ def build_service(kserve: KServe, guard: Guard, health: Health, settings: GrpcSe
     async def stream(rpc: Rpc, context: RequestContext) -> None:
         await InferStream(inference, guard, rpc, context, settings.max_requests_per_stream).run()
 
-    methods[_SERVICE + "ModelStreamInfer"] = guard.stream(INFER, stream)
+    methods[STREAM_PATH] = guard.stream(INFER, stream)
     methods |= dict.fromkeys(PATHS, reflection_method(guard))
     return Service(methods, guard)
 

@@ -98,7 +98,7 @@ class InferStream:
         context.record.route += REQUEST_ON_STREAM
         try:
             with self._guard.recorded(context), answered(context.record), call_in_flight(self._guard.drain, context):
-                self._guard.take_in(context, data)
+                await self._guard.take_in(context, data)
                 await self._answer(data, message, context)
         except Exception as error:
             # before the first response could be asked for, or when the drain expired

@@ -46,8 +46,8 @@ class LanguageModel:
         self.statistics = ModelStatistics()
         self._dataplane = dataplane
         self._model = model
-        self._policy = policy
-        self._form = form
+        self.policy = policy
+        self.form = form
         self._by_id: dict[_Key, set[LanguageStream]] = {}
         """What runs, where the form lets clients cancel requests by their id."""
         self.signature = ModelSignature(self.config)
@@ -83,9 +83,9 @@ class LanguageModel:
         return self._stream(request, self._read(request))
 
     def _stream(self, request: InferRequest, text: TextRequest) -> LanguageStream:
-        writer = self._form.writer(text)
+        writer = self.form.writer(text)
         about = (self._dataplane, self._model, text, writer, self.statistics, request.outputs, request.timings)
-        if not request.id or self._form.cancels is None:
+        if not request.id or self.form.cancels is None:
             return LanguageStream(*about)
         key = (request.tenant, request.id)
 
@@ -104,11 +104,11 @@ class LanguageModel:
         try:
             if self._stopping or not self._model.loaded:
                 raise NotReadyError(f"Model '{self.name}' is not ready.", retry_after=2)
-            self._form.check_request(request)
+            self.form.check_request(request)
             check_request(request, self.signature)
-            if self._form.cancels is not None and self._form.cancels(request):
+            if self.form.cancels is not None and self.form.cancels(request):
                 self._cancel(request)
-            text = self._form.read(request, self._model.describe(self.name), self._policy)
+            text = self.form.read(request, self._model.describe(self.name), self.policy)
             if text.adapter is not None:
                 self._model.adapters.named(text.adapter)
             return text

@@ -48,7 +48,7 @@ class LanguageModelLoader:
         except PenstockError:
             await model.stop()
             raise
-        model.loaded = True
+        self._dataplane.has_loaded(model)
         return LanguageModel(
             self._dataplane,
             model,

@@ -1,0 +1,15 @@
+"""Which event loop a server process runs on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """None: asyncio's own."""
+    try:
+        import uvloop
+    except ImportError:  # no wheels for Windows
+        return None
+    return uvloop.new_event_loop

@@ -1,0 +1,192 @@
+"""A front's side of requests that the supervisor answers: bytes in, bytes out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import grpc
+from starlette.types import Receive, Scope, Send
+
+from penstock.engines.errors import NotReadyError
+from penstock.gateway.errors import error_json
+from penstock.gateway.fronts.passing import BODY, END, MESSAGE, Answered, Asked, Called, Finished, Passage
+from penstock.gateway.http.exchange import ARRIVAL_KEY
+from penstock.gateway.kserve.grpc.rpc import Rpc
+
+_EOF = grpc.aio.EOF
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+_RETRY_AFTER = 2.0
+
+
+class Forwarder:
+    def __init__(self, path: str) -> None:
+        """`path`: of the supervisor's socket."""
+        self._path = path
+
+    async def http(self, scope: Scope, receive: Receive, send: Send, body: bytes | None = None) -> None:
+        """An ASGI application. `body`: where it has been read already."""
+        try:
+            passage = await Passage.to(self._path)
+        except OSError:
+            await _unavailable(send)
+            return
+        asking = asyncio.create_task(_ask(scope, receive, passage, body))
+        try:
+            await _relay_answer(passage, send)
+        finally:
+            asking.cancel()
+            passage.close()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    async def open(self, path: str, rpc: Rpc, write: Callable[[bytes], Awaitable[None]]) -> ForwardedCall:
+        """An RPC, whose answers go to `write`. Raises NotReadyError."""
+        try:
+            passage = await Passage.to(self._path)
+        except OSError:
+            raise NotReadyError("The server is shutting down.", retry_after=_RETRY_AFTER) from None
+        metadata = list(rpc.invocation_metadata())
+        passage.say(Called(path=path, metadata=metadata, seconds=rpc.time_remaining()))
+        return ForwardedCall(passage, write)
+
+    async def call(self, path: str, rpc: Rpc, first: bytes | None = None) -> None:
+        """All of an RPC of any kind. `first`: a message that has been read already."""
+        call = await self.open(path, rpc, rpc.write)
+        asking = asyncio.create_task(_send_messages(rpc, call, first))
+        try:
+            await end_rpc(rpc, await call.ended())
+        finally:
+            asking.cancel()
+            call.close()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    async def unary(self, path: str, rpc: Rpc, message: bytes) -> bytes:
+        """The answer to the one message of an RPC."""
+        answers: list[bytes] = []
+
+        async def keep(data: bytes) -> None:
+            answers.append(data)
+
+        call = await self.open(path, rpc, keep)
+        try:
+            with suppress(ConnectionError):  # it has ended the RPC already
+                await call.send(message)
+                call.end()
+            await end_rpc(rpc, await call.ended())
+        finally:
+            call.close()
+        return answers[0]
+
+
+class ForwardedCall:
+    """An RPC that the supervisor answers."""
+
+    def __init__(self, passage: Passage, write: Callable[[bytes], Awaitable[None]]) -> None:
+        self._passage = passage
+        self._relaying = asyncio.create_task(_relay_messages(passage, write))
+
+    async def send(self, message: bytes) -> None:
+        """Raises ConnectionError where the supervisor has ended it."""
+        await self._passage.send_message(message)
+
+    def end(self) -> None:
+        """No more messages."""
+        self._passage.end()
+
+    async def ended(self) -> Finished:
+        """When all answers are written."""
+        return await self._relaying
+
+    def close(self) -> None:
+        """Nobody wants it any more."""
+        self._relaying.cancel()
+        self._passage.close()
+
+
+async def _ask(scope: Scope, receive: Receive, passage: Passage, body: bytes | None) -> None:
+    """Sends the request, and closes the connection when the client has left."""
+    client, server = scope.get("client"), scope.get("server")
+    passage.say(
+        Asked(
+            method=scope["method"],
+            path=scope["path"],
+            raw_path=scope.get("raw_path") or b"",
+            query=scope.get("query_string", b""),
+            headers=list(scope["headers"]),
+            http_version=scope.get("http_version", ""),
+            scheme=scope.get("scheme", "http"),
+            client=None if client is None else tuple(client),
+            server=None if server is None else tuple(server),
+            arrival=scope.get(ARRIVAL_KEY) or time.monotonic(),
+        )
+    )
+    with suppress(ConnectionError):
+        if body is not None:
+            await passage.send(body)
+            passage.end()
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                passage.close()
+                return
+            if body is None:
+                await passage.send(message.get("body", b""))
+                if not message.get("more_body", False):
+                    passage.end()
+                    body = b""
+
+
+async def _relay_answer(passage: Passage, send: Send) -> None:
+    started = False
+    try:
+        while True:
+            kind, data = await passage.receive()
+            if kind == MESSAGE:
+                if isinstance(data, Answered):
+                    started = True
+                    await send({"type": "http.response.start", "status": data.status, "headers": data.headers})
+            elif started:
+                await send({"type": "http.response.body", "body": data, "more_body": kind == BODY})
+            if kind == END:
+                return
+    except ConnectionError:
+        if not started:
+            await _unavailable(send)
+
+
+async def _unavailable(send: Send) -> None:
+    """The supervisor is gone, or has given the request up without an answer."""
+    error = NotReadyError("The server is shutting down.", retry_after=_RETRY_AFTER)
+    body = error_json(error)
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 503, "headers": [*headers, (b"retry-after", b"2")]})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def end_rpc(rpc: Rpc, finished: Finished) -> None:
+    """As the supervisor has ended it: raises what `abort` does where that is an error."""
+    rpc.set_trailing_metadata(tuple(finished.metadata))
+    if finished.code:
+        await rpc.abort(_CODES[finished.code], finished.details)
+
+
+async def _send_messages(rpc: Rpc, call: ForwardedCall, first: bytes | None) -> None:
+    data = await rpc.read() if first is None else first
+    with suppress(ConnectionError):
+        while data is not _EOF:
+            await call.send(data)
+            data = await rpc.read()
+        call.end()
+
+
+async def _relay_messages(passage: Passage, write: Callable[[bytes], Awaitable[None]]) -> Finished:
+    with suppress(ConnectionError):
+        while True:
+            kind, data = await passage.receive()
+            if kind == BODY:
+                await write(data)
+            elif isinstance(data, Finished):
+                return data
+    return Finished(code=grpc.StatusCode.UNAVAILABLE.value[0], details="The server is shutting down.", metadata=[])

@@ -1,0 +1,260 @@
+"""The language models of a front: made of what the supervisor tells of them, with engines that other processes run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from pathlib import Path
+
+from penstock.classic.base import InferModel
+from penstock.classic.messages import InferRequest
+from penstock.classic.model_config import ModelConfig
+from penstock.engines.client.engine import Engine
+from penstock.engines.errors import ModelNotFoundError, PenstockError, UnsupportedError
+from penstock.gateway.configuration.config import ConfigError
+from penstock.gateway.fronts.engine_doors import EngineDoor
+from penstock.gateway.fronts.messages import AdapterEntry, Holds, ModelEntry, Table
+from penstock.gateway.kserve.store import IndexEntry
+from penstock.gateway.llm.adapters import Adapter, AdapterSet
+from penstock.gateway.llm.dataplane import DataPlane
+from penstock.gateway.llm.kserve.language_model import LanguageModel
+from penstock.gateway.llm.model_metrics import ModelMetrics
+from penstock.gateway.llm.model_texts import ModelTexts, read_texts, read_tokenizer
+from penstock.gateway.llm.models import LoadedModel, TextSettings
+
+logger = logging.getLogger("penstock")
+
+Attach = Callable[[EngineDoor], Engine]
+_RETRY_SECONDS = 2.0
+
+
+class _FrontModel:
+    """A model with its KServe names."""
+
+    def __init__(self, model: LoadedModel, tensors: dict[tuple[str, int], LanguageModel]) -> None:
+        self.model = model
+        self.tensors = tensors
+        self.leaving_adapters: set[Adapter] = set()
+
+    @property
+    def adapter_keys(self) -> list[str]:
+        return [adapter.key for adapter in (*self.model.adapters, *self.leaving_adapters)]
+
+
+class FrontModels:
+    """What this front serves now. Lives on the event loop."""
+
+    def __init__(self, dataplane: DataPlane, attach: Attach, tell: Callable[[Holds], None]) -> None:
+        """`attach` makes the client of an engine; `tell` is called whenever what is held has changed."""
+        self.dataplane = dataplane
+        self.store = _Store()
+        self.serves_tensors = False
+        self._attach = attach
+        self._tell = tell
+        self._revision = 0
+        self._routed: frozenset[str] = frozenset()
+        self._wanted: dict[int, ModelEntry] = {}
+        self._served: dict[int, _FrontModel] = {}
+        self._leaving: dict[int, _FrontModel] = {}
+        self._making: dict[int, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # What is asked for each request
+
+    def serves(self, name: str) -> bool:
+        """Whether the model or adapter of this name would answer now."""
+        held = self.dataplane.holder(name)
+        return held is not None and held[0].engine.ready and name not in self._routed
+
+    def has_tensors(self, name: str, version: str) -> bool:
+        """The same for KServe; `version` "": the newest."""
+        model = self.store.find(name, version)
+        return model is not None and model.ready and name not in self._routed
+
+    def all(self) -> Iterable[tuple[int, LoadedModel, Iterable[LanguageModel]]]:
+        """Those that still answer requests."""
+        for each in (self._served, self._leaving):
+            for number, found in each.items():
+                yield number, found.model, found.tensors.values()
+
+    # What the supervisor tells
+
+    def apply(self, table: Table) -> None:
+        """What is not in the table takes no more requests; what is new does so when it is ready."""
+        self._revision = table.revision
+        self._routed = frozenset(table.routed)
+        self.serves_tensors = table.tensors
+        self._wanted = {entry.id: entry for entry in table.models}
+        for number in self._served.keys() - self._wanted.keys():
+            self._leave(number)
+        for number in self._making.keys() - self._wanted.keys():
+            self._making.pop(number).cancel()
+        for number, entry in self._wanted.items():
+            if number in self._served:
+                self._change(self._served[number], entry)
+            elif number not in self._making:
+                self._making[number] = self._run(self._make(entry.id))
+        self._tell_holds()
+
+    def _tell_holds(self) -> None:
+        keys = [key for each in (self._served, self._leaving) for found in each.values() for key in found.adapter_keys]
+        making = [entry for number, entry in self._wanted.items() if number in self._making]
+        keys += [adapter.key for entry in making for adapter in entry.adapters]
+        models = {*self._served, *self._leaving, *self._making}
+        self._tell(Holds(revision=self._revision, models=tuple(models), adapters=tuple(keys)))
+
+    async def _make(self, number: int) -> None:
+        """Tries until it works, or the model is not wanted any more: meanwhile the supervisor serves it."""
+        while not await self._made(number):
+            await asyncio.sleep(_RETRY_SECONDS)
+        del self._making[number]
+        self._tell_holds()
+
+    async def _made(self, number: int) -> bool:
+        entry = self._wanted[number]
+        engine = self._attach(entry.engine)
+        try:
+            texts = await asyncio.to_thread(_read, entry.texts)
+            await engine.start()
+            entry = self._wanted[number]  # it may have changed meanwhile
+            found = _FrontModel(_loaded_model(entry, engine, texts), {})
+            self.dataplane.add(found.model)
+        except (PenstockError, ConfigError) as error:
+            logger.warning("%s is not served here yet: %s", entry.names[0], error)
+            await engine.stop()
+            return False
+        except BaseException:
+            await engine.stop()
+            raise
+        self._served[number] = found
+        self._change(found, entry)
+        return True
+
+    def _change(self, found: _FrontModel, entry: ModelEntry) -> None:
+        """Its adapters and KServe names are those of the entry from now on."""
+        adapters = found.model.adapters
+        wanted = {adapter.key: adapter for adapter in entry.adapters}
+        for adapter in tuple(adapters):
+            if adapter.key not in wanted:
+                adapters.remove(adapter)
+                found.leaving_adapters.add(adapter)
+                self._run(self._let_go(found, adapter))
+        known = {adapter.key for adapter in adapters}
+        for key, each in wanted.items():
+            if key not in known:
+                adapters.put(_adapter(each))
+        tensors = {(each.name, each.version): each for each in entry.tensors}
+        for name in found.tensors.keys() - tensors.keys():
+            del found.tensors[name]
+        for name, told in tensors.items():
+            if name not in found.tensors:
+                config = ModelConfig.FromString(told.config)
+                found.tensors[name] = LanguageModel(
+                    self.dataplane,
+                    found.model,
+                    told.name,
+                    policy=told.policy,
+                    version=told.version,
+                    config=config,
+                )
+        self.store.replace(model for each in self._served.values() for model in each.tensors.values())
+
+    async def _let_go(self, found: _FrontModel, adapter: Adapter) -> None:
+        await adapter.in_flight.wait_idle()
+        found.leaving_adapters.discard(adapter)
+        self._tell_holds()
+
+    def _leave(self, number: int) -> None:
+        found = self._leaving[number] = self._served.pop(number)
+        self.dataplane.remove(found.model)
+        self.store.replace(model for each in self._served.values() for model in each.tensors.values())
+        self._run(self._left(number, found))
+
+    async def _left(self, number: int, found: _FrontModel) -> None:
+        await found.model.in_flight.wait_idle()
+        await found.model.engine.stop()
+        del self._leaving[number]
+        self._tell_holds()
+
+    def _run(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def stop(self) -> None:
+        """Ends what still runs."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for each in (self._served, self._leaving):
+            for found in each.values():
+                await found.model.engine.stop()
+
+
+def _read(settings: TextSettings) -> ModelTexts:
+    return read_texts(settings, read_tokenizer(settings))
+
+
+def _loaded_model(entry: ModelEntry, engine: Engine, texts: ModelTexts) -> LoadedModel:
+    adapters = AdapterSet(map(_adapter, entry.adapters), max_loaded=entry.most_adapters)
+    return LoadedModel(
+        names=entry.names,
+        root=entry.root,
+        engine=engine,
+        tokenizer=texts.tokenizer,
+        chat_template=texts.chat_template,
+        metrics=ModelMetrics(entry.names[0], lambda: engine.stats, lambda: engine.ready, adapters),
+        default_params=texts.default_params,
+        parsers=texts.parsers,
+        guard=texts.guard,
+        created=entry.created,
+        loaded=True,
+        adapters=adapters,
+        salt_key=entry.salt_key,
+    )
+
+
+def _adapter(entry: AdapterEntry) -> Adapter:
+    return Adapter(entry.name, entry.key, Path(entry.folder), entry.created)
+
+
+class _Store:
+    """Implements ModelStore for the models of a front. What is not here, the supervisor has been asked for."""
+
+    ready = True
+
+    def __init__(self) -> None:
+        self._models: dict[str, dict[str, LanguageModel]] = {}
+
+    def replace(self, models: Iterable[LanguageModel]) -> None:
+        found: dict[str, dict[str, LanguageModel]] = {}
+        for model in sorted(models, key=lambda each: each.version):
+            versions = found.setdefault(model.name, {})
+            versions[str(model.version)] = versions[""] = model
+        self._models = found
+
+    def find(self, name: str, version: str) -> LanguageModel | None:
+        return self._models.get(name, {}).get(version)
+
+    def model(self, name: str, version: str = "", request: InferRequest | None = None) -> InferModel:
+        found = self.find(name, version)
+        if found is None:
+            raise ModelNotFoundError(f"Request for unknown model: '{name}' is not found")
+        return found
+
+    def versions(self, name: str) -> list[int]:
+        return sorted({model.version for model in self._models.get(name, {}).values()})
+
+    def models(self) -> Iterable[InferModel]:
+        return [model for versions in self._models.values() for key, model in versions.items() if key]
+
+    def index(self, *, ready: bool) -> list[IndexEntry]:
+        return []
+
+    async def load(self, name: str, *, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        raise UnsupportedError("a front loads no models")
+
+    async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
+        raise UnsupportedError("a front unloads no models")

@@ -1,0 +1,220 @@
+"""What supervisor and fronts tell each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from penstock.gateway.configuration.config import Config
+from penstock.gateway.front.context import Role
+from penstock.gateway.fronts.engine_doors import EngineDoor
+from penstock.gateway.fronts.model_counts import Counts
+from penstock.gateway.fronts.samples import Samples
+from penstock.gateway.llm.models import TextSettings
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    pass
+
+
+class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """Of `llm.adapters.Adapter`."""
+
+    name: str
+    key: str
+    folder: str
+    created: int
+
+
+class TensorName(msgspec.Struct, frozen=True, kw_only=True):
+    """A KServe model that the language model is, in the form of vLLM's backend."""
+
+    name: str
+    version: int
+    config: bytes
+    """A ModelConfig as protobuf."""
+    policy: str
+
+
+class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """Of `llm.models.LoadedModel`: all that a front needs to serve it."""
+
+    id: int
+    """Of the loaded model: loaded again, it is another one."""
+    names: tuple[str, ...]
+    root: str
+    created: int
+    texts: TextSettings
+    engine: EngineDoor
+    salt_key: bytes | None
+    adapters: tuple[AdapterEntry, ...]
+    most_adapters: int
+    tensors: tuple[TensorName, ...]
+
+
+class KeyEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a Principal, by the digest of its key."""
+
+    digest: bytes
+    tenant: str
+    roles: tuple[Role, ...]
+    models: tuple[str, ...] | None
+    priority: int
+    limited: bool
+    """What it may use is counted by the supervisor."""
+
+
+# From the supervisor
+
+
+class Begin(_Message):
+    """The first message."""
+
+    number: int
+    """Of the front."""
+    config: Config
+    fronts: int
+    salt_key: bytes
+    requests_at: str
+    """Socket of the supervisor for requests that a front does not serve itself."""
+    listens: tuple[str, ...]
+    """Which ports the inherited sockets are of, in their order: http, grpc."""
+
+
+class Table(_Message):
+    """All language models that fronts serve from now on."""
+
+    revision: int
+    """Higher than of the table before."""
+    models: tuple[ModelEntry, ...]
+    routed: tuple[str, ...]
+    """Names that traffic rules choose a model for: the supervisor answers for them."""
+    tensors: bool
+    """Whether fronts serve KServe requests: not while these are traced, or may be in shared memory."""
+
+
+class Keys(_Message):
+    """None: no keys are asked for."""
+
+    keys: tuple[KeyEntry, ...] | None
+
+
+class Granted(_Message):
+    """To `Ask`."""
+
+    id: int
+    refusal: str | None
+    """None: the request may begin, and is ended by `Ended`."""
+    retry_after: float
+    headers: list[tuple[bytes, bytes]]
+
+
+class ReadAgain(_Message):
+    """SIGHUP has come: the certificates are read again."""
+
+
+class Logs(_Message):
+    """Settings of the log as the logging extension has them."""
+
+    settings: dict[str, bool | int | str]
+
+
+class Report(_Message):
+    """Asks for `Reported`."""
+
+    id: int
+
+
+class ListRequests(_Message):
+    """Asks for `Listed`."""
+
+    id: int
+    limit: int
+    tenant: str | None
+    model: str | None
+
+
+class Drain(_Message):
+    """No new requests; to be answered by `Idle`."""
+
+
+class Expire(_Message):
+    """Those that still run end now."""
+
+
+class Stop(_Message):
+    """The front closes its ports and ends."""
+
+
+FromSupervisor = (
+    Begin | Table | Keys | Granted | ReadAgain | Logs | Report | ListRequests | Drain | Expire | Stop
+)
+
+# From a front
+
+
+class Serving(_Message):
+    """The ports are open."""
+
+
+class Failed(_Message):
+    """The front cannot start."""
+
+    reason: str
+
+
+class Holds(_Message):
+    """Which models and adapters requests of this front may still use."""
+
+    revision: int
+    """Of the newest table that this front has."""
+    models: tuple[int, ...]
+    adapters: tuple[str, ...]
+    """Keys."""
+
+
+class Ask(_Message):
+    """Whether a request of this key may begin."""
+
+    id: int
+    """Of the request, from now to its end."""
+    digest: bytes
+    """Of the key."""
+
+
+class Spent(_Message):
+    """Tokens that a request has used; a negative count is given back."""
+
+    id: int
+    """Of its `Ask`."""
+    tokens: int
+
+
+class Ended(_Message):
+    """A request that had begun."""
+
+    id: int
+    """Of its `Ask`."""
+
+
+class Reported(_Message):
+    id: int
+    samples: list[Samples]
+    statistics: list[tuple[int, str, int, Counts]]
+    """(model's id, KServe name, version, counts since the last report)."""
+
+
+class Listed(_Message):
+    id: int
+    in_flight: int
+    chosen: int
+    requests: list[dict[str, Any]]
+    """As GET /debug/requests shows them, the oldest first."""
+
+
+class Idle(_Message):
+    """Nothing is in flight, and nothing begins any more."""
+
+
+FromFront = Serving | Failed | Holds | Ask | Spent | Ended | Reported | Listed | Idle

@@ -1,0 +1,124 @@
+"""What the supervisor tells fronts of its language models, and what it keeps for them until they no longer use it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from itertools import count
+
+from penstock.gateway.fronts.engine_doors import door_of
+from penstock.gateway.fronts.messages import AdapterEntry, Holds, ModelEntry, Table, TensorName
+from penstock.gateway.kserve.store import ModelStore
+from penstock.gateway.llm.adapters import Adapter
+from penstock.gateway.llm.call_counter import CallCounter
+from penstock.gateway.llm.dataplane import DataPlane
+from penstock.gateway.llm.kserve.language_model import LanguageModel
+from penstock.gateway.llm.models import LoadedModel
+
+
+class ModelTable:
+    """Describes what fronts may serve: loaded language models that stay awake, in processes that others can use."""
+
+    def __init__(self, dataplane: DataPlane, models: ModelStore) -> None:
+        self._dataplane = dataplane
+        self._models = models
+        self._numbers = count(1)
+        self._known: dict[int, tuple[LoadedModel, int]] = {}
+        """By identity, with the model itself, so that no other one gets the same."""
+        self._revisions = count(1)
+
+    def new(self, routed: Collection[str], *, tensors: bool) -> tuple[Table, Used]:
+        """The table of this moment, and what it names."""
+        loaded = {id(model): model for _, model in self._dataplane.loaded_models()}
+        self._known = {key: known for key, known in self._known.items() if key in loaded}
+        used = Used()
+        entries = []
+        for key, model in loaded.items():
+            if key not in self._known:
+                self._known[key] = model, next(self._numbers)
+            number = self._known[key][1]
+            entry = self._entry(model, number)
+            if entry is not None:
+                entries.append(entry)
+                used.models[number] = model.in_flight
+                used.adapters |= {adapter.key: adapter.in_flight for adapter in model.adapters}
+        table = Table(
+            revision=next(self._revisions), models=tuple(entries), routed=tuple(sorted(routed)), tensors=tensors
+        )
+        return table, used
+
+    def model(self, number: int) -> LoadedModel | None:
+        """None where it has gone."""
+        return next((model for model, known in self._known.values() if known == number), None)
+
+    def _entry(self, model: LoadedModel, number: int) -> ModelEntry | None:
+        """None: the supervisor alone serves it."""
+        door = door_of(model.engine)
+        if door is None or model.texts is None or not model.sleep.stays_awake:
+            return None
+        return ModelEntry(
+            id=number,
+            names=model.names,
+            root=model.root,
+            created=model.created,
+            texts=model.texts,
+            engine=door,
+            salt_key=model.salt_key,
+            adapters=tuple(map(_adapter, model.adapters)),
+            most_adapters=model.adapters.max_loaded,
+            tensors=tuple(_tensor_name(each) for each in self._tensors(model)),
+        )
+
+    def _tensors(self, model: LoadedModel) -> list[LanguageModel]:
+        """Not those whose clients cancel requests by their ids: these have to meet in one process."""
+        return [
+            each
+            for each in self._models.models()
+            if isinstance(each, LanguageModel) and each.loaded_model is model and each.form.cancels is None
+        ]
+
+
+def _adapter(adapter: Adapter) -> AdapterEntry:
+    return AdapterEntry(name=adapter.name, key=adapter.key, folder=str(adapter.folder), created=adapter.created)
+
+
+def _tensor_name(model: LanguageModel) -> TensorName:
+    config = model.config.SerializeToString()
+    return TensorName(name=model.name, version=model.version, config=config, policy=model.policy)
+
+
+class Used:
+    """What a table names: the counters of models by number, and of adapters by key."""
+
+    def __init__(self) -> None:
+        self.models: dict[int, CallCounter] = {}
+        self.adapters: dict[str, CallCounter] = {}
+
+
+class FrontHolds:
+    """What one front may still use: it is not unloaded before the front says so, or has gone."""
+
+    def __init__(self) -> None:
+        self._held: dict[int | str, tuple[CallCounter, int]] = {}
+        """With the revision of the newest table that names it."""
+
+    def sent(self, table: Table, used: Used) -> None:
+        """The front is going to get this table."""
+        named: Mapping[int | str, CallCounter] = {**used.models, **used.adapters}
+        for key, counter in named.items():
+            if key not in self._held:
+                counter.hold()
+            self._held[key] = counter, table.revision
+
+    def told(self, holds: Holds) -> None:
+        """What the front does not name it does not use, unless a table on its way names it."""
+        kept = {*holds.models, *holds.adapters}
+        for key, (counter, revision) in tuple(self._held.items()):
+            if key not in kept and revision <= holds.revision:
+                del self._held[key]
+                counter.release()
+
+    def close(self) -> None:
+        """The front is gone."""
+        for counter, _ in self._held.values():
+            counter.release()
+        self._held.clear()

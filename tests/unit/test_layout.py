@@ -107,11 +107,12 @@ LAYERS = (
     {"offline", "ollama", "responses"},
     {"batches"},
     {"ports"},
+    {"fronts"},
     {"composition"},
     {"signals"},
     {"embedding_models"},
-    {"command_line_model", "open_ports"},
-    {"lifecycle"},
+    {"command_line_model", "front_ports", "open_ports"},
+    {"front_server", "lifecycle"},
     {"cli"},
 )
 """Of the gateway's packages and modules: each imports only those above it, and itself."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
+from penstock.engines.door.spec import DoorSpec
 from penstock.engines.encoder.sentence_files import makes_vectors
 from penstock.gateway.configuration.config import Config
 from penstock.gateway.embedding_models import EmbeddingModels
@@ -34,14 +36,16 @@ class CommandLineModel:
         budget: MemoryBudget,
         board: LoadingBoard,
         embeddings: EmbeddingModels,
+        new_door: Callable[[], DoorSpec] | None = None,
     ) -> None:
-        """Raises ConfigError."""
+        """`new_door`: as for `build_model`. Raises ConfigError."""
         self._config = config
         self._dataplane = dataplane
         self._models = models
         self._budget = budget
         self._board = board
         self._embeddings = embeddings
+        self._new_door = new_door
         self._names = public_names(config, config.model.model or "")
         self._model: LoadedModel | None = None
         check_revision(config.model.model, config.model.revision)
@@ -53,7 +57,7 @@ class CommandLineModel:
     def _build(self, source: ModelSource) -> LoadedModel | PoolingModel:
         if makes_vectors(source.folder):
             return build_pooling_model(self._config, source, self._names, self._budget, self._board)
-        return build_model(self._config, source, budget=self._budget, board=self._board)
+        return build_model(self._config, source, budget=self._budget, board=self._board, new_door=self._new_door)
 
     def _add(self, model: LoadedModel | PoolingModel) -> None:
         if isinstance(model, PoolingModel):

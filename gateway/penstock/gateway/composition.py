@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 
 from penstock.classic.base import InferModel
 from penstock.classic.registry import backend_names
+from penstock.engines.door.spec import DoorSpec
 from penstock.engines.errors import InvalidRequestError, PenstockError
 from penstock.engines.host.gpus import visible_gpus
 from penstock.gateway.batches.file_store import FileBounds
@@ -131,15 +132,17 @@ def build_repository(
     board: LoadingBoard,
     observe: Callable[[InferModel], None] | None = None,
     on_demand: OnDemand | None = None,
+    new_door: Callable[[], DoorSpec] | None = None,
 ) -> ModelRepository:
     """The models of the repositories, classic ones and language models; `observe` is called with each before it serves.
+    `new_door`: as for `build_model`.
 
     Raises ConfigError.
     """
     settings = repository_settings(config.repository)
     if on_demand is not None:
         budget.make_room = on_demand.make_room
-    loader = _loaders(config, settings, dataplane, budget, board)
+    loader = _loaders(config, settings, dataplane, budget, board, new_door)
     cache = build_cache(config.repository.cache_config, config.repository.response_cache_byte_size)
     repositories = _repositories(config)
     return ModelRepository(
@@ -181,7 +184,12 @@ def embedding_names(config: Config) -> list[str]:
 
 
 def _loaders(
-    config: Config, settings: RepositorySettings, dataplane: DataPlane, budget: MemoryBudget, board: LoadingBoard
+    config: Config,
+    settings: RepositorySettings,
+    dataplane: DataPlane,
+    budget: MemoryBudget,
+    board: LoadingBoard,
+    new_door: Callable[[], DoorSpec] | None = None,
 ) -> Loaders:
     """By the backend's name."""
     limiter = build_rate_limiter(config.repository.rate_limit, config.repository.rate_limit_resource)
@@ -197,7 +205,7 @@ def _loaders(
         finally:
             report(None)
         # in a thread: a large tokenizer takes its time
-        return await asyncio.to_thread(build_model, own, source, [name], budget, board)
+        return await asyncio.to_thread(build_model, own, source, [name], budget, board, new_door)
 
     language = language_loaders(config, dataplane, build, settings.backend_options)
 

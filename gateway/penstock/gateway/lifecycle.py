@@ -11,11 +11,13 @@ import asyncio
 import gc
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import ASGIApp
 
 from penstock.engines.errors import PenstockError
 from penstock.gateway.batches.run_batch import BatchFile
@@ -48,6 +50,7 @@ from penstock.gateway.front.exposure import check_exposure
 from penstock.gateway.front.first_steps import Kind, first_steps, reachable_host
 from penstock.gateway.front.journal import Hook, RequestJournal, name_request
 from penstock.gateway.front.loading_board import LoadingBoard, LoadingLog, LoadingView
+from penstock.gateway.front.loops import loop_factory
 from penstock.gateway.front.server_health import ServerHealth, is_live
 from penstock.gateway.front.terminal_log import TerminalLog
 from penstock.gateway.front.work_pool import WorkPools
@@ -65,9 +68,13 @@ from penstock.gateway.metrics.requests import RequestMetrics
 from penstock.gateway.metrics.triton import TritonMetrics
 from penstock.gateway.open_ports import OpenPorts
 from penstock.gateway.ports.http_apps import batch_endpoints, build_app, build_metrics_app
+from penstock.gateway.ports.requests_in_flight import Chosen
 from penstock.gateway.ports.scheduler_state import operator_routes
 from penstock.gateway.signals import ServerSignals
 from penstock.gateway.traffic.service import TrafficService
+
+if TYPE_CHECKING:  # loaded for those who ask for several fronts
+    from penstock.gateway.front_ports import FrontFolder, FrontPorts
 
 logger = logging.getLogger("penstock")
 
@@ -80,7 +87,8 @@ def answer_file(config: Config, source: Path, target: Path) -> int:
     """Answers the requests in a file into another one, and ends; returns the exit status."""
     try:
         config = overlay(
-            config, {f"allow_{port}": False for port in ("http", "grpc", "metrics")} | {"access_log": "off"}
+            config,
+            {f"allow_{port}": False for port in ("http", "grpc", "metrics")} | {"access_log": "off", "fronts": 1},
         )
     except ConfigError as error:
         logger.error("%s", error)
@@ -104,7 +112,7 @@ def serve(config: Config, file: BatchFile | None = None) -> int:
         wanted = config.model.model is not None or not others
         if not wanted and (config.adapters.lora or config.adapters.lora_directory):
             raise ConfigError("lora: there is no MODEL; a model in a repository has its adapters in its model.json")
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             return runner.run(_Server(config, LoadingBoard(view), with_model=wanted).run(file))
     except (ConfigError, PenstockError) as error:
         logger.error("%s", error)
@@ -125,12 +133,14 @@ def _log_handler() -> tuple[logging.Handler, LoadingView]:
     return handler, view
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:  # no wheels for Windows
+def new_front_folder(config: Config) -> FrontFolder | None:
+    """None: there is one front, in this process. Raises ConfigError."""
+    if config.server.fronts == 1:
         return None
-    return uvloop.new_event_loop
+    from penstock.gateway.front_ports import FrontFolder, front_count  # only for those who ask for several
+
+    count = front_count(config)
+    return FrontFolder(count) if count > 1 else None
 
 
 class _Server:
@@ -142,18 +152,22 @@ class _Server:
         server = config.server
         pools = WorkPools()
         on_demand = build_on_demand(config)
+        self._folder = new_front_folder(config)
+        new_door = None if self._folder is None else self._folder.doors.new
         self._dataplane = build_dataplane(config, pools, board, on_demand)
         custom = CustomMetrics()
         gpus = GpuMetrics()
         budget = build_budget(config, gpus)
         latencies = read_metrics_config(server.metrics_config)
         observe = latency_observers(latencies)
-        self._models = build_repository(config, self._dataplane, custom, budget, board, observe, on_demand)
+        self._models = build_repository(config, self._dataplane, custom, budget, board, observe, on_demand, new_door)
         self._pooling = build_pooling(config, self._dataplane, pools)
         self._embeddings = EmbeddingModels(config, self._pooling, self._models, budget, board)
         self._model: CommandLineModel | None = None
         if with_model:
-            self._model = CommandLineModel(config, self._dataplane, self._models, budget, board, self._embeddings)
+            self._model = CommandLineModel(
+                config, self._dataplane, self._models, budget, board, self._embeddings, new_door
+            )
         refusal = None if on_demand is None else NO_TRAFFIC_RULES
         self._traffic = TrafficService(
             config.traffic.traffic, self._models, self._dataplane, self._pooling, refusal=refusal
@@ -195,16 +209,17 @@ class _Server:
         self._batches = build_batches(config, self._database, self._endpoints, settings)
         self._responses = build_responses(config, self._database, settings)
         self._settings = settings
+        app = build_app(
+            self._dataplane,
+            settings,
+            self._kserve,
+            self._pooling,
+            self._batches,
+            self._responses,
+            self._traffic.table,
+        )
         self._http = HttpServer(
-            build_app(
-                self._dataplane,
-                settings,
-                self._kserve,
-                self._pooling,
-                self._batches,
-                self._responses,
-                self._traffic.table,
-            ),
+            app,
             ServerSettings(
                 host=server.address("http"),
                 port=server.http_port,
@@ -214,14 +229,21 @@ class _Server:
                 http2=server.allow_http2,
             ),
         )
+        others = None if self._folder is None else self._requests_in_fronts
         operator = HttpServer(
             build_metrics_app(
-                self._dataplane, metrics_settings(config, settings), operator_routes(self._dataplane, journal)
+                self._dataplane, metrics_settings(config, settings), operator_routes(self._dataplane, journal, others)
             ),
             ServerSettings(host=server.address("metrics"), port=server.metrics_port, limits=limits, http2=False),
         )
         self._signals = ServerSignals()
-        self._ports = OpenPorts(config, self._http, operator, self._new_grpc_server, self._signals)
+        if self._folder is None:
+            self._ports: OpenPorts | FrontPorts = OpenPorts(
+                config, self._http, operator, self._new_grpc_server, self._signals
+            )
+        else:
+            self._ports = self._front_ports(self._folder, app, operator)
+            metrics.elsewhere = self._ports.fronts
         self._loaded = False
 
     def _new_grpc_server(self) -> GrpcServer:
@@ -235,6 +257,25 @@ class _Server:
             build_restrictions(self._config)[1],
             self._intake,
         )
+
+    def _front_ports(self, folder: FrontFolder, app: ASGIApp, operator: HttpServer) -> FrontPorts:
+        from penstock.gateway.front_ports import FrontPorts, Shared
+
+        shared = Shared(
+            app=app,
+            kserve=self._kserve,
+            restrictions=build_restrictions(self._config)[1],
+            would_serve=self._would_serve,
+            settings=self._settings,
+            dataplane=self._dataplane,
+            models=self._models,
+            traffic=self._traffic.table,
+            signals=self._signals,
+        )
+        return FrontPorts(self._config, folder, shared, operator)
+
+    async def _requests_in_fronts(self, limit: int, tenant: str | None, model: str | None) -> Sequence[Chosen]:
+        return [] if isinstance(self._ports, OpenPorts) else await self._ports.fronts.list_requests(limit, tenant, model)
 
     def _build_journal(self, requests: RequestMetrics) -> RequestJournal:
         on_end: list[Hook] = [requests]
@@ -281,7 +322,7 @@ class _Server:
             logger.error("%s%s", "" if self._loaded else "the models could not be loaded: ", error)
             status = 1
         await self._shut_down()
-        return status
+        return 1 if self._signals.failed else status
 
     async def _load(self, file: BatchFile | None) -> None:
         """Answers the file, too, where there is one."""

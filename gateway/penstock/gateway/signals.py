@@ -16,6 +16,8 @@ class ServerSignals:
     def __init__(self) -> None:
         self.end = asyncio.Event()
         self.hurry = asyncio.Event()
+        self.failed = False
+        """The server ends because it cannot go on."""
         self._reloads: list[Callable[[], None]] = []
 
     def handle(self) -> None:
@@ -28,6 +30,11 @@ class ServerSignals:
         if self.end.is_set():
             logger.warning("%s again: stopping at once", name)
             self.hurry.set()
+        self.end.set()
+
+    def fail(self) -> None:
+        """As if a signal had come."""
+        self.failed = True
         self.end.set()
 
     def on_hangup(self, reload: Callable[[], None]) -> None:

@@ -30,6 +30,7 @@ from penstock.engines.contract.messages import (
     UpMessage,
 )
 from penstock.engines.contract.model_info import ModelInfo
+from penstock.engines.door.spec import DoorAddress
 from penstock.engines.errors import EngineDeadError, EngineError, NoResourcesError, NotReadyError, QueueFullError
 from penstock.engines.offload import CLOSING_SECONDS
 from penstock.engines.process.link import Link
@@ -104,6 +105,12 @@ class ProcessEngine:
     @property
     def stats(self) -> EngineStats:
         return self._stats
+
+    @property
+    def door(self) -> DoorAddress | None:
+        """Where others can use this engine."""
+        door = self._spec.door
+        return None if door is None else DoorAddress(door.address, door.key)
 
     @property
     def pid(self) -> int | None:

@@ -467,6 +467,13 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "memory; a model that would not fit is not loaded; default: what is free"
         ),
     ] = None
+    fronts: Annotated[
+        Annotated[int, Meta(ge=1, le=64)] | Literal["auto"],
+        Meta(
+            description="processes that speak the protocols, all on the same ports; auto: one for every 8 cores, at "
+            "least 1 and at most 8"
+        ),
+    ] = 1
     drain_timeout: Annotated[Seconds, Meta(description="seconds that running requests get to finish after SIGTERM")] = (
         30.0
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -51,3 +52,9 @@ class Channel(Generic[_In]):
 
     def close(self) -> None:
         self._writer.close()
+
+    async def closed(self) -> None:
+        """Closes when what has been sent has left."""
+        self._writer.close()
+        with suppress(OSError):
+            await self._writer.wait_closed()

@@ -11,9 +11,9 @@ from penstock.classic.base import InferModel
 from penstock.classic.messages import InferRequest
 from penstock.classic.model_config import ModelConfig
 from penstock.engines.client.engine import Engine
+from penstock.engines.door.spec import DoorAddress
 from penstock.engines.errors import ModelNotFoundError, PenstockError, UnsupportedError
 from penstock.gateway.configuration.config import ConfigError
-from penstock.gateway.fronts.engine_doors import EngineDoor
 from penstock.gateway.fronts.messages import AdapterEntry, Holds, ModelEntry, Table
 from penstock.gateway.kserve.store import IndexEntry
 from penstock.gateway.llm.adapters import Adapter, AdapterSet
@@ -25,7 +25,7 @@ from penstock.gateway.llm.models import LoadedModel, TextSettings
 
 logger = logging.getLogger("penstock")
 
-Attach = Callable[[EngineDoor], Engine]
+Attach = Callable[[DoorAddress], Engine]
 _RETRY_SECONDS = 2.0
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
+from penstock.engines.door.spec import DoorAddress
 from penstock.gateway.configuration.config import Config
 from penstock.gateway.front.context import Role
-from penstock.gateway.fronts.engine_doors import EngineDoor
 from penstock.gateway.fronts.model_counts import Counts
 from penstock.gateway.fronts.samples import Samples
 from penstock.gateway.llm.models import TextSettings
+from penstock.gateway.ports.requests_in_flight import Chosen
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -46,7 +45,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     created: int
     texts: TextSettings
-    engine: EngineDoor
+    engine: DoorAddress
     salt_key: bytes | None
     adapters: tuple[AdapterEntry, ...]
     most_adapters: int
@@ -207,10 +206,7 @@ class Reported(_Message):
 
 class Listed(_Message):
     id: int
-    in_flight: int
-    chosen: int
-    requests: list[dict[str, Any]]
-    """As GET /debug/requests shows them, the oldest first."""
+    chosen: Chosen
 
 
 class Idle(_Message):

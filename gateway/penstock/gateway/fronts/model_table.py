@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from itertools import count
 
-from penstock.gateway.fronts.engine_doors import door_of
+from penstock.gateway.fronts.doors import door_of
 from penstock.gateway.fronts.messages import AdapterEntry, Holds, ModelEntry, Table, TensorName
 from penstock.gateway.kserve.store import ModelStore
 from penstock.gateway.llm.adapters import Adapter
@@ -18,7 +18,9 @@ from penstock.gateway.llm.models import LoadedModel
 class ModelTable:
     """Describes what fronts may serve: loaded language models that stay awake, in processes that others can use."""
 
-    def __init__(self, dataplane: DataPlane, models: ModelStore) -> None:
+    def __init__(self, dataplane: DataPlane, models: ModelStore, *, empty: bool = False) -> None:
+        """`empty`: the supervisor alone serves models, since requests load them."""
+        self._empty = empty
         self._dataplane = dataplane
         self._models = models
         self._numbers = count(1)
@@ -53,7 +55,7 @@ class ModelTable:
     def _entry(self, model: LoadedModel, number: int) -> ModelEntry | None:
         """None: the supervisor alone serves it."""
         door = door_of(model.engine)
-        if door is None or model.texts is None or not model.sleep.stays_awake:
+        if self._empty or door is None or model.texts is None or not model.sleep.stays_awake:
             return None
         return ModelEntry(
             id=number,

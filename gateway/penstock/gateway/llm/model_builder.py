@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.engines.contract.loading import silent
+from penstock.engines.door.spec import DoorSpec
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.formats.exported_graph import exported_graph
 from penstock.engines.formats.gguf.files import gguf_files
@@ -42,16 +43,20 @@ def build_model(
     names: Sequence[str] = (),
     budget: MemoryBudget | None = None,
     board: LoadingBoard | None = None,
+    new_door: Callable[[], DoorSpec] | None = None,
 ) -> LoadedModel:
     """A model that is ready to be started: `await model.engine.start()`. Raises ConfigError.
 
     `budget` is that of all models of a server; None: it has the machine for itself. `board` is told how far it is.
+    `new_door`: where other processes of this server use the engine, unless it has a door already.
     """
     about_texts = text_settings(config.model, source)
     tokenizer = read_tokenizer(about_texts)
     names = tuple(names) or public_names(config, source.name)
     given = [new_adapter(*each) for each in parse_adapters(config.adapters.lora, names).items()]
     spec = engine_spec(config, source, tokenizer, given)
+    if new_door is not None and spec.door is None:
+        spec = msgspec.structs.replace(spec, door=new_door())
     adapters = AdapterSet(
         given,
         directory=parse_directory(config.adapters.lora_directory),

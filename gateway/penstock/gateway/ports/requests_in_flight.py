@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -16,11 +18,25 @@ from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 _LIMIT, _MAX_LIMIT = 200, 10_000
 
 
+class Chosen(msgspec.Struct):
+    """What one process has."""
+
+    in_flight: int
+    chosen: int
+    requests: list[dict[str, Any]]
+    """The oldest first."""
+
+
+Others = Callable[[int, str | None, str | None], Awaitable[Sequence[Chosen]]]
+"""The same of other processes, by limit, tenant and model."""
+
+
 class RequestsInFlight:
     """`?limit=` bounds what is shown, `?tenant=` and `?model=` choose. Never prompts."""
 
-    def __init__(self, journal: RequestJournal) -> None:
+    def __init__(self, journal: RequestJournal, others: Others | None = None) -> None:
         self._journal = journal
+        self._others = others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises InvalidRequestError."""
@@ -28,16 +44,27 @@ class RequestsInFlight:
         query = Request(scope).query_params
         limit = _limit(query.get("limit"))
         tenant, model = query.get("tenant"), query.get("model")
-        in_flight = [context for context in self._journal.in_flight() if context is not exchange.context]
-        chosen = [
-            context
-            for context in in_flight
-            if tenant in (None, context.tenant) and model in (None, context.record.model)
-        ]
-        now = time.monotonic()
-        shown = [_shown(context, now) for context in chosen[:limit]]
-        body = {"in_flight": len(in_flight), "chosen": len(chosen), "requests": shown}
+        own = [context for context in self._journal.in_flight() if context is not exchange.context]
+        found = [chosen(own, limit, tenant, model)]
+        if self._others is not None:
+            found += await self._others(limit, tenant, model)
+        requests = [each for part in found for each in part.requests]
+        if len(found) > 1:
+            requests.sort(key=lambda each: -each["seconds"])
+        body = {
+            "in_flight": sum(part.in_flight for part in found),
+            "chosen": sum(part.chosen for part in found),
+            "requests": requests[:limit],
+        }
         await exchange.respond(200, msgspec.json.encode(body))
+
+
+def chosen(in_flight: Sequence[RequestContext], limit: int, tenant: str | None, model: str | None) -> Chosen:
+    found = [
+        context for context in in_flight if tenant in (None, context.tenant) and model in (None, context.record.model)
+    ]
+    now = time.monotonic()
+    return Chosen(len(in_flight), len(found), [_shown(context, now) for context in found[:limit]])
 
 
 def _limit(given: str | None) -> int:

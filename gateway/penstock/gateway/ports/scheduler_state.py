@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.gateway.front.access import OPERATE
 from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.llm.dataplane import DataPlane
-from penstock.gateway.ports.requests_in_flight import RequestsInFlight
+from penstock.gateway.ports.requests_in_flight import Others, RequestsInFlight
 from penstock.gateway.ports.routes import GuardedRoute
 
 _INTERVAL_SECONDS = 1.0
@@ -54,9 +54,12 @@ def snapshot(dataplane: DataPlane) -> dict[str, Any]:
     }
 
 
-def operator_routes(dataplane: DataPlane, journal: RequestJournal) -> list[GuardedRoute]:
+def operator_routes(
+    dataplane: DataPlane, journal: RequestJournal, others: Others | None = None
+) -> list[GuardedRoute]:
+    """`others`: of the requests in other processes."""
     return [
-        GuardedRoute("/debug/requests", RequestsInFlight(journal), OPERATE, methods=["GET"]),
+        GuardedRoute("/debug/requests", RequestsInFlight(journal, others), OPERATE, methods=["GET"]),
         GuardedRoute("/debug/scheduler", SchedulerState(dataplane), OPERATE, methods=["GET"]),
         GuardedRoute("/debug/scheduler/stream", SchedulerFeed(dataplane), OPERATE, methods=["GET"]),
     ]

@@ -1,0 +1,241 @@
+"""The ports of a server with several fronts: these open the public ones, and ask this process for all that is shared."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from socket import socket
+from typing import Literal
+
+import msgspec
+from starlette.types import ASGIApp
+
+from penstock.engines.errors import EngineError
+from penstock.engines.host.cores import usable_cores
+from penstock.gateway.composition import grpc_settings, tls_settings
+from penstock.gateway.configuration.config import Config, ConfigError
+from penstock.gateway.configuration.sections import TrafficConfig
+from penstock.gateway.front.access import Restrictions
+from penstock.gateway.front.addresses import url_host
+from penstock.gateway.front.listening import cannot_listen
+from penstock.gateway.front.quota import Quota
+from penstock.gateway.fronts.doors import Doors
+from penstock.gateway.fronts.front_keys import keys_message
+from penstock.gateway.fronts.listeners import reserve
+from penstock.gateway.fronts.messages import Begin, FromSupervisor, Logs, ReadAgain
+from penstock.gateway.fronts.model_table import ModelTable
+from penstock.gateway.fronts.private_port import PrivatePort
+from penstock.gateway.fronts.supervisor import Fronts
+from penstock.gateway.http.server import HttpServer
+from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.kserve.context import KServe
+from penstock.gateway.kserve.grpc.health import Health
+from penstock.gateway.kserve.grpc.rpc import Guard
+from penstock.gateway.kserve.grpc.service import build_service
+from penstock.gateway.llm.dataplane import DataPlane
+from penstock.gateway.repository.manager import ModelRepository
+from penstock.gateway.signals import ServerSignals
+from penstock.gateway.traffic.table import TrafficTable
+
+logger = logging.getLogger("penstock")
+
+_CORES_OF_FRONT, _MOST_BY_ITSELF = 8, 8
+_STOP_SECONDS = 10.0
+"""That fronts may take to close their connections, before they are killed."""
+
+
+def front_count(config: Config) -> int:
+    """Raises ConfigError for options that only one front has."""
+    wanted = config.server.fronts
+    count = max(1, min(usable_cores() // _CORES_OF_FRONT, _MOST_BY_ITSELF)) if wanted == "auto" else wanted
+    if count > 1:
+        if sys.platform != "linux":
+            raise ConfigError("fronts: several share a port on Linux only")
+        if config.grpc.grpc_transport != "penstock":
+            raise ConfigError("fronts: several need --grpc-transport=penstock")
+    return count
+
+
+class FrontFolder:
+    """Of this user alone (0700): sockets of the server and of its engines, for its fronts."""
+
+    def __init__(self, fronts: int) -> None:
+        self.fronts = fronts
+        self._folder = tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True)
+        self.path = Path(self._folder.name)
+        self.doors = Doors(self.path, fronts)
+
+    def remove(self) -> None:
+        self._folder.cleanup()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """What this process has for all fronts."""
+
+    app: ASGIApp
+    """Answers HTTP requests that fronts do not serve themselves."""
+    kserve: KServe
+    restrictions: Restrictions
+    """Of gRPC."""
+    would_serve: Callable[[], bool]
+    settings: AppSettings
+    dataplane: DataPlane
+    models: ModelRepository
+    traffic: TrafficTable
+    signals: ServerSignals
+
+
+class FrontPorts:
+    """In the place of OpenPorts."""
+
+    def __init__(self, config: Config, folder: FrontFolder, shared: Shared, metrics: HttpServer) -> None:
+        """`metrics`: the port that this process opens itself. Raises ConfigError."""
+        self._config = config
+        self._folder = folder
+        self._shared = shared
+        self._metrics = metrics
+        self._keys = shared.settings.keys
+        self._ports: dict[Literal["http", "grpc"], int] = {}
+        self._health = Health(shared.would_serve)
+        settings = shared.settings
+        guard = Guard(settings.keys, settings.drain, settings.journal, shared.restrictions, settings.intake)
+        service = build_service(shared.kserve, guard, self._health, grpc_settings(config))
+        self._private = PrivatePort(shared.app, service.service)
+        self.fronts = Fronts(
+            self._first,
+            ModelTable(shared.dataplane, shared.models, empty=config.repository.load_on_demand),
+            shared.models,
+            settings.drain,
+            self._quota_of,
+            lambda: shared.traffic.names,
+            self._serve_tensors,
+            self._all_gone,
+        )
+        grpc_tls = tls_settings(config, "grpc")
+        if grpc_tls.enabled:
+            grpc_tls.read()
+
+    @property
+    def _socket(self) -> Path:
+        return self._folder.path / "requests"
+
+    def _quota_of(self, digest: bytes) -> Quota | None:
+        principal = (self._keys.granted or {}).get(digest)
+        return None if principal is None else principal.quota
+
+    def _serve_tensors(self) -> bool:
+        """Traces are written, and regions of shared memory known, in this process alone."""
+        return not (self._shared.kserve.tracing.active or self._config.server.allow_client_shm)
+
+    def _all_gone(self) -> None:
+        logger.critical("no front is left")
+        self._shared.signals.fail()
+
+    # Opening
+
+    async def open(self) -> None:
+        """Raises ConfigError."""
+        server = self._config.server
+        try:
+            await self._private.start(self._socket)
+            sockets = self._reserved()
+            if server.allow_metrics:
+                await self._open_metrics()
+            if sockets:
+                await self._start_fronts(sockets)
+        except (OSError, EngineError) as error:
+            await self.stop()
+            raise ConfigError(f"fronts: {error}") from None
+        except BaseException:
+            await self.stop()
+            raise
+        self._health.start()
+        logger.info(
+            "listening on %s (gRPC %s, metrics %s), with %d fronts",
+            self.http_url(server.address("http")) if server.allow_http else "-",
+            self._ports.get("grpc", "-"),
+            self._metrics.port if server.allow_metrics else "-",
+            self._folder.fronts,
+        )
+
+    def _reserved(self) -> list[dict[str, socket]]:
+        """For each front, its sockets by port. Raises ConfigError."""
+        server = self._config.server
+        found: list[dict[str, socket]] = [{} for _ in range(self._folder.fronts)]
+        for kind, port, wanted in (
+            ("http", server.http_port, server.allow_http),
+            ("grpc", server.grpc_port, server.allow_grpc),
+        ):
+            if not wanted:
+                continue
+            try:
+                sockets = reserve(server.address(kind), port, self._folder.fronts)
+            except OSError as error:
+                raise cannot_listen(server, kind, error) from None
+            self._ports[kind] = int(sockets[0].getsockname()[1])
+            for slot, each in zip(found, sockets, strict=True):
+                slot[kind] = each
+        return found if self._ports else []
+
+    async def _open_metrics(self) -> None:
+        try:
+            await self._metrics.start()
+        except OSError as error:
+            raise cannot_listen(self._config.server, "metrics", error) from None
+
+    async def _start_fronts(self, sockets: list[dict[str, socket]]) -> None:
+        shared, fronts = self._shared, self.fronts
+        await fronts.start(sockets)
+        for changes in (shared.dataplane.changes, shared.models.changes, shared.kserve.tracing.changes):
+            changes.watch(fronts.tables_changed)
+        shared.traffic.on_change(fronts.tables_changed)
+        self._keys.changes.watch(lambda: fronts.tell(keys_message(self._keys.granted)))
+        shared.kserve.logs.changes.watch(lambda: fronts.tell(self._logs()))
+        tls = [tls_settings(self._config, port) for port in self._ports]
+        if any(each.enabled for each in tls):
+            shared.signals.on_hangup(lambda: fronts.tell(ReadAgain()))
+        for each in tls:
+            if each.unused:
+                logger.warning("%s is not used: --%s-use-ssl turns TLS on", each.unused, each.port)
+
+    def _first(self, number: int) -> Sequence[FromSupervisor]:
+        """What a front is told at its start."""
+        # Rules are at work in this process alone, and so are traces.
+        server = msgspec.structs.replace(self._config.server, trace_config=())
+        config = msgspec.structs.replace(self._config, traffic=TrafficConfig(), server=server)
+        begin = Begin(
+            number=number,
+            fronts=self._folder.fronts,
+            config=config,
+            salt_key=self._shared.dataplane.salt_key,
+            requests_at=str(self._socket),
+            listens=tuple(self._ports),
+        )
+        return [begin, keys_message(self._keys.granted), self._logs()]
+
+    def _logs(self) -> Logs:
+        settings = self._shared.kserve.logs.settings()
+        return Logs(settings={name: value for name, value in settings.items() if name != "log_file"})
+
+    def http_url(self, host: str) -> str:
+        scheme = "https" if tls_settings(self._config, "http").enabled else "http"
+        return f"{scheme}://{url_host(host)}:{self._ports['http']}"
+
+    # The end
+
+    async def drain(self) -> None:
+        """Fronts take no new requests; their ports are open until `stop`, and probes are answered."""
+        self._health.close()
+        self.fronts.drain()
+
+    async def stop(self) -> None:
+        self._health.close()
+        await self.fronts.stop(_STOP_SECONDS)
+        await asyncio.gather(self._metrics.stop(), self._private.stop())
+        self._folder.remove()

@@ -1,0 +1,322 @@
+"""A front: the process that speaks the protocols where a server has several. The supervisor starts it, and tells it what
+to serve; when the supervisor is gone, so is the front.
+
+python -m penstock.gateway.front_server CONTROL SOCKET...   (descriptors)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import resource
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from socket import socket
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from penstock.engines.door.attached import AttachedEngine
+from penstock.engines.door.spec import DoorAddress
+from penstock.engines.errors import PenstockError
+from penstock.engines.process import WatchdogConfig
+from penstock.gateway.composition import (
+    app_settings,
+    build_access_log,
+    build_kserve,
+    build_restrictions,
+    build_spans,
+    grpc_settings,
+    tls_settings,
+)
+from penstock.gateway.configuration.config import Config, ConfigError
+from penstock.gateway.front.auth import ApiKeys
+from penstock.gateway.front.descriptors import connections_within_limit
+from penstock.gateway.front.intake import Intake
+from penstock.gateway.front.journal import Hook, RequestJournal, name_request
+from penstock.gateway.front.loops import loop_factory
+from penstock.gateway.front.server_health import ServerHealth
+from penstock.gateway.front.work_pool import WorkPools
+from penstock.gateway.fronts.channel import Channel
+from penstock.gateway.fronts.forwarding import Forwarder
+from penstock.gateway.fronts.front_keys import granted_by
+from penstock.gateway.fronts.front_models import FrontModels
+from penstock.gateway.fronts.grpc_front import FrontGuard, FrontService
+from penstock.gateway.fronts.http_front import FrontApp
+from penstock.gateway.fronts.messages import (
+    Begin,
+    Drain,
+    Expire,
+    Failed,
+    FromSupervisor,
+    Granted,
+    Holds,
+    Idle,
+    Keys,
+    Listed,
+    ListRequests,
+    Logs,
+    ReadAgain,
+    Report,
+    Reported,
+    Serving,
+    Stop,
+    Table,
+)
+from penstock.gateway.fronts.model_counts import take
+from penstock.gateway.fronts.quotas import QuotaClient
+from penstock.gateway.fronts.samples import samples_of
+from penstock.gateway.grpc_transport.server import Http2Transport
+from penstock.gateway.http.limits import ConnectionLimits
+from penstock.gateway.http.server import HttpServer, ServerSettings
+from penstock.gateway.llm.dataplane import DataPlane
+from penstock.gateway.metrics.http_port import HttpPortMetrics
+from penstock.gateway.metrics.intake import IntakeMetrics
+from penstock.gateway.metrics.registry import Metrics
+from penstock.gateway.metrics.requests import RequestMetrics
+from penstock.gateway.ports.requests_in_flight import chosen
+
+logger = logging.getLogger("penstock")
+
+_LEAST_BODY_BYTES = 64 << 20
+_GRPC_GRACE = 1.0
+_ENGINE_WAIT = 30.0
+"""Seconds after which a front tells that an engine cannot be reached, and tries again."""
+
+
+def main() -> int:
+    control, *listeners = map(int, sys.argv[1:])
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the supervisor says what they mean
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(_run(control, listeners))
+
+
+async def _run(control: int, listeners: list[int]) -> int:
+    channel: Channel[FromSupervisor] = await Channel.over(socket(fileno=control), FromSupervisor)
+    messages = channel.messages()
+    begin = await anext(messages, None)
+    if not isinstance(begin, Begin):
+        return 1
+    sockets = {port: socket(fileno=descriptor) for port, descriptor in zip(begin.listens, listeners, strict=True)}
+    _configure_log(begin)
+    try:
+        front = _Front(begin, channel, sockets)
+        await front.start()
+    except (ConfigError, PenstockError, OSError) as error:
+        channel.send(Failed(reason=str(error)))
+        await channel.closed()
+        return 1
+    async for message in messages:
+        if isinstance(message, Stop):
+            await front.stop()
+            return 0
+        front.take(message)
+    logger.error("the supervisor is gone: this front ends")
+    shutil.rmtree(Path(begin.requests_at).parent, ignore_errors=True)
+    return 1
+
+
+def _configure_log(begin: Begin) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(name_request)
+    logging.basicConfig(
+        level=begin.config.server.logging_level,
+        format=f"%(asctime)s %(levelname)-7s front {begin.number}: %(message)s%(request)s",
+        handlers=[handler],
+    )
+    for library in ("grpc", "asyncio"):
+        logging.getLogger(library).setLevel(logging.WARNING)
+
+
+class _Front:
+    """Everything that lives as long as the process."""
+
+    def __init__(self, begin: Begin, channel: Channel[FromSupervisor], sockets: dict[str, socket]) -> None:
+        """Raises ConfigError."""
+        config = begin.config
+        self._begin = begin
+        self._channel = channel
+        pools = WorkPools()
+        dataplane = DataPlane(
+            request_timeout=config.scheduling.request_timeout or None,
+            clamp_max_tokens=config.server.clamp_max_tokens,
+            text_pool=pools.text,
+            salt_key=begin.salt_key,
+        )
+        self._models = FrontModels(dataplane, self._attach, self._hold)
+        self._keys = ApiKeys({} if config.server.has_keys else None)
+        self._quotas = QuotaClient(channel.send)
+        self._access_log = build_access_log(config)
+        self._spans = build_spans(config)
+        requests = RequestMetrics()
+        self._journal = self._new_journal(requests)
+        requests.in_flight = self._journal.in_flight
+        self._metrics = Metrics(
+            lambda: (requests, IntakeMetrics(self._intake, pools), *self._port_metrics(), self), list
+        )
+        settings = app_settings(config, self._keys, self._metrics, self._journal, ServerHealth())
+        bodies = max(_LEAST_BODY_BYTES, config.server.body_memory // begin.fronts)
+        settings = replace(settings, intake=Intake(bodies, config.server.max_loop_lag))
+        self._drain, self._intake = settings.drain, settings.intake
+        kserve = build_kserve(config, self._models.store, dataplane, pools, ServerHealth())
+        self._logs = kserve.logs
+        forwarder = Forwarder(begin.requests_at)
+        app = FrontApp(self._models, settings, kserve, forwarder, self._quotas)
+        self._http = self._new_http_server(app, config, sockets["http"]) if "http" in sockets else None
+        guard = FrontGuard(
+            self._quotas, self._keys, self._drain, self._journal, build_restrictions(config)[1], self._intake
+        )
+        service = FrontService(kserve, guard, grpc_settings(config), self._models, forwarder)
+        self._grpc = self._new_grpc_server(service, config, sockets["grpc"]) if "grpc" in sockets else None
+        self._draining: asyncio.Task[None] | None = None
+
+    def _new_journal(self, requests: RequestMetrics) -> RequestJournal:
+        on_end: list[Hook] = [requests]
+        if self._access_log is not None:
+            on_end.append(self._access_log)
+        if self._spans is None:
+            return RequestJournal(on_end)
+        return RequestJournal([*on_end, self._spans.end], [self._spans.begin], [self._spans.leave])
+
+    def _new_http_server(self, app: FrontApp, config: Config, listener: socket) -> HttpServer:
+        server = config.server
+        limits = ConnectionLimits(
+            keep_alive_timeout=server.keep_alive,
+            body_timeout=server.body_timeout,
+            max_connections=connections_within_limit(ConnectionLimits().max_connections),
+            send_timeout=server.send_timeout,
+        )
+        settings = ServerSettings(
+            listener=listener,
+            tls=tls_settings(config, "http"),
+            limits=limits,
+            intake=self._intake,
+            http2=server.allow_http2,
+        )
+        return HttpServer(app, settings)
+
+    def _new_grpc_server(self, service: FrontService, config: Config, listener: socket) -> Http2Transport:
+        settings = grpc_settings(config)
+        return Http2Transport(
+            settings.host,
+            settings.port,
+            settings.tls,
+            settings.connections(),
+            settings.limits(),
+            service.service,
+            self._intake.bodies,
+            self._intake.unread,
+            listener,
+        )
+
+    def _attach(self, door: DoorAddress) -> AttachedEngine:
+        server = self._begin.config.server
+        usual = WatchdogConfig()
+        watchdog = WatchdogConfig(
+            timeout=server.watchdog_timeout,
+            ready_timeout=server.ready_timeout or min(usual.ready_timeout, server.watchdog_timeout / 2),
+            load_timeout=_ENGINE_WAIT,
+        )
+        return AttachedEngine(door, watchdog, name=f"front {self._begin.number}")
+
+    def _hold(self, holds: Holds) -> None:
+        self._channel.send(holds)
+
+    async def start(self) -> None:
+        """Raises OSError."""
+        self._intake.lag.start()
+        for port in (self._http, self._grpc):
+            if port is not None:
+                await port.start()
+        gc.collect()
+        gc.freeze()
+        self._channel.send(Serving())
+
+    def take(self, message: FromSupervisor) -> None:
+        match message:
+            case Table():
+                self._models.apply(message)
+            case Keys():
+                self._keys.replace(granted_by(message) or {})
+            case Granted():
+                self._quotas.answered(message)
+            case Logs():
+                self._logs.update(message.settings)
+            case ReadAgain():
+                for port in (self._http, self._grpc):
+                    if port is not None:
+                        port.reload_certificates()
+            case Report():
+                self._channel.send(self._report(message.id))
+            case ListRequests():
+                found = chosen(self._journal.in_flight(), message.limit, message.tenant, message.model)
+                self._channel.send(Listed(id=message.id, chosen=found))
+            case Drain():
+                self._drain.begin()
+                if self._http is not None:
+                    self._http.drain()
+                self._draining = asyncio.create_task(self._tell_when_idle())
+            case Expire():
+                self._drain.expire()
+
+    async def _tell_when_idle(self) -> None:
+        await self._drain.wait_idle()
+        self._channel.send(Idle())
+
+    # What is counted
+
+    def _report(self, number: int) -> Reported:
+        statistics = [
+            (id, model.name, model.version, counts)
+            for id, _, models in self._models.all()
+            for model in models
+            if (counts := take(model.statistics))
+        ]
+        return Reported(id=number, samples=samples_of(self._metrics.collect()), statistics=statistics)
+
+    def _port_metrics(self) -> list[HttpPortMetrics]:
+        return [] if self._http is None else [HttpPortMetrics(self._http.connections_by_version)]
+
+    def collect(self) -> Iterator[Metric]:
+        """Of the models and of the process."""
+        for _, model, _ in self._models.all():
+            yield from model.metrics.of_requests()
+        labels = ["front"]
+        text = "CPU time of each front process."
+        cpu = CounterMetricFamily("penstock_front_cpu_seconds", text, labels=labels)
+        cpu.add_metric([str(self._begin.number)], time.process_time())
+        text = "Memory of each front process."
+        memory = GaugeMetricFamily("penstock_front_resident_memory_bytes", text, labels=labels)
+        memory.add_metric([str(self._begin.number)], _resident_bytes())
+        yield from (cpu, memory)
+
+    # The end
+
+    async def stop(self) -> None:
+        self._drain.expire()
+        ports = [] if self._http is None else [self._http.stop()]
+        if self._grpc is not None:
+            ports.append(self._grpc.stop(_GRPC_GRACE))
+        await asyncio.gather(*ports)
+        await self._models.stop()
+        self._quotas.close()
+        self._intake.lag.stop()
+        if self._access_log is not None:
+            self._access_log.flush()
+        if self._spans is not None:
+            self._spans.close()
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,214 @@
+"""One front as the supervisor sees it: its process, the connection to it, and what it has taken."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from typing import TypeVar
+
+import msgspec
+
+from penstock.engines.errors import EngineError, NotReadyError
+from penstock.gateway.front.drain import DrainState
+from penstock.gateway.front.quota import Quota
+from penstock.gateway.fronts.channel import Channel
+from penstock.gateway.fronts.messages import (
+    Ask,
+    Drain,
+    Ended,
+    Expire,
+    Failed,
+    FromFront,
+    FromSupervisor,
+    Holds,
+    Idle,
+    Listed,
+    ListRequests,
+    Report,
+    Reported,
+    Serving,
+    Spent,
+    Stop,
+    Table,
+)
+from penstock.gateway.fronts.model_table import FrontHolds, Used
+from penstock.gateway.fronts.quotas import QuotaDesk
+
+logger = logging.getLogger("penstock")
+
+_ENDING_SECONDS = 1.0
+"""That a process may live on when its connection has ended."""
+_T = TypeVar("_T")
+
+
+class FrontProcess:
+    """From `start` to `ended`. Implements Interruptible: to the drain of the server it is one call."""
+
+    def __init__(
+        self, number: int, sockets: Mapping[str, socket.socket], drain: DrainState, quota_of: Callable[[bytes], Quota | None]
+    ) -> None:
+        """`sockets`: what it listens on, by the port's kind."""
+        self.number = number
+        self.reported: Reported | None = None
+        """The newest."""
+        self.on_report: Callable[[Reported], None] = _nobody
+        self._sockets = sockets
+        self._drain = drain
+        self._desk = QuotaDesk(quota_of)
+        self._holds = FrontHolds()
+        self._process: asyncio.subprocess.Process | None = None
+        self._channel: Channel[FromFront] | None = None
+        self._serving = asyncio.Event()
+        self._failure = ""
+        self._numbers = count(1)
+        self._asked: dict[int, asyncio.Future[Reported | Listed]] = {}
+        self.ended: asyncio.Task[int] | None = None
+        """Its process: done when that has ended and everything is given back; the exit status."""
+
+    @property
+    def serving(self) -> bool:
+        return self._serving.is_set()
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def start(self, first: Sequence[FromSupervisor], table: Table, used: Used) -> None:
+        """Returns when its ports are open. Raises EngineError. `first` are the first messages; then the table."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            descriptors = [theirs.fileno(), *(each.fileno() for each in self._sockets.values())]
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "penstock.gateway.front_server",
+                    *map(str, descriptors),
+                    pass_fds=descriptors,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    start_new_session=True,  # what a terminal sends is for the supervisor
+                )
+            except OSError as error:
+                ours.close()
+                raise EngineError(f"front {self.number} cannot be started: {error}") from error
+        self._channel = await Channel.over(ours, FromFront)
+        for message in first:
+            self._channel.send(message)
+        self.send_table(table, used)
+        self.ended = asyncio.create_task(self._until_end(self._channel, self._process))
+        serving = asyncio.create_task(self._serving.wait())
+        await asyncio.wait((self.ended, serving), return_when=asyncio.FIRST_COMPLETED)
+        serving.cancel()
+        if not self.serving:
+            reason = self._failure or f"it ended with status {await self.ended}"
+            raise EngineError(f"front {self.number} cannot be started: {reason}")
+
+    async def _until_end(self, channel: Channel[FromFront], process: asyncio.subprocess.Process) -> int:
+        try:
+            async for message in channel.messages():
+                self._take(message)
+        except (ValueError, KeyError, msgspec.MsgspecError):
+            logger.exception("front %d says what it cannot mean: it is ended", self.number)
+            self.kill()
+        finally:
+            channel.close()
+            self._serving.clear()
+            self._desk.close()
+            self._holds.close()
+            self._drain.release(self)
+            for answer in self._asked.values():
+                answer.cancel()
+            self._asked.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ENDING_SECONDS):
+                return await process.wait()
+        self.kill()
+        return await process.wait()
+
+    def _take(self, message: FromFront) -> None:
+        match message:
+            case Serving():
+                self._serving.set()
+            case Failed():
+                self._failure = message.reason
+            case Holds():
+                self._holds.told(message)
+            case Ask():
+                self.send(self._desk.ask(message))
+            case Spent():
+                self._desk.spent(message)
+            case Ended():
+                self._desk.ended(message)
+            case Reported():
+                self.reported = message
+                self.on_report(message)
+                self._answer(message)
+            case Listed():
+                self._answer(message)
+            case Idle():
+                self._drain.release(self)
+
+    def _answer(self, message: Reported | Listed) -> None:
+        answer = self._asked.pop(message.id, None)
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+    def send(self, message: FromSupervisor) -> None:
+        if self._channel is not None:
+            self._channel.send(message)
+
+    def send_table(self, table: Table, used: Used) -> None:
+        self._holds.sent(table, used)
+        self.send(table)
+
+    async def report(self, seconds: float) -> bool:
+        """Whether it has said in this time what it has counted."""
+        return await self._ask(Report(id=next(self._numbers)), seconds) is not None
+
+    async def list_requests(self, limit: int, tenant: str | None, model: str | None, seconds: float) -> Listed | None:
+        """None: it does not say that in this time."""
+        asked = ListRequests(id=next(self._numbers), limit=limit, tenant=tenant, model=model)
+        answer = await self._ask(asked, seconds)
+        return answer if isinstance(answer, Listed) else None
+
+    async def _ask(self, message: Report | ListRequests, seconds: float) -> Reported | Listed | None:
+        answer: asyncio.Future[Reported | Listed] = asyncio.get_running_loop().create_future()
+        self._asked[message.id] = answer
+        self.send(message)
+        await asyncio.wait((answer,), timeout=seconds)
+        if not answer.done():
+            self._asked.pop(message.id, None)
+        return answer.result() if answer.done() and not answer.cancelled() else None
+
+    def drain(self) -> None:
+        """No new requests from now on; the drain waits for those that run."""
+        if self.serving:
+            self._drain.join(self)
+            self.send(Drain())
+
+    def interrupt(self, error: NotReadyError) -> None:
+        self.send(Expire())
+
+    async def stop(self, seconds: float) -> None:
+        """Its ports are closed, and it ends; after so many seconds it is killed."""
+        self.send(Stop())
+        if self.ended is not None:
+            await asyncio.wait((self.ended,), timeout=seconds)
+            if not self.ended.done():
+                logger.warning("front %d does not end: it is killed", self.number)
+                self.kill()
+                await self.ended
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+
+
+def _nobody(report: Reported) -> None:
+    """Nobody wants to know."""

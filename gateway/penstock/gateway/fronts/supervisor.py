@@ -1,0 +1,236 @@
+"""Starts the fronts, tells them what has changed, and replaces those that die."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from penstock.engines.errors import EngineError, PenstockError
+from penstock.gateway.front.drain import DrainState
+from penstock.gateway.front.quota import Quota
+from penstock.gateway.fronts.front_process import FrontProcess
+from penstock.gateway.fronts.messages import FromSupervisor, Reported, Table
+from penstock.gateway.fronts.model_counts import add
+from penstock.gateway.fronts.model_table import ModelTable, Used
+from penstock.gateway.fronts.samples import Sums, samples_of
+from penstock.gateway.kserve.store import ModelStore
+from penstock.gateway.llm.kserve.language_model import LanguageModel
+from penstock.gateway.ports.requests_in_flight import Chosen
+
+logger = logging.getLogger("penstock")
+
+_MAX_DEATHS = 5
+_WINDOW = 300.0
+"""A front that dies so often in so many seconds is not replaced any more."""
+_BACKOFF = 1.0
+"""Seconds of delay added with each recent death; the first replacement comes at once."""
+_LOOK_SECONDS = 5.0
+_MOST_SILENT = 6
+"""Looks in a row without an answer, after which a front hangs."""
+_ASK_SECONDS = 2.0
+"""That a scrape waits for what fronts have counted."""
+
+
+class Slot:
+    """A front's place: the sockets are its own, and stay when it dies."""
+
+    def __init__(self, number: int, sockets: Mapping[str, socket.socket]) -> None:
+        self.number = number
+        self.sockets = sockets
+        self.front: FrontProcess | None = None
+        self.deaths: deque[float] = deque()
+
+    def may_restart(self, now: float) -> bool:
+        """A front has died."""
+        while self.deaths and now - self.deaths[0] > _WINDOW:
+            self.deaths.popleft()
+        self.deaths.append(now)
+        return len(self.deaths) <= _MAX_DEATHS
+
+    def close(self) -> None:
+        """Whoever waits on these sockets is refused; the kernel spreads connections over the others."""
+        for each in self.sockets.values():
+            each.close()
+
+
+class Fronts:
+    """All fronts of a server. Lives on the event loop."""
+
+    def __init__(
+        self,
+        first: Callable[[int], Sequence[FromSupervisor]],
+        table: ModelTable,
+        models: ModelStore,
+        drain: DrainState,
+        quota_of: Callable[[bytes], Quota | None],
+        routed: Callable[[], Collection[str]],
+        serve_tensors: Callable[[], bool],
+        all_gone: Callable[[], None],
+    ) -> None:
+        """`first` gives the first messages for a front by its number; `routed` the names that traffic rules have;
+        `all_gone` is called when no front is left."""
+        self._first = first
+        self._table = table
+        self._models = models
+        self._drain = drain
+        self._quota_of = quota_of
+        self._routed = routed
+        self._serve_tensors = serve_tensors
+        self._all_gone = all_gone
+        self._slots: list[Slot] = []
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._ended = Sums()
+        """What fronts that have ended had counted."""
+        self._restarts = 0
+        self._stopping = False
+        self._changing: asyncio.Handle | None = None
+
+    @property
+    def serving(self) -> list[FrontProcess]:
+        return [slot.front for slot in self._slots if slot.front is not None and slot.front.serving]
+
+    async def start(self, sockets: Sequence[Mapping[str, socket.socket]]) -> None:
+        """One front for each of these, by the port's kind. Raises EngineError."""
+        self._slots = [Slot(number, each) for number, each in enumerate(sockets)]
+        results = await asyncio.gather(*map(self._start, self._slots), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        self._tasks = [asyncio.create_task(self._keep(slot)) for slot in self._slots]
+        self._tasks += [asyncio.create_task(self._watch(slot)) for slot in self._slots]
+
+    async def _start(self, slot: Slot) -> None:
+        front = FrontProcess(slot.number, slot.sockets, self._drain, self._quota_of)
+        front.on_report = self._take_statistics
+        slot.front = front
+        await front.start(self._first(slot.number), *self._new_table())
+
+    def _new_table(self) -> tuple[Table, Used]:
+        return self._table.new(self._routed(), tensors=self._serve_tensors())
+
+    # What changes
+
+    def tables_changed(self) -> None:
+        """Fronts get a new table soon: once for all that changes now."""
+        if self._changing is None and not self._stopping:
+            self._changing = asyncio.get_running_loop().call_soon(self._send_tables)
+
+    def _send_tables(self) -> None:
+        self._changing = None
+        table, used = self._new_table()
+        for slot in self._slots:
+            if slot.front is not None:
+                slot.front.send_table(table, used)
+
+    def tell(self, message: FromSupervisor) -> None:
+        """All of them."""
+        for slot in self._slots:
+            if slot.front is not None:
+                slot.front.send(message)
+
+    # Those that die
+
+    async def _keep(self, slot: Slot) -> None:
+        while slot.front is not None and slot.front.ended is not None:
+            status = await slot.front.ended
+            self._bury(slot.front)
+            if self._stopping or self._drain.draining:
+                slot.close()
+                return
+            logger.error("front %d is dead (status %d): its connections are closed", slot.number, status)
+            if not await self._replaced(slot):
+                logger.critical("front %d died %d times; it stays down", slot.number, len(slot.deaths))
+                slot.close()
+                slot.front = None
+                if not any(other.front for other in self._slots):
+                    self._all_gone()
+
+    async def _replaced(self, slot: Slot) -> bool:
+        while slot.may_restart(time.monotonic()):
+            await asyncio.sleep(_BACKOFF * (len(slot.deaths) - 1))
+            try:
+                await self._start(slot)
+            except EngineError as error:
+                logger.error("%s", error.message)
+            else:
+                self._restarts += 1
+                logger.warning("front %d is back", slot.number)
+                return True
+        return False
+
+    def _bury(self, front: FrontProcess) -> None:
+        if front.reported is not None:
+            self._ended.add(front.reported.samples, ended=True)
+            front.reported = None
+
+    async def _watch(self, slot: Slot) -> None:
+        """Asks each front what it has counted: a front that has died is known by its last answer."""
+        silent = 0
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            front = slot.front
+            if front is None or not front.serving:
+                silent = 0
+                continue
+            silent = 0 if await front.report(_LOOK_SECONDS) else silent + 1
+            if silent >= _MOST_SILENT:
+                logger.error("front %d does not answer: it is ended", slot.number)
+                front.kill()
+
+    # What they have counted
+
+    def _take_statistics(self, report: Reported) -> None:
+        for number, name, version, counts in report.statistics:
+            loaded = self._table.model(number)
+            try:
+                model = self._models.model(name, str(version))
+            except PenstockError:
+                continue  # unloaded meanwhile, with its statistics
+            if isinstance(model, LanguageModel) and model.loaded_model is loaded:
+                add(model.statistics, counts)
+
+    async def refresh(self) -> None:
+        """Implements Elsewhere."""
+        await asyncio.gather(*(front.report(_ASK_SECONDS) for front in self.serving))
+
+    def merge(self, families: dict[str, Metric]) -> None:
+        sums = Sums()
+        sums.add(samples_of(families.values()))
+        sums.add(self._ended.samples())
+        for slot in self._slots:
+            if slot.front is not None and slot.front.reported is not None:
+                sums.add(slot.front.reported.samples)
+        families.clear()
+        families.update(sums.metrics())
+        fronts = GaugeMetricFamily("penstock_fronts", "Front processes that serve.", value=len(self.serving))
+        text = "Front processes that have taken the place of one that died."
+        restarts = CounterMetricFamily("penstock_front_restarts", text, value=self._restarts)
+        families.update({each.name: each for each in (fronts, restarts)})
+
+    async def list_requests(self, limit: int, tenant: str | None, model: str | None) -> list[Chosen]:
+        """Of each front that answers."""
+        asked = [front.list_requests(limit, tenant, model, _ASK_SECONDS) for front in self.serving]
+        return [listed.chosen for listed in await asyncio.gather(*asked) if listed is not None]
+
+    # The end
+
+    def drain(self) -> None:
+        for front in self.serving:
+            front.drain()
+
+    async def stop(self, seconds: float) -> None:
+        """Each front may take so many seconds to end."""
+        self._stopping = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for slot in self._slots:
+            slot.close()
+        await asyncio.gather(*(slot.front.stop(seconds) for slot in self._slots if slot.front is not None))

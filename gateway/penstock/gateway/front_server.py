@@ -1,4 +1,4 @@
-"""A front: the process that speaks the protocols where a server has several. The supervisor starts it, and tells it what
+"""A front: the process that speaks the protocols where a server has several. The supervisor starts it and tells it what
 to serve; when the supervisor is gone, so is the front.
 
 python -m penstock.gateway.front_server CONTROL SOCKET...   (descriptors)

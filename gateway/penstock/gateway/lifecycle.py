@@ -275,7 +275,9 @@ class _Server:
         return FrontPorts(self._config, folder, shared, operator)
 
     async def _requests_in_fronts(self, limit: int, tenant: str | None, model: str | None) -> Sequence[Chosen]:
-        return [] if isinstance(self._ports, OpenPorts) else await self._ports.fronts.list_requests(limit, tenant, model)
+        return (
+            [] if isinstance(self._ports, OpenPorts) else await self._ports.fronts.list_requests(limit, tenant, model)
+        )
 
     def _build_journal(self, requests: RequestMetrics) -> RequestJournal:
         on_end: list[Hook] = [requests]

@@ -106,7 +106,7 @@ class FrontModels:
 
     async def _make(self, number: int) -> None:
         """Tries until it works, or the model is not wanted any more: meanwhile the supervisor serves it."""
-        while not await self._made(number):
+        while not await self._made(number):  # noqa: ASYNC110 - nothing tells that it would work now
             await asyncio.sleep(_RETRY_SECONDS)
         del self._making[number]
         self._tell_holds()

@@ -50,7 +50,11 @@ class FrontProcess:
     """From `start` to `ended`. Implements Interruptible: to the drain of the server it is one call."""
 
     def __init__(
-        self, number: int, sockets: Mapping[str, socket.socket], drain: DrainState, quota_of: Callable[[bytes], Quota | None]
+        self,
+        number: int,
+        sockets: Mapping[str, socket.socket],
+        drain: DrainState,
+        quota_of: Callable[[bytes], Quota | None],
     ) -> None:
         """`sockets`: what it listens on, by the port's kind."""
         self.number = number

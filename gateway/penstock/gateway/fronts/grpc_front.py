@@ -123,9 +123,7 @@ class _SplitStream:
     """A ModelStreamInfer of which this front serves some requests, and the supervisor the others: those of a model that
     this front does not have, or that has gone since the stream began."""
 
-    def __init__(
-        self, rpc: Rpc, first: Any, is_served: Callable[[bytes], bool], forwarder: Forwarder
-    ) -> None:
+    def __init__(self, rpc: Rpc, first: Any, is_served: Callable[[bytes], bool], forwarder: Forwarder) -> None:
         self._rpc = rpc
         self._first = first
         self._is_served = is_served

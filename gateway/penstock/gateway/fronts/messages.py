@@ -146,9 +146,7 @@ class Stop(_Message):
     """The front closes its ports and ends."""
 
 
-FromSupervisor = (
-    Begin | Table | Keys | Granted | ReadAgain | Logs | Report | ListRequests | Drain | Expire | Stop
-)
+FromSupervisor = Begin | Table | Keys | Granted | ReadAgain | Logs | Report | ListRequests | Drain | Expire | Stop
 
 # From a front
 

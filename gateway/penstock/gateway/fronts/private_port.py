@@ -122,8 +122,8 @@ class _Rpc:
         self._messages: asyncio.Queue[bytes | None] = asyncio.Queue(1)
 
     async def run(self, find_handler: Callable[[Any], grpc.RpcMethodHandler | None]) -> None:
-        """The handler is cancelled when the connection ends: the front closes it when the caller has left, or its time is
-        over."""
+        """The handler is cancelled when the connection ends: the front closes it when the caller has left, and when the
+        caller's time is over."""
         handler = find_handler(CallDetails(self._called.path, self._called.metadata))
         if handler is None:
             await self._finish(_UNIMPLEMENTED, "Method not found!")

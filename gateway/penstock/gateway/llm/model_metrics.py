@@ -143,7 +143,9 @@ class ModelMetrics:
         for histogram in (self._ttft, self._itl, self._e2e, self._queue):
             yield from histogram.samples(self._labels)
         if self._adapters is not None and self._adapters.max_loaded:
-            calls = GaugeMetricFamily("penstock_lora_requests", "Calls that an adapter serves.", labels=[*names, "adapter"])
+            calls = GaugeMetricFamily(
+                "penstock_lora_requests", "Calls that an adapter serves.", labels=[*names, "adapter"]
+            )
             for adapter in self._adapters:
                 calls.add_metric([*values, adapter.name], adapter.in_flight.calls)
             yield calls
@@ -157,6 +159,7 @@ class ModelMetrics:
     def _lora(self, adapters: AdapterSet) -> Iterator[Metric]:
         yield self._gauge("lora_adapters", "LoRA adapters that are loaded.", len(adapters))
         yield self._gauge("lora_adapters_max", "LoRA adapters that the engine has room for.", adapters.max_loaded)
+
     def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
         gauge = GaugeMetricFamily(f"penstock_{name}", text, labels=list(self._labels))
         gauge.add_metric(list(self._labels.values()), value)

@@ -54,9 +54,7 @@ def snapshot(dataplane: DataPlane) -> dict[str, Any]:
     }
 
 
-def operator_routes(
-    dataplane: DataPlane, journal: RequestJournal, others: Others | None = None
-) -> list[GuardedRoute]:
+def operator_routes(dataplane: DataPlane, journal: RequestJournal, others: Others | None = None) -> list[GuardedRoute]:
     """`others`: of the requests in other processes."""
     return [
         GuardedRoute("/debug/requests", RequestsInFlight(journal, others), OPERATE, methods=["GET"]),

@@ -1,4 +1,4 @@
-"""The ports of a server with several fronts, which accept on the public ones and ask this process for what is shared."""
+"""The ports of a server with several fronts: they accept on the public ones and ask this process for what is shared."""
 
 from __future__ import annotations
 

@@ -36,6 +36,10 @@ class CallCounter:
         self._holds += 1
         self._idle.clear()
 
+    @property
+    def held(self) -> bool:
+        return self._holds > 0
+
     def release(self) -> None:
         self._holds -= 1
         self._look()

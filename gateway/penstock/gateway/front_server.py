@@ -61,6 +61,7 @@ from penstock.gateway.fronts.messages import (
     Listed,
     ListRequests,
     Logs,
+    ModelReport,
     ReadAgain,
     Report,
     Reported,
@@ -273,10 +274,15 @@ class _Front:
 
     def _report(self, number: int) -> Reported:
         statistics = [
-            (id, model.name, model.version, counts)
+            ModelReport(
+                id=id,
+                name=model.name,
+                version=model.version,
+                counts=take(model.statistics),
+                pending=model.statistics.pending,
+            )
             for id, _, models in self._models.all()
             for model in models
-            if (counts := take(model.statistics))
         ]
         return Reported(id=number, samples=samples_of(self._metrics.collect()), statistics=statistics)
 

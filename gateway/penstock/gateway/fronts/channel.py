@@ -30,7 +30,7 @@ class Channel(Generic[_In]):
     @classmethod
     async def over(cls, end: socket.socket, incoming: Any) -> Channel[_In]:
         """`end`: of a socket pair."""
-        return cls(*await asyncio.open_connection(sock=end), incoming)
+        return cls(*await asyncio.open_unix_connection(sock=end), incoming)
 
     def send(self, message: msgspec.Struct) -> None:
         """What is sent to an end that has gone is lost."""

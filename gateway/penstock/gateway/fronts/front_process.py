@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
+from penstock.classic.statistics import ModelStatistics
 from penstock.engines.errors import EngineError, NotReadyError
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.quota import Quota
@@ -61,6 +62,8 @@ class FrontProcess:
         self.reported: Reported | None = None
         """The newest."""
         self.on_report: Callable[[Reported], None] = _nobody
+        self._pending: list[tuple[ModelStatistics, int]] = []
+        """What requests that wait at this front have added to statistics."""
         self._sockets = sockets
         self._drain = drain
         self._desk = QuotaDesk(quota_of)
@@ -124,6 +127,7 @@ class FrontProcess:
             self._serving.clear()
             self._desk.close()
             self._holds.close()
+            self.forget_pending()
             self._drain.release(self)
             for answer in self._asked.values():
                 answer.cancel()
@@ -156,6 +160,15 @@ class FrontProcess:
                 self._answer(message)
             case Idle():
                 self._drain.release(self)
+
+    def add_pending(self, statistics: ModelStatistics, number: int) -> None:
+        statistics.pending += number
+        self._pending.append((statistics, number))
+
+    def forget_pending(self) -> None:
+        for statistics, number in self._pending:
+            statistics.pending -= number
+        self._pending.clear()
 
     def _answer(self, message: Reported | Listed) -> None:
         answer = self._asked.pop(message.id, None)

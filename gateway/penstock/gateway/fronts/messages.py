@@ -195,11 +195,22 @@ class Ended(_Message):
     """Of its `Ask`."""
 
 
+class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Statistics of a KServe model."""
+
+    id: int
+    """Of the language model."""
+    name: str
+    version: int
+    counts: Counts
+    """Since the last report."""
+    pending: int
+
+
 class Reported(_Message):
     id: int
     samples: list[Samples]
-    statistics: list[tuple[int, str, int, Counts]]
-    """(model's id, KServe name, version, counts since the last report)."""
+    statistics: list[ModelReport]
 
 
 class Listed(_Message):

@@ -71,11 +71,15 @@ class ModelTable:
         )
 
     def _tensors(self, model: LoadedModel) -> list[LanguageModel]:
-        """Not those whose clients cancel requests by their ids: these have to meet in one process."""
+        """Not those whose clients cancel requests by their ids, nor those of whose requests more than sums is kept: these
+        have to meet in one process."""
         return [
             each
             for each in self._models.models()
-            if isinstance(each, LanguageModel) and each.loaded_model is model and each.form.cancels is None
+            if isinstance(each, LanguageModel)
+            and each.loaded_model is model
+            and each.form.cancels is None
+            and each.statistics.observer is None
         ]
 
 

@@ -41,7 +41,7 @@ class PrivatePort:
 
     async def start(self, path: Path) -> None:
         """Raises OSError."""
-        self._server = await asyncio.start_unix_server(self._accept, path, limit=_LIMIT, backlog=_BACKLOG)
+        self._server = await asyncio.start_unix_server(self._accept, str(path), limit=_LIMIT, backlog=_BACKLOG)
 
     async def stop(self) -> None:
         if self._server is not None:

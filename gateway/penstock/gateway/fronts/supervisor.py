@@ -8,6 +8,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -108,7 +109,7 @@ class Fronts:
 
     async def _start(self, slot: Slot) -> None:
         front = FrontProcess(slot.number, slot.sockets, self._drain, self._quota_of)
-        front.on_report = self._take_statistics
+        front.on_report = partial(self._take_statistics, front)
         slot.front = front
         await front.start(self._first(slot.number), *self._new_table())
 
@@ -186,15 +187,16 @@ class Fronts:
 
     # What they have counted
 
-    def _take_statistics(self, report: Reported) -> None:
-        for number, name, version, counts in report.statistics:
-            loaded = self._table.model(number)
+    def _take_statistics(self, front: FrontProcess, report: Reported) -> None:
+        front.forget_pending()
+        for each in report.statistics:
             try:
-                model = self._models.model(name, str(version))
+                model = self._models.model(each.name, str(each.version))
             except PenstockError:
                 continue  # unloaded meanwhile, with its statistics
-            if isinstance(model, LanguageModel) and model.loaded_model is loaded:
-                add(model.statistics, counts)
+            if isinstance(model, LanguageModel) and model.loaded_model is self._table.model(each.id):
+                add(model.statistics, each.counts)
+                front.add_pending(model.statistics, each.pending)
 
     async def refresh(self) -> None:
         """Implements Elsewhere."""

@@ -71,8 +71,8 @@ class ModelTable:
         )
 
     def _tensors(self, model: LoadedModel) -> list[LanguageModel]:
-        """Not those whose clients cancel requests by their ids, nor those of whose requests more than sums is kept: these
-        have to meet in one process."""
+        """Not those whose clients cancel requests by their ids, nor those of whose requests more than sums is kept: all
+        requests of these have to be in one process."""
         return [
             each
             for each in self._models.models()

@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2_grpc
 from tritonclient.grpc.aio import InferenceServerClient, InferInput
 
 from helpers_kserve import FakeModel, FakeModelStore
-from helpers_model_host import hosted
+from helpers_model_host import served_from_a_front
 from penstock.gateway.front.access import Restrictions
 from penstock.gateway.front.auth import ApiKeys
 from penstock.gateway.front.drain import DrainState
@@ -90,7 +90,7 @@ async def serving(
     async with AsyncExitStack() as ending:
         served = kserve
         if FROM_A_FRONT.get():
-            served = (await ending.enter_async_context(hosted(kserve))).fronts[0]
+            served = await ending.enter_async_context(served_from_a_front(kserve))
         server = GrpcServer(
             GrpcSettings(port=0, **{"transport": _TRANSPORT.get(), **settings}),
             served,

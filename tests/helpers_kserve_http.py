@@ -15,7 +15,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from helpers_kserve import FakeModel, FakeModelStore, add_sub
-from helpers_model_host import hosted
+from helpers_model_host import served_from_a_front
 from penstock.gateway.front.server_health import ServerHealth
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.server import HttpServer, ServerSettings
@@ -87,7 +87,7 @@ class KServeServer:
         async def started() -> HttpServer:
             served = self.context
             if self._from_a_front:
-                served = (await self._ending.enter_async_context(hosted(self.context))).fronts[0]
+                served = await self._ending.enter_async_context(served_from_a_front(self.context))
             app = kserve_app(served, self.settings)
             server = HttpServer(app, ServerSettings(port=0, limits=ConnectionLimits()))
             await server.start()

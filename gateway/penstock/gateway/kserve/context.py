@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from penstock.classic.base import InferModel
-from penstock.engines.errors import PenstockError
 from penstock.gateway.front.server_health import ServerHealth
 from penstock.gateway.front.work_pool import WorkPools
-from penstock.gateway.kserve.control import Control, OwnControl
 from penstock.gateway.kserve.store import ModelStore
 from penstock.gateway.on_demand.on_demand import OnDemand
 
@@ -22,6 +20,10 @@ if TYPE_CHECKING:
 
 MAX_INPUT_BYTES = 64 << 20
 """Triton's default of `--http-max-input-size`."""
+
+
+async def nobody_else() -> None:
+    """There is only this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,19 +45,6 @@ class KServe:
     """Where requests load models."""
     load_metrics: LoadMetrics | None = None
     """What load balancers that ask for a load report are told."""
-    elsewhere: Control | None = None
-    """Where another process owns the models and settings: what asks it."""
-
-    @property
-    def control(self) -> Control:
-        return self.elsewhere or OwnControl(self.shared_memory, self.tracing, self.logs)
-
-    async def model(self, name: str, version: str) -> InferModel:
-        """The store's, also where another process has to be asked for it. Raises as `ModelStore.model`."""
-        try:
-            return self.models.model(name, version)
-        except PenstockError:
-            if self.elsewhere is None:
-                raise
-        await self.elsewhere.look_for(name, version)
-        return self.models.model(name, version)
+    spread: Callable[[], Awaitable[None]] = nobody_else
+    """After shared memory or the settings of traces have changed: returns when every process that answers requests
+    knows, since a caller's next request may reach any of them."""

@@ -33,9 +33,8 @@ async def server(context: KServe, exchange: Exchange) -> None:
 
 async def model_ready(context: KServe, exchange: Exchange, name: str, version: str) -> None:
     """Not ready is 400, for models that do not exist too. One that the next request would load is ready."""
-    await context.control.look()
     try:
-        good = (await context.model(name, version)).ready
+        good = context.models.model(name, version).ready
     except PenstockError:
         good = would_load(context, name)
     if good:
@@ -59,9 +58,8 @@ async def _described(context: KServe, exchange: Exchange, name: str, version: st
     if context.on_demand is not None:
         exchange.read_deadline()
         await context.on_demand.describe(name, exchange.context)
-    return await context.model(name, version)
+    return context.models.model(name, version)
 
 
 async def model_statistics(context: KServe, exchange: Exchange, name: str = "", version: str = "") -> None:
-    await context.control.refresh()
     await exchange.respond(200, msgspec.json.encode(statistics(context.models, name, version)))

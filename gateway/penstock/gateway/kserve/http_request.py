@@ -17,7 +17,7 @@ async def model_before_body(context: KServe, exchange: Exchange, name: str, vers
     on_demand = context.on_demand
     if on_demand is not None and await on_demand.offers(name, exchange.context.principal):
         return None
-    return await context.model(name, version)
+    return context.models.model(name, version)
 
 
 async def found_model(context: KServe, exchange: Exchange, name: str, version: str) -> InferModel:
@@ -25,7 +25,7 @@ async def found_model(context: KServe, exchange: Exchange, name: str, version: s
     if context.on_demand is not None:
         exchange.read_deadline()
         await context.on_demand.use(name, exchange.context)
-    return await context.model(name, version)
+    return context.models.model(name, version)
 
 
 def complete_request(request: InferRequest, context: KServe, exchange: Exchange, model: str) -> None:

@@ -27,7 +27,6 @@ async def repository_index(context: KServe, exchange: Exchange) -> None:
     if not isinstance(ready, bool):
         raise InvalidRequestError("'ready' must be a boolean")
     no_more(body)
-    await context.control.refresh()
     entries = [_entry(entry) for entry in context.models.index(ready=ready)]
     await exchange.respond(200, msgspec.json.encode(entries))
 

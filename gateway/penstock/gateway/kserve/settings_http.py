@@ -36,16 +36,15 @@ async def trace_settings(context: KServe, exchange: Exchange, model: str = "", *
     """GET and POST of /v2/trace/setting and /v2/models/{model}/trace/setting."""
     check_traced_model(context.models, model)
     if update:
-        await context.control.update_tracing(await read_object(exchange, _MAX_BODY), model)
-    else:
-        await context.control.look()
+        context.tracing.update(await read_object(exchange, _MAX_BODY), model)
+        await context.spread()
     await exchange.respond(200, _encode(context.tracing.settings(model)))
 
 
 async def log_settings(context: KServe, exchange: Exchange, *, update: bool) -> None:
     """GET and POST of /v2/logging."""
     if update:
-        await context.control.update_logs(await read_object(exchange, _MAX_BODY))
+        context.logs.update(await read_object(exchange, _MAX_BODY))
     await exchange.respond(200, _encode(context.logs.settings()))
 
 
@@ -73,7 +72,9 @@ async def register_shared_memory(context: KServe, exchange: Exchange, kind: str,
         raise InvalidRequestError("'key' must be a string")
     offset, byte_size = _taken_unsigned(body, "offset"), _taken_unsigned(body, "byte_size")
     no_more(body)
-    await context.control.register_region(exchange.context.principal, region, key, offset, byte_size)
+    regions = context.shared_memory.of(exchange.context.principal)
+    regions.register(region, key, offset, byte_size)
+    await context.spread()
     await exchange.respond(200, b"")
 
 
@@ -89,5 +90,6 @@ async def unregister_shared_memory(context: KServe, exchange: Exchange, kind: st
     if kind == "cuda":
         context.shared_memory.unregister_cuda(region)
     else:
-        await context.control.unregister_region(exchange.context.principal, region)
+        context.shared_memory.of(exchange.context.principal).unregister(region)
+        await context.spread()
     await exchange.respond(200, b"")

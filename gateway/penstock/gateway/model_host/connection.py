@@ -48,11 +48,6 @@ class Packed:
         self.places: list[Place] = []
 
     @property
-    def bytes(self) -> int:
-        """Of the tensors, as the other side counts them, too."""
-        return tensor_bytes(self.places)
-
-    @property
     def blocks(self) -> list[list[int]]:
         return [[place[5], place[3]] for place in self.places if len(place) == _SHARED]
 
@@ -169,22 +164,6 @@ class Connection(asyncio.Protocol, Generic[Message]):
             self._outbox.release(packed.blocks)
             raise EngineError(f"there is no shared memory for a tensor: {error.strerror}") from None
         return packed
-
-    def pack_data(self, data: Iterable[bytes]) -> Packed:
-        """The same of texts and files: a place is `["", "", [], offset, size]`, with a segment if it is long."""
-        packed = Packed(self._outbox)
-        try:
-            for each in data:
-                packed.places.append(["", "", [], *packed.packer.data(each)])
-        except OSError as error:
-            self._outbox.release(packed.blocks)
-            raise EngineError(f"there is no shared memory for a file: {error.strerror}") from None
-        return packed
-
-    def take_data(self, places: Iterable[Place], tail: memoryview) -> list[bytes]:
-        """What `pack_data` has packed, copied."""
-        as_tensors = [["", "UINT8", [size], offset, size, *rest] for _, _, _, offset, size, *rest in places]
-        return [tensor.array.tobytes() for tensor in self.take(as_tensors, tail)]
 
     def release(self, packed: Packed) -> None:
         """It is filled, and is not to be sent after all."""

@@ -1,4 +1,4 @@
-"""The model host: serves the InferModels of a store, and what belongs to them, to front processes."""
+"""The model host: runs requests of front processes to the classic models of this one."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ import struct
 from pathlib import Path
 
 from penstock.engines.errors import NotReadyError
-from penstock.gateway.kserve.logs import LogSettings
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.kserve.tracing import SharedTracing, Tracing
 from penstock.gateway.model_host.connection import Connection
@@ -18,14 +17,12 @@ from penstock.gateway.model_host.messages import (
     DownMessage,
     Known,
     Published,
-    Reply,
     Response,
     Traced,
     decode_down,
 )
 from penstock.gateway.model_host.remote_calls import RemoteCalls
-from penstock.gateway.model_host.remote_control import RemoteControl
-from penstock.gateway.model_host.remote_store import RemoteModelStore
+from penstock.gateway.model_host.remote_models import RemoteModels
 from penstock.gateway.model_host.socket_file import connect
 
 _TRACES_OF_A_FRONT = 1 << 32
@@ -33,28 +30,26 @@ _TRACES_OF_A_FRONT = 1 << 32
 
 
 class HostLink:
-    """`models`, `shared_memory`, `tracing` and `control` are for a KServe context. Made by `open`."""
+    """`models`, `shared_memory` and `tracing` are for a KServe context that answers inference. Made by `open`."""
 
-    def __init__(self, number: int, host: int, logs: LogSettings, allow_client_shm: bool) -> None:
+    def __init__(self, number: int, host: int, allow_client_shm: bool) -> None:
         """`number` is this front's, from 1 on, `host` the other side's process id."""
         self.calls = RemoteCalls()
-        self.models = RemoteModelStore(self.calls)
-        self.control = RemoteControl(self.calls, self.models)
+        self.models = RemoteModels(self.calls)
         self.shared_memory = SharedMemoryRegions(allow_client_shm)
         self.tracing = Tracing(write=self._write_traces, first_number=(number - 1) * _TRACES_OF_A_FRONT + 1)
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the host has gone."""
         self._regions = FrontRegions(self.shared_memory, host)
-        self._logs = logs
         self._connection: Connection[DownMessage]
         self._told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tracing: SharedTracing | None = None
 
     @classmethod
-    async def open(cls, path: Path, logs: LogSettings, *, allow_client_shm: bool = False) -> HostLink:
+    async def open(cls, path: Path, *, allow_client_shm: bool = False) -> HostLink:
         """Returns when the front knows what there is. Raises NotReadyError."""
         sock, number, receive_file, send_file = await asyncio.to_thread(connect, path)
-        link = cls(number, _process(sock), logs, allow_client_shm)
+        link = cls(number, _process(sock), allow_client_shm)
         link._connection = Connection(receive_file, send_file, decode_down, link._heard, link._lost)
         link.calls.attach(link._connection)
         await link._connection.open(sock)
@@ -69,8 +64,6 @@ class HostLink:
         """Raises ValueError, LookupError and TypeError for a message that no host sends."""
         if isinstance(message, Response):
             self.calls.responded(message, tail)
-        elif isinstance(message, Reply):
-            self.calls.replied(message)
         elif isinstance(message, Described):
             self.models.describe(message)
         elif isinstance(message, Published):
@@ -82,10 +75,6 @@ class HostLink:
         if message.tracing is not None and message.tracing != self._tracing:
             self._tracing = message.tracing
             self.tracing.adopt(message.tracing)
-        own = self._logs.settings()
-        changed = {name: value for name, value in message.logs.items() if name != "log_file" and own[name] != value}
-        if changed:
-            self._logs.update(changed)
         self._connection.send(Known(message.generation))
         if not self._told.done():
             self._told.set_result(None)

@@ -88,15 +88,6 @@ class Taken(Struct, array_like=True, tag=22):
     size: int
 
 
-class Ask(Struct, array_like=True, tag=23):
-    """Anything but inference; answered by one Reply. `data` are places of long arguments."""
-
-    number: int
-    verb: str
-    arguments: list[Any]
-    data: list[Place]
-
-
 class Known(Struct, array_like=True, tag=24):
     """The front answers by this generation of what the host has published."""
 
@@ -127,12 +118,6 @@ class Response(Struct, array_like=True, tag=30):
     """With the final response of a traced request."""
     refused: bool = False
     """The error is why the request was never begun."""
-
-
-class Reply(Struct, array_like=True, tag=31):
-    number: int
-    value: Any
-    error: ErrorFields | None
 
 
 class Described(Struct, array_like=True, tag=32):
@@ -169,16 +154,13 @@ class Published(Struct, array_like=True, tag=33):
     generation: int
     models: list[tuple[int, bool]]
     """Keys of the loaded models, and whether each is ready."""
-    ready: bool
-    """The store's word for the server."""
     regions: list[RegionFields]
     tracing: SharedTracing | None
     """`SharedTracing`."""
-    logs: dict[str, Any]
 
 
-UpMessage = Returned | Grown | Infer | Cancel | Taken | Ask | Known | Traced
-DownMessage = Returned | Grown | Response | Reply | Described | Published
+UpMessage = Returned | Grown | Infer | Cancel | Taken | Known | Traced
+DownMessage = Returned | Grown | Response | Described | Published
 
 encode = msgspec.msgpack.Encoder().encode
 decode_up = msgspec.msgpack.Decoder(UpMessage).decode

@@ -1,4 +1,5 @@
-"""What a model host tells its fronts of the models and the server's settings, so that they can answer without asking.
+"""What a model host tells its fronts, so that they can answer without asking: the models that it runs for them,
+clients' shared memory, and which requests are traced.
 
 It looks at what there is and finds what has changed since it looked last. Plain data, but for what it looks at.
 """
@@ -6,17 +7,31 @@ It looks at what there is and finds what has changed since it looked last. Plain
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.classic.base import InferModel
 from penstock.classic.caching.cached_model import uncached
+from penstock.classic.classic_model import ClassicModel
 from penstock.classic.ensemble.model import EnsembleModel
 from penstock.classic.signature import ModelSignature
-from penstock.gateway.kserve.logs import LogSettings
+from penstock.engines.errors import PenstockError
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.kserve.store import ModelStore
 from penstock.gateway.kserve.tracing import Tracing
 from penstock.gateway.model_host.messages import Described, Published, RegionFields
+
+
+def is_classic(model: InferModel) -> bool:
+    """Whether it is a classic model, or an ensemble of such: language models tell of their requests in the process that
+    has the client."""
+    found = uncached(model)
+    if isinstance(found, EnsembleModel):
+        try:
+            return all(map(is_classic, found.step_models().values()))
+        except PenstockError:  # one of its models has gone
+            return False
+    return isinstance(found, ClassicModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +41,8 @@ class Sources:
     models: ModelStore
     regions: SharedMemoryRegions
     tracing: Tracing
-    logs: LogSettings
+    serves: Callable[[InferModel], bool] = is_classic
+    """Which of the models fronts are told of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +58,7 @@ class Publication:
         self._sources = sources
         self._entries: dict[tuple[str, int], _Entry] = {}
         self._keys = 0
-        self._published = Published(0, [], False, [], None, {})
+        self._published = Published(0, [], [], None)
 
     @property
     def generation(self) -> int:
@@ -52,16 +68,9 @@ class Publication:
     def look(self) -> list[Described | Published]:
         """What fronts that know all before have to be told now; empty when nothing has changed."""
         described = self._look_at_models()
-        sources = self._sources
-        last = self._published
-        found = Published(
-            last.generation,
-            [(entry.described.key, entry.model.ready) for entry in self._entries.values()],
-            sources.models.ready,
-            _regions(sources.regions),
-            sources.tracing.shared(),
-            sources.logs.settings(),
-        )
+        sources, last = self._sources, self._published
+        models = [(entry.described.key, entry.model.ready) for entry in self._entries.values()]
+        found = Published(last.generation, models, _regions(sources.regions), sources.tracing.shared())
         if found == last:
             return []
         found.generation += 1
@@ -79,6 +88,8 @@ class Publication:
             place = model.name, model.version
             entry = before.get(place)
             if entry is None or entry.model is not model or entry.signature is not model.signature:
+                if not self._sources.serves(model):
+                    continue
                 entry = _Entry(model, model.signature, self._described(model))
                 new.append(entry.described)
             self._entries[place] = entry
@@ -114,16 +125,6 @@ def _regions(regions: SharedMemoryRegions) -> list[RegionFields]:
     found = []
     for status, tenant, descriptor in regions.opened():
         file = os.fstat(descriptor)
-        found.append(
-            RegionFields(
-                status.name,
-                status.key,
-                status.offset,
-                status.byte_size,
-                tenant,
-                file.st_dev,
-                file.st_ino,
-                descriptor,
-            )
-        )
+        of_object = (file.st_dev, file.st_ino, descriptor)
+        found.append(RegionFields(status.name, status.key, status.offset, status.byte_size, tenant, *of_object))
     return found

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
 
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.engines.errors import EngineDeadError, NotReadyError, PenstockError
@@ -16,11 +14,9 @@ from penstock.gateway.model_host.messages import (
     SEQUENCE_START,
     STREAMED,
     TRACED,
-    Ask,
     Cancel,
     DownMessage,
     Infer,
-    Reply,
     Response,
     Taken,
 )
@@ -48,7 +44,6 @@ class RemoteCalls:
         self._numbers = 0
         self._unary: dict[int, _Unary] = {}
         self._streams: dict[int, RemoteStream] = {}
-        self._questions: dict[int, asyncio.Future[Any]] = {}
         self._filling: set[asyncio.Task[None]] = set()
         self.closed = False
 
@@ -88,18 +83,6 @@ class RemoteCalls:
             self._connection.send(message, packed)
         stream = self._streams[number] = RemoteStream(request, self._loop, number, self._taken, self._cancel)
         return stream
-
-    async def ask(self, verb: str, *arguments: object, data: Sequence[bytes] = ()) -> Any:
-        """The host's answer. Cancelling it leaves the host to it. Raises PenstockError."""
-        self._check_open()
-        packed = await self._filled(self._connection.pack_data(data))
-        number = self._next_number()
-        future = self._questions[number] = self._loop.create_future()
-        try:
-            self._connection.send(Ask(number, verb, list(arguments), packed.places), packed)
-            return await future
-        finally:
-            self._questions.pop(number, None)
 
     def _next_number(self) -> int:
         self._numbers += 1
@@ -173,24 +156,15 @@ class RemoteCalls:
         outputs = None if message.outputs is None else self._connection.take(message.outputs, tail)
         call.future.set_result(InferResponse(outputs, message.parameters or {}))
 
-    def replied(self, message: Reply) -> None:
-        future = self._questions.get(message.number)
-        if future is not None and not future.done():
-            if message.error is not None:
-                future.set_exception(to_error(message.error))
-            else:
-                future.set_result(message.value)
-
     def lost(self) -> None:
         """The host has gone: everything ends now."""
         self.closed = True
-        futures = [*(call.future for call in self._unary.values()), *self._questions.values()]
-        streams = list(self._streams.values())
+        calls, streams = list(self._unary.values()), list(self._streams.values())
         self._unary.clear()
         self._streams.clear()
-        for future in futures:
-            if not future.done():
-                future.set_exception(_gone())
+        for call in calls:
+            if not call.future.done():
+                call.future.set_exception(_gone())
         for stream in streams:
             stream.put(InferResponse(None, error=_gone()), 0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from penstock.gateway.model_host.remote_calls import RemoteCalls
 from penstock.gateway.model_host.remote_stream import RemoteStream
 
 if TYPE_CHECKING:
-    from penstock.gateway.model_host.remote_store import RemoteModelStore
+    from penstock.gateway.model_host.remote_models import RemoteModels
 
 
 @dataclass(slots=True, eq=False)
@@ -31,18 +31,17 @@ class Description:
     sources: dict[str, tuple[str, int, str]]
     """Of an ensemble's outputs: model, version and output that they come from."""
     ready: bool = False
-    statistics: ModelStatistics = field(default_factory=ModelStatistics)
 
 
 class RemoteModel:
     """Implements InferModel. The host validates, queues, batches and executes; one of these costs next to nothing, so
     that a request can have its own, which says afterwards which version has answered."""
 
-    __slots__ = ("__weakref__", "_asked", "_calls", "_found", "_store", "version")
+    __slots__ = ("__weakref__", "_asked", "_calls", "_found", "_models", "version")
 
-    def __init__(self, store: RemoteModelStore, calls: RemoteCalls, found: Description, asked: str) -> None:
+    def __init__(self, models: RemoteModels, calls: RemoteCalls, found: Description, asked: str) -> None:
         """`asked`: the version as the caller has named it; "" for the newest."""
-        self._store = store
+        self._models = models
         self._calls = calls
         self._found = found
         self._asked = asked
@@ -74,8 +73,8 @@ class RemoteModel:
 
     @property
     def statistics(self) -> ModelStatistics:
-        """As they were at the store's last `refresh`."""
-        return self._found.statistics
+        """None: the host counts."""
+        return ModelStatistics()
 
     def source(self, output: str) -> tuple[InferModel, str] | None:
         """Of an ensemble's output: the model and its output that it comes from; None when it is gone."""
@@ -83,7 +82,7 @@ class RemoteModel:
         if source is None:
             return None
         name, version, theirs = source
-        model = self._store.known(name, version)
+        model = self._models.find(name, str(version))
         return None if model is None else (model, theirs)
 
     async def infer(self, request: InferRequest) -> InferResponse:

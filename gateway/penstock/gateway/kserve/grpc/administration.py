@@ -18,11 +18,10 @@ class Administration:
     def __init__(self, kserve: KServe) -> None:
         self._models = kserve.models
         self._regions = kserve.shared_memory
-        self._control = kserve.control
+        self._spread = kserve.spread
 
     async def index(self, request: Message, context: RequestContext) -> Message:
         _no_repository(request)
-        await self._control.refresh()
         answer = pb.RepositoryIndexResponse()
         for entry in self._models.index(ready=request.ready):
             answer.models.add(name=entry.name, version=entry.version, state=entry.state or "", reason=entry.reason)
@@ -62,13 +61,13 @@ class Administration:
         return answer
 
     async def system_register(self, request: Message, context: RequestContext) -> Message:
-        await self._control.register_region(
-            context.principal, request.name, request.key, request.offset, request.byte_size
-        )
+        self._regions.of(context.principal).register(request.name, request.key, request.offset, request.byte_size)
+        await self._spread()
         return pb.SystemSharedMemoryRegisterResponse()
 
     async def system_unregister(self, request: Message, context: RequestContext) -> Message:
-        await self._control.unregister_region(context.principal, request.name)
+        self._regions.of(context.principal).unregister(request.name)
+        await self._spread()
         return pb.SystemSharedMemoryUnregisterResponse()
 
     async def cuda_status(self, request: Message, context: RequestContext) -> Message:

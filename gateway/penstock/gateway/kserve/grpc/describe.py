@@ -22,7 +22,6 @@ class Describe:
         self._models = kserve.models
         self._ready = ready
         self._live = kserve.health.live
-        self._control = kserve.control
 
     def server_live(self, request: Message) -> Message:
         return pb.ServerLiveResponse(live=self._live())
@@ -32,9 +31,8 @@ class Describe:
 
     async def model_ready(self, request: Message, context: RequestContext) -> Message:
         """False for models that are not there. Raises InvalidRequestError for a version that is no number."""
-        await self._control.look()
         try:
-            return pb.ModelReadyResponse(ready=(await self._kserve.model(request.name, request.version)).ready)
+            return pb.ModelReadyResponse(ready=self._models.model(request.name, request.version).ready)
         except (ModelNotFoundError, NotReadyError):
             return pb.ModelReadyResponse(ready=would_load(self._kserve, request.name))
 
@@ -52,10 +50,9 @@ class Describe:
     async def _described(self, request: Message, context: RequestContext) -> InferModel:
         if self._kserve.on_demand is not None:
             await self._kserve.on_demand.describe(request.name, context)
-        return await self._kserve.model(request.name, request.version)
+        return self._models.model(request.name, request.version)
 
     async def model_statistics(self, request: Message, context: RequestContext) -> Message:
-        await self._control.refresh()
         return pb.ModelStatisticsResponse(**statistics(self._models, request.name, request.version))
 
     async def trace_setting(self, request: Message, context: RequestContext) -> Message:
@@ -64,10 +61,8 @@ class Describe:
         check_traced_model(self._models, model)
         if request.settings:
             context.principal.require(Role.ADMIN)
-            changes = {name: list(item.value) for name, item in request.settings.items()}
-            await self._control.update_tracing(changes, model)
-        else:
-            await self._control.look()
+            tracing.update({name: list(item.value) for name, item in request.settings.items()}, model)
+            await self._kserve.spread()
         answer = pb.TraceSettingResponse()
         for name, value in tracing.settings(model).items():
             answer.settings[name].value.extend([value] if isinstance(value, str) else value)
@@ -82,7 +77,7 @@ class Describe:
             changes[name] = getattr(item, kind) if kind is not None else None
         if changes:
             context.principal.require(Role.ADMIN)
-            await self._control.update_logs(changes)
+            logs.update(changes)
         answer = pb.LogSettingsResponse()
         for name, value in logs.settings().items():
             setting = answer.settings[name]

@@ -32,7 +32,6 @@ class Inference:
 
     def __init__(self, kserve: KServe, header_pattern: re.Pattern[str] | None) -> None:
         """`header_pattern` says which metadata go to the model as parameters."""
-        self._kserve = kserve
         self._models = kserve.models
         self._on_demand = kserve.on_demand
         self._regions = kserve.shared_memory
@@ -45,10 +44,14 @@ class Inference:
         """The model that serves the request, which is loaded for it if need be. Raises PenstockError."""
         if self._on_demand is not None:
             await self._on_demand.use(message.model_name, context)
-        return await self._kserve.model(message.model_name, message.model_version)
+        return self.model(message)
+
+    def model(self, message: Message) -> InferModel:
+        """That serves now. Raises ModelNotFoundError, NotReadyError, InvalidRequestError."""
+        return self._models.model(message.model_name, message.model_version)
 
     def model_for(self, message: Message, decoded: Decoded) -> InferModel:
-        """The model that gets the request: a reload may have replaced it meanwhile. Raises as `ModelStore.model`."""
+        """The model that gets the request: a reload may have replaced it meanwhile. Raises as `model`."""
         return self._models.model(message.model_name, message.model_version, decoded.request)
 
     async def decode(

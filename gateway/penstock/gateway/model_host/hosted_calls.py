@@ -76,7 +76,7 @@ class HostedCalls:
         request = None
         try:
             request = await self._asked(message, inputs)
-            model = self._models.model(message.name, message.asked, request)
+            model = self._model(message, request)
             response = await model.infer(request)
             await self._respond(message.number, model, request, response, True)
         except Exception as error:
@@ -89,7 +89,7 @@ class HostedCalls:
         gate = self._gates[message.number] = _Gate(self._loop)
         try:
             request = await self._asked(message, inputs)
-            model = self._models.model(message.name, message.asked, request)
+            model = self._model(message, request)
             responses = model.stream(request)
             gate.begun = True
             await self._forward(message.number, model, request, gate, responses)
@@ -117,6 +117,11 @@ class HostedCalls:
         if not isinstance(inputs, list):
             inputs = await asyncio.shield(inputs)  # the thread ends in any case: then the tensors' memory is given back
         return _request(message, inputs)
+
+    def _model(self, message: Infer, request: InferRequest) -> InferModel:
+        """The one that serves now: since the front has chosen, a reload may have put another one in its place. Raises
+        PenstockError."""
+        return self._models.model(message.name, message.asked, request)
 
     async def _respond(
         self, number: int, model: InferModel, request: InferRequest, response: InferResponse, final: bool

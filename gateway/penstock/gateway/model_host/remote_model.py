@@ -37,7 +37,7 @@ class RemoteModel:
     """Implements InferModel. The host validates, queues, batches and executes; one of these costs next to nothing, so
     that a request can have its own, which says afterwards which version has answered."""
 
-    __slots__ = ("__weakref__", "_asked", "_calls", "_found", "_models", "version")
+    __slots__ = ("_asked", "_calls", "_found", "_models", "version")
 
     def __init__(self, models: RemoteModels, calls: RemoteCalls, found: Description, asked: str) -> None:
         """`asked`: the version as the caller has named it; "" for the newest."""

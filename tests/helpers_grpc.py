@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from tritonclient.grpc import service_pb2_grpc
 from tritonclient.grpc.aio import InferenceServerClient, InferInput
 
 from helpers_kserve import FakeModel, FakeModelStore
+from helpers_model_host import served_from_a_front
 from penstock.gateway.front.access import Restrictions
 from penstock.gateway.front.auth import ApiKeys
 from penstock.gateway.front.drain import DrainState
@@ -28,6 +29,8 @@ from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.kserve.tracing import Tracing
 
 _TRANSPORT: ContextVar[str] = ContextVar("transport", default="penstock")
+FROM_A_FRONT: ContextVar[bool] = ContextVar("from_a_front", default=False)
+"""True: `serving` serves the models from a front process's half of the model host's border."""
 _LOGS = LogSettings(handlers=())
 SECONDS = 20
 """More than any of these calls takes."""
@@ -84,24 +87,28 @@ async def serving(
     drain = DrainState()
     kserve = kserve or kserve_of(*models)
     running: Running | None = None
-    server = GrpcServer(
-        GrpcSettings(port=0, **{"transport": _TRANSPORT.get(), **settings}),
-        kserve,
-        lambda: running is not None and running.ready,
-        drain,
-        keys,
-        restrictions=restrictions,
-    )
-    await server.start()
-    channel = grpc.aio.insecure_channel(f"127.0.0.1:{server.port}")
-    stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-    running = Running(server, kserve, drain, channel, stub)
-    try:
-        async with asyncio.timeout(60):
-            yield running
-    finally:
-        await channel.close()
-        await server.stop()
+    async with AsyncExitStack() as ending:
+        served = kserve
+        if FROM_A_FRONT.get():
+            served = await ending.enter_async_context(served_from_a_front(kserve))
+        server = GrpcServer(
+            GrpcSettings(port=0, **{"transport": _TRANSPORT.get(), **settings}),
+            served,
+            lambda: running is not None and running.ready,
+            drain,
+            keys,
+            restrictions=restrictions,
+        )
+        await server.start()
+        channel = grpc.aio.insecure_channel(f"127.0.0.1:{server.port}")
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        running = Running(server, kserve, drain, channel, stub)
+        try:
+            async with asyncio.timeout(60):
+                yield running
+        finally:
+            await channel.close()
+            await server.stop()
 
 
 def infer_request(model: str, inputs: dict[str, np.ndarray], request_id: str = "7", **parameters: Any) -> Any:

@@ -8,12 +8,14 @@ import json
 import threading
 from collections.abc import Awaitable, Mapping
 from concurrent.futures import Future
+from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
 import uvloop
 from starlette.types import ASGIApp
 
 from helpers_kserve import FakeModel, FakeModelStore, add_sub
+from helpers_model_host import served_from_a_front
 from penstock.gateway.front.server_health import ServerHealth
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.server import HttpServer, ServerSettings
@@ -65,10 +67,15 @@ class Answer:
 
 
 class KServeServer:
-    """Serves the store's models on a port of its own; `do` runs a coroutine on the server's loop."""
+    """Serves the store's models on a port of its own; `do` runs a coroutine on the server's loop. `from_a_front`: from
+    a front process's half of the model host's border."""
 
-    def __init__(self, store: FakeModelStore, settings: AppSettings | None = None, **options: Any) -> None:
+    def __init__(
+        self, store: FakeModelStore, settings: AppSettings | None = None, *, from_a_front: bool = False, **options: Any
+    ) -> None:
         self.store = store
+        self._from_a_front = from_a_front
+        self._ending = AsyncExitStack()
         self.settings = settings or AppSettings()
         self.context = kserve_context(store, **options)
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
@@ -78,7 +85,10 @@ class KServeServer:
         self._thread.start()
 
         async def started() -> HttpServer:
-            app = kserve_app(self.context, self.settings)
+            served = self.context
+            if self._from_a_front:
+                served = await self._ending.enter_async_context(served_from_a_front(self.context))
+            app = kserve_app(served, self.settings)
             server = HttpServer(app, ServerSettings(port=0, limits=ConnectionLimits()))
             await server.start()
             return server
@@ -90,6 +100,7 @@ class KServeServer:
 
     def __exit__(self, *_: object) -> None:
         self.do(self._server.stop(1.0))
+        self.do(self._ending.aclose())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -19,12 +19,16 @@ from penstock.classic.tensors import NUMPY_TYPES
 from penstock.engines.errors import QueueFullError
 
 
+def models() -> FakeModelStore:
+    found = [add_sub(), add_sub(version=2), repeat(), identity("FP32", [2], "batched", max_batch_size=8)]
+    found += [identity(datatype) for datatype in NUMPY_TYPES]
+    found += [identity("FP32", [-1, 2**10], "wide")]
+    return FakeModelStore(*found)
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[KServeServer]:
-    models = [add_sub(), add_sub(version=2), repeat(), identity("FP32", [2], "batched", max_batch_size=8)]
-    models += [identity(datatype) for datatype in NUMPY_TYPES]
-    models += [identity("FP32", [-1, 2**10], "wide")]
-    with KServeServer(FakeModelStore(*models), allow_shared_memory=True, version="1.2.3") as server:
+    with KServeServer(models(), allow_shared_memory=True, version="1.2.3") as server:
         yield server
 
 

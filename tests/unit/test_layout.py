@@ -100,7 +100,7 @@ LAYERS = (
     {"grpc_transport", "memory"},
     {"on_demand"},
     {"kserve"},
-    {"llm", "repository"},
+    {"llm", "model_host", "repository"},
     {"bench", "generating"},
     {"pooling"},
     {"anthropic", "openai", "traffic"},

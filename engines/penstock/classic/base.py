@@ -41,6 +41,14 @@ class ResponseStream(Protocol):
         ...
 
 
+class AdmittedLater(ABC):
+    """A ResponseStream of a model in another process: what `stream` raises elsewhere, it only knows later."""
+
+    @abstractmethod
+    async def admitted(self) -> None:
+        """Returns when there is a response, which is left for the reader. Raises PenstockError: the refusal."""
+
+
 class InferModel(Protocol):
     """One version of a model. Lives on the gateway's event loop."""
 

@@ -142,7 +142,8 @@ def _subclasses(cls: type[PenstockError]) -> list[type[PenstockError]]:
     return [cls, *(leaf for child in cls.__subclasses__() for leaf in _subclasses(child))]
 
 
-_BY_CODE = {cls.code: cls for cls in _subclasses(PenstockError)}
+_BY_CODE = {cls.code: cls for cls in reversed(_subclasses(PenstockError))}
+"""A class that shares its base's code is known as its base on the wire."""
 
 
 def from_code(code: str, message: str) -> PenstockError:

@@ -29,13 +29,18 @@ class Copies:
     def pending(self) -> bool:
         return bool(self._waiting)
 
-    async def made(self) -> None:
-        if self._size > _AT_ONCE:
-            await asyncio.to_thread(self._make)
-        else:
-            self._make()
+    @property
+    def are_long(self) -> bool:
+        """Made on the loop, they would hold it up."""
+        return self._size > _AT_ONCE
 
-    def _make(self) -> None:
+    async def made(self) -> None:
+        if self.are_long:
+            await asyncio.to_thread(self.make)
+        else:
+            self.make()
+
+    def make(self) -> None:
         for target, data in self._waiting:
             fill(target, data)
         self._waiting.clear()

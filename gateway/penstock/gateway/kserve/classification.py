@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from penstock.classic.base import InferModel
 from penstock.classic.caching.cached_model import uncached
-from penstock.classic.ensemble.model import EnsembleModel
+from penstock.classic.signature import ModelSignature
 from penstock.classic.tensors import Array, Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError
 
@@ -61,11 +62,20 @@ def _class(row: Array, index: int, labels: Sequence[str]) -> bytes:
     return (f"{value}:{index}:{label}" if label else f"{value}:{index}").encode()
 
 
+@runtime_checkable
+class Composed(Protocol):
+    """A model whose outputs may come from other models: an ensemble."""
+
+    def source(self, output: str) -> tuple[InferModel, str] | None:
+        """The model and its output that this `output` is; None where it is the model's own."""
+        ...
+
+
 class Labels:
     """The label files of loaded models, each read once and kept as long as its model."""
 
     def __init__(self) -> None:
-        self._known: WeakKeyDictionary[InferModel, dict[str, Sequence[str]]] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[ModelSignature, dict[str, Sequence[str]]] = WeakKeyDictionary()
 
     async def of(self, model: InferModel, output: str) -> Sequence[str]:
         """A label for each class of this output; empty where its configuration names no file. An output of an ensemble
@@ -74,10 +84,10 @@ class Labels:
         Raises EngineError when the file cannot be read.
         """
         name = _label_file(model, output)
-        if not name and isinstance(ensemble := uncached(model), EnsembleModel):
+        if not name and isinstance(ensemble := uncached(model), Composed):
             source = ensemble.source(output)
             return await self.of(*source) if source is not None else ()
-        known = self._known.setdefault(model, {})
+        known = self._known.setdefault(model.signature, {})
         if output not in known:
             folder = model.model_folder
             known[output] = await asyncio.to_thread(read_labels, folder, name) if name and folder else ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
 MAX_INPUT_BYTES = 64 << 20
 """Triton's default of `--http-max-input-size`."""
+
+
+async def nobody_else() -> None:
+    """There is only this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,3 +45,6 @@ class KServe:
     """Where requests load models."""
     load_metrics: LoadMetrics | None = None
     """What load balancers that ask for a load report are told."""
+    spread: Callable[[], Awaitable[None]] = nobody_else
+    """After shared memory or the settings of traces have changed: returns when every process that answers requests
+    knows, since a caller's next request may reach any of them."""

@@ -37,6 +37,7 @@ async def trace_settings(context: KServe, exchange: Exchange, model: str = "", *
     check_traced_model(context.models, model)
     if update:
         context.tracing.update(await read_object(exchange, _MAX_BODY), model)
+        await context.spread()
     await exchange.respond(200, _encode(context.tracing.settings(model)))
 
 
@@ -73,6 +74,7 @@ async def register_shared_memory(context: KServe, exchange: Exchange, kind: str,
     no_more(body)
     regions = context.shared_memory.of(exchange.context.principal)
     regions.register(region, key, offset, byte_size)
+    await context.spread()
     await exchange.respond(200, b"")
 
 
@@ -89,4 +91,5 @@ async def unregister_shared_memory(context: KServe, exchange: Exchange, kind: st
         context.shared_memory.unregister_cuda(region)
     else:
         context.shared_memory.of(exchange.context.principal).unregister(region)
+        await context.spread()
     await exchange.respond(200, b"")

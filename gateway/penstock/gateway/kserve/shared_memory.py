@@ -154,6 +154,18 @@ class SharedMemoryRegions:
             raise NotFoundError(f"Unable to find system shared memory region: '{name[:_MAX_NAME]}'")
         return [region.status]
 
+    def opened(self) -> list[tuple[RegionStatus, str, int]]:
+        """All regions with their tenants and descriptors, for the server's other processes."""
+        return [(region.status, region.tenant, region.fd) for region in self._regions.values()]
+
+    def adopt(self, status: RegionStatus, tenant: str, descriptor: int) -> None:
+        """A region that another process of the server has registered. The descriptor is closed with it."""
+        self._regions[status.name] = _Region(status, descriptor, tenant)
+
+    def forget(self, name: str) -> None:
+        """The opposite."""
+        self._regions.pop(name, None)
+
     def slice(self, name: str, offset: int, byte_size: int) -> SharedMemorySlice:
         """The `byte_size` bytes at `offset` of the region, for the time of a request.
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -27,6 +27,7 @@ class RequestTrace:
     """The trace of one request (a `messages.Trace`). Written when it is finished; safe to mark from any thread."""
 
     __slots__ = (
+        "_children",
         "_events",
         "_numbers",
         "_sampler",
@@ -56,6 +57,7 @@ class RequestTrace:
         self._source = sampler
         self._sampler: _Sampler | None = sampler
         self._events: list[dict[str, object]] = []
+        self._children: list[RequestTrace] = []
 
     def mark(self, event: str, ns: int) -> None:
         """A timestamp, in nanoseconds of time.monotonic_ns()."""
@@ -72,6 +74,16 @@ class RequestTrace:
         found.mark_now("REQUEST_START")
         return found
 
+    def include(self, noted: Noted) -> None:
+        """What another process has noted of this request and of those that were made for it, which are written with
+        this one."""
+        for event, ns in noted.marks:
+            self.mark(event, ns)
+        for model, version, of_child in noted.children:
+            child = RequestTrace(self._source, self._numbers, model, version, self.request_id, self.id)
+            child.include(of_child)
+            self._children.append(child)
+
     def inputs(self, request: InferRequest) -> None:
         """The request's tensors, where the level asks for tensors. Makes this the request's trace."""
         request.trace = self
@@ -86,25 +98,53 @@ class RequestTrace:
         """Writes the trace. Idempotent."""
         sampler, self._sampler = self._sampler, None
         if sampler is not None:
-            head: dict[str, object] = {"id": self.id, "model_name": self.model, "model_version": self.version}
-            if self.parent:
-                head["parent_id"] = self.parent
-            if self.request_id:
-                head["request_id"] = self.request_id
-            sampler.add([_encode(event) for event in (head, *self._events)])
+            sampler.add([each._written() for each in self._family()])
+
+    def _family(self) -> Iterator[RequestTrace]:
+        yield self
+        for child in self._children:
+            yield from child._family()
+
+    def _written(self) -> list[bytes]:
+        head: dict[str, object] = {"id": self.id, "model_name": self.model, "model_version": self.version}
+        if self.parent:
+            head["parent_id"] = self.parent
+        if self.request_id:
+            head["request_id"] = self.request_id
+        return [_encode(event) for event in (head, *self._events)]
 
     def _tensor_events(self, activity: str, tensors: Iterable[Tensor]) -> None:
         if self._tensors:
             self._events += ({"id": self.id, "activity": activity, "tensor": _tensor(item)} for item in tensors)
 
 
+class Noted(Protocol):
+    """What was noted of a request in another process."""
+
+    @property
+    def marks(self) -> Sequence[tuple[str, int]]:
+        """Events and nanoseconds of time.monotonic_ns()."""
+        ...
+
+    @property
+    def children(self) -> Sequence[tuple[str, int, Noted]]:
+        """Requests that were made for it: model, version and what was noted."""
+        ...
+
+
+Write = Callable[[str, list[list[bytes]], int], None]
+"""Writes traces that belong together: the model whose own settings they follow, "" for the common ones; their events as
+JSON objects; the log frequency."""
+
+
 class _Sampler:
     """Complete settings and the counting that goes with them: for everything, or for one model."""
 
-    def __init__(self, settings: TraceSettings, file: TraceFile) -> None:
+    def __init__(self, settings: TraceSettings, write: Write, model: str = "", seen: int = 0) -> None:
         self.settings = settings
-        self._file = file
-        self._seen = 0
+        self.seen = seen
+        self._write = write
+        self._model = model
         self._rate = settings.trace_rate or 0
         self._count = settings.trace_count or 0
 
@@ -120,15 +160,30 @@ class _Sampler:
     def sample(self) -> bool:
         if not self.active:
             return False
-        self._seen += 1
-        if self._seen % self._rate:
+        self.seen += 1
+        return not self.seen % self._rate and self.count()
+
+    def count(self) -> bool:
+        """Whether there may be one more trace, which then counts."""
+        if self._count == 0:
             return False
         if self._count > 0:
             self._count -= 1
         return True
 
-    def add(self, events: list[bytes]) -> None:
-        self._file.add(events, self.settings.log_frequency or 0)
+    def add(self, traces: list[list[bytes]]) -> None:
+        self._write(self._model, traces, self.settings.log_frequency or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTracing:
+    """What `Tracing` knows, for a process that traces in its name."""
+
+    file: str
+    settings: TraceSettings
+    """Complete; for everything."""
+    initial: TraceSettings
+    models: dict[str, TraceSettings]
 
 
 class Tracing:
@@ -138,13 +193,22 @@ class Tracing:
     loop.
     """
 
-    def __init__(self, file: str = "", settings: TraceSettings = DEFAULTS) -> None:
+    def __init__(
+        self,
+        file: str = "",
+        settings: TraceSettings = DEFAULTS,
+        *,
+        write: Write | None = None,
+        first_number: int = 1,
+    ) -> None:
+        """`write`: what writes instead of this process, whose traces have numbers from `first_number` on."""
         self._file = TraceFile(file)
+        self._write: Write = write or self._write_to_file
         self._initial = settings.over(DEFAULTS)
-        self._global = _Sampler(self._initial, self._file)
+        self._global = _Sampler(self._initial, self._write)
         self._own: dict[str, TraceSettings] = {}
         self._models: dict[str, _Sampler] = {}
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(first_number)
         self.changes = Changes()
         """Told when settings have changed."""
         self.active = self._global.active
@@ -169,9 +233,33 @@ class Tracing:
         else:
             defaults = {name: getattr(self._initial, name) for name, value in changed.items() if value is None}
             settings = replace(self._global.current, **{**changed, **defaults})
-            self._global = _Sampler(settings, self._file)
+            self._global = _Sampler(settings, self._write)
         self._rebuild(model)
         self.changes.tell()
+
+    def shared(self) -> SharedTracing:
+        """What the server's other processes have to know to trace requests as this one would."""
+        own = {model: self._own_settings(model) for model in self._own}
+        return SharedTracing(self._file.path, self._global.current, self._initial, own)
+
+    def adopt(self, shared: SharedTracing) -> None:
+        """Traces from now on as the process that owns the settings would."""
+        self._file.path, self._initial, self._own = shared.file, shared.initial, dict(shared.models)
+        before, usual = self._models, self._global.seen
+        self._global = _Sampler(shared.settings, self._write, seen=usual)
+        self._models = {
+            model: _Sampler(own.over(shared.settings), self._write, model, before[model].seen if model in before else 0)
+            for model, own in self._own.items()
+        }
+        self._look_whether_active()
+
+    def keep(self, model: str, traces: list[list[bytes]]) -> None:
+        """Traces that another process has made and that belong together; `model` as for Write. They are dropped when
+        enough have been made: the processes count for themselves, and may be a few ahead."""
+        sampler = self._models.get(model, self._global)
+        if sampler.count():
+            sampler.add(traces)
+        self._look_whether_active()
 
     def start(self, model: str, version: int, request_id: str = "") -> RequestTrace | None:
         """The trace of a new request, if it is to be traced. The caller finishes it."""
@@ -197,8 +285,15 @@ class Tracing:
             own = self._own.get(name) if model else self._own_settings(name)
             self._models.pop(name, None)
             if own is not None:
-                self._models[name] = _Sampler(own.over(self._global.current), self._file)
+                self._models[name] = _Sampler(own.over(self._global.current), self._write, name)
+        self._look_whether_active()
+
+    def _look_whether_active(self) -> None:
         self.active = self._global.active or any(sampler.active for sampler in self._models.values())
+
+    def _write_to_file(self, model: str, traces: list[list[bytes]], log_frequency: int) -> None:
+        for events in traces:
+            self._file.add(events, log_frequency)
 
 
 def _tensor(tensor: Tensor) -> dict[str, str]:

@@ -18,6 +18,7 @@ class Administration:
     def __init__(self, kserve: KServe) -> None:
         self._models = kserve.models
         self._regions = kserve.shared_memory
+        self._spread = kserve.spread
 
     async def index(self, request: Message, context: RequestContext) -> Message:
         _no_repository(request)
@@ -61,10 +62,12 @@ class Administration:
 
     async def system_register(self, request: Message, context: RequestContext) -> Message:
         self._regions.of(context.principal).register(request.name, request.key, request.offset, request.byte_size)
+        await self._spread()
         return pb.SystemSharedMemoryRegisterResponse()
 
     async def system_unregister(self, request: Message, context: RequestContext) -> Message:
         self._regions.of(context.principal).unregister(request.name)
+        await self._spread()
         return pb.SystemSharedMemoryUnregisterResponse()
 
     async def cuda_status(self, request: Message, context: RequestContext) -> Message:

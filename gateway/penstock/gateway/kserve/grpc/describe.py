@@ -62,6 +62,7 @@ class Describe:
         if request.settings:
             context.principal.require(Role.ADMIN)
             tracing.update({name: list(item.value) for name, item in request.settings.items()}, model)
+            await self._kserve.spread()
         answer = pb.TraceSettingResponse()
         for name, value in tracing.settings(model).items():
             answer.settings[name].value.extend([value] if isinstance(value, str) else value)

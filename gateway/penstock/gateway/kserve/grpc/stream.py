@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 import grpc
 from tritonclient.grpc.service_pb2 import ModelStreamInferResponse
 
-from penstock.classic.base import InferModel, ResponseStream
+from penstock.classic.base import AdmittedLater, InferModel, ResponseStream
 from penstock.classic.messages import InferResponse
 from penstock.engines.errors import DeadlineExceededError, InvalidRequestError
 from penstock.gateway.front.context import RequestContext
@@ -117,6 +117,8 @@ class InferStream:
                 _end(trace)
                 raise
         try:
+            if isinstance(responses, AdmittedLater):
+                await responses.admitted()
             await self._forward(model, decoded, responses, trace, context.record)
         except asyncio.CancelledError:
             if not decoded.ended:  # else the end is on its way, and the drain must not tell another one

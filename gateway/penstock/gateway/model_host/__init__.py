@@ -1,0 +1,1 @@
+"""Classic models for several front processes: the process that owns the models serves them over a unix socket."""

@@ -1,0 +1,167 @@
+"""What fronts and the model host say to each other. Times are of time.monotonic(), which all processes of a machine
+share.
+
+A tensor is a place: `[name, datatype, shape, offset, size]` in the frame's tail or, with a segment behind it, in shared
+memory (`classic/python/worker/wire.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from penstock.classic.messages import Parameter
+from penstock.gateway.kserve.tracing import SharedTracing
+
+Place = list[Any]
+ErrorFields = tuple[str, str, str | None, float | None]
+"""Code, message, the field to blame, and seconds after which another try makes sense."""
+
+SEQUENCE_START = 1
+SEQUENCE_END = 2
+TRACED = 4
+STREAMED = 8
+
+
+class TraceFields(Struct, array_like=True):
+    """What the host has noted in the trace of a request, and of those that its model made for it."""
+
+    marks: list[tuple[str, int]]
+    children: list[tuple[str, int, TraceFields]]
+    """Model, version and what was noted."""
+
+
+# Either way
+
+
+class Returned(Struct, array_like=True, tag=10):
+    """Blocks of the receiver's arena that the sender has done with."""
+
+    blocks: list[tuple[int, int]]
+
+
+class Grown(Struct, array_like=True, tag=11):
+    """Sizes of new segments of the sender's arena."""
+
+    segments: list[int]
+
+
+# From a front to the host
+
+
+class Infer(Struct, array_like=True, tag=20):
+    """A request. `number` is the front's own, and never used twice."""
+
+    number: int
+    name: str
+    asked: str
+    """The version as the caller has named it; "" for the newest."""
+    version: int
+    """Which one the front takes that to be."""
+    flags: int
+    inputs: list[Place]
+    id: str
+    outputs: tuple[str, ...]
+    parameters: dict[str, Parameter]
+    priority: int
+    timeout_us: int
+    deadline: float | None
+    correlation_id: int | str
+    tenant: str
+    caller: tuple[str, str] | None
+    """The request's id at the front, and its span as in W3C Trace Context."""
+
+
+class Cancel(Struct, array_like=True, tag=21):
+    """Nobody waits for this request, or the rest of its responses, any more."""
+
+    number: int
+
+
+class Taken(Struct, array_like=True, tag=22):
+    """So many responses of a stream, with so many bytes, have been read."""
+
+    number: int
+    responses: int
+    size: int
+
+
+class Known(Struct, array_like=True, tag=24):
+    """The front answers by this generation of what the host has published."""
+
+    generation: int
+
+
+class Traced(Struct, array_like=True, tag=25):
+    """A request's trace and those of the requests made for it, as `Tracing.keep` takes them."""
+
+    model: str
+    traces: list[list[bytes]]
+
+
+# From the host to a front
+
+
+class Response(Struct, array_like=True, tag=30):
+    number: int
+    final: bool
+    outputs: list[Place] | None
+    parameters: dict[str, Parameter] | None
+    error: ErrorFields | None
+    version: int
+    """Which one has answered."""
+    calls: list[tuple[str, float, float]]
+    """Models that were called for the request, with beginning and end; with the final response."""
+    trace: TraceFields | None
+    """With the final response of a traced request."""
+    refused: bool = False
+    """The error is why the request was never begun."""
+
+
+class Described(Struct, array_like=True, tag=32):
+    """A model version, before the first Published that names it. `key` is never used twice."""
+
+    key: int
+    name: str
+    version: int
+    config: bytes
+    """A serialized ModelConfig."""
+    takes_infer: bool
+    folder: str
+    sources: dict[str, tuple[str, int, str]]
+    """Of an ensemble's outputs: model, version and output that they come from."""
+
+
+class RegionFields(Struct, array_like=True, frozen=True):
+    """A region of shared memory that a client has registered. `device` and `inode` say which object it is, `fd` is the
+    host's descriptor."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+    tenant: str
+    device: int
+    inode: int
+    fd: int
+
+
+class Published(Struct, array_like=True, tag=33):
+    """All that fronts answer by, but for descriptions of models."""
+
+    generation: int
+    models: list[tuple[int, bool]]
+    """Keys of the loaded models, and whether each is ready."""
+    regions: list[RegionFields]
+    tracing: SharedTracing | None
+    """`SharedTracing`."""
+
+
+UpMessage = Returned | Grown | Infer | Cancel | Taken | Known | Traced
+DownMessage = Returned | Grown | Response | Described | Published
+
+encode = msgspec.msgpack.Encoder().encode
+decode_up = msgspec.msgpack.Decoder(UpMessage).decode
+decode_down = msgspec.msgpack.Decoder(DownMessage).decode

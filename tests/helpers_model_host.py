@@ -1,0 +1,135 @@
+"""Both halves of the model host's border in one process: a host over the models of a test, and fronts of it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from penstock.classic.base import InferModel
+from penstock.classic.messages import InferRequest
+from penstock.gateway.front.context import Principal
+from penstock.gateway.kserve.context import KServe
+from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
+from penstock.gateway.kserve.store import IndexEntry, ModelStore
+from penstock.gateway.kserve.tracing import Tracing
+from penstock.gateway.model_host.host import ModelHost
+from penstock.gateway.model_host.host_link import HostLink
+from penstock.gateway.model_host.publication import Sources
+
+
+@dataclass
+class Hosted:
+    host: ModelHost
+    links: list[HostLink]
+    path: Path
+
+    async def join(self, regions: SharedMemoryRegions) -> HostLink:
+        """One more front."""
+        self.links.append(await HostLink.open(self.path, allow_client_shm=regions.allowed))
+        return self.links[-1]
+
+
+@asynccontextmanager
+async def hosting(
+    models: Any,
+    fronts: int = 1,
+    regions: SharedMemoryRegions | None = None,
+    tracing: Tracing | None = None,
+    **more: Any,
+) -> AsyncIterator[Hosted]:
+    """A host over this ModelStore and so many fronts of it."""
+    regions = regions or SharedMemoryRegions(False)
+    async with AsyncExitStack() as ending:
+        path = Path(ending.enter_context(tempfile.TemporaryDirectory())) / "models"
+        host = ModelHost(Sources(models, regions, tracing or Tracing(), **more))
+        host.start(path)
+        ending.push_async_callback(host.stop)
+        found = Hosted(host, [], path)
+        ending.callback(lambda: [link.close() for link in found.links])
+        for _ in range(fronts):
+            await found.join(regions)
+        yield found
+
+
+@asynccontextmanager
+async def served_from_a_front(owner: KServe) -> AsyncIterator[KServe]:
+    """What the KServe handlers of a front take. A front passes on to the owner what it does not answer itself; here
+    the owner's parts are asked."""
+    async with hosting(owner.models, 1, owner.shared_memory, owner.tracing, serves=lambda model: True) as hosted:
+        [link] = hosted.links
+        yield replace(
+            owner,
+            models=_FrontStore(owner.models, link),
+            shared_memory=_FrontRegions(owner.shared_memory, link.shared_memory),
+            tracing=_FrontTracing(owner.tracing, link.tracing),
+            spread=hosted.host.spread,
+        )
+
+
+class _FrontStore:
+    """Requests go to the host; descriptions, the index and changes of models are the owner's."""
+
+    def __init__(self, owner: ModelStore, link: HostLink) -> None:
+        self._owner = owner
+        self._link = link
+
+    def model(self, name: str, version: str = "", request: InferRequest | None = None) -> InferModel:
+        found = self._owner.model(name, version, request)
+        if request is None:
+            return found
+        remote = self._link.models.find(name, version)
+        assert remote is not None
+        return remote
+
+    def versions(self, name: str) -> list[int]:
+        return self._owner.versions(name)
+
+    def models(self) -> Iterable[InferModel]:
+        return self._owner.models()
+
+    def index(self, *, ready: bool) -> list[IndexEntry]:
+        return self._owner.index(ready=ready)
+
+    async def load(self, name: str, *, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        await self._owner.load(name, config=config, files=files)
+
+    async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
+        await self._owner.unload(name, unload_dependents=unload_dependents)
+
+    @property
+    def ready(self) -> bool:
+        return self._owner.ready
+
+
+class _FrontRegions(SharedMemoryRegions):
+    """Tensors are read and written through the front's regions."""
+
+    def __init__(self, owner: SharedMemoryRegions, front: SharedMemoryRegions) -> None:
+        super().__init__(owner.allowed)
+        self._owner = owner
+        self._front = front
+
+    def of(self, caller: Principal) -> SharedMemoryRegions:
+        return _FrontRegions(self._owner.of(caller), self._front.of(caller))
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("register", "unregister", "status", "cuda_status", "register_cuda", "unregister_cuda"):
+            return getattr(self._owner, name)
+        return getattr(self._front, name) if name == "slice" else super().__getattribute__(name)
+
+
+class _FrontTracing(Tracing):
+    """Requests are traced by the front."""
+
+    def __init__(self, owner: Tracing, front: Tracing) -> None:
+        self._owner = owner
+        self._front = front
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("settings", "update"):
+            return getattr(self._owner, name)
+        return getattr(self._front, name) if name in ("start", "active") else super().__getattribute__(name)

@@ -35,7 +35,7 @@ from penstock.engines.door.messages import (
     Welcome,
 )
 from penstock.engines.door.remote_clock import RemoteClock
-from penstock.engines.door.spec import DoorAddress
+from penstock.engines.door.spec import ANY_MODEL, DoorAddress, ModelDigests
 from penstock.engines.errors import (
     EngineDeadError,
     EngineError,
@@ -75,15 +75,14 @@ class AttachedEngine:
         watchdog: WatchdogConfig | None = None,
         *,
         name: str = "",
-        model: str = "",
+        model: ModelDigests = ANY_MODEL,
         policy: str = "",
         on_step: Callable[[StepRecord], None] | None = None,
-        on_adapters: Callable[[Sequence[str]], None] | None = None,
+        on_adapters: Callable[[Sequence[str], int], None] | None = None,
     ) -> None:
-        """`name` is what the engine's log calls this side. `model`: digest of the model's files
-        (`fingerprint.model_digest`), and `policy`: of the scheduler; an engine with others is refused. Empty: any. Of
-        `watchdog`, restarts mean nothing here. `on_adapters` gets the keys of the adapters that are loaded, when they
-        change."""
+        """`name` is what the engine's log calls this side. An engine with another model, or another scheduling policy
+        (empty: any), is refused. Of `watchdog`, restarts mean nothing here. `on_adapters` gets the keys of the adapters
+        that are loaded, and for how many there is room, whenever that may have changed."""
         self._door = door
         self._watchdog = watchdog or WatchdogConfig()
         self._hello = Hello(PROTOCOL_VERSION, name, model, on_step is not None)
@@ -178,10 +177,9 @@ class AttachedEngine:
         self._ping()
 
     def _take_adapters(self, keys: Sequence[str]) -> None:
-        changed = tuple(keys) != self.adapters
         self.adapters = tuple(keys)
-        if changed and self._on_adapters is not None:
-            self._on_adapters(self.adapters)
+        if self._on_adapters is not None and self._welcome is not None:
+            self._on_adapters(self.adapters, self._welcome.max_adapters)
 
     def _receive(self, messages: list[bytes]) -> None:
         connection = self._connection

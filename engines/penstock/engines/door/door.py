@@ -279,11 +279,8 @@ class Door:
                 f"the client speaks version {message.version} of the protocol, the engine {PROTOCOL_VERSION}: both "
                 "need the same version of Penstock"
             )
-        if message.model and self._spec.model and message.model != self._spec.model:
-            raise InvalidRequestError(
-                f"the engine runs another model: its files have the digest {self._spec.model}, those of the client "
-                f"{message.model}"
-            )
+        if different := self._spec.model.differs(message.model):
+            raise InvalidRequestError(f"the engine runs another model: it has a different {different}")
         name = message.name[:_MOST_NAME_CHARS]
         client = self._clients.welcome(peer, name, message.wants_steps, self._clock())
         self._in_use = True

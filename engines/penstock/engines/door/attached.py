@@ -23,7 +23,7 @@ from penstock.engines.contract.messages import (
     StepRecord,
 )
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.door.connection import DoorConnection, decode_door
+from penstock.engines.door.connection import DoorConnection, HandshakeError, decode_door
 from penstock.engines.door.messages import (
     PROTOCOL_VERSION,
     Farewell,
@@ -52,6 +52,8 @@ logger = logging.getLogger(__name__)
 _FIRST_PAUSE = 0.05
 """Seconds between two tries to connect; doubled with each, up to:"""
 _LONGEST_PAUSE = 2.0
+_QUICKLY, _SURELY = 2.0, 3
+"""Who hangs up within so many seconds, so many times in a row, does not just start, hang or die."""
 _WELCOME_TIME = 10.0
 """Seconds in which an engine has to answer; its door answers while steps compute."""
 _ACKNOWLEDGED = 4 << 20
@@ -139,10 +141,16 @@ class AttachedEngine:
     async def _connect_somehow(self) -> None:
         """Tries until somebody is there. Raises EngineError when that refuses."""
         pause = _FIRST_PAUSE
+        hung_up = 0
         while True:
+            tried_at = time.monotonic()
             try:
                 return await self._connect()
-            except EngineDeadError:
+            except EngineDeadError as error:
+                at_once = isinstance(error, HandshakeError) and time.monotonic() - tried_at < _QUICKLY
+                hung_up = hung_up + 1 if at_once else 0
+                if hung_up == _SURELY:
+                    raise EngineError(error.message) from None
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _LONGEST_PAUSE)
 

@@ -23,7 +23,7 @@ from penstock.engines.contract.messages import (
     StepRecord,
 )
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.door.connection import DoorConnection, decode_door
+from penstock.engines.door.connection import DoorConnection, HandshakeError, decode_door
 from penstock.engines.door.messages import (
     PROTOCOL_VERSION,
     Farewell,
@@ -35,7 +35,7 @@ from penstock.engines.door.messages import (
     Welcome,
 )
 from penstock.engines.door.remote_clock import RemoteClock
-from penstock.engines.door.spec import DoorAddress
+from penstock.engines.door.spec import ANY_MODEL, DoorAddress, ModelDigests
 from penstock.engines.errors import (
     EngineDeadError,
     EngineError,
@@ -52,6 +52,8 @@ logger = logging.getLogger(__name__)
 _FIRST_PAUSE = 0.05
 """Seconds between two tries to connect; doubled with each, up to:"""
 _LONGEST_PAUSE = 2.0
+_QUICKLY, _SURELY = 2.0, 3
+"""Who hangs up within so many seconds, so many times in a row, does not just start, hang or die."""
 _WELCOME_TIME = 10.0
 """Seconds in which an engine has to answer; its door answers while steps compute."""
 _ACKNOWLEDGED = 4 << 20
@@ -75,15 +77,14 @@ class AttachedEngine:
         watchdog: WatchdogConfig | None = None,
         *,
         name: str = "",
-        model: str = "",
+        model: ModelDigests = ANY_MODEL,
         policy: str = "",
         on_step: Callable[[StepRecord], None] | None = None,
-        on_adapters: Callable[[Sequence[str]], None] | None = None,
+        on_adapters: Callable[[Sequence[str], int], None] | None = None,
     ) -> None:
-        """`name` is what the engine's log calls this side. `model`: digest of the model's files
-        (`fingerprint.model_digest`), and `policy`: of the scheduler; an engine with others is refused. Empty: any. Of
-        `watchdog`, restarts mean nothing here. `on_adapters` gets the keys of the adapters that are loaded, when they
-        change."""
+        """`name` is what the engine's log calls this side. An engine with another model, or another scheduling policy
+        (empty: any), is refused. Of `watchdog`, restarts mean nothing here. `on_adapters` gets the keys of the adapters
+        that are loaded, and for how many there is room, whenever that may have changed."""
         self._door = door
         self._watchdog = watchdog or WatchdogConfig()
         self._hello = Hello(PROTOCOL_VERSION, name, model, on_step is not None)
@@ -140,10 +141,16 @@ class AttachedEngine:
     async def _connect_somehow(self) -> None:
         """Tries until somebody is there. Raises EngineError when that refuses."""
         pause = _FIRST_PAUSE
+        hung_up = 0
         while True:
+            tried_at = time.monotonic()
             try:
                 return await self._connect()
-            except EngineDeadError:
+            except EngineDeadError as error:
+                at_once = isinstance(error, HandshakeError) and time.monotonic() - tried_at < _QUICKLY
+                hung_up = hung_up + 1 if at_once else 0
+                if hung_up == _SURELY:
+                    raise EngineError(error.message) from None
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -178,10 +185,9 @@ class AttachedEngine:
         self._ping()
 
     def _take_adapters(self, keys: Sequence[str]) -> None:
-        changed = tuple(keys) != self.adapters
         self.adapters = tuple(keys)
-        if changed and self._on_adapters is not None:
-            self._on_adapters(self.adapters)
+        if self._on_adapters is not None and self._welcome is not None:
+            self._on_adapters(self.adapters, self._welcome.max_adapters)
 
     def _receive(self, messages: list[bytes]) -> None:
         connection = self._connection

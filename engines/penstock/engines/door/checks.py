@@ -1,5 +1,5 @@
-"""What a request from a client must be like, so that it can harm no other. An engine trusts its owner; clients of a door
-are gateways, too, but others than the one that started the engine."""
+"""What a request from a client must be like, so that it can harm no other. An engine trusts its owner; a client of a
+door is a gateway, too, but not the one that started the engine."""
 
 from __future__ import annotations
 

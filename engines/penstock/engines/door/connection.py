@@ -21,7 +21,12 @@ decode_door: Callable[[bytes], DoorMessage] = msgspec.msgpack.Decoder(DoorMessag
 _LINGER_MS = 1000
 _BROKEN = "its process ended, or the connection to it broke"
 _ENDS = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED
-_REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+_CUT_OFF = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+
+
+class HandshakeError(EngineDeadError):
+    """The other side has closed the connection without a word: it cannot read what came, or it has just died."""
 
 
 class DoorConnection:
@@ -37,12 +42,13 @@ class DoorConnection:
         self._backlog: list[bytes] = []
         self._arrived = asyncio.Event()
         self._handler: Callable[[list[bytes]], None] = self._backlog.extend
-        self._refused_keys = False
+        self._failures = 0
+        """Events of handshakes that have failed."""
         try:
             socket = client_socket(context, door)
         except zmq.ZMQError as error:
             raise NoResourcesError(f"there can be no socket: {error}") from None
-        events = LoopSocket(socket.get_monitor_socket(_ENDS | _REFUSALS), _receive_events, self._look)
+        events = LoopSocket(socket.get_monitor_socket(_ENDS | _REFUSALS | _CUT_OFF), _receive_events, self._look)
         self._events, self._messages = events, LoopSocket(socket, receive_all, self._take)
         self._raw = socket
         try:
@@ -52,13 +58,12 @@ class DoorConnection:
             raise EngineError(f"{door.address} is no address of an engine's door: {error}") from None
 
     async def welcome(self, hello: Hello) -> Welcome:
-        """Introduces itself. Raises EngineDeadError while nobody is there, EngineError when the engine refuses."""
+        """Introduces itself. Raises EngineDeadError while nobody is there, HandshakeError, and EngineError when the
+        engine refuses."""
         self.send([encode(hello)])
         while not self._backlog:
             if self.ended.done():
-                if self._refused_keys:
-                    raise EngineError(f"the engine at {self._door.address} has another key, or none")
-                raise EngineDeadError(f"no engine is at {self._door.address}")
+                raise self._failure()
             await self._arrived.wait()
             self._arrived.clear()
         message = decode_door(self._backlog.pop(0))
@@ -67,6 +72,14 @@ class DoorConnection:
         if isinstance(message, Farewell):
             raise EngineError(f"the engine at {self._door.address} refuses: {message.error.message}")
         raise EngineError(f"what is at {self._door.address} is no engine's door")
+
+    def _failure(self) -> EngineError:
+        """Why there is no answer."""
+        if self._failures & _REFUSALS:
+            return EngineError(f"the engine at {self._door.address} has another key, or none")
+        if self._failures and self._door.key:
+            return HandshakeError(f"the engine at {self._door.address} hangs up: it may have another key")
+        return EngineDeadError(f"no engine is at {self._door.address}")
 
     def on_messages(self, handler: Callable[[list[bytes]], None]) -> None:
         """From now on `handler` gets the messages, all at once, as they arrive."""
@@ -82,7 +95,8 @@ class DoorConnection:
 
     def _look(self, events: list[int]) -> None:
         """What had arrived before the end is delivered first."""
-        self._refused_keys = any(event & _REFUSALS for event in events)
+        for event in events:
+            self._failures |= event & (_REFUSALS | _CUT_OFF)
         self._messages.drain()
         self.end(_BROKEN)
 

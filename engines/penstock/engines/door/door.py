@@ -201,6 +201,9 @@ class Door:
             self._closing = reason
             self._thread_bell.ring()
         self._thread.join(_JOIN_SECONDS)
+        with self._lock:
+            self._bell.close()
+            self._thread_bell.close()
 
     # -- the thread's side ---------------------------------------------------------------------------------------
 
@@ -279,11 +282,8 @@ class Door:
                 f"the client speaks version {message.version} of the protocol, the engine {PROTOCOL_VERSION}: both "
                 "need the same version of Penstock"
             )
-        if message.model and self._spec.model and message.model != self._spec.model:
-            raise InvalidRequestError(
-                f"the engine runs another model: its files have the digest {self._spec.model}, those of the client "
-                f"{message.model}"
-            )
+        if different := self._spec.model.differs(message.model):
+            raise InvalidRequestError(f"the engine runs another model: it has a different {different}")
         name = message.name[:_MOST_NAME_CHARS]
         client = self._clients.welcome(peer, name, message.wants_steps, self._clock())
         self._in_use = True
@@ -327,10 +327,11 @@ class Door:
         for each in news:
             self._clients.taken_in(each.taken)
             self._stats = each.stats
+            concerned = {*each.outputs, *each.replies, *(number for number, _, _ in each.taken)}
             for client in self._clients:
                 client.steps += each.steps if client.wants_steps else ()
-                outputs, replies = each.outputs.get(client.number), each.replies.get(client.number)
-                if outputs or replies or self._clock() - client.told_at >= _STATS_INTERVAL:
+                if client.number in concerned or self._clock() - client.told_at >= _STATS_INTERVAL:
+                    outputs, replies = each.outputs.get(client.number), each.replies.get(client.number)
                     self._send_outputs(client, outputs or (), replies or ())
         if self._told_adapters is not self._adapters.keys:
             self._told_adapters = self._adapters.keys

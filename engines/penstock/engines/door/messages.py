@@ -20,6 +20,7 @@ from penstock.engines.contract.messages import (
     StepOutputs,
 )
 from penstock.engines.contract.model_info import ModelInfo
+from penstock.engines.door.spec import ANY_MODEL, ModelDigests
 
 PROTOCOL_VERSION = 1
 """Another one whenever a message changes that crosses the door. Both sides must have the same."""
@@ -31,8 +32,8 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
     version: int
     name: str = ""
     """For the engine's log."""
-    model: str = ""
-    """Digest of the model that it expects; empty: any."""
+    model: ModelDigests = ANY_MODEL
+    """The model that it expects."""
     wants_steps: bool = False
     """It is told of each step (`StepOutputs.steps`)."""
 
@@ -58,6 +59,8 @@ class Welcome(msgspec.Struct, array_like=True, tag="welcome", frozen=True):
     """Of all that decides tokens and the hashes of blocks (`fingerprint.engine_fingerprint`)."""
     adapters: list[str]
     """Keys of the LoRA adapters that are loaded."""
+    max_adapters: int
+    """For how many there is room."""
     policy: str
     """The scheduler's."""
     most_unseen: int

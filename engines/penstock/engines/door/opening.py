@@ -20,6 +20,7 @@ def open_door(spec: EngineSpec, info: ModelInfo, heartbeat: Callable[[], Heartbe
         info=info,
         fingerprint=engine_fingerprint(spec, info, spec.door.model),
         adapters=[],
+        max_adapters=spec.options.get("max_loras", 0),
         policy=str(spec.scheduler.policy),
         most_unseen=2 * (spec.scheduler.max_queued_requests + spec.scheduler.max_num_seqs),
         max_message_bytes=spec.door.max_message_bytes,

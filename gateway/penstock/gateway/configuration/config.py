@@ -20,6 +20,7 @@ from penstock.gateway.configuration.sections import (
     AdapterConfig,
     CacheConfig,
     DataConfig,
+    DoorConfig,
     EmbeddingsConfig,
     EngineConfig,
     GrpcConfig,
@@ -42,6 +43,7 @@ class ConfigError(ValueError):
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: LanguageModelConfig = LanguageModelConfig()
     engine: EngineConfig = EngineConfig()
+    door: DoorConfig = DoorConfig()
     adapters: AdapterConfig = AdapterConfig()
     embeddings: EmbeddingsConfig = EmbeddingsConfig()
     data: DataConfig = DataConfig()
@@ -60,6 +62,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "model": LanguageModelConfig,
     "engine": EngineConfig,
+    "door": DoorConfig,
     "adapters": AdapterConfig,
     "embeddings": EmbeddingsConfig,
     "data": DataConfig,

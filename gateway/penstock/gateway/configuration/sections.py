@@ -141,6 +141,27 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = {}
 
 
+class DoorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An engine that other Penstocks use, or that runs in another Penstock."""
+
+    engine_door: Annotated[
+        Name | None,
+        Meta(
+            description="where other Penstocks can use the engine of MODEL, as ipc:///PATH or tcp://HOST:PORT; "
+            "default: nowhere"
+        ),
+    ] = None
+    engine_door_clients: Annotated[Positive, Meta(description="most of them at one time")] = 64
+    engine_address: Annotated[
+        Name | None,
+        Meta(description="the engine-door of another Penstock, whose engine runs MODEL; no engine is started here"),
+    ] = None
+    engine_key: Annotated[
+        Name | None,
+        Meta(description="file with the key that both sides share, made by `penstock key new --engine`; tcp needs one"),
+    ] = None
+
+
 class AdapterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """LoRA adapters, each a model of its own for clients; on the openvino, vllm, tensorrt_llm and torch engines."""
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from penstock.engines.contract.loading import silent
+from penstock.engines.contract.messages import StepRecord
 from penstock.engines.door.spec import DoorSpec
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.formats.exported_graph import exported_graph
@@ -22,16 +23,26 @@ from penstock.engines.registry import EngineSpec
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.queues import Policy
 from penstock.gateway.configuration.config import Config, ConfigError
-from penstock.gateway.configuration.sections import OF_OUR_SCHEDULER, CacheConfig, EngineConfig, LanguageModelConfig
+from penstock.gateway.configuration.sections import (
+    OF_OUR_SCHEDULER,
+    CacheConfig,
+    EngineConfig,
+    LanguageModelConfig,
+    ServerConfig,
+)
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.llm.adapters import Adapter, AdapterSet, new_adapter, parse_adapters, parse_directory
 from penstock.gateway.llm.engine_choice import choose_engine
+from penstock.gateway.llm.engine_sharing import attached_engine, door_spec, engine_elsewhere
 from penstock.gateway.llm.model_metrics import ModelMetrics
 from penstock.gateway.llm.model_texts import read_texts, read_tokenizer, text_settings
 from penstock.gateway.llm.models import LoadedModel, ModelSource, find_model
 from penstock.gateway.memory.budget import MemoryBudget
 from penstock.gateway.memory.budgeted_engine import BudgetedEngine
 from penstock.tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from penstock.engines.door.attached import AttachedEngine
 
 _CPU_BATCHED_TOKENS, _GPU_BATCHED_TOKENS = 512, 4096
 """Steps of so many tokens keep the pause between two tokens of running requests bearable."""
@@ -53,31 +64,36 @@ def build_model(
     about_texts = text_settings(config.model, source)
     tokenizer = read_tokenizer(about_texts)
     names = tuple(names) or public_names(config, source.name)
-    given = [new_adapter(*each) for each in parse_adapters(config.adapters.lora, names).items()]
-    spec = engine_spec(config, source, tokenizer, given)
-    if new_door is not None and spec.door is None:
-        spec = msgspec.structs.replace(spec, door=new_door())
-    adapters = AdapterSet(
-        given,
-        directory=parse_directory(config.adapters.lora_directory),
-        max_loaded=spec.options.get("max_loras", 0),
-    )
-    server = config.server
+    elsewhere = engine_elsewhere(config, source)
     observed: list[ModelMetrics] = []
     built: list[LoadedModel] = []
-    engine = BudgetedEngine(
-        budget or MemoryBudget(),
-        names[0],
-        spec,
-        WatchdogConfig(
-            timeout=server.watchdog_timeout,
-            ready_timeout=server.ready_timeout or min(WatchdogConfig().ready_timeout, server.watchdog_timeout / 2),
-            load_timeout=server.load_timeout,
-        ),
-        log_level=server.logging_level,
-        on_step=lambda step: observed[0].step(step),
-        on_loading=silent if board is None else board.reporter(names),
-    )
+
+    def on_step(step: StepRecord) -> None:
+        observed[0].step(step)
+
+    engine: BudgetedEngine | AttachedEngine
+    if elsewhere is None:
+        given = [new_adapter(*each) for each in parse_adapters(config.adapters.lora, names).items()]
+        spec = engine_spec(config, source, tokenizer, given)
+        if new_door is not None and spec.door is None:
+            spec = msgspec.structs.replace(spec, door=new_door())
+        adapters = AdapterSet(
+            given,
+            directory=parse_directory(config.adapters.lora_directory),
+            max_loaded=spec.options.get("max_loras", 0),
+        )
+        engine = BudgetedEngine(
+            budget or MemoryBudget(),
+            names[0],
+            spec,
+            _watchdog(config.server),
+            log_level=config.server.logging_level,
+            on_step=on_step,
+            on_loading=silent if board is None else board.reporter(names),
+        )
+    else:
+        adapters = AdapterSet()
+        engine = attached_engine(config, *elsewhere, _watchdog(config.server), on_step, adapters)
     observed.append(
         ModelMetrics(
             names[0],
@@ -106,6 +122,14 @@ def build_model(
     )
     built.append(model)
     return model
+
+
+def _watchdog(server: ServerConfig) -> WatchdogConfig:
+    return WatchdogConfig(
+        timeout=server.watchdog_timeout,
+        ready_timeout=server.ready_timeout or min(WatchdogConfig().ready_timeout, server.watchdog_timeout / 2),
+        load_timeout=server.load_timeout,
+    )
 
 
 def _salt_key(offload_dir: str | None) -> bytes | None:
@@ -158,6 +182,7 @@ def engine_spec(
         scheduler=scheduler,
         publish_interval=config.server.stream_interval_ms / 1e3,
         placement=_placement(config),
+        door=door_spec(config, source),
     )
 
 

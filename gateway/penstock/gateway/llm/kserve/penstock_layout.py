@@ -18,10 +18,12 @@ from penstock.gateway.configuration.sections import (
     OF_OUR_SCHEDULER,
     AdapterConfig,
     CacheConfig,
+    DoorConfig,
     EngineConfig,
     LanguageModelConfig,
     SchedulingConfig,
 )
+from penstock.gateway.llm.engine_sharing import without_engine
 from penstock.gateway.llm.kserve.folder_layout import (
     beside,
     check_one_instance,
@@ -36,7 +38,7 @@ _SETTINGS = frozenset(
     name
     for section in (LanguageModelConfig, EngineConfig, AdapterConfig, CacheConfig, SchedulingConfig)
     for name in section.__struct_fields__
-) - {"served_model_name"}
+) - {"served_model_name"} | {"engine_address", "engine_key"}
 
 
 class PenstockLayout:
@@ -50,6 +52,8 @@ class PenstockLayout:
         unknown = given.keys() - _SETTINGS
         if unknown:
             raise ConfigError(f"{min(unknown)!r} is not a setting of language models")
+        if given.get("engine_address"):
+            server = without_engine(server)
         given["model"] = model_source(given.get("model"), context, _FILE)
         # the command line's are those of its own model
         given.setdefault("revision", None)
@@ -58,9 +62,9 @@ class PenstockLayout:
             given["speculative_model"] = beside(given["speculative_model"], context.version_folder)
         if isinstance(given.get("lora"), list):
             given["lora"] = [_adapter(text, context.version_folder) for text in given["lora"]]
-        # the adapters of the command line are those of its own model
+        # the adapters of the command line are those of its own model, and so is the door of its engine
         adapters = msgspec.structs.replace(server.adapters, lora=(), lora_directory=None)
-        config = overlay(msgspec.structs.replace(server, adapters=adapters), given)
+        config = overlay(msgspec.structs.replace(server, adapters=adapters, door=DoorConfig()), given)
         return config if "kv_offload_dir" in given else with_offload_where_it_works(config)
 
 

@@ -27,7 +27,7 @@ from penstock.gateway.front.quota import Quota
 from penstock.gateway.fronts.doors import Doors
 from penstock.gateway.fronts.front_keys import keys_message
 from penstock.gateway.fronts.listeners import reserve
-from penstock.gateway.fronts.messages import Begin, FromSupervisor, Logs, ReadAgain
+from penstock.gateway.fronts.messages import MODELS, REQUESTS, Begin, FromSupervisor, Logs, ReadAgain
 from penstock.gateway.fronts.model_table import ModelTable
 from penstock.gateway.fronts.private_port import PrivatePort
 from penstock.gateway.fronts.supervisor import Fronts
@@ -38,6 +38,8 @@ from penstock.gateway.kserve.grpc.health import Health
 from penstock.gateway.kserve.grpc.rpc import Guard
 from penstock.gateway.kserve.grpc.service import build_service
 from penstock.gateway.llm.dataplane import DataPlane
+from penstock.gateway.model_host.host import ModelHost
+from penstock.gateway.model_host.publication import Sources
 from penstock.gateway.repository.manager import ModelRepository
 from penstock.gateway.signals import ServerSignals
 from penstock.gateway.traffic.table import TrafficTable
@@ -102,6 +104,7 @@ class FrontPorts:
         self._metrics = metrics
         self._keys = shared.settings.keys
         self._ports: dict[Literal["http", "grpc"], int] = {}
+        self._host: ModelHost | None = None
         self._health = Health(shared.would_serve)
         settings = shared.settings
         guard = Guard(settings.keys, settings.drain, settings.journal, shared.restrictions, settings.intake)
@@ -114,24 +117,15 @@ class FrontPorts:
             settings.drain,
             self._quota_of,
             lambda: shared.traffic.names,
-            self._serve_tensors,
             self._all_gone,
         )
         grpc_tls = tls_settings(config, "grpc")
         if grpc_tls.enabled:
             grpc_tls.read()
 
-    @property
-    def _socket(self) -> Path:
-        return self._folder.path / "requests"
-
     def _quota_of(self, digest: bytes) -> Quota | None:
         principal = (self._keys.granted or {}).get(digest)
         return None if principal is None else principal.quota
-
-    def _serve_tensors(self) -> bool:
-        """Traces are written, and regions of shared memory known, in this process alone."""
-        return not (self._shared.kserve.tracing.active or self._config.server.allow_client_shm)
 
     def _all_gone(self) -> None:
         logger.critical("no front is left")
@@ -143,7 +137,8 @@ class FrontPorts:
         """Raises ConfigError."""
         server = self._config.server
         try:
-            await self._private.start(self._socket)
+            self._host = self._new_host()
+            await self._private.start(self._folder.path / REQUESTS)
             sockets = self._reserved()
             if server.allow_metrics:
                 await self._open_metrics()
@@ -163,6 +158,19 @@ class FrontPorts:
             self._metrics.port if server.allow_metrics else "-",
             self._folder.fronts,
         )
+
+    def _new_host(self) -> ModelHost:
+        """Raises EngineError."""
+        kserve = self._shared.kserve
+        host = ModelHost(Sources(self._shared.models, kserve.shared_memory, kserve.tracing))
+        host.start(self._folder.path / MODELS)
+        self._shared.models.changes.watch(host.publish)
+        return host
+
+    async def spread(self) -> None:
+        """Returns when all fronts know the regions of shared memory and the settings of traces."""
+        if self._host is not None:
+            await self._host.spread()
 
     def _reserved(self) -> list[dict[str, socket]]:
         """For each front, its sockets by port. Raises ConfigError."""
@@ -192,7 +200,7 @@ class FrontPorts:
     async def _start_fronts(self, sockets: list[dict[str, socket]]) -> None:
         shared, fronts = self._shared, self.fronts
         await fronts.start(sockets)
-        for changes in (shared.dataplane.changes, shared.models.changes, shared.kserve.tracing.changes):
+        for changes in (shared.dataplane.changes, shared.models.changes):
             changes.watch(fronts.tables_changed)
         shared.traffic.on_change(fronts.tables_changed)
         self._keys.changes.watch(lambda: fronts.tell(keys_message(self._keys.granted)))
@@ -206,7 +214,7 @@ class FrontPorts:
 
     def _first(self, number: int) -> Sequence[FromSupervisor]:
         """What a front is told at its start."""
-        # Rules are at work in this process alone, and so are traces.
+        # Rules are at work in this process alone, and which requests are traced the model host tells.
         server = msgspec.structs.replace(self._config.server, trace_config=())
         config = msgspec.structs.replace(self._config, traffic=TrafficConfig(), server=server)
         begin = Begin(
@@ -214,7 +222,7 @@ class FrontPorts:
             fronts=self._folder.fronts,
             config=config,
             salt_key=self._shared.dataplane.salt_key,
-            requests_at=str(self._socket),
+            folder=str(self._folder.path),
             listens=tuple(self._ports),
         )
         return [begin, keys_message(self._keys.granted), self._logs()]
@@ -238,4 +246,6 @@ class FrontPorts:
         self._health.close()
         await self.fronts.stop(_STOP_SECONDS)
         await asyncio.gather(self._metrics.stop(), self._private.stop())
+        if self._host is not None:
+            await self._host.stop()
         self._folder.remove()

@@ -38,9 +38,10 @@ from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.front.auth import ApiKeys
 from penstock.gateway.front.descriptors import connections_within_limit
 from penstock.gateway.front.intake import Intake
-from penstock.gateway.front.journal import Hook, RequestJournal, name_request
+from penstock.gateway.front.journal import Hook, RequestJournal
 from penstock.gateway.front.loops import loop_factory
 from penstock.gateway.front.server_health import ServerHealth
+from penstock.gateway.front.server_log import set_up_log
 from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.fronts.channel import Channel
 from penstock.gateway.fronts.forwarding import Forwarder
@@ -49,6 +50,8 @@ from penstock.gateway.fronts.front_models import FrontModels
 from penstock.gateway.fronts.grpc_front import FrontGuard, FrontService
 from penstock.gateway.fronts.http_front import FrontApp
 from penstock.gateway.fronts.messages import (
+    MODELS,
+    REQUESTS,
     Begin,
     Drain,
     Expire,
@@ -80,6 +83,7 @@ from penstock.gateway.metrics.http_port import HttpPortMetrics
 from penstock.gateway.metrics.intake import IntakeMetrics
 from penstock.gateway.metrics.registry import Metrics
 from penstock.gateway.metrics.requests import RequestMetrics
+from penstock.gateway.model_host.host_link import HostLink
 from penstock.gateway.ports.requests_in_flight import chosen
 
 logger = logging.getLogger("penstock")
@@ -105,9 +109,10 @@ async def _run(control: int, listeners: list[int]) -> int:
     if not isinstance(begin, Begin):
         return 1
     sockets = {port: socket(fileno=descriptor) for port, descriptor in zip(begin.listens, listeners, strict=True)}
-    _configure_log(begin)
+    set_up_log(begin.config.server.logging_level, logging.StreamHandler(sys.stderr), f"front {begin.number}: ")
     try:
-        front = _Front(begin, channel, sockets)
+        link = await HostLink.open(Path(begin.folder) / MODELS, allow_client_shm=begin.config.server.allow_client_shm)
+        front = _Front(begin, channel, link, sockets)
         await front.start()
     except (ConfigError, PenstockError, OSError) as error:
         channel.send(Failed(reason=str(error)))
@@ -119,30 +124,21 @@ async def _run(control: int, listeners: list[int]) -> int:
             return 0
         front.take(message)
     logger.error("the supervisor is gone: this front ends")
-    shutil.rmtree(Path(begin.requests_at).parent, ignore_errors=True)
+    shutil.rmtree(begin.folder, ignore_errors=True)
     return 1
-
-
-def _configure_log(begin: Begin) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(name_request)
-    logging.basicConfig(
-        level=begin.config.server.logging_level,
-        format=f"%(asctime)s %(levelname)-7s front {begin.number}: %(message)s%(request)s",
-        handlers=[handler],
-    )
-    for library in ("grpc", "asyncio"):
-        logging.getLogger(library).setLevel(logging.WARNING)
 
 
 class _Front:
     """Everything that lives as long as the process."""
 
-    def __init__(self, begin: Begin, channel: Channel[FromSupervisor], sockets: dict[str, socket]) -> None:
+    def __init__(
+        self, begin: Begin, channel: Channel[FromSupervisor], link: HostLink, sockets: dict[str, socket]
+    ) -> None:
         """Raises ConfigError."""
         config = begin.config
         self._begin = begin
         self._channel = channel
+        self._link = link
         pools = WorkPools()
         dataplane = DataPlane(
             request_timeout=config.scheduling.request_timeout or None,
@@ -150,7 +146,7 @@ class _Front:
             text_pool=pools.text,
             salt_key=begin.salt_key,
         )
-        self._models = FrontModels(dataplane, self._attach, self._hold)
+        self._models = FrontModels(dataplane, link.models, self._attach, self._hold)
         self._keys = ApiKeys({} if config.server.has_keys else None)
         self._quotas = QuotaClient(channel.send)
         self._access_log = build_access_log(config)
@@ -166,8 +162,9 @@ class _Front:
         settings = replace(settings, intake=Intake(bodies, config.server.max_loop_lag))
         self._drain, self._intake = settings.drain, settings.intake
         kserve = build_kserve(config, self._models.store, dataplane, pools, ServerHealth())
+        kserve = replace(kserve, shared_memory=link.shared_memory, tracing=link.tracing)
         self._logs = kserve.logs
-        forwarder = Forwarder(begin.requests_at)
+        forwarder = Forwarder(str(Path(begin.folder) / REQUESTS))
         app = FrontApp(self._models, settings, kserve, forwarder, self._quotas)
         self._http = self._new_http_server(app, config, sockets["http"]) if "http" in sockets else None
         guard = FrontGuard(
@@ -311,6 +308,7 @@ class _Front:
             ports.append(self._grpc.stop(_GRPC_GRACE))
         await asyncio.gather(*ports)
         await self._models.stop()
+        self._link.close()
         self._quotas.close()
         self._intake.lag.stop()
         if self._access_log is not None:

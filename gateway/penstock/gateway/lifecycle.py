@@ -48,11 +48,11 @@ from penstock.gateway.embedding_models import EmbeddingModels
 from penstock.gateway.front.descriptors import connections_within_limit
 from penstock.gateway.front.exposure import check_exposure
 from penstock.gateway.front.first_steps import Kind, first_steps, reachable_host
-from penstock.gateway.front.journal import Hook, RequestJournal, name_request
-from penstock.gateway.front.loading_board import LoadingBoard, LoadingLog, LoadingView
+from penstock.gateway.front.journal import Hook, RequestJournal
+from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.front.loops import loop_factory
 from penstock.gateway.front.server_health import ServerHealth, is_live
-from penstock.gateway.front.terminal_log import TerminalLog
+from penstock.gateway.front.server_log import log_handler, set_up_log
 from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.server import HttpServer, ServerSettings
@@ -98,14 +98,8 @@ def answer_file(config: Config, source: Path, target: Path) -> int:
 
 def serve(config: Config, file: BatchFile | None = None) -> int:
     """Runs a server until it is told to stop, or has answered the file; returns the exit status."""
-    handler, view = _log_handler()
-    logging.basicConfig(
-        level=config.server.logging_level,
-        format="%(asctime)s %(levelname)-7s %(message)s%(request)s",
-        handlers=[handler],
-    )
-    for library in ("grpc", "asyncio"):
-        logging.getLogger(library).setLevel(logging.WARNING)  # at level debug they drown out everything else
+    handler, view = log_handler()
+    set_up_log(config.server.logging_level, handler)
     try:
         check_exposure(config)
         others = config.repository.model_repository or config.embeddings.embedding_model
@@ -121,19 +115,7 @@ def serve(config: Config, file: BatchFile | None = None) -> int:
         return 130
 
 
-def _log_handler() -> tuple[logging.Handler, LoadingView]:
-    """For lines on standard error, and where loading is shown."""
-    handler: logging.Handler
-    view: LoadingView
-    if sys.stderr.isatty():
-        handler = view = TerminalLog(sys.stderr)
-    else:
-        handler, view = logging.StreamHandler(sys.stderr), LoadingLog(logger.info)
-    handler.addFilter(name_request)
-    return handler, view
-
-
-def new_front_folder(config: Config) -> FrontFolder | None:
+def _new_front_folder(config: Config) -> FrontFolder | None:
     """None: there is one front, in this process. Raises ConfigError."""
     if config.server.fronts == 1:
         return None
@@ -152,7 +134,7 @@ class _Server:
         server = config.server
         pools = WorkPools()
         on_demand = build_on_demand(config)
-        self._folder = new_front_folder(config)
+        self._folder = _new_front_folder(config)
         new_door = None if self._folder is None else self._folder.doors.new
         self._dataplane = build_dataplane(config, pools, board, on_demand)
         custom = CustomMetrics()
@@ -175,6 +157,8 @@ class _Server:
         health = ServerHealth(self._is_live, self._would_serve, board.texts)
         self._kserve = build_kserve(config, self._traffic.models, self._dataplane, pools, health, on_demand)
         repository = self._models
+        if self._folder is not None:
+            self._kserve = replace(self._kserve, spread=self._spread)
         triton = TritonMetrics(repository.models, repository.load_seconds, repository.cache_counters, latencies)
         requests = RequestMetrics()
         metrics = Metrics(
@@ -273,6 +257,10 @@ class _Server:
             signals=self._signals,
         )
         return FrontPorts(self._config, folder, shared, operator)
+
+    async def _spread(self) -> None:
+        if not isinstance(self._ports, OpenPorts):
+            await self._ports.spread()
 
     async def _requests_in_fronts(self, limit: int, tenant: str | None, model: str | None) -> Sequence[Chosen]:
         return (

@@ -44,7 +44,7 @@ class Unloading(RuleBasedStateMachine):
         used = Used()
         for each in self.listed:
             used.models[each] = self.counters.setdefault(each, CallCounter())
-        table = Table(revision=self.revision, models=(), routed=tuple(map(str, self.listed)), tensors=True)
+        table = Table(revision=self.revision, models=(), routed=tuple(map(str, self.listed)))
         self.holds.sent(table, used)
         self.down.append(table)
 

@@ -22,6 +22,7 @@ from penstock.gateway.llm.kserve.language_model import LanguageModel
 from penstock.gateway.llm.model_metrics import ModelMetrics
 from penstock.gateway.llm.model_texts import ModelTexts, read_texts, read_tokenizer
 from penstock.gateway.llm.models import LoadedModel, TextSettings
+from penstock.gateway.model_host.remote_models import RemoteModels
 
 logger = logging.getLogger("penstock")
 
@@ -45,11 +46,14 @@ class _FrontModel:
 class FrontModels:
     """What this front serves now. Lives on the event loop."""
 
-    def __init__(self, dataplane: DataPlane, attach: Attach, tell: Callable[[Holds], None]) -> None:
-        """`attach` makes the client of an engine; `tell` is called whenever what is held has changed."""
+    def __init__(
+        self, dataplane: DataPlane, classic: RemoteModels, attach: Attach, tell: Callable[[Holds], None]
+    ) -> None:
+        """`classic`: models that the supervisor runs. `attach` makes the client of an engine; `tell` is called whenever
+        what is held has changed."""
         self.dataplane = dataplane
-        self.store = _Store()
-        self.serves_tensors = False
+        self._classic = classic
+        self.store = _Store(classic)
         self._attach = attach
         self._tell = tell
         self._revision = 0
@@ -68,9 +72,11 @@ class FrontModels:
         return held is not None and held[0].engine.ready and name not in self._routed
 
     def has_tensors(self, name: str, version: str) -> bool:
-        """The same for KServe; `version` "": the newest."""
-        model = self.store.find(name, version)
-        return model is not None and model.ready and name not in self._routed
+        """The same for KServe, classic models included; `version` "": the newest."""
+        if name in self._routed:
+            return False
+        model = self.store.language_model(name, version)
+        return self._classic.has(name, version) if model is None else model.ready
 
     def all(self) -> Iterable[tuple[int, LoadedModel, Iterable[LanguageModel]]]:
         """Those that still answer requests."""
@@ -84,7 +90,6 @@ class FrontModels:
         """What is not in the table takes no more requests; what is new does so when it is ready."""
         self._revision = table.revision
         self._routed = frozenset(table.routed)
-        self.serves_tensors = table.tensors
         self._wanted = {entry.id: entry for entry in table.models}
         for number in self._served.keys() - self._wanted.keys():
             self._leave(number)
@@ -221,34 +226,35 @@ def _adapter(entry: AdapterEntry) -> Adapter:
 
 
 class _Store:
-    """Implements ModelStore for the models of a front. What is not here, the supervisor has been asked for."""
+    """Implements ModelStore for inference. What is not here, the supervisor has been asked for."""
 
     ready = True
 
-    def __init__(self) -> None:
-        self._models: dict[str, dict[str, LanguageModel]] = {}
+    def __init__(self, classic: RemoteModels) -> None:
+        self._classic = classic
+        self._models: dict[tuple[str, str], LanguageModel] = {}
 
     def replace(self, models: Iterable[LanguageModel]) -> None:
-        found: dict[str, dict[str, LanguageModel]] = {}
+        """These are all language models."""
+        found: dict[tuple[str, str], LanguageModel] = {}
         for model in sorted(models, key=lambda each: each.version):
-            versions = found.setdefault(model.name, {})
-            versions[str(model.version)] = versions[""] = model
+            found[model.name, str(model.version)] = found[model.name, ""] = model
         self._models = found
 
-    def find(self, name: str, version: str) -> LanguageModel | None:
-        return self._models.get(name, {}).get(version)
+    def language_model(self, name: str, version: str) -> LanguageModel | None:
+        return self._models.get((name, version))
 
     def model(self, name: str, version: str = "", request: InferRequest | None = None) -> InferModel:
-        found = self.find(name, version)
-        if found is None:
+        found = self.language_model(name, version) or self._classic.find(name, version)
+        if found is None:  # it has gone since the request came
             raise ModelNotFoundError(f"Request for unknown model: '{name}' is not found")
         return found
 
     def versions(self, name: str) -> list[int]:
-        return sorted({model.version for model in self._models.get(name, {}).values()})
+        return []
 
     def models(self) -> Iterable[InferModel]:
-        return [model for versions in self._models.values() for key, model in versions.items() if key]
+        return []
 
     def index(self, *, ready: bool) -> list[IndexEntry]:
         return []

@@ -94,8 +94,8 @@ class FrontService:
         return grpc.stream_stream_rpc_method_handler(call)
 
     def _is_served(self, data: bytes) -> bool:
-        """Whether this front has the request's model."""
-        return self._models.serves_tensors and self._models.has_tensors(*_model_of(data))
+        """Whether this front answers for the request's model."""
+        return self._models.has_tensors(*_model_of(data))
 
 
 def _model_of(data: bytes) -> tuple[str, str]:

@@ -85,8 +85,6 @@ class FrontApp(App):
 
     def _may_serve(self, scope: Scope) -> bool:
         if self.kserve is not None and self._is_kserve(self.kserve, scope["path"]):
-            if not self._models.serves_tensors:
-                return False
             found = self.kserve.find(scope)
             return (
                 not isinstance(found, HttpError)

@@ -12,6 +12,11 @@ from penstock.gateway.fronts.samples import Samples
 from penstock.gateway.llm.models import TextSettings
 from penstock.gateway.ports.requests_in_flight import Chosen
 
+REQUESTS = "requests"
+"""Name of the socket for requests that a front does not serve itself."""
+MODELS = "models"
+"""Name of the model host's socket."""
+
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     pass
@@ -75,8 +80,8 @@ class Begin(_Message):
     config: Config
     fronts: int
     salt_key: bytes
-    requests_at: str
-    """Socket of the supervisor for requests that a front does not serve itself."""
+    folder: str
+    """Where the supervisor's sockets are."""
     listens: tuple[str, ...]
     """Which ports the inherited sockets are of, in their order: http, grpc."""
 
@@ -89,8 +94,6 @@ class Table(_Message):
     models: tuple[ModelEntry, ...]
     routed: tuple[str, ...]
     """Names that traffic rules choose a model for: the supervisor answers for them."""
-    tensors: bool
-    """Whether fronts serve KServe requests: not while these are traced, or may be in shared memory."""
 
 
 class Keys(_Message):

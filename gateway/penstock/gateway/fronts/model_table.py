@@ -28,7 +28,7 @@ class ModelTable:
         """By identity, with the model itself, so that no other one gets the same."""
         self._revisions = count(1)
 
-    def new(self, routed: Collection[str], *, tensors: bool) -> tuple[Table, Used]:
+    def new(self, routed: Collection[str]) -> tuple[Table, Used]:
         """The table of this moment, and what it names."""
         loaded = {id(model): model for _, model in self._dataplane.loaded_models()}
         self._known = {key: known for key, known in self._known.items() if key in loaded}
@@ -43,9 +43,7 @@ class ModelTable:
                 entries.append(entry)
                 used.models[number] = model.in_flight
                 used.adapters |= {adapter.key: adapter.in_flight for adapter in model.adapters}
-        table = Table(
-            revision=next(self._revisions), models=tuple(entries), routed=tuple(sorted(routed)), tensors=tensors
-        )
+        table = Table(revision=next(self._revisions), models=tuple(entries), routed=tuple(sorted(routed)))
         return table, used
 
     def model(self, number: int) -> LoadedModel | None:

@@ -72,7 +72,6 @@ class Fronts:
         drain: DrainState,
         quota_of: Callable[[bytes], Quota | None],
         routed: Callable[[], Collection[str]],
-        serve_tensors: Callable[[], bool],
         all_gone: Callable[[], None],
     ) -> None:
         """`first` gives the first messages for a front by its number; `routed` the names that traffic rules have;
@@ -83,7 +82,6 @@ class Fronts:
         self._drain = drain
         self._quota_of = quota_of
         self._routed = routed
-        self._serve_tensors = serve_tensors
         self._all_gone = all_gone
         self._slots: list[Slot] = []
         self._tasks: list[asyncio.Task[Any]] = []
@@ -114,7 +112,7 @@ class Fronts:
         await front.start(self._first(slot.number), *self._new_table())
 
     def _new_table(self) -> tuple[Table, Used]:
-        return self._table.new(self._routed(), tensors=self._serve_tensors())
+        return self._table.new(self._routed())
 
     # What changes
 

@@ -24,6 +24,7 @@ class DrainState:
         """Seconds told to refused clients: about the time until another server takes over."""
         self._draining = False
         self._calls: set[Interruptible] = set()
+        self._elsewhere: set[Interruptible] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -43,7 +44,7 @@ class DrainState:
     def expire(self) -> None:
         """Ends what is still in flight. Idempotent; implies `begin`."""
         self._draining = True
-        for call in tuple(self._calls):
+        for call in (*self._calls, *self._elsewhere):
             call.interrupt(self._shutting_down())
 
     def admit(self, call: Interruptible) -> None:
@@ -53,14 +54,22 @@ class DrainState:
         self._calls.add(call)
         self._idle.clear()
 
-    def join(self, call: Interruptible) -> None:
-        """Counts in what has begun elsewhere, also while draining."""
-        self._calls.add(call)
-        self._idle.clear()
-
     def release(self, call: Interruptible) -> None:
         self._calls.discard(call)
-        if not self._calls:
+        self._look()
+
+    def wait_for(self, process: Interruptible) -> None:
+        """Another process of the server drains, too: it is not idle before `wait_no_more`."""
+        self._elsewhere.add(process)
+        self._idle.clear()
+
+    def wait_no_more(self, process: Interruptible) -> None:
+        """Idempotent."""
+        self._elsewhere.discard(process)
+        self._look()
+
+    def _look(self) -> None:
+        if not self._calls and not self._elsewhere:
             self._idle.set()
 
     async def wait_idle(self, seconds: float | None = None) -> bool:

@@ -128,7 +128,7 @@ class FrontProcess:
             self._desk.close()
             self._holds.close()
             self.forget_pending()
-            self._drain.release(self)
+            self._drain.wait_no_more(self)
             for answer in self._asked.values():
                 answer.cancel()
             self._asked.clear()
@@ -159,7 +159,7 @@ class FrontProcess:
             case Listed():
                 self._answer(message)
             case Idle():
-                self._drain.release(self)
+                self._drain.wait_no_more(self)
 
     def add_pending(self, statistics: ModelStatistics, number: int) -> None:
         statistics.pending += number
@@ -205,7 +205,7 @@ class FrontProcess:
     def drain(self) -> None:
         """No new requests from now on; the drain waits for those that run."""
         if self.serving:
-            self._drain.join(self)
+            self._drain.wait_for(self)
             self.send(Drain())
 
     def interrupt(self, error: NotReadyError) -> None:

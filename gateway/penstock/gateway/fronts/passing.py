@@ -44,7 +44,8 @@ class Called(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """An RPC."""
 
     path: str
-    metadata: list[tuple[str, str | bytes]]
+    metadata: list[tuple[str, Any]]
+    """Values are str, or bytes where the name ends in -bin."""
     seconds: float | None
     """That are left of its time."""
 
@@ -61,7 +62,11 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     code: int
     details: str
-    metadata: list[tuple[str, str | bytes]]
+    metadata: list[tuple[str, Any]]
+
+
+_decode = msgspec.msgpack.Decoder(Asked | Called | Answered | Finished).decode
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class Passage:
@@ -70,8 +75,6 @@ class Passage:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self._decode = msgspec.msgpack.Decoder(Asked | Called | Answered | Finished).decode
-        self._encode = msgspec.msgpack.Encoder().encode
 
     @classmethod
     async def to(cls, path: str) -> Passage:
@@ -79,7 +82,7 @@ class Passage:
         return cls(*await asyncio.open_unix_connection(path, limit=_BUFFER))
 
     def say(self, message: Asked | Called | Answered | Finished) -> None:
-        self._write(MESSAGE, self._encode(message))
+        self._write(MESSAGE, _encode(message))
 
     async def send(self, data: bytes) -> None:
         """A piece of a body. Returns when little waits for the other side. Raises ConnectionError."""
@@ -109,11 +112,7 @@ class Passage:
             data = await self._reader.readexactly(int.from_bytes(head[:4], "big"))
         except asyncio.IncompleteReadError:
             raise ConnectionResetError("the other side has closed the connection") from None
-        return head[4], self._decode(data) if head[4] == MESSAGE else data
-
-    @property
-    def open(self) -> bool:
-        return not (self._writer.is_closing() or self._reader.at_eof())
+        return head[4], _decode(data) if head[4] == MESSAGE else data
 
     def close(self) -> None:
         self._writer.close()

@@ -138,7 +138,8 @@ class Fronts:
 
     async def _keep(self, slot: Slot) -> None:
         while slot.front is not None and slot.front.ended is not None:
-            status = await slot.front.ended
+            await asyncio.wait((slot.front.ended,))  # which goes on if this is cancelled
+            status = slot.front.ended.result()
             self._bury(slot.front)
             if self._stopping or self._drain.draining:
                 slot.close()

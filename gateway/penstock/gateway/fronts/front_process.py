@@ -11,8 +11,6 @@ from contextlib import suppress
 from itertools import count
 from typing import TypeVar
 
-import msgspec
-
 from penstock.classic.statistics import ModelStatistics
 from penstock.engines.errors import EngineError, NotReadyError
 from penstock.gateway.front.drain import DrainState
@@ -119,7 +117,7 @@ class FrontProcess:
         try:
             async for message in channel.messages():
                 self._take(message)
-        except (ValueError, KeyError, msgspec.MsgspecError):
+        except Exception:  # whatever it is, another front takes its place
             logger.exception("front %d says what it cannot mean: it is ended", self.number)
             self.kill()
         finally:

@@ -63,8 +63,8 @@ class PrivatePort:
                 await _answer(self._app, asked, passage)
             elif isinstance(asked, Called):
                 await _Rpc(asked, passage).run(self._find_handler)
-        except ConnectionError:
-            pass  # the front's client has left, or the front is gone
+        except (ConnectionError, asyncio.CancelledError):
+            pass  # the front's client has left, the front is gone, or the server ends
         except Exception:
             logger.exception("a request from a front failed")
         finally:

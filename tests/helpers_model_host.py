@@ -47,7 +47,7 @@ async def hosting(
         path = Path(ending.enter_context(tempfile.TemporaryDirectory())) / "models"
         host = ModelHost(Sources(models, regions, tracing or Tracing(), **more))
         host.start(path)
-        ending.push_async_callback(host.stop)
+        ending.callback(host.stop)
         found = Hosted(host, [], path)
         ending.callback(lambda: [link.close() for link in found.links])
         for _ in range(fronts):

@@ -240,7 +240,7 @@ async def test_when_the_host_dies_every_request_ends_once() -> None:
     model.gate = asyncio.Event()
     async with hosting_all(model, repeat(gate=asyncio.Event())) as hosted:
         requests = await ended(hosted, model)
-        await hosted.host.stop()
+        hosted.host.stop()
         results = await asyncio.gather(*requests, return_exceptions=True)
         assert [type(each) for each in results[:3]] == [EngineDeadError] * 3
         for responses in results[3:]:

@@ -39,7 +39,7 @@ from penstock.gateway.kserve.grpc.rpc import Guard
 from penstock.gateway.kserve.grpc.service import build_service
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.model_host.host import ModelHost
-from penstock.gateway.model_host.publication import Sources
+from penstock.gateway.model_host.publication import Sources, is_classic, no_model
 from penstock.gateway.repository.manager import ModelRepository
 from penstock.gateway.signals import ServerSignals
 from penstock.gateway.traffic.table import TrafficTable
@@ -160,9 +160,11 @@ class FrontPorts:
         )
 
     def _new_host(self) -> ModelHost:
-        """Raises EngineError."""
+        """Of nothing where requests load models: who uses them is counted with the requests that are passed on. Raises
+        EngineError."""
         kserve = self._shared.kserve
-        host = ModelHost(Sources(self._shared.models, kserve.shared_memory, kserve.tracing))
+        serves = no_model if self._config.repository.load_on_demand else is_classic
+        host = ModelHost(Sources(self._shared.models, kserve.shared_memory, kserve.tracing, serves))
         host.start(self._folder.path / MODELS)
         self._shared.models.changes.watch(host.publish)
         return host
@@ -247,5 +249,5 @@ class FrontPorts:
         await self.fronts.stop(_STOP_SECONDS)
         await asyncio.gather(self._metrics.stop(), self._private.stop())
         if self._host is not None:
-            await self._host.stop()
+            self._host.stop()
         self._folder.remove()

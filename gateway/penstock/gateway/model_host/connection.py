@@ -84,8 +84,13 @@ class Connection(asyncio.Protocol, Generic[Message]):
         self._giving_back: asyncio.TimerHandle | None = None
 
     async def open(self, sock: socket.socket) -> None:
-        """Before the first `send`."""
-        await self._loop.create_unix_connection(lambda: self, sock=sock)
+        """Before the first `send`. Raises OSError."""
+        try:
+            await self._loop.create_unix_connection(lambda: self, sock=sock)
+        except BaseException:
+            sock.close()
+            self._close_files()
+            raise
 
     # Receiving
 
@@ -224,6 +229,9 @@ class Connection(asyncio.Protocol, Generic[Message]):
         self._out.clear()
         if self._giving_back is not None:
             self._giving_back.cancel()
+        self._close_files()
+        self._on_lost()
+
+    def _close_files(self) -> None:
         for file in self._files:
             os.close(file)  # what is mapped stays mapped
-        self._on_lost()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from pathlib import Path
 
 from penstock.gateway.model_host.hosted_front import HostedFront
@@ -29,21 +30,23 @@ class ModelHost:
         self._fronts: set[HostedFront] = set()
         self._numbers = 0
         self._loop = asyncio.get_running_loop()
+        self._listener: socket.socket | None = None
         self._looking: asyncio.TimerHandle | None = None
         self._opening: set[asyncio.Task[None]] = set()
 
     def start(self, path: Path) -> None:
         """Listens there from now on. Raises EngineError."""
         self._path = path
-        self._listener = listen(path)
-        self._loop.add_reader(self._listener.fileno(), self._accept)
+        self._listener = listener = listen(path)
+        self._loop.add_reader(listener.fileno(), self._accept, listener)
 
-    async def stop(self) -> None:
+    def stop(self) -> None:
         """Ends the connections of all fronts, and with them their requests. Idempotent."""
-        if self._listener.fileno() < 0:
+        if self._listener is None:
             return
         self._loop.remove_reader(self._listener.fileno())
         self._listener.close()
+        self._listener = None
         with contextlib.suppress(OSError):
             self._path.unlink()
         if self._looking is not None:
@@ -82,8 +85,8 @@ class ModelHost:
             if late:
                 logger.warning("%d front processes have not heard of a change yet", len(late))
 
-    def _accept(self) -> None:
-        while (accepted := accept(self._listener, self._numbers + 1)) is not None:
+    def _accept(self, listener: socket.socket) -> None:
+        while (accepted := accept(listener, self._numbers + 1)) is not None:
             self._numbers += 1
             sock, files = accepted
             front = HostedFront(self, self._sources, files)

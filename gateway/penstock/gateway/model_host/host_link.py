@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
 from pathlib import Path
 
 from penstock.engines.errors import NotReadyError
@@ -48,11 +46,12 @@ class HostLink:
     @classmethod
     async def open(cls, path: Path, *, allow_client_shm: bool = False) -> HostLink:
         """Returns when the front knows what there is. Raises NotReadyError."""
-        sock, number, receive_file, send_file = await asyncio.to_thread(connect, path)
-        link = cls(number, _process(sock), allow_client_shm)
-        link._connection = Connection(receive_file, send_file, decode_down, link._heard, link._lost)
+        joined = await asyncio.to_thread(connect, path)
+        link = cls(joined.number, joined.host, allow_client_shm)
+        files = joined.receive_file, joined.send_file
+        link._connection = Connection(*files, decode_down, link._heard, link._lost)
         link.calls.attach(link._connection)
-        await link._connection.open(sock)
+        await link._connection.open(joined.sock)
         await link._told
         return link
 
@@ -88,9 +87,3 @@ class HostLink:
             self._told.set_exception(NotReadyError("the model host has ended"))
         if not self.lost.done():
             self.lost.set_result(None)
-
-
-def _process(sock: socket.socket) -> int:
-    """That listens at the other side."""
-    size = struct.calcsize("3i")
-    return int(struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[0])

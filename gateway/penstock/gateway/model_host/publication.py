@@ -34,6 +34,11 @@ def is_classic(model: InferModel) -> bool:
     return isinstance(found, ClassicModel)
 
 
+def no_model(model: InferModel) -> bool:
+    """For servers whose fronts leave none to the host."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Sources:
     """What the host owns."""

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.classic.python.arena_files import ArenaFiles
@@ -39,8 +40,7 @@ def accept(listener: socket.socket, number: int) -> tuple[socket.socket, ArenaFi
         return None
     try:
         sock.setblocking(False)
-        _, user, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-        if user != os.geteuid():
+        if _peer(sock)[1] != os.geteuid():
             sock.close()
             return None
         files = ArenaFiles("penstock-models")
@@ -56,9 +56,21 @@ def accept(listener: socket.socket, number: int) -> tuple[socket.socket, ArenaFi
     return sock, files
 
 
-def connect(path: Path) -> tuple[socket.socket, int, int, int]:
-    """The socket, the front's number, and the files to receive by and to send by. Blocks for some seconds at most.
-    Raises NotReadyError when nobody answers there."""
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What a front has when it has been let in."""
+
+    sock: socket.socket
+    number: int
+    """The front's, from 1 on."""
+    host: int
+    """The host's process id."""
+    receive_file: int
+    send_file: int
+
+
+def connect(path: Path) -> Joined:
+    """Blocks for some seconds at most. Raises NotReadyError when nobody answers there."""
     with contextlib.ExitStack() as closing:
         sock = closing.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
         sock.settimeout(_SECONDS)
@@ -72,5 +84,12 @@ def connect(path: Path) -> tuple[socket.socket, int, int, int]:
         if len(hello) != _HELLO.size or len(files) != 2 or hello[:8] != _MAGIC:
             raise NotReadyError(f"what answers at {path} is no model host of this version")
         sock.setblocking(False)
+        found = Joined(sock, _HELLO.unpack(hello)[1], _peer(sock)[0], *files)
         closing.pop_all()
-        return sock, _HELLO.unpack(hello)[1], files[0], files[1]
+        return found
+
+
+def _peer(sock: socket.socket) -> tuple[int, int]:
+    """Process and user at the other side."""
+    process, user, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return process, user

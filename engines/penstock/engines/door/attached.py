@@ -29,6 +29,7 @@ from penstock.engines.door.messages import (
     Farewell,
     Goodbye,
     Hello,
+    Leaving,
     LoadedAdapters,
     Ping,
     Pong,
@@ -98,6 +99,8 @@ class AttachedEngine:
         """Of the newest connection."""
         self._connection: DoorConnection | None = None
         self._acknowledged = 0
+        self._leaving = False
+        """The engine is about to go: it takes no new requests."""
         self._clock = RemoteClock()
         self._keeper: asyncio.Task[None] | None = None
         self.liveness = Liveness(self._watchdog, time.monotonic())
@@ -122,7 +125,8 @@ class AttachedEngine:
 
     @property
     def ready(self) -> bool:
-        return self._connection is not None and self.liveness.judge(time.monotonic()) is Health.LIVE
+        serves = self._connection is not None and not self._leaving
+        return serves and self.liveness.judge(time.monotonic()) is Health.LIVE
 
     @property
     def stats(self) -> EngineStats:
@@ -177,6 +181,7 @@ class AttachedEngine:
         blocks = welcome.info.num_blocks
         self._stats = EngineStats(num_blocks=blocks, num_free_blocks=blocks)  # until it sends its own
         self._acknowledged = 0
+        self._leaving = False
         self._clock = RemoteClock()
         self.liveness = Liveness(self._watchdog, time.monotonic())
         self._connection = connection
@@ -195,7 +200,12 @@ class AttachedEngine:
             return
         now = time.monotonic()
         self.liveness.heard(now)
-        for message in map(decode_door, messages):
+        try:
+            decoded = [decode_door(message) for message in messages]
+        except msgspec.DecodeError as error:  # nothing may be missing from a stream without a word
+            connection.end(f"what it sends cannot be read: {error}")
+            return
+        for message in decoded:
             if isinstance(message, StepOutputs):
                 self._take_step(message)
             elif isinstance(message, Pong):
@@ -203,6 +213,8 @@ class AttachedEngine:
                 self.liveness.beat(message.beat, now)
             elif isinstance(message, LoadedAdapters):
                 self._take_adapters(message.keys)
+            elif isinstance(message, Leaving):
+                self._leaving = True
             elif isinstance(message, Farewell):
                 connection.end(f"it says: {message.error.message}")
         self._streams.call_listeners()
@@ -288,6 +300,8 @@ class AttachedEngine:
         """Raises NotReadyError, QueueFullError for an engine that takes nothing in, PayloadTooLargeError for what
         cannot be sent."""
         welcome = self._require_connection()
+        if self._leaving:
+            raise NotReadyError("The engine is being shut down.", retry_after=_RETRY_AFTER)
         unseen = self._streams.sent - self._stats.own_admitted
         if unseen > welcome.most_unseen:
             raise QueueFullError(f"{unseen} requests wait for the engine to take them in.", retry_after=_RETRY_AFTER)

@@ -56,7 +56,7 @@ def connect(door: Door) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
 
         def client(to: Door = door) -> RawClient:
-            found = RawClient(to._spec.address, to._spec.key)
+            found = RawClient(to.spec.address, to.spec.key)
             stack.callback(found.close)
             return found
 
@@ -309,7 +309,7 @@ def test_what_the_gateway_lets_through_is_let_in():
 
 def test_two_doors_cannot_be_at_one_address():
     with open_door(address="tcp://127.0.0.1:*") as door:
-        taken_address = door._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        taken_address = door._reception._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         with pytest.raises(EngineError, match="cannot be at"), open_door(address=taken_address):
             pass
 
@@ -323,7 +323,7 @@ def test_the_process_keeps_no_descriptors_of_a_closed_door(connect):
     before = descriptors()
     for _ in range(3):
         with open_door() as door:
-            client = RawClient(door._spec.address)
+            client = RawClient(door.spec.address)
             client.hello()
             client.close()
     assert descriptors() <= before

@@ -151,6 +151,8 @@ class AttachedEngine:
             try:
                 return await self._connect()
             except EngineDeadError as error:
+                if pause == _FIRST_PAUSE:
+                    logger.info("%s: it is waited for", error.message)
                 at_once = isinstance(error, HandshakeError) and time.monotonic() - tried_at < _QUICKLY
                 hung_up = hung_up + 1 if at_once else 0
                 if hung_up == _SURELY:
@@ -243,19 +245,23 @@ class AttachedEngine:
         return msgspec.structs.replace(prompt, chunks=chunks)
 
     async def _keep(self) -> None:
-        """Watches the connection, and makes a new one when it is gone."""
+        """Watches the connection, and makes a new one when it is gone. A reason why not is logged once."""
+        told = ""
         while True:
             if self._connection is not None:
                 self._bury(self._connection, await self._until_dead(self._connection))
             try:
                 await self._connect_somehow()
                 self.num_restarts += 1
+                told = ""
                 logger.warning("the engine at %s is back", self._door.address)
             except EngineError as error:
-                logger.error("%s; it will be tried again", error.message)
+                if error.message != told:
+                    logger.error("%s; it is tried again until it works", error.message)
+                told = error.message
                 await asyncio.sleep(_LONGEST_PAUSE)
             except Exception:  # whatever it is, the next try comes
-                logger.exception("the engine at %s cannot be reached; it will be tried again", self._door.address)
+                logger.exception("the engine at %s cannot be reached", self._door.address)
                 await asyncio.sleep(_LONGEST_PAUSE)
 
     async def _until_dead(self, connection: DoorConnection) -> str:

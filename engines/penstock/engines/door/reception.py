@@ -124,8 +124,8 @@ class Reception:
                 self._somebody_left()
             for client in self._clients.silent(self._clock()):
                 self._dismiss(client, NotReadyError(f"nothing was heard of it for {self._spec.client_timeout:g} s"))
-            closing = self._exchange.closing
-            for news in self._exchange.take_news():
+            all_news, closing = self._exchange.take_news()
+            for news in all_news:
                 self._send_news(news)
             self._send_changes()
             if closing is not None:

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import TypeVar
 
 from penstock.classic.statistics import ModelStatistics
 from penstock.engines.errors import EngineError, NotReadyError
@@ -42,7 +41,6 @@ logger = logging.getLogger("penstock")
 
 _ENDING_SECONDS = 1.0
 """That a process may live on when its connection has ended."""
-_T = TypeVar("_T")
 
 
 class FrontProcess:

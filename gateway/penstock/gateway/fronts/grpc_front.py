@@ -1,4 +1,4 @@
-"""The gRPC port of a front: inference of its language models. The supervisor answers all other RPCs."""
+"""The gRPC port of a front: inference. The supervisor answers all other RPCs."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _text(data: bytes, at: int, tag: int) -> tuple[str | None, int]:
 
 class _SplitStream:
     """A ModelStreamInfer of which this front serves some requests, and the supervisor the others: those of a model that
-    this front does not have, or that has gone since the stream began."""
+    this front has not, or no longer since the stream began."""
 
     def __init__(self, rpc: Rpc, first: Any, is_served: Callable[[bytes], bool], forwarder: Forwarder) -> None:
         self._rpc = rpc

@@ -1,7 +1,7 @@
 """The HTTP port of a front: what it serves itself, and what it leaves to the supervisor.
 
-Only requests that need nothing but a language model are served here: those of models that this front has, without
-anything that is kept. The supervisor gets all others as they are, checks them and tells of them.
+Only requests that need nothing but a model are served here: one whose engine this front is attached to, or one of the
+model host. The supervisor gets all others as they are, checks them and tells of them.
 """
 
 from __future__ import annotations

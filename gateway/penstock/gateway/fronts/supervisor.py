@@ -33,7 +33,7 @@ _WINDOW = 300.0
 _BACKOFF = 1.0
 """Seconds of delay added with each recent death; the first replacement comes at once."""
 _LOOK_SECONDS = 5.0
-_MOST_SILENT = 6
+_MOST_SILENT = 3
 """Looks in a row without an answer, after which a front hangs."""
 _ASK_SECONDS = 2.0
 """That a scrape waits for what fronts have counted."""

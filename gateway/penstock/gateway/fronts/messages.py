@@ -72,7 +72,7 @@ class KeyEntry(msgspec.Struct, frozen=True, kw_only=True):
 # From the supervisor
 
 
-class Begin(_Message):
+class Begin(_Message, frozen=True, kw_only=True):
     """The first message."""
 
     number: int
@@ -86,7 +86,7 @@ class Begin(_Message):
     """Which ports the inherited sockets are of, in their order: http, grpc."""
 
 
-class Table(_Message):
+class Table(_Message, frozen=True, kw_only=True):
     """All language models that fronts serve from now on."""
 
     revision: int
@@ -96,13 +96,13 @@ class Table(_Message):
     """Names that traffic rules choose a model for: the supervisor answers for them."""
 
 
-class Keys(_Message):
+class Keys(_Message, frozen=True, kw_only=True):
     """None: no keys are asked for."""
 
     keys: tuple[KeyEntry, ...] | None
 
 
-class Granted(_Message):
+class Granted(_Message, frozen=True, kw_only=True):
     """To `Ask`."""
 
     id: int
@@ -112,23 +112,23 @@ class Granted(_Message):
     headers: list[tuple[bytes, bytes]]
 
 
-class ReadAgain(_Message):
+class ReadAgain(_Message, frozen=True, kw_only=True):
     """SIGHUP has come: the certificates are read again."""
 
 
-class Logs(_Message):
+class Logs(_Message, frozen=True, kw_only=True):
     """Settings of the log as the logging extension has them."""
 
     settings: dict[str, bool | int | str]
 
 
-class Report(_Message):
+class Report(_Message, frozen=True, kw_only=True):
     """Asks for `Reported`."""
 
     id: int
 
 
-class ListRequests(_Message):
+class ListRequests(_Message, frozen=True, kw_only=True):
     """Asks for `Listed`."""
 
     id: int
@@ -137,15 +137,15 @@ class ListRequests(_Message):
     model: str | None
 
 
-class Drain(_Message):
+class Drain(_Message, frozen=True, kw_only=True):
     """No new requests; to be answered by `Idle`."""
 
 
-class Expire(_Message):
+class Expire(_Message, frozen=True, kw_only=True):
     """Those that still run end now."""
 
 
-class Stop(_Message):
+class Stop(_Message, frozen=True, kw_only=True):
     """The front closes its ports and ends."""
 
 
@@ -154,17 +154,17 @@ FromSupervisor = Begin | Table | Keys | Granted | ReadAgain | Logs | Report | Li
 # From a front
 
 
-class Serving(_Message):
+class Serving(_Message, frozen=True, kw_only=True):
     """The ports are open."""
 
 
-class Failed(_Message):
+class Failed(_Message, frozen=True, kw_only=True):
     """The front cannot start."""
 
     reason: str
 
 
-class Holds(_Message):
+class Holds(_Message, frozen=True, kw_only=True):
     """Which models and adapters requests of this front may still use."""
 
     revision: int
@@ -174,7 +174,7 @@ class Holds(_Message):
     """Keys."""
 
 
-class Ask(_Message):
+class Ask(_Message, frozen=True, kw_only=True):
     """Whether a request of this key may begin."""
 
     id: int
@@ -183,7 +183,7 @@ class Ask(_Message):
     """Of the key."""
 
 
-class Spent(_Message):
+class Spent(_Message, frozen=True, kw_only=True):
     """Tokens that a request has used; a negative count is given back."""
 
     id: int
@@ -191,7 +191,7 @@ class Spent(_Message):
     tokens: int
 
 
-class Ended(_Message):
+class Ended(_Message, frozen=True, kw_only=True):
     """A request that had begun."""
 
     id: int
@@ -210,18 +210,18 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     pending: int
 
 
-class Reported(_Message):
+class Reported(_Message, frozen=True, kw_only=True):
     id: int
     samples: list[Samples]
     statistics: list[ModelReport]
 
 
-class Listed(_Message):
+class Listed(_Message, frozen=True, kw_only=True):
     id: int
     chosen: Chosen
 
 
-class Idle(_Message):
+class Idle(_Message, frozen=True, kw_only=True):
     """Nothing is in flight, and nothing begins any more."""
 
 

@@ -38,7 +38,7 @@ ANY_PORTS = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
 
 
 def refusal(log: pytest.LogCaptureFixture, *flags: str) -> str:
-    """The one error of a server that cannot start. It runs in this process: a process of its own would take a second."""
+    """The one error of a server that cannot start. It runs in this process, since another one would take a second."""
     assert cli.main(["serve", *ANY_PORTS, *flags]) == 1
     [error] = [record for record in log.records if record.levelname == "ERROR"]
     assert error.exc_info is None

@@ -178,10 +178,11 @@ class FrontPorts:
         """For each front, its sockets by port. Raises ConfigError."""
         server = self._config.server
         found: list[dict[str, socket]] = [{} for _ in range(self._folder.fronts)]
-        for kind, port, wanted in (
+        ports: tuple[tuple[Literal["http", "grpc"], int, bool], ...] = (
             ("http", server.http_port, server.allow_http),
             ("grpc", server.grpc_port, server.allow_grpc),
-        ):
+        )
+        for kind, port, wanted in ports:
             if not wanted:
                 continue
             try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from itertools import count
 
 from penstock.gateway.fronts.doors import door_of
@@ -107,11 +107,15 @@ class FrontHolds:
 
     def sent(self, table: Table, used: Used) -> None:
         """The front is going to get this table."""
-        named: Mapping[int | str, CallCounter] = {**used.models, **used.adapters}
-        for key, counter in named.items():
-            if key not in self._held:
-                counter.hold()
-            self._held[key] = counter, table.revision
+        for number, of_model in used.models.items():
+            self._hold(number, of_model, table.revision)
+        for key, of_adapter in used.adapters.items():
+            self._hold(key, of_adapter, table.revision)
+
+    def _hold(self, key: int | str, counter: CallCounter, revision: int) -> None:
+        if key not in self._held:
+            counter.hold()
+        self._held[key] = counter, revision
 
     def told(self, holds: Holds) -> None:
         """What the front does not name it does not use, unless a table on its way names it."""

@@ -113,9 +113,9 @@ class Reception:
             poller.register(source, zmq.POLLIN)
         if self._guard is not None:
             poller.register(self._guard.socket, zmq.POLLIN)
-        look_every = self._spec.client_timeout / 4
+        look_every_ms = max(1, int(self._spec.client_timeout / 4 * 1e3))
         while True:
-            events = dict(poller.poll(look_every * 1e3 if len(self._clients) else None))
+            events = dict(poller.poll(look_every_ms if len(self._clients) else None))
             if self._guard is not None and self._guard.socket in events:
                 self._guard.answer()
             if self._socket in events:

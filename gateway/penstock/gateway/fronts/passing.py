@@ -10,6 +10,7 @@ A side that cannot go on closes the connection; so does a front whose client has
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import msgspec
@@ -20,6 +21,7 @@ _HEAD = 5
 _PIECE = 256 << 10
 """Longer bodies travel in pieces, so that neither side holds more of them than that."""
 _BUFFER = 256 << 10
+_LINGER_SECONDS = 5.0
 
 Frame: TypeAlias = tuple[int, bytes]
 
@@ -113,6 +115,14 @@ class Passage:
         except asyncio.IncompleteReadError:
             raise ConnectionResetError("the other side has closed the connection") from None
         return head[4], _decode(data) if head[4] == MESSAGE else data
+
+    async def until_closed(self) -> None:
+        """Reads on, for a short while, until the other side has its answer and closes: who closes before, with bytes
+        unread, takes the answer away. Raises ConnectionError."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_SECONDS):
+                while await self._reader.read(_BUFFER):
+                    pass
 
     def close(self) -> None:
         self._writer.close()

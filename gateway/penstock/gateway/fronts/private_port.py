@@ -63,6 +63,7 @@ class PrivatePort:
                 await _answer(self._app, asked, passage)
             elif isinstance(asked, Called):
                 await _Rpc(asked, passage).run(self._find_handler)
+            await passage.until_closed()
         except (ConnectionError, asyncio.CancelledError):
             pass  # the front's client has left, the front is gone, or the server ends
         except Exception:

@@ -113,6 +113,10 @@ async def _run(control: int, listeners: list[int]) -> int:
     try:
         link = await HostLink.open(Path(begin.folder) / MODELS, allow_client_shm=begin.config.server.allow_client_shm)
         front = _Front(begin, channel, link, sockets)
+        async for message in messages:  # keys and models are known before the first connection is accepted
+            front.take(message)
+            if isinstance(message, Table):
+                break
         await front.start()
     except (ConfigError, PenstockError, OSError) as error:
         channel.send(Failed(reason=str(error)))

@@ -255,13 +255,17 @@ async def test_when_the_host_dies_every_request_ends_once() -> None:
 async def test_when_a_front_dies_its_requests_are_cancelled_and_no_other_s() -> None:
     model = add_sub()
     model.gate = asyncio.Event()
-    async with hosting_all(model, repeat(gate=asyncio.Event())) as hosted:
+    streaming = repeat(gate=asyncio.Event())
+    async with hosting_all(model, streaming) as hosted:
         requests = await ended(hosted, model)
         tensors = {name: Tensor(name, "FP32", np.ones(16, np.float32)) for name in ("INPUT0", "INPUT1")}
         other = asyncio.create_task(found(hosted, 1, "add_sub").infer(InferRequest(inputs=tensors)))
         await until(lambda: hosted.host.requests == 7)
         hosted.links[0].close()
-        await until(lambda: hosted.host.requests == 1)
+        async with asyncio.timeout(10):
+            await model.cancelled.wait()
+            await streaming.streams[0].closed.wait()
+        assert hosted.host.requests == 1
         model.gate.set()
         assert output(await other)[0] == 2
         assert all(

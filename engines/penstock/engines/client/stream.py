@@ -32,6 +32,10 @@ class RequestStream:
         self._called = False
         """The listener is going to be called."""
 
+    def is_taken_in(self, admitted: int) -> bool:
+        """Whether the engine, whose `EngineStats.admitted` this is, has taken in all of it that it was sent."""
+        return admitted >= self.arrival_number
+
     @property
     def live_ids(self) -> frozenset[int]:
         """Ids without a terminal output so far."""

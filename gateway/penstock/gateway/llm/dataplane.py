@@ -348,7 +348,7 @@ class DataPlane:
             model.metrics,
             engine.abort,
             end,
-            admitted=lambda: engine.stats.admitted >= stream.arrival_number,
+            admitted=lambda: stream.is_taken_in(engine.stats.admitted),
             call=call,
         )
         try:

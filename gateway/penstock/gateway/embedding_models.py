@@ -51,7 +51,8 @@ class EmbeddingModels:
         """Hub ids by name."""
         defaults = {name: getattr(type(config.model)(), name) for name in _OF_MODEL}
         no_guesses = {name: OF_OUR_SCHEDULER[name] for name in ("speculative", "max_draft_tokens")}
-        self._beside = overlay(config, defaults | no_guesses | {"lora": (), "lora_directory": None})
+        alone = {"lora": (), "lora_directory": None, "replicas": 1, "resume": "auto"}
+        self._beside = overlay(config, defaults | no_guesses | alone)
         for text in config.embeddings.embedding_model:
             name, equals, place = text.partition("=")
             place = place if equals else text

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
@@ -31,6 +30,7 @@ from penstock.engines.replicas.replica import Replica
 from penstock.engines.replicas.routing import RoutedRequest, Router
 from penstock.engines.replicas.sample import Sample, is_untouched
 from penstock.engines.replicas.settings import ReplicaSettings
+from penstock.engines.replicas.state import MoveCounts
 from penstock.engines.replicas.streams import Part, ReplicatedStream, Waiting
 
 logger = logging.getLogger(__name__)
@@ -42,18 +42,6 @@ _BETWEEN_TRIES = 0.25
 _RETRY_AFTER = 2.0
 _ANOTHER_MAY = (EngineDeadError.code, QueueFullError.code, NotReadyError.code)
 """Errors that say something of the replica, and not of the request."""
-
-
-@dataclass(slots=True)
-class MoveCounts:
-    """Samples, since the start."""
-
-    failed_over: int = 0
-    """That had no token yet when their replica died or refused them, and went to another one."""
-    resumed: int = 0
-    """That went on behind their tokens."""
-    given_up: int = 0
-    """That ended with an error since their replica had died."""
 
 
 class Dispatcher:
@@ -209,7 +197,8 @@ class Dispatcher:
             part.forget(sample)
             sample.num_deaths += died
             sample.moves()
-        going = [sample for sample in lost if self._may_go_on(sample)]
+        # in their order, by which an engine gives them their seeds
+        going = sorted((sample for sample in lost if self._may_go_on(sample)), key=lambda sample: sample.index)
         self._fail(part, [sample for sample in lost if sample not in going], error)
         if going:
             self._go_on(self._part(part.client, going, part.tried), error, may_wait=died)

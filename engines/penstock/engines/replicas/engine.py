@@ -8,17 +8,17 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from penstock.engines.client.engine import Engine
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.messages import AddRequest, EngineStats
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import EngineDeadError, EngineError, NotReadyError, PenstockError
-from penstock.engines.replicas.dispatcher import Dispatcher, MoveCounts
+from penstock.engines.replicas.dispatcher import Dispatcher
 from penstock.engines.replicas.merged_stats import MergedStats
 from penstock.engines.replicas.replica import Replica
 from penstock.engines.replicas.settings import ReplicaSettings
+from penstock.engines.replicas.state import MoveCounts, ReplicaState
 
 logger = logging.getLogger(__name__)
 
@@ -87,19 +87,18 @@ class ReplicatedEngine:
     def moves(self) -> MoveCounts:
         return self._dispatcher.moves
 
-    def state(self) -> list[dict[str, Any]]:
-        """Of each replica, for operators."""
+    def replica_states(self) -> list[ReplicaState]:
         return [
-            {
-                "replica": replica.number,
-                "ready": replica.engine.ready,
-                "failed": replica.engine.failed,
-                "restarts": replica.life,
-                "routed": replica.num_routed,
-                "known_prefix_blocks": self._dispatcher.num_known_blocks(replica),
-                "missing_adapters": len(replica.missing),
-                "stats": replica.engine.stats,
-            }
+            ReplicaState(
+                replica=replica.number,
+                ready=replica.engine.ready,
+                failed=replica.engine.failed,
+                restarts=replica.life,
+                routed=replica.num_routed,
+                known_prefix_blocks=self._dispatcher.num_known_blocks(replica),
+                missing_adapters=len(replica.missing),
+                stats=replica.engine.stats,
+            )
             for replica in self.replicas
         ]
 
@@ -151,20 +150,16 @@ class ReplicatedEngine:
 
     async def load_adapter(self, key: str, folder: Path) -> None:
         """On all replicas. Those that are down load it when they are back. Where one refuses it, none keeps it."""
-        for replica in self.replicas:
-            replica.missing[key] = folder
         results = await asyncio.gather(
-            *(self._load_on(replica, key, folder) for replica in self.replicas), return_exceptions=True
+            *(replica.engine.load_adapter(key, folder) for replica in self.replicas), return_exceptions=True
         )
-        errors = [error for error in results if isinstance(error, BaseException)]
-        refusals = [error for error in errors if not isinstance(error, NotReadyError | EngineDeadError)]
-        if refusals or len(errors) == len(self.replicas):
+        down = [replica for replica, result in zip(self.replicas, results, strict=True) if _is_down(result)]
+        error = _refusal(results)
+        if error is not None:
             await self.unload_adapter(key)
-            raise (refusals or errors)[0]
-
-    async def _load_on(self, replica: Replica, key: str, folder: Path) -> None:
-        await replica.engine.load_adapter(key, folder)
-        replica.missing.pop(key, None)
+            raise error
+        for replica in down:
+            replica.missing[key] = folder
 
     async def unload_adapter(self, key: str) -> None:
         for replica in self.replicas:
@@ -172,9 +167,9 @@ class ReplicatedEngine:
         results = await asyncio.gather(
             *(replica.engine.unload_adapter(key) for replica in self.replicas), return_exceptions=True
         )
-        for error in results:
-            if isinstance(error, BaseException) and not isinstance(error, NotReadyError | EngineDeadError):
-                raise error
+        error = next((result for result in results if result is not None and not _is_down(result)), None)
+        if error is not None:
+            raise error
 
     async def reset_prefix_cache(self) -> None:
         """Of all replicas. One that is down starts with an empty one anyway."""
@@ -183,10 +178,9 @@ class ReplicatedEngine:
         )
         for replica in self.replicas:
             self._dispatcher.forget_prefixes(replica)
-        errors = [error for error in results if isinstance(error, BaseException)]
-        others = [error for error in errors if not isinstance(error, NotReadyError | EngineDeadError)]
-        if others or len(errors) == len(self.replicas):
-            raise (others or errors)[0]
+        error = _refusal(results)
+        if error is not None:
+            raise error
 
     # -- looking after the replicas --------------------------------------------------------------------------
 
@@ -236,6 +230,18 @@ class ReplicatedEngine:
             if replica.missing.pop(key, None) is None:  # unloaded meanwhile
                 with suppress(PenstockError):
                     await replica.engine.unload_adapter(key)
+
+
+def _is_down(result: BaseException | None) -> bool:
+    """Of a call to a replica: it was not there, or died meanwhile."""
+    return isinstance(result, NotReadyError | EngineDeadError)
+
+
+def _refusal(results: Sequence[BaseException | None]) -> BaseException | None:
+    """Why a call to all replicas has failed: one of them refused it, or all are down."""
+    errors = [result for result in results if result is not None]
+    refusal = next((error for error in errors if not _is_down(error)), None)
+    return refusal or (errors[0] if len(errors) == len(results) else None)
 
 
 def _first(error: BaseException) -> BaseException:

@@ -26,6 +26,7 @@ from penstock.gateway.configuration.sections import (
     HttpConfig,
     LanguageModelConfig,
     OpenTelemetryConfig,
+    ReplicaConfig,
     RepositoryConfig,
     SchedulingConfig,
     ServerConfig,
@@ -41,6 +42,7 @@ class ConfigError(ValueError):
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: LanguageModelConfig = LanguageModelConfig()
+    replication: ReplicaConfig = ReplicaConfig()
     engine: EngineConfig = EngineConfig()
     adapters: AdapterConfig = AdapterConfig()
     embeddings: EmbeddingsConfig = EmbeddingsConfig()
@@ -59,6 +61,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "model": LanguageModelConfig,
+    "replication": ReplicaConfig,
     "engine": EngineConfig,
     "adapters": AdapterConfig,
     "embeddings": EmbeddingsConfig,

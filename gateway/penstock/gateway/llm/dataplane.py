@@ -383,6 +383,7 @@ class DataPlane:
             cache_retention=request.cache_retention,
             adapter="" if adapter is None else adapter.key,
             traced=request.context.record.stages is not None,
+            session=request.session,
         )
 
     def _deadline(self, context: RequestContext) -> float | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from penstock.engines.client.engine import Engine
 from penstock.engines.contract.loading import silent
+from penstock.engines.contract.messages import StepRecord
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.formats.exported_graph import exported_graph
 from penstock.engines.formats.gguf.files import gguf_files
@@ -17,7 +20,9 @@ from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.host.placement import Placement, find_place
 from penstock.engines.offload.folder import secret_key
 from penstock.engines.process import WatchdogConfig
+from penstock.engines.process.liveness import Liveness
 from penstock.engines.registry import EngineSpec
+from penstock.engines.replicas.state import Replicated
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.queues import Policy
 from penstock.gateway.configuration.config import Config, ConfigError
@@ -59,22 +64,12 @@ def build_model(
         directory=parse_directory(config.adapters.lora_directory),
         max_loaded=spec.options.get("max_loras", 0),
     )
-    server = config.server
     observed: list[ModelMetrics] = []
     built: list[LoadedModel] = []
-    engine = BudgetedEngine(
-        budget or MemoryBudget(),
-        names[0],
-        spec,
-        WatchdogConfig(
-            timeout=server.watchdog_timeout,
-            ready_timeout=server.ready_timeout or min(WatchdogConfig().ready_timeout, server.watchdog_timeout / 2),
-            load_timeout=server.load_timeout,
-        ),
-        log_level=server.logging_level,
-        on_step=lambda step: observed[0].step(step),
-        on_loading=silent if board is None else board.reporter(names),
+    make = partial(
+        _one_engine, config, budget or MemoryBudget(), names, board, lambda step: observed[0].step(step)
     )
+    engine = _engine(config, spec, make)
     observed.append(
         ModelMetrics(
             names[0],
@@ -82,7 +77,8 @@ def build_model(
             ready=lambda: engine.ready,
             asleep=lambda: built[0].sleep.asleep,
             adapters=adapters,
-            liveness=lambda: engine.liveness,
+            liveness=_liveness(engine),
+            replicas=engine if isinstance(engine, Replicated) else None,
         )
     )
     template_format = config.model.chat_template_content_format
@@ -107,6 +103,47 @@ def build_model(
     )
     built.append(model)
     return model
+
+
+def _engine(config: Config, spec: EngineSpec, make: Callable[[int, EngineSpec, int], BudgetedEngine]) -> Engine:
+    """One engine alone, or several that look like one. `make`: see `_one_engine`."""
+    if config.replication.replicas == 1 and config.replication.resume != "on":
+        return make(0, spec, 1)
+    from penstock.gateway.llm.replicas import replicated_engine
+
+    return replicated_engine(config, spec, make)
+
+
+def _liveness(engine: Engine) -> Callable[[], Liveness] | None:
+    return (lambda: engine.liveness) if isinstance(engine, BudgetedEngine) else None
+
+
+def _one_engine(
+    config: Config,
+    budget: MemoryBudget,
+    names: Sequence[str],
+    board: LoadingBoard | None,
+    on_step: Callable[[StepRecord], None],
+    number: int,
+    spec: EngineSpec,
+    one_of: int,
+) -> BudgetedEngine:
+    """Of a model, number `number`. The first one tells the board how far it is."""
+    server = config.server
+    return BudgetedEngine(
+        budget,
+        names[0],
+        spec,
+        WatchdogConfig(
+            timeout=server.watchdog_timeout,
+            ready_timeout=server.ready_timeout or min(WatchdogConfig().ready_timeout, server.watchdog_timeout / 2),
+            load_timeout=server.load_timeout,
+        ),
+        one_of=one_of,
+        log_level=server.logging_level,
+        on_step=on_step,
+        on_loading=silent if board is None or number else board.reporter(names),
+    )
 
 
 def _salt_key(offload_dir: str | None) -> bytes | None:

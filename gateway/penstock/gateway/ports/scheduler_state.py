@@ -11,6 +11,8 @@ from sse_starlette import EventSourceResponse
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from penstock.engines.client.engine import Engine
+from penstock.engines.replicas.state import Replicated
 from penstock.gateway.front.access import OPERATE
 from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.llm.dataplane import DataPlane
@@ -47,11 +49,16 @@ class SchedulerFeed:
 
 
 def snapshot(dataplane: DataPlane) -> dict[str, Any]:
-    """Model name -> readiness and EngineStats by field name."""
-    return {
-        name: {"ready": model.engine.ready, **msgspec.structs.asdict(model.engine.stats)}
-        for name, model in dataplane.loaded_models()
-    }
+    """Model name -> readiness and EngineStats by field name, and where there are replicas the same of each."""
+    return {name: _state(model.engine) for name, model in dataplane.loaded_models()}
+
+
+def _state(engine: Engine) -> dict[str, Any]:
+    state: dict[str, Any] = {"ready": engine.ready, **msgspec.structs.asdict(engine.stats)}
+    if isinstance(engine, Replicated):
+        state["moves"] = engine.moves
+        state["replicas"] = engine.replica_states()
+    return state
 
 
 def operator_routes(dataplane: DataPlane, journal: RequestJournal) -> list[GuardedRoute]:

@@ -72,8 +72,9 @@ def beside(path: str, folder: Path) -> str:
 def without_own_model(server: Config) -> Config:
     """The server's settings less those of the model and the engine on its command line."""
     kept = {name: getattr(server.model, name) for name in ("threads", "cpus", "numa_nodes")}
+    one = msgspec.structs.replace(server.replication, replicas=1)
     return msgspec.structs.replace(
-        server, model=LanguageModelConfig(**kept), engine=EngineConfig(), adapters=AdapterConfig()
+        server, model=LanguageModelConfig(**kept), replication=one, engine=EngineConfig(), adapters=AdapterConfig()
     )
 
 

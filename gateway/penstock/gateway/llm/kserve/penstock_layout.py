@@ -20,6 +20,7 @@ from penstock.gateway.configuration.sections import (
     CacheConfig,
     EngineConfig,
     LanguageModelConfig,
+    ReplicaConfig,
     SchedulingConfig,
 )
 from penstock.gateway.llm.kserve.folder_layout import (
@@ -34,7 +35,7 @@ from penstock.gateway.llm.kserve.vllm_form import VLLM_FORM
 _FILE = "model.json"
 _SETTINGS = frozenset(
     name
-    for section in (LanguageModelConfig, EngineConfig, AdapterConfig, CacheConfig, SchedulingConfig)
+    for section in (LanguageModelConfig, ReplicaConfig, EngineConfig, AdapterConfig, CacheConfig, SchedulingConfig)
     for name in section.__struct_fields__
 ) - {"served_model_name"}
 
@@ -58,6 +59,7 @@ class PenstockLayout:
             given["speculative_model"] = beside(given["speculative_model"], context.version_folder)
         if isinstance(given.get("lora"), list):
             given["lora"] = [_adapter(text, context.version_folder) for text in given["lora"]]
+        given.setdefault("replicas", 1)
         # the adapters of the command line are those of its own model
         adapters = msgspec.structs.replace(server.adapters, lora=(), lora_directory=None)
         config = overlay(msgspec.structs.replace(server, adapters=adapters), given)

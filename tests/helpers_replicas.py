@@ -85,5 +85,3 @@ class MortalEngine:
         if self._alive is not None:
             engine, self._alive = self._alive, None
             await engine.stop(reason)
-
-

@@ -29,9 +29,7 @@ def shares(asked: Placement, parts: int, root: Path = Path("/")) -> list[Placeme
     of_node = [part * len(numbers) // parts for part in range(parts)]
     found: list[Placement] = []
     for place, number in enumerate(numbers):
-        found += [
-            Placement(each, str(number)) for each in _cores(nodes.get(number, cpus), of_node.count(place), root)
-        ]
+        found += [Placement(each, str(number)) for each in _cores(nodes.get(number, cpus), of_node.count(place), root)]
     return found
 
 

@@ -73,6 +73,11 @@ class Dispatcher:
         self._router = Router(self._settings.policy, blocks, infos[0].block_size)
         self._resumes = resumes and self._settings.resume
 
+    @property
+    def words(self) -> str:
+        """For the log."""
+        return f"(routing: {self._settings.policy}; resume: {'on' if self._resumes else 'off'})"
+
     def close(self, error: PenstockError) -> None:
         """Nothing goes anywhere any more: what waits ends with this error, and what replicas lose with theirs."""
         self._router = None

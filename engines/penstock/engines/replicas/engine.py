@@ -122,6 +122,7 @@ class ReplicatedEngine:
         except EngineError:
             await self.stop("The replicas do not fit together.")
             raise
+        logger.info("%d replicas serve %s", len(infos), self._dispatcher.words)
         self._look_later(_LOOK_SECONDS)
 
     async def stop(self, reason: str = "The server was stopped.") -> None:
@@ -197,6 +198,9 @@ class ReplicatedEngine:
         for replica in self.replicas:
             if replica.was_restarted():
                 dispatcher.replica_lost(replica)
+            if replica.engine.ready != replica.was_ready:
+                replica.was_ready = not replica.was_ready
+                logger.warning("replica %d %s", replica.number, "serves again" if replica.was_ready else "is not ready")
             if replica.missing and replica.engine.ready:
                 self._load_missing(replica)
         dispatcher.retry()
@@ -207,7 +211,7 @@ class ReplicatedEngine:
         moves = self._dispatcher.moves
         total = moves.failed_over + moves.resumed
         if total > self._told_moves:
-            logger.warning("%d requests went on at another replica", total - self._told_moves)
+            logger.warning("%d requests went on after their replica had died or refused them", total - self._told_moves)
             self._told_moves = total
 
     def _load_missing(self, replica: Replica) -> None:

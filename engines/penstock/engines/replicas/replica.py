@@ -20,6 +20,8 @@ class Replica:
         """Samples that it was sent, since the start."""
         self.missing: dict[str, Path] = {}
         """Adapters that it has yet to load: key -> folder."""
+        self.was_ready = True
+        """When it was last looked at."""
         self._admitted = 0
         self._unseen: deque[tuple[int, int, int]] = deque()
         """What it was sent and has not told of yet: the arrival number, samples, tokens."""
@@ -48,4 +50,5 @@ class Replica:
     def lost(self) -> None:
         """All that the engine held is gone."""
         self.life += 1
+        self._admitted = 0
         self._unseen.clear()

@@ -66,9 +66,7 @@ def build_model(
     )
     observed: list[ModelMetrics] = []
     built: list[LoadedModel] = []
-    make = partial(
-        _one_engine, config, budget or MemoryBudget(), names, board, lambda step: observed[0].step(step)
-    )
+    make = partial(_one_engine, config, budget or MemoryBudget(), names, board, lambda step: observed[0].step(step))
     engine = _engine(config, spec, make)
     observed.append(
         ModelMetrics(

@@ -23,7 +23,11 @@ _GAUGES: tuple[tuple[str, str, Callable[[ReplicaState], float]], ...] = (
 _COUNTERS: tuple[tuple[str, str, Callable[[ReplicaState], float]], ...] = (
     ("routed", "Samples that it was sent.", lambda r: r.routed),
     ("restarts", "How often all that it held was lost.", lambda r: r.restarts),
-    ("prefix_cache_queries", "Prompt tokens looked up in its prefix cache since its start.", lambda r: r.stats.prefix_queries),
+    (
+        "prefix_cache_queries",
+        "Prompt tokens looked up in its prefix cache since its start.",
+        lambda r: r.stats.prefix_queries,
+    ),
     ("prefix_cache_hits", "Prompt tokens found there.", lambda r: r.stats.prefix_hits),
     ("generation_tokens", "Tokens that it has generated since its start.", lambda r: r.stats.generation_tokens),
 )

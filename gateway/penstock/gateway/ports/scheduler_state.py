@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.engines.client.engine import Engine
-from penstock.engines.replicas.state import Replicated
+from penstock.engines.replicas.state import ReplicaState, Replicated
 from penstock.gateway.front.access import OPERATE
 from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.llm.dataplane import DataPlane
@@ -57,8 +58,13 @@ def _state(engine: Engine) -> dict[str, Any]:
     state: dict[str, Any] = {"ready": engine.ready, **msgspec.structs.asdict(engine.stats)}
     if isinstance(engine, Replicated):
         state["moves"] = engine.moves
-        state["replicas"] = engine.replica_states()
+        state["replicas"] = [_replica(each) for each in engine.replica_states()]
     return state
+
+
+def _replica(replica: ReplicaState) -> dict[str, Any]:
+    named = {field.name: getattr(replica, field.name) for field in dataclasses.fields(replica)}
+    return named | {"stats": msgspec.structs.asdict(replica.stats)}
 
 
 def operator_routes(dataplane: DataPlane, journal: RequestJournal) -> list[GuardedRoute]:

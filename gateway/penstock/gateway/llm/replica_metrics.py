@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock.engines.contract.messages import EngineStats
-from penstock.engines.replicas.state import Replicated, ReplicaState
+from penstock.engines.replicas.state import ReplicaState, Replicated
 
 
 def _usage(stats: EngineStats) -> float:

@@ -523,6 +523,13 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "nothing on the way takes it for dead; 0: never"
         ),
     ] = 15.0
+    resumable_streams: Annotated[
+        Seconds,
+        Meta(
+            description="seconds for which a stream of chats or text completions goes on without its client, who gets "
+            "the rest for Last-Event-ID; 0: it ends with its client"
+        ),
+    ] = 0.0
     send_timeout: Annotated[
         Annotated[float, Meta(gt=0)], Meta(description="seconds after which a client that does not read is cut off")
     ] = 60.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
-from penstock.engines.contract.messages import FinishReason, RequestError, RequestOutput
+from penstock.engines.contract.messages import EngineStats, FinishReason, RequestError, RequestOutput
 
 
 class RequestStream:
@@ -32,9 +32,9 @@ class RequestStream:
         self._called = False
         """The listener is going to be called."""
 
-    def is_taken_in(self, admitted: int) -> bool:
-        """Whether the engine, whose `EngineStats.admitted` this is, has taken in all of it that it was sent."""
-        return admitted >= self.arrival_number
+    def is_taken_in(self, stats: EngineStats) -> bool:
+        """Whether the engine, whose newest stats these are, has taken in all of it that it was sent."""
+        return stats.admitted >= self.arrival_number
 
     @property
     def live_ids(self) -> frozenset[int]:

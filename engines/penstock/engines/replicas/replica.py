@@ -23,18 +23,18 @@ class Replica:
         self.was_ready = True
         """When it was last looked at."""
         self._admitted = 0
-        self._unseen: deque[tuple[int, int, int]] = deque()
-        """What it was sent and has not told of yet: the arrival number, samples, tokens."""
+        self._unseen: deque[tuple[RequestStream, int, int]] = deque()
+        """What it was sent and has not told of yet, with samples and tokens."""
 
     def sent(self, stream: RequestStream, num_samples: int, num_tokens: int) -> None:
         self.num_routed += num_samples
-        self._unseen.append((stream.arrival_number, num_samples, num_tokens))
+        self._unseen.append((stream, num_samples, num_tokens))
 
     def load(self) -> ReplicaLoad:
         """By its newest numbers, and what they cannot contain yet."""
         stats = self.engine.stats
         unseen = self._unseen
-        while unseen and unseen[0][0] <= stats.admitted:
+        while unseen and unseen[0][0].is_taken_in(stats):
             unseen.popleft()
         num_requests = stats.num_running + stats.num_waiting + sum(samples for _, samples, _ in unseen)
         num_tokens = stats.num_waiting_tokens + sum(tokens for _, _, tokens in unseen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from penstock.engines.client.stream import RequestStream
-from penstock.engines.contract.messages import RequestError
+from penstock.engines.contract.messages import EngineStats, RequestError
 from penstock.engines.replicas.replica import Replica
 from penstock.engines.replicas.routing import RoutedRequest
 from penstock.engines.replicas.sample import Sample
@@ -43,7 +43,7 @@ class Part:
             return True
         if self.replica is None or self.stream is None:
             return False
-        return self.stream.is_taken_in(self.replica.engine.stats.admitted)
+        return self.stream.is_taken_in(self.replica.engine.stats)
 
     def at(self, replica: Replica, stream: RequestStream, ids: Sequence[int]) -> None:
         """The replica has got it, under these ids."""
@@ -67,7 +67,7 @@ class ReplicatedStream(RequestStream):
         self.parts: list[Part] = []
         """Of its requests, wherever they are."""
 
-    def is_taken_in(self, admitted: int) -> bool:
+    def is_taken_in(self, stats: EngineStats) -> bool:
         """By each replica's own count: the sum of all says nothing of one."""
         return all(part.is_taken_in for part in self.parts)
 

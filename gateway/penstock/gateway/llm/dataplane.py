@@ -348,7 +348,7 @@ class DataPlane:
             model.metrics,
             engine.abort,
             end,
-            admitted=lambda: stream.is_taken_in(engine.stats.admitted),
+            admitted=lambda: stream.is_taken_in(engine.stats),
             call=call,
         )
         try:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 
+import msgspec
+
 from penstock.engines.errors import AlreadyExistsError
 from penstock.gateway.configuration.config import Config, ConfigError, overlay
-from penstock.gateway.configuration.sections import OF_OUR_SCHEDULER
+from penstock.gateway.configuration.sections import OF_OUR_SCHEDULER, ReplicaConfig
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.llm.hub import fetch_model
 from penstock.gateway.llm.models import ModelSource, find_model, is_hub_id
@@ -51,8 +53,8 @@ class EmbeddingModels:
         """Hub ids by name."""
         defaults = {name: getattr(type(config.model)(), name) for name in _OF_MODEL}
         no_guesses = {name: OF_OUR_SCHEDULER[name] for name in ("speculative", "max_draft_tokens")}
-        alone = {"lora": (), "lora_directory": None, "replicas": 1, "resume": "auto"}
-        self._beside = overlay(config, defaults | no_guesses | alone)
+        alone = msgspec.to_builtins(ReplicaConfig())
+        self._beside = overlay(config, defaults | no_guesses | alone | {"lora": (), "lora_directory": None})
         for text in config.embeddings.embedding_model:
             name, equals, place = text.partition("=")
             place = place if equals else text

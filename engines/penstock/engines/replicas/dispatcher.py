@@ -127,7 +127,10 @@ class Dispatcher:
     def _send(self, part: Part) -> None:
         """To the best replica that takes it. Raises OverloadedError when none does."""
         refusal: OverloadedError | None = None
-        for replica in self._choices(part):
+        router = self._router
+        if router is None:
+            raise _nobody()
+        for replica in self._choices(part, router):
             ids = replica.engine.new_ids(len(part.samples))
             try:
                 stream = replica.engine.submit(_messages(part.samples, ids))
@@ -135,21 +138,17 @@ class Dispatcher:
                 refusal = refusal or error
                 part.tried.add(replica.number)
                 continue
-            part.at(replica, stream, ids)
-            replica.sent(stream, len(ids), part.routed.num_tokens)
-            if self._router is not None:
-                self._router.sent(part.routed, replica.number)
+            part.at(replica, stream, ids, router.to_compute(part.routed, replica.number))
+            router.sent(part.routed, replica.number)
             stream.listen(partial(self._receive, part))
             return
-        raise refusal or NotReadyError("No replica of the model is ready.", retry_after=_RETRY_AFTER)
+        raise refusal or _nobody()
 
-    def _choices(self, part: Part) -> list[Replica]:
+    def _choices(self, part: Part, router: Router) -> list[Replica]:
         """Replicas that have not refused it yet, the best one first. One that is slow only where all are."""
         able = [each for each in self._replicas if each.number not in part.tried and part.adapter not in each.missing]
         able = [each for each in able if each.engine.ready] or able
-        if self._router is None:
-            return []
-        ranked = self._router.rank(part.routed, [replica.load() for replica in able])
+        ranked = router.rank(part.routed, [replica.load() for replica in able])
         return [self._replicas[number] for number in ranked]
 
     def abort(self, ids: Sequence[int]) -> None:
@@ -183,6 +182,7 @@ class Dispatcher:
             elif output.finish_reason is not None:
                 del self._parts[sample.id]
                 part.forget(sample)
+            part.begun()
             is_heard = client.add(sample.take(output)) or is_heard
         if cause is not None:
             self._move(part, lost, cause)
@@ -196,17 +196,21 @@ class Dispatcher:
         died = error.code == EngineDeadError.code
         if died and part.replica is not None and part.life == part.replica.life:
             self.replica_lost(part.replica)
-        if part.replica is not None:
-            part.tried.add(part.replica.number)
         for sample in lost:
             part.forget(sample)
             sample.num_deaths += died
             sample.moves()
+        is_new = died and all(sample.num_deaths == 1 for sample in lost)
+        tried = (
+            set() if is_new else part.tried
+        )  # who has refused or lost it before it got its newest token may try again
+        if part.replica is not None:
+            tried = tried | {part.replica.number}
         # in their order, by which an engine gives them their seeds
         going = sorted((sample for sample in lost if self._may_go_on(sample)), key=lambda sample: sample.index)
         self._fail(part, [sample for sample in lost if sample not in going], error)
         if going:
-            self._go_on(self._part(part.client, going, part.tried), error, may_wait=died)
+            self._go_on(self._part(part.client, going, tried), error, may_wait=died)
 
     def _may_go_on(self, sample: Sample) -> bool:
         if self._router is None or sample.num_deaths >= _MOST_DEATHS:
@@ -226,8 +230,10 @@ class Dispatcher:
             now = self._clock()
             self.waiting.append(Waiting(part, error, now + self._settings.resume_wait, now + _BETWEEN_TRIES))
             self._waits()
-            return
-        self._count_moved(part)
+        except PenstockError as refusal:
+            self._fail(part, part.samples, RequestError.of(refusal))
+        else:
+            self._count_moved(part)
 
     def _count_moved(self, part: Part) -> None:
         resumed = sum(1 for sample in part.samples if sample.tokens)
@@ -255,12 +261,16 @@ class Dispatcher:
                 self.waiting.append(each)
 
     def _try_again(self, part: Part) -> bool:
+        """False: it has to wait on."""
         part.tried.clear()
         try:
             self._send(part)
         except OverloadedError:
             return False
-        self._count_moved(part)
+        except PenstockError as refusal:
+            self._fail(part, part.samples, RequestError.of(refusal))
+        else:
+            self._count_moved(part)
         return True
 
     def replica_lost(self, replica: Replica) -> None:
@@ -283,6 +293,10 @@ class Dispatcher:
             if self._parts.pop(sample.id, None) is not None:
                 self.moves.given_up += error.code == EngineDeadError.code
                 part.client.put(RequestOutput(sample.id, [], FinishReason.ERROR, error=error))
+
+
+def _nobody() -> NotReadyError:
+    return NotReadyError("No replica of the model is ready.", retry_after=_RETRY_AFTER)
 
 
 def _messages(samples: Sequence[Sample], ids: Sequence[int]) -> list[AddRequest]:

@@ -23,12 +23,24 @@ class Replica:
         self.was_ready = True
         """When it was last looked at."""
         self._admitted = 0
-        self._unseen: deque[tuple[RequestStream, int, int]] = deque()
-        """What it was sent and has not told of yet, with samples and tokens."""
+        self._unseen: deque[tuple[RequestStream, int]] = deque()
+        """What it was sent and has not told of yet, with the number of samples."""
+        self._to_compute = 0
+        """Tokens of requests that it was sent and that have had no output: those that are probably not cached."""
+        self._not_begun = 0
+        """All tokens of these requests, as its own numbers count them while they wait."""
 
-    def sent(self, stream: RequestStream, num_samples: int, num_tokens: int) -> None:
+    def sent(self, stream: RequestStream, num_samples: int, num_tokens: int, to_compute: int) -> None:
+        """A request with so many tokens, of which so many are probably not cached."""
         self.num_routed += num_samples
-        self._unseen.append((stream, num_samples, num_tokens))
+        self._unseen.append((stream, num_samples))
+        self._not_begun += num_tokens
+        self._to_compute += to_compute
+
+    def begun(self, num_tokens: int, to_compute: int) -> None:
+        """Such a request, sent in this life, has had its first output, or has gone."""
+        self._not_begun -= num_tokens
+        self._to_compute -= to_compute
 
     def load(self) -> ReplicaLoad:
         """By its newest numbers, and what they cannot contain yet."""
@@ -36,10 +48,10 @@ class Replica:
         unseen = self._unseen
         while unseen and unseen[0][0].is_taken_in(stats):
             unseen.popleft()
-        num_requests = stats.num_running + stats.num_waiting + sum(samples for _, samples, _ in unseen)
-        num_tokens = stats.num_waiting_tokens + sum(tokens for _, _, tokens in unseen)
+        num_requests = stats.num_running + stats.num_waiting + sum(samples for _, samples in unseen)
+        of_others = max(0, stats.num_waiting_tokens - self._not_begun)  # where other gateways use it, too
         num_free = stats.num_free_blocks if stats.num_blocks else None
-        return ReplicaLoad(self.number, num_requests, num_tokens, num_free)
+        return ReplicaLoad(self.number, num_requests, self._to_compute + of_others, num_free)
 
     def was_restarted(self) -> bool:
         """Whether the engine counts from 0 again since the last call: nothing of what it was sent is there any more."""
@@ -52,3 +64,4 @@ class Replica:
         self.life += 1
         self._admitted = 0
         self._unseen.clear()
+        self._to_compute = self._not_begun = 0

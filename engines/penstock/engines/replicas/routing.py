@@ -3,7 +3,7 @@
 The rule of `RoutingPolicy.PREFIX` counts everything in tokens that have to be computed before the request's first one:
 
     cost = prompt - cached            what is left to compute of the prompt
-         + waiting                    known tokens of the requests that wait there
+         + waiting                    the same of others that were sent there and have had no token yet
          + REQUEST_TOKENS * requests  those that run or wait there: each takes a part of every step
          + missing                    tokens that no block is free for: somebody has to wait or to be preempted
          - SESSION_TOKENS             where the request's session was last
@@ -37,7 +37,7 @@ class ReplicaLoad(NamedTuple):
     num_requests: int = 0
     """Running, waiting, or sent and not yet part of the replica's own numbers."""
     num_waiting_tokens: int = 0
-    """Known tokens of those of them that have not begun."""
+    """What is left to compute of those of them that have had no token yet."""
     num_free_blocks: int | None = None
     """None: not known."""
 
@@ -89,9 +89,13 @@ class Router:
         matched = self._indexes[replica].matched(request.hashes)
         return max(0, min(matched * self._block_size, request.num_tokens - 1))
 
+    def to_compute(self, request: RoutedRequest, replica: int) -> int:
+        """Tokens that are probably not cached there; at least one."""
+        return max(1, request.num_tokens - self.cached(request, replica))
+
     def cost(self, request: RoutedRequest, load: ReplicaLoad) -> int:
         """In tokens; see the rule above."""
-        to_compute = request.num_tokens - self.cached(request, load.replica)
+        to_compute = self.to_compute(request, load.replica)
         cost = to_compute + load.num_waiting_tokens + REQUEST_TOKENS * load.num_requests
         if load.num_free_blocks is not None:
             cost += max(0, to_compute - load.num_free_blocks * self._block_size)

@@ -31,6 +31,8 @@ class Part:
         """The replica's."""
         self.by_id: dict[int, Sample] = {}
         """By the ids that the replica knows."""
+        self._to_compute = 0
+        """What the replica was told to expect; 0 from its first output on."""
 
     @property
     def adapter(self) -> str:
@@ -45,10 +47,18 @@ class Part:
             return False
         return self.stream.is_taken_in(self.replica.engine.stats)
 
-    def at(self, replica: Replica, stream: RequestStream, ids: Sequence[int]) -> None:
-        """The replica has got it, under these ids."""
+    def at(self, replica: Replica, stream: RequestStream, ids: Sequence[int], to_compute: int) -> None:
+        """The replica has got it, under these ids, with so many tokens that are probably not cached."""
         self.replica, self.stream, self.life = replica, stream, replica.life
         self.by_id = dict(zip(ids, self.samples, strict=True))
+        self._to_compute = to_compute
+        replica.sent(stream, len(ids), self.routed.num_tokens, to_compute)
+
+    def begun(self) -> None:
+        """Something came of it, or nothing will: nobody waits for its prompt any more."""
+        if self._to_compute and self.replica is not None and self.life == self.replica.life:
+            self.replica.begun(self.routed.num_tokens, self._to_compute)
+        self._to_compute = 0
 
     def forget(self, sample: Sample) -> list[int]:
         """The sample ends, or goes away. Returns the id that its replica knows it by."""
@@ -56,6 +66,8 @@ class Part:
         ids = [request_id for request_id, known in self.by_id.items() if known is sample]
         for request_id in ids:
             del self.by_id[request_id]
+        if not self.samples:
+            self.begun()
         return ids
 
 

@@ -14,7 +14,13 @@ from penstock.classic.base import ModelContext
 from penstock.classic.model_config import ModelConfig, ModelInstanceGroup
 from penstock.engines.formats.gguf.files import SUFFIX
 from penstock.gateway.configuration.config import Config, ConfigError
-from penstock.gateway.configuration.sections import AdapterConfig, CacheConfig, EngineConfig, LanguageModelConfig
+from penstock.gateway.configuration.sections import (
+    AdapterConfig,
+    CacheConfig,
+    EngineConfig,
+    LanguageModelConfig,
+    ReplicaConfig,
+)
 from penstock.gateway.llm.kserve.tensor_form import Form
 
 ENGINES = ("auto", "openvino", "simulated", "tensorrt_llm", "torch", "vllm")
@@ -72,9 +78,12 @@ def beside(path: str, folder: Path) -> str:
 def without_own_model(server: Config) -> Config:
     """The server's settings less those of the model and the engine on its command line."""
     kept = {name: getattr(server.model, name) for name in ("threads", "cpus", "numa_nodes")}
-    one = msgspec.structs.replace(server.replication, replicas=1)
     return msgspec.structs.replace(
-        server, model=LanguageModelConfig(**kept), replication=one, engine=EngineConfig(), adapters=AdapterConfig()
+        server,
+        model=LanguageModelConfig(**kept),
+        replication=ReplicaConfig(),
+        engine=EngineConfig(),
+        adapters=AdapterConfig(),
     )
 
 

@@ -59,10 +59,10 @@ class PenstockLayout:
             given["speculative_model"] = beside(given["speculative_model"], context.version_folder)
         if isinstance(given.get("lora"), list):
             given["lora"] = [_adapter(text, context.version_folder) for text in given["lora"]]
-        given.setdefault("replicas", 1)
-        # the adapters of the command line are those of its own model
+        # the adapters of the command line are those of its own model, and so are its replicas
         adapters = msgspec.structs.replace(server.adapters, lora=(), lora_directory=None)
-        config = overlay(msgspec.structs.replace(server, adapters=adapters), given)
+        own = msgspec.structs.replace(server, adapters=adapters, replication=ReplicaConfig())
+        config = overlay(own, given)
         return config if "kv_offload_dir" in given else with_offload_where_it_works(config)
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import random
 
+from helpers_door import AttachedDriver
 from helpers_engine import Driver
+
+_attached: list[AttachedDriver] = []
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -15,4 +18,12 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 def driver_of(candidate, **scheduler):
     defaults = {"max_num_seqs": 16, "max_num_batched_tokens": 256, "enable_prefix_caching": False}
     candidate.forget()
-    return Driver(candidate.engine, **defaults | scheduler)
+    if not candidate.attached:
+        return Driver(candidate.engine, **defaults | scheduler)
+    _attached.append(AttachedDriver(candidate.engine, **defaults | scheduler))
+    return _attached[-1]
+
+
+def close_drivers():
+    while _attached:
+        _attached.pop().core.close()

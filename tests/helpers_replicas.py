@@ -24,6 +24,7 @@ class MortalEngine:
         self._alive: InlineEngine | None = None
         self._next_id = 1
         self.received: list[AddRequest] = []
+        self.fingerprint: str | None = None
         self.gone = False
         """It will not come back."""
 

@@ -6,8 +6,8 @@ To put another engine under the suite, add a `Candidate` here: how to load its r
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from helpers_adapters import save_adapter
+from helpers_conformance import close_drivers
 from helpers_engine import is_runner
 from helpers_models import (
     FAMILIES,
@@ -68,6 +69,8 @@ class Candidate:
     """Empties the prefix cache of an engine that has one of its own."""
     whole_block_hits: bool = False
     """A prefix hit ends at a block's border, also when the whole prompt is cached."""
+    attached: bool = False
+    """The tests reach it through a door, with an AttachedEngine."""
     adapter: MakeAdapter | None = None
     """Of an engine with room for two LoRA adapters: makes one that will be loaded under this key, the folder and what
     it gives. Keys are of the form NAME:NUMBER; adapters of one name are the same."""
@@ -131,6 +134,11 @@ def _simulated(own_scheduler: bool = False, own_thread: bool = False, **options:
         return Candidate(OwnThread(batcher) if own_thread else batcher, forget=forget, **common)
 
     return load
+
+
+def _attached(load: Callable[[Path], Candidate]) -> Callable[[Path], Candidate]:
+    """Its owner has the adapters."""
+    return lambda folder: replace(load(folder), attached=True, adapter=None)
 
 
 def _transformers(folder: Path) -> dict[str, Any]:
@@ -232,6 +240,7 @@ def _vllm(
 
 CANDIDATES: dict[str, Callable[[Path], Candidate]] = {
     "simulated": _simulated(),
+    "simulated-attached": _attached(_simulated()),
     "simulated-windows": _simulated(kv_groups=(KVGroup(32), KVGroup(16, 48))),
     "simulated-windows-alone": _simulated(kv_groups=(KVGroup(32, 40),), num_blocks=10),
     "simulated-few-words": _simulated(first_token_id=381),
@@ -263,3 +272,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def candidate(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Candidate:
     return CANDIDATES[request.param](tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(autouse=True)
+def drivers_are_closed() -> Iterator[None]:
+    yield
+    close_drivers()

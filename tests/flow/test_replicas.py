@@ -318,6 +318,59 @@ async def test_replicas_must_be_of_one_model() -> None:
     assert not other.ready
 
 
+async def test_one_elsewhere_that_does_not_fit_gets_nothing() -> None:
+    own, other = mortal(), MortalEngine(lambda: SimulatedRunner(SimulatedConfig(vocab_size=5000)))
+    fleet = ReplicatedEngine([own, other], ReplicaSettings(policy=RoutingPolicy.ROUND_ROBIN), num_elsewhere=1)
+    await fleet.start()
+    for k in range(3):
+        await Reader(fleet.submit([request(fleet, [k])])).done()
+    assert (len(own.received), len(other.received)) == (3, 0)
+    await fleet.stop()
+
+
+async def test_one_elsewhere_that_comes_later_gets_its_share() -> None:
+    gate = asyncio.Event()
+
+    class Late(MortalEngine):
+        async def start(self) -> None:
+            await gate.wait()
+            await super().start()
+
+    own, late = mortal(), Late(lambda: SimulatedRunner(CONFIG))
+    fleet = ReplicatedEngine([own, late], ReplicaSettings(policy=RoutingPolicy.ROUND_ROBIN), num_elsewhere=1)
+    await fleet.start()
+    await Reader(fleet.submit([request(fleet, [1])])).done()
+    gate.set()
+    async with asyncio.timeout(30):
+        while not late.ready:
+            await asyncio.sleep(0)
+    await Reader(fleet.submit([request(fleet, [2])])).done()
+    assert (len(own.received), len(late.received)) == (1, 1)
+    await fleet.stop()
+
+
+async def test_only_engines_elsewhere_of_which_none_can_be_reached() -> None:
+    class Gone(MortalEngine):
+        async def start(self) -> None:
+            raise EngineError("nobody is there")
+
+    fleet = ReplicatedEngine([Gone(lambda: SimulatedRunner(CONFIG)) for _ in range(2)], num_elsewhere=2)
+    with pytest.raises(EngineError, match="nobody is there"):
+        await fleet.start()
+
+
+async def test_engines_that_compute_in_other_ways_do_not_resume_each_other() -> None:
+    replicas = [mortal(), mortal()]
+    replicas[1].fingerprint = "another"
+    fleet = ReplicatedEngine(replicas)
+    await fleet.start()
+    reader = Reader(fleet.submit([request(fleet, [1, 2, 3])]))
+    await reader.until(3)
+    await busy(replicas).die()
+    assert (await reader.done()).errors == ["engine_dead"]
+    await fleet.stop()
+
+
 async def test_a_pulse_waits_for_the_replica_that_has_the_request(make: MakeFleet) -> None:
     fleet, _ = await make(2)
     for k in range(4):

@@ -14,6 +14,7 @@ from penstock.engines.contract.continuous_batcher import ContinuousBatcher
 from penstock.engines.contract.loading import Loading, Report, silent
 from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.core import Core, EngineCore
+from penstock.engines.door.spec import DoorSpec
 from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.host.placement import Placement
 from penstock.engines.scheduler.config import OF_OUR_SCHEDULER, SchedulerConfig
@@ -38,6 +39,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds; see `process.heartbeat`."""
     placement: Placement = Placement()
     """Of the process; who loads a model in a process of its own binds it first."""
+    door: DoorSpec | None = None
+    """Where others than the owner of its process can use the engine; None: nowhere."""
 
 
 def _openvino(options: dict[str, Any], report: Report) -> ModelRunner:

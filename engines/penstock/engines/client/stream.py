@@ -24,8 +24,8 @@ class RequestStream:
         self._live = set(ids)
         self._abort = abort
         self.arrival_number = 0
-        """How many samples the engine had been sent with the last of these: once its `EngineStats.admitted` is as high,
-        it has taken these in, and whatever it refused of them has arrived here."""
+        """How many samples the engine had been sent with the last of these: once its `EngineStats.own_admitted` is as
+        high, it has taken these in, and whatever it refused of them has arrived here."""
         self._pending: dict[int, RequestOutput] = {}
         self._waiter: asyncio.Future[bool] | None = None
         self._listener: Callable[[], None] | None = None
@@ -34,7 +34,7 @@ class RequestStream:
 
     def is_taken_in(self, stats: EngineStats) -> bool:
         """Whether the engine, whose newest stats these are, has taken in all of it that it was sent."""
-        return stats.admitted >= self.arrival_number
+        return stats.own_admitted >= self.arrival_number
 
     @property
     def live_ids(self) -> frozenset[int]:

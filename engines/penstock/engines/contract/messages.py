@@ -318,6 +318,13 @@ class EngineStats(msgspec.Struct, array_like=True):
     """Requests that waited for their blocks."""
     offload_wait_seconds: float = 0.0
     """How long, together."""
+    admitted_of_others: int = 0
+    """Of an engine with a door (`penstock.engines.door`): how many of `admitted` others than the reader have sent."""
+
+    @property
+    def own_admitted(self) -> int:
+        """Samples that the reader of these stats has sent and the engine has taken in, or refused."""
+        return self.admitted - self.admitted_of_others
 
 
 class StepRecord(msgspec.Struct, array_like=True, frozen=True):

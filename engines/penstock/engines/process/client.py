@@ -286,7 +286,7 @@ class ProcessEngine:
     def submit(self, requests: Sequence[AddRequest]) -> RequestStream:
         """Raises NotReadyError, and QueueFullError for a process that takes nothing in."""
         self._require_link()
-        unseen = self._streams.sent - self._stats.admitted
+        unseen = self._streams.sent - self._stats.own_admitted
         scheduler = self._spec.scheduler
         # Twice what it would take: it tells only now and then what it has seen.
         if unseen > 2 * (scheduler.max_queued_requests + scheduler.max_num_seqs):

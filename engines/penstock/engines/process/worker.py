@@ -17,11 +17,13 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
 
-from penstock.engines.contract.messages import LoadFailed, Ready
+from penstock.engines.contract.messages import DownMessage, LoadFailed, Ready
 from penstock.engines.core import Core
 from penstock.engines.errors import PenstockError
 from penstock.engines.host.placement import bind
@@ -31,6 +33,9 @@ from penstock.engines.process.loading_reports import LoadingReports
 from penstock.engines.process.publisher import Publisher
 from penstock.engines.process.wire import Socket, context, decode_down, encode, pair_socket, receive_all
 from penstock.engines.registry import EngineSpec, load_core
+
+if TYPE_CHECKING:
+    from penstock.engines.door.door import Door
 
 logger = logging.getLogger(__name__)
 
@@ -43,14 +48,21 @@ _CLOSING_TIME = 10.0
 _PR_SET_PDEATHSIG = 1
 
 
-def serve(core: Core, socket: Socket, parent: int, publish_interval: float, heart: HeartbeatThread) -> int:
+def serve(
+    core: Core, socket: Socket, parent: int, publish_interval: float, heart: HeartbeatThread, door: Door | None = None
+) -> int:
     """Steps while there is work and waits while there is none; returns an exit status when the gateway is gone."""
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN)
     poller.register(parent, zmq.POLLIN)
     for descriptor in core.wakeups:
         poller.register(descriptor, zmq.POLLIN)
-    publisher = Publisher(lambda message: socket.send(encode(message)), publish_interval, time.monotonic)
+    if door is None:
+        publisher = Publisher(lambda message: socket.send(encode(message)), publish_interval, time.monotonic)
+    else:
+        deliver = door.deliver
+        publisher = Publisher(lambda message: socket.send(encode(deliver(message))), publish_interval, time.monotonic)
+        poller.register(door.wakeup, zmq.POLLIN)
     while not core.broken:
         if not core.has_work:
             if publisher.holds_back and not core.wakeups:  # no later message would carry it
@@ -66,12 +78,20 @@ def serve(core: Core, socket: Socket, parent: int, publish_interval: float, hear
                 publisher.flush(core.stats())
                 continue
         heart.step_begins()
-        result = core.step(map(decode_down, receive_all(socket)))
+        messages: Iterable[DownMessage] = map(decode_down, receive_all(socket))
+        result = core.step(messages if door is None else door.with_clients(messages))
         heart.step_ends()
         publisher.add(result)
     publisher.flush(core.stats())
     logger.error("the engine cannot continue: this process ends")
     return 1
+
+
+def _open_door(spec: EngineSpec, core: Core, heart: HeartbeatThread) -> Door:
+    """Raises EngineError when nothing can listen at its address."""
+    from penstock.engines.door.opening import open_door  # a process without one does not load it
+
+    return open_door(spec, core.info, heart.now)
 
 
 def _reason(error: Exception) -> str:
@@ -98,6 +118,7 @@ def main() -> int:
         heart.start()
         reports = LoadingReports(lambda loading: socket.send(encode(loading)))
         heart.core = core = load_core(spec, time.monotonic, reports)
+        door = None if spec.door is None else _open_door(spec, core, heart)
     except Exception as error:
         logger.debug("loading failed", exc_info=True)
         socket.send(encode(LoadFailed(_reason(error))))
@@ -105,7 +126,9 @@ def main() -> int:
         return 1
     socket.send(encode(Ready(core.info)))
     gc.freeze()  # what loading left behind never becomes garbage
-    status = serve(core, socket, sys.stdin.fileno(), spec.publish_interval, heart)
+    status = serve(core, socket, sys.stdin.fileno(), spec.publish_interval, heart, door)
+    if door is not None:
+        door.close("the engine has failed" if status else "the engine was stopped")
     if status:
         _end_within(_CLOSING_TIME, status)
         _farewell(socket)

@@ -17,7 +17,6 @@ from penstock.engines.contract.messages import (
     RequestOutput,
     SamplingParams,
 )
-from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import (
     DeadlineExceededError,
     EngineDeadError,
@@ -26,6 +25,7 @@ from penstock.engines.errors import (
     PenstockError,
     QueueFullError,
 )
+from penstock.engines.replicas.membership import Membership
 from penstock.engines.replicas.replica import Replica
 from penstock.engines.replicas.routing import RoutedRequest, Router
 from penstock.engines.replicas.sample import Sample, is_untouched
@@ -51,11 +51,13 @@ class Dispatcher:
     def __init__(
         self,
         replicas: Sequence[Replica],
+        members: Membership,
         settings: ReplicaSettings,
         clock: Callable[[], float],
         waits: Callable[[], None],
     ) -> None:
         self._replicas = replicas
+        self._members = members
         self._settings = settings
         self._clock = clock
         self._waits = waits
@@ -63,15 +65,20 @@ class Dispatcher:
         self._parts: dict[int, tuple[Part, Sample]] = {}
         """By the ids that clients know."""
         self._router: Router | None = None
-        self._resumes = False
+        """None: closed."""
         self.waiting: list[Waiting] = []
         self.moves = MoveCounts()
 
-    def open(self, infos: Sequence[ModelInfo], *, resumes: bool) -> None:
-        """The replicas are there. `resumes`: what one has begun another can go on with."""
-        blocks = [info.num_blocks for info in infos]
-        self._router = Router(self._settings.policy, blocks, infos[0].block_size)
-        self._resumes = resumes and self._settings.resume
+    def open(self) -> None:
+        """Requests may come: there is a replica."""
+        members = self._members
+        blocks = [members.num_blocks(replica.number) for replica in self._replicas]
+        self._router = Router(self._settings.policy, blocks, members.info.block_size)
+
+    @property
+    def _resumes(self) -> bool:
+        """Requests go on elsewhere behind their tokens."""
+        return self._settings.resume and self._members.can_resume
 
     @property
     def words(self) -> str:
@@ -146,7 +153,8 @@ class Dispatcher:
 
     def _choices(self, part: Part, router: Router) -> list[Replica]:
         """Replicas that have not refused it yet, the best one first. One that is slow only where all are."""
-        able = [each for each in self._replicas if each.number not in part.tried and part.adapter not in each.missing]
+        able = [each for each in self._replicas if each.number in self._members and each.number not in part.tried]
+        able = [each for each in able if part.adapter not in each.missing]
         able = [each for each in able if each.engine.ready] or able
         ranked = router.rank(part.routed, [replica.load() for replica in able])
         return [self._replicas[number] for number in ranked]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from penstock.engines.contract.messages import AddRequest, EngineStats
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import EngineDeadError, EngineError, NotReadyError, PenstockError
 from penstock.engines.replicas.dispatcher import Dispatcher
+from penstock.engines.replicas.membership import Membership
 from penstock.engines.replicas.merged_stats import MergedStats
 from penstock.engines.replicas.replica import Replica
 from penstock.engines.replicas.settings import ReplicaSettings
@@ -27,16 +28,8 @@ _LOOK_SECONDS = 1.0
 _LOOK_SECONDS_WHEN_WAITING = 0.05
 """While requests wait for a replica."""
 _ADAPTER_RETRY_SECONDS = 30.0
-_SAME = (
-    "vocab_size",
-    "eos_token_ids",
-    "supports_logprobs",
-    "supports_pooling",
-    "supports_drafts",
-    "supports_grammars",
-    "supports_processors",
-)
-"""What a request may rely on, wherever it goes."""
+_REACH_SECONDS = 10.0
+"""Between two tries to reach an engine elsewhere that was refused, or that was not there for long."""
 
 
 class ReplicatedEngine:
@@ -48,11 +41,20 @@ class ReplicatedEngine:
         replicas: Sequence[Engine],
         settings: ReplicaSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        num_elsewhere: int = 0,
+        fingerprint: Callable[[ModelInfo], str] = lambda info: info.runner,
     ) -> None:
+        """So many of the replicas, the last ones, run elsewhere: nobody waits for them where others serve.
+        `fingerprint`: engines with the same one give the same tokens; of those that do not tell their own."""
         self.replicas = [Replica(number, engine) for number, engine in enumerate(replicas)]
-        self._dispatcher = Dispatcher(self.replicas, settings or ReplicaSettings(), clock, self._look_soon)
+        self._num_own = len(replicas) - num_elsewhere
+        self._members = Membership()
+        self._dispatcher = Dispatcher(
+            self.replicas, self._members, settings or ReplicaSettings(), clock, self._look_soon
+        )
         self._merged = MergedStats(len(replicas))
-        self._info: ModelInfo | None = None
+        self._fingerprint = fingerprint
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._clock = clock
@@ -65,10 +67,7 @@ class ReplicatedEngine:
 
     @property
     def info(self) -> ModelInfo:
-        """Of the replica with the least room for one request: what fits there fits everywhere."""
-        if self._info is None:
-            raise NotReadyError("The model is still loading.", retry_after=1)
-        return self._info
+        return self._members.info
 
     @property
     def ready(self) -> bool:
@@ -105,25 +104,68 @@ class ReplicatedEngine:
     # -- life ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """The first one alone, the others together: what it has read and converted they find in the page cache."""
-        first, *others = self.replicas
+        """Returns when the engines of this server are there, or where it has none, one elsewhere. Raises EngineError
+        when one of the former cannot be loaded, or none of the latter be reached."""
         try:
-            await first.engine.start()
-            async with asyncio.TaskGroup() as starts:
-                for replica in others:
-                    starts.create_task(replica.engine.start())
+            await self._start_own(self.replicas[: self._num_own])
+            await self._reach(self.replicas[self._num_own :])
+            self._dispatcher.open()
         except BaseException as error:
-            await asyncio.gather(*(replica.engine.stop() for replica in self.replicas), return_exceptions=True)
+            await asyncio.gather(self.stop("A replica could not be started."), return_exceptions=True)
             raise _first(error) from None
-        infos = [replica.engine.info for replica in self.replicas]
-        self._info = min(infos, key=lambda info: info.context_length)
-        try:
-            self._dispatcher.open(infos, resumes=_check_same(infos))
-        except EngineError:
-            await self.stop("The replicas do not fit together.")
-            raise
-        logger.info("%d replicas serve %s", len(infos), self._dispatcher.words)
+        logger.info("%d replicas %s", len(self.replicas), self._dispatcher.words)
         self._look_later(_LOOK_SECONDS)
+
+    async def _start_own(self, replicas: Sequence[Replica]) -> None:
+        """The first one alone, the others together: what it has read and converted they find in the page cache."""
+        if replicas:
+            await replicas[0].engine.start()
+            async with asyncio.TaskGroup() as starts:
+                for replica in replicas[1:]:
+                    starts.create_task(replica.engine.start())
+        for replica in replicas:
+            self._join(replica)
+
+    def _join(self, replica: Replica) -> None:
+        """The engine is there, perhaps again, and perhaps another one. Raises EngineError when it does not fit."""
+        info, could_resume = replica.engine.info, self._members.can_resume
+        told: str | None = getattr(replica.engine, "fingerprint", None)
+        self._members.join(replica.number, info, self._fingerprint(info) if told is None else told)
+        if could_resume and not self._members.computes_the_same:
+            logger.warning("requests are not resumed: the replicas' engines, or their settings, differ")
+
+    async def _reach(self, replicas: Sequence[Replica]) -> None:
+        """Starts to look for engines elsewhere. Where this server has none of its own, returns when one is there."""
+        first = [asyncio.get_running_loop().create_future() for _ in replicas]
+        for replica, tried in zip(replicas, first, strict=True):
+            self._task(self._reach_one(replica, tried))
+        left = set(first) if not self._num_own else set()
+        while left and not any(replica.number in self._members for replica in replicas):
+            done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+            if not left and not any(replica.number in self._members for replica in replicas):
+                raise EngineError(next(iter(done)).result())
+
+    async def _reach_one(self, replica: Replica, tried: asyncio.Future[str]) -> None:
+        """Until it is there. `tried` gets what became of the first try."""
+        while True:
+            problem = ""
+            try:
+                await replica.engine.start()
+                self._join(replica)
+            except EngineError as error:
+                problem = error.message
+                logger.error("replica %d: %s; it will be tried again", replica.number, problem)
+            if not tried.done():
+                tried.set_result(problem)
+            if not problem:
+                return
+            await replica.engine.stop()
+            await asyncio.sleep(_REACH_SECONDS)
+
+    def _task(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def stop(self, reason: str = "The server was stopped.") -> None:
         if self._timer is not None:
@@ -199,13 +241,23 @@ class ReplicatedEngine:
             if replica.was_restarted():
                 dispatcher.replica_lost(replica)
             if replica.engine.ready != replica.was_ready:
-                replica.was_ready = not replica.was_ready
-                logger.warning("replica %d %s", replica.number, "serves again" if replica.was_ready else "is not ready")
+                self._changed(replica)
             if replica.missing and replica.engine.ready:
                 self._load_missing(replica)
         dispatcher.retry()
         self._tell_moves()
         self._look_later(_LOOK_SECONDS_WHEN_WAITING if dispatcher.waiting else _LOOK_SECONDS)
+
+    def _changed(self, replica: Replica) -> None:
+        replica.was_ready = not replica.was_ready
+        if not replica.was_ready:
+            logger.warning("replica %d is not ready", replica.number)
+            return
+        try:
+            self._join(replica)
+            logger.warning("replica %d serves", replica.number)
+        except EngineError as error:
+            logger.error("%s", error.message)
 
     def _tell_moves(self) -> None:
         moves = self._dispatcher.moves
@@ -220,9 +272,7 @@ class ReplicatedEngine:
         if now < self._adapter_retry.get(replica.number, 0.0):
             return
         self._adapter_retry[replica.number] = now + _ADAPTER_RETRY_SECONDS
-        task = asyncio.get_running_loop().create_task(self._load_all_missing(replica))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._task(self._load_all_missing(replica))
 
     async def _load_all_missing(self, replica: Replica) -> None:
         for key, folder in list(replica.missing.items()):
@@ -253,18 +303,3 @@ def _first(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def _check_same(infos: Sequence[ModelInfo]) -> bool:
-    """Whether one replica can go on with what another has begun: all compute the same. Raises EngineError where a
-    request could rely on something that one of them does not have."""
-    first = infos[0]
-    for number, info in enumerate(infos):
-        for name in _SAME:
-            if getattr(info, name) != getattr(first, name):
-                raise EngineError(f"replica {number} differs from replica 0 in its {name}: they are not one model")
-    if any(info.runner != first.runner for info in infos):
-        names = ", ".join(sorted({info.runner for info in infos}))
-        logger.warning("requests are not resumed, since the replicas compute in different ways: %s", names)
-        return False
-    return all(info.supports_resume for info in infos)

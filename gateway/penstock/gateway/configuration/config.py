@@ -20,6 +20,7 @@ from penstock.gateway.configuration.sections import (
     AdapterConfig,
     CacheConfig,
     DataConfig,
+    DoorConfig,
     EmbeddingsConfig,
     EngineConfig,
     GrpcConfig,
@@ -44,6 +45,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: LanguageModelConfig = LanguageModelConfig()
     replication: ReplicaConfig = ReplicaConfig()
     engine: EngineConfig = EngineConfig()
+    door: DoorConfig = DoorConfig()
     adapters: AdapterConfig = AdapterConfig()
     embeddings: EmbeddingsConfig = EmbeddingsConfig()
     data: DataConfig = DataConfig()
@@ -63,6 +65,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "model": LanguageModelConfig,
     "replication": ReplicaConfig,
     "engine": EngineConfig,
+    "door": DoorConfig,
     "adapters": AdapterConfig,
     "embeddings": EmbeddingsConfig,
     "data": DataConfig,

@@ -120,12 +120,16 @@ class ReplicaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many engines a language model has, and what becomes of a request when one of them dies."""
 
     replicas: Annotated[
-        Annotated[int, Meta(ge=1, le=64)],
+        Annotated[int, Meta(ge=0, le=64)],
         Meta(
             description="engines of the same model, each a process with the model in its memory; they share the CPUs, "
-            "or have the numa-nodes one by one"
+            "or have the numa-nodes one by one; 0: none here, with replica-address"
         ),
     ] = 1
+    replica_address: Annotated[
+        tuple[Name, ...],
+        Meta(description="engine-doors of other Penstocks with the same model, whose engines are further replicas"),
+    ] = ()
     replica_routing: Annotated[
         Literal["prefix", "least-loaded", "round-robin"],
         Meta(
@@ -168,6 +172,27 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "of TensorRT-LLM's LLM"
         ),
     ] = {}
+
+
+class DoorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An engine that other Penstocks use, or that runs in another Penstock."""
+
+    engine_door: Annotated[
+        Name | None,
+        Meta(
+            description="where other Penstocks can use the engine of MODEL, as ipc:///PATH or tcp://HOST:PORT; "
+            "default: nowhere"
+        ),
+    ] = None
+    engine_door_clients: Annotated[Positive, Meta(description="most of them at one time")] = 64
+    engine_address: Annotated[
+        Name | None,
+        Meta(description="the engine-door of another Penstock, whose engine runs MODEL; no engine is started here"),
+    ] = None
+    engine_key: Annotated[
+        Name | None,
+        Meta(description="file with the key that both sides share, made by `penstock key new --engine`; tcp needs one"),
+    ] = None
 
 
 class AdapterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

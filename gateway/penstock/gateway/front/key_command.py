@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.engines.door.keys import new_key
 from penstock.gateway.front.auth import key_digest
 from penstock.gateway.front.context import USER_ROLES, Role
 from penstock.gateway.front.key_file import KeyEntry
@@ -27,10 +28,17 @@ def add_key_command(commands: Any) -> None:
         "new",
         help="make a key",
         description="Shows a new key, once, and its entry for the key file, which holds only the key's digest. "
-        "A running server reads its key file again when it gets SIGHUP.",
+        "A running server reads its key file again when it gets SIGHUP. With --engine: a key for --engine-key, which "
+        "two Penstocks share when one uses the other's engine.",
     )
-    new.add_argument("--tenant", required=True, help="whom the key belongs to, as metrics and logs show it")
-    new.add_argument("--file", type=Path, help="the key file to add the entry to; the key is then what is printed")
+    kind = new.add_mutually_exclusive_group(required=True)
+    kind.add_argument("--tenant", help="whom the key belongs to, as metrics and logs show it")
+    kind.add_argument("--engine", action="store_true", help="a key for engines, not for the callers of an API")
+    new.add_argument(
+        "--file",
+        type=Path,
+        help="the key file to add the entry to; the key is then what is printed. With --engine: the file to make",
+    )
     new.add_argument(
         "--role",
         action="append",
@@ -47,6 +55,8 @@ def add_key_command(commands: Any) -> None:
 
 
 def _new(parser: argparse.ArgumentParser, args: dict[str, Any]) -> int:
+    if args["engine"]:
+        return _new_engine_key(parser, args)
     key = "psk-" + secrets.token_urlsafe(_RANDOM_BYTES)
     fields = {
         "sha256": key_digest(key.encode()).hex(),
@@ -71,6 +81,26 @@ def _new(parser: argparse.ArgumentParser, args: dict[str, Any]) -> int:
         parser.error(f"--file: {error}")
     print(key)
     print(f"Added to {args['file']}. The key is shown only here.", file=sys.stderr)
+    return 0
+
+
+def _new_engine_key(parser: argparse.ArgumentParser, args: dict[str, Any]) -> int:
+    given = [name for name in ("role", "model", "priority", *_LIMITS) if args[name]]
+    if given:
+        parser.error(f"--{given[0].replace('_', '-')}: not with --engine, whose keys have neither roles nor limits")
+    key = new_key()
+    if args["file"] is None:
+        print(key)
+        return 0
+    try:
+        handle = os.open(args["file"], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        parser.error(f"--file: {error}")
+    with os.fdopen(handle, "w") as file:
+        file.write(key + "\n")
+    print(
+        f"A new key is in {args['file']}. Both sides need it: copy it where nobody else can read it.", file=sys.stderr
+    )
     return 0
 
 

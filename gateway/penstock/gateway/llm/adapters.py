@@ -82,6 +82,18 @@ class AdapterSet:
     def remove(self, adapter: Adapter) -> None:
         del self._loaded[adapter.name]
 
+    def follow(self, keys: Collection[str], max_loaded: int) -> None:
+        """The adapters are those of an engine that somebody else has started, which knows them by these keys."""
+        self.max_loaded = max_loaded
+        for adapter in list(self):
+            if adapter.key not in keys:
+                self.remove(adapter)
+        known = {adapter.key for adapter in self}
+        for key in keys:
+            if key not in known:
+                name = key.rpartition(":")[0]
+                self.put(Adapter(name, key, Path(name), int(time.time())))
+
 
 def parse_adapters(given: Sequence[str], models: Collection[str]) -> dict[str, Path]:
     """The setting `lora`, NAME=FOLDER each, as name -> folder. `models`: names that are taken. Raises ConfigError."""

@@ -20,16 +20,23 @@ from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.host.placement import Placement, find_place
 from penstock.engines.offload.folder import secret_key
 from penstock.engines.process import WatchdogConfig
-from penstock.engines.process.liveness import Liveness
+from penstock.engines.process.liveness import Liveness, Watched
 from penstock.engines.registry import EngineSpec
 from penstock.engines.replicas.state import Replicated
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.queues import Policy
 from penstock.gateway.configuration.config import Config, ConfigError
-from penstock.gateway.configuration.sections import OF_OUR_SCHEDULER, CacheConfig, EngineConfig, LanguageModelConfig
+from penstock.gateway.configuration.sections import (
+    OF_OUR_SCHEDULER,
+    CacheConfig,
+    EngineConfig,
+    LanguageModelConfig,
+    ServerConfig,
+)
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.llm.adapters import Adapter, AdapterSet, new_adapter, parse_adapters, parse_directory
 from penstock.gateway.llm.engine_choice import choose_engine
+from penstock.gateway.llm.engine_sharing import attached_engine, door_spec, engine_elsewhere
 from penstock.gateway.llm.model_metrics import ModelMetrics
 from penstock.gateway.llm.model_parsers import choose_parsers
 from penstock.gateway.llm.models import LoadedModel, ModelSource, default_params, find_model, load_chat_template
@@ -57,17 +64,15 @@ def build_model(
     except TokenizerError as error:
         raise ConfigError(f"model: {error}") from None
     names = tuple(names) or public_names(config, source.name)
-    given = [new_adapter(*each) for each in parse_adapters(config.adapters.lora, names).items()]
-    spec = engine_spec(config, source, tokenizer, given)
-    adapters = AdapterSet(
-        given,
-        directory=parse_directory(config.adapters.lora_directory),
-        max_loaded=spec.options.get("max_loras", 0),
-    )
     observed: list[ModelMetrics] = []
     built: list[LoadedModel] = []
-    make = partial(_one_engine, config, budget or MemoryBudget(), names, board, lambda step: observed[0].step(step))
-    engine = _engine(config, spec, make)
+
+    def on_step(step: StepRecord) -> None:
+        observed[0].step(step)
+
+    given = [new_adapter(*each) for each in parse_adapters(config.adapters.lora, names).items()]
+    make = partial(_one_engine, config, budget or MemoryBudget(), names, board, on_step)
+    engine, adapters = _engine(config, source, tokenizer, given, make, on_step)
     observed.append(
         ModelMetrics(
             names[0],
@@ -103,17 +108,35 @@ def build_model(
     return model
 
 
-def _engine(config: Config, spec: EngineSpec, make: Callable[[int, EngineSpec, int], BudgetedEngine]) -> Engine:
-    """One engine alone, or several that look like one. `make`: see `_one_engine`."""
-    if config.replication.replicas == 1 and config.replication.resume != "on":
-        return make(0, spec, 1)
+def _engine(
+    config: Config,
+    source: ModelSource,
+    tokenizer: Tokenizer,
+    given: Sequence[Adapter],
+    make: Callable[[int, EngineSpec, int], BudgetedEngine],
+    on_step: Callable[[StepRecord], None],
+) -> tuple[Engine, AdapterSet]:
+    """One engine, here or elsewhere, or several that look like one; and the adapters that it has. `make`: see
+    `_one_engine`. Raises ConfigError."""
+    adapters = AdapterSet()
+    elsewhere = engine_elsewhere(config, source)
+    if elsewhere is not None:
+        return attached_engine(config, *elsewhere, _watchdog(config.server), on_step, adapters), adapters
+    replication = config.replication
+    spec = None
+    if replication.replicas:
+        spec = engine_spec(config, source, tokenizer, given)
+        directory, room = parse_directory(config.adapters.lora_directory), spec.options.get("max_loras", 0)
+        adapters = AdapterSet(given, directory=directory, max_loaded=room)
+        if replication.replicas == 1 and replication.resume != "on" and not replication.replica_address:
+            return make(0, spec, 1), adapters
     from penstock.gateway.llm.replicas import replicated_engine
 
-    return replicated_engine(config, spec, make)
+    return replicated_engine(config, source, spec, make, _watchdog(config.server), on_step), adapters
 
 
 def _liveness(engine: Engine) -> Callable[[], Liveness] | None:
-    return (lambda: engine.liveness) if isinstance(engine, BudgetedEngine) else None
+    return (lambda: engine.liveness) if isinstance(engine, Watched) else None
 
 
 def _one_engine(
@@ -126,21 +149,24 @@ def _one_engine(
     spec: EngineSpec,
     one_of: int,
 ) -> BudgetedEngine:
-    """Of a model, number `number`. The first one tells the board how far it is."""
-    server = config.server
+    """Number `number` of a model's. The first one tells the board how far it is."""
     return BudgetedEngine(
         budget,
         names[0],
         spec,
-        WatchdogConfig(
-            timeout=server.watchdog_timeout,
-            ready_timeout=server.ready_timeout or min(WatchdogConfig().ready_timeout, server.watchdog_timeout / 2),
-            load_timeout=server.load_timeout,
-        ),
+        _watchdog(config.server),
         one_of=one_of,
-        log_level=server.logging_level,
+        log_level=config.server.logging_level,
         on_step=on_step,
         on_loading=silent if board is None or number else board.reporter(names),
+    )
+
+
+def _watchdog(server: ServerConfig) -> WatchdogConfig:
+    return WatchdogConfig(
+        timeout=server.watchdog_timeout,
+        ready_timeout=server.ready_timeout or min(WatchdogConfig().ready_timeout, server.watchdog_timeout / 2),
+        load_timeout=server.load_timeout,
     )
 
 
@@ -194,6 +220,7 @@ def engine_spec(
         scheduler=scheduler,
         publish_interval=config.server.stream_interval_ms / 1e3,
         placement=_placement(config),
+        door=door_spec(config, source),
     )
 
 

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
+from penstock.engines.client.engine import Engine
+from penstock.engines.contract.messages import StepRecord
+from penstock.engines.contract.model_info import ModelInfo
+from penstock.engines.door.spec import DoorSpec, ModelDigests
 from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.host.shares import shares
+from penstock.engines.process import WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from penstock.engines.replicas.engine import ReplicatedEngine
 from penstock.engines.replicas.settings import ReplicaSettings, RoutingPolicy
 from penstock.gateway.configuration.config import Config, ConfigError
+from penstock.gateway.llm.adapters import AdapterSet
+from penstock.gateway.llm.engine_sharing import attached_engine, replicas_elsewhere
+from penstock.gateway.llm.models import ModelSource
 from penstock.gateway.memory.budgeted_engine import BudgetedEngine
 
 _OF_CPUS = ("openvino", "torch")
@@ -19,20 +28,44 @@ _OF_CPUS = ("openvino", "torch")
 
 
 def replicated_engine(
-    config: Config, spec: EngineSpec, engine: Callable[[int, EngineSpec, int], BudgetedEngine]
+    config: Config,
+    source: ModelSource,
+    spec: EngineSpec | None,
+    make: Callable[[int, EngineSpec, int], BudgetedEngine],
+    watchdog: WatchdogConfig,
+    on_step: Callable[[StepRecord], None],
 ) -> ReplicatedEngine:
-    """`engine` makes one of them: of its number, its specification, and of how many share its devices. Raises
-    ConfigError."""
-    given, on_gpus = config.replication, _is_on_gpus(spec)
-    _check(config, spec)
-    specs = replica_specs(spec, given.replicas, on_gpus=on_gpus)
-    sharing = 1 if on_gpus else given.replicas
-    return ReplicatedEngine(
-        [engine(number, each, sharing) for number, each in enumerate(specs)],
-        ReplicaSettings(
-            policy=RoutingPolicy(given.replica_routing), resume=given.resume != "off", resume_wait=given.resume_wait
-        ),
+    """`spec` is that of the engines that are started here, None where there are none. `make` makes one of them: of its
+    number, its own specification, and of how many share its devices. Raises ConfigError."""
+    given, engines = config.replication, list[Engine]()
+    if spec is not None:
+        _check(config, spec)
+        on_gpus = _is_on_gpus(spec)
+        specs = replica_specs(spec, given.replicas, on_gpus=on_gpus)
+        engines += [make(number, each, 1 if on_gpus else given.replicas) for number, each in enumerate(specs)]
+    fingerprint = _same
+    if given.replica_address:
+        addresses, digests = replicas_elsewhere(config, source)
+        no_adapters = AdapterSet()
+        engines += [attached_engine(config, each, digests, watchdog, on_step, no_adapters) for each in addresses]
+        if spec is not None:
+            fingerprint = partial(_fingerprint, spec, digests)
+    settings = ReplicaSettings(
+        policy=RoutingPolicy(given.replica_routing), resume=given.resume != "off", resume_wait=given.resume_wait
     )
+    return ReplicatedEngine(engines, settings, num_elsewhere=len(given.replica_address), fingerprint=fingerprint)
+
+
+def _same(info: ModelInfo) -> str:
+    """Engines that were told the same give the same tokens."""
+    return ""
+
+
+def _fingerprint(spec: EngineSpec, model: ModelDigests, info: ModelInfo) -> str:
+    """What engines elsewhere say of themselves."""
+    from penstock.engines.door.fingerprint import engine_fingerprint
+
+    return engine_fingerprint(spec, info, model)
 
 
 def _check(config: Config, spec: EngineSpec) -> None:
@@ -89,4 +122,17 @@ def replica_specs(spec: EngineSpec, count: int, *, on_gpus: bool) -> list[Engine
             )
             for number, each in enumerate(found)
         ]
+    if spec.door is not None:
+        doors = [_door(spec.door, number) for number in range(count)]
+        found = [msgspec.structs.replace(each, door=door) for each, door in zip(found, doors, strict=True)]
     return found
+
+
+def _door(door: DoorSpec, number: int) -> DoorSpec:
+    """The first one's is where it was said; the others' are behind it: PATH-1 or the next port."""
+    if not number:
+        return door
+    place, colon, port = door.address.rpartition(":")
+    is_tcp = door.address.startswith("tcp://")
+    address = f"{place}{colon}{int(port) + number}" if is_tcp else f"{door.address}-{number}"
+    return msgspec.structs.replace(door, address=address)

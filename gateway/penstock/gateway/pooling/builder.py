@@ -15,6 +15,7 @@ from penstock.engines.encoder.text_queue import TextQueue
 from penstock.engines.errors import PenstockError, UnsupportedError
 from penstock.engines.formats.model_files import read_json
 from penstock.gateway.configuration.config import Config, ConfigError, overlay
+from penstock.gateway.configuration.sections import DoorConfig
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.llm.engine_choice import choose_engine
 from penstock.gateway.llm.model_builder import build_model
@@ -141,6 +142,8 @@ def _check_encoder_settings(config: Config) -> None:
         raise ConfigError("replicas: encoders run in the server's own process")
     if config.adapters.lora or config.adapters.lora_directory:
         raise ConfigError("lora: encoders have no adapters")
+    if config.door != DoorConfig():
+        raise ConfigError("engine-door, engine-address: encoders run in the server's own process, which has no door")
     if model.chat_template is not None:
         raise ConfigError("chat-template: this model gives embeddings or scores and has no chats")
 

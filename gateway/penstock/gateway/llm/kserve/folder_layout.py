@@ -17,6 +17,7 @@ from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.configuration.sections import (
     AdapterConfig,
     CacheConfig,
+    DoorConfig,
     EngineConfig,
     LanguageModelConfig,
     ReplicaConfig,
@@ -84,6 +85,7 @@ def without_own_model(server: Config) -> Config:
         replication=ReplicaConfig(),
         engine=EngineConfig(),
         adapters=AdapterConfig(),
+        door=DoorConfig(),
     )
 
 

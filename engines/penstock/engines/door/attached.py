@@ -1,0 +1,344 @@
+"""An engine whose process somebody else started and watches."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from penstock.engines.client.engine_calls import EngineCalls
+from penstock.engines.client.stream import RequestStream
+from penstock.engines.client.stream_table import StreamTable
+from penstock.engines.contract.messages import (
+    AddRequest,
+    DownMessage,
+    EngineStats,
+    PromptInfo,
+    StepOutputs,
+    StepRecord,
+)
+from penstock.engines.contract.model_info import ModelInfo
+from penstock.engines.door.connection import DoorConnection, HandshakeError, decode_door
+from penstock.engines.door.messages import (
+    PROTOCOL_VERSION,
+    Farewell,
+    Goodbye,
+    Hello,
+    LoadedAdapters,
+    Ping,
+    Pong,
+    Welcome,
+)
+from penstock.engines.door.remote_clock import RemoteClock
+from penstock.engines.door.spec import ANY_MODEL, DoorAddress, ModelDigests
+from penstock.engines.errors import (
+    EngineDeadError,
+    EngineError,
+    NotReadyError,
+    PayloadTooLargeError,
+    PermissionDeniedError,
+    QueueFullError,
+)
+from penstock.engines.process.liveness import Health, Liveness, WatchdogConfig
+from penstock.engines.process.wire import encode
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE = 0.05
+"""Seconds between two tries to connect; doubled with each, up to:"""
+_LONGEST_PAUSE = 2.0
+_QUICKLY, _SURELY = 2.0, 3
+"""Who hangs up within so many seconds, so many times in a row, does not just start, hang or die."""
+_WELCOME_TIME = 10.0
+"""Seconds in which an engine has to answer; its door answers while steps compute."""
+_ACKNOWLEDGED = 4 << 20
+"""Bytes after which it tells the engine how much it has read, without waiting for the next ping."""
+_RETRY_AFTER = 2.0
+
+
+class AttachedEngine:
+    """Implements Engine over the door of an engine process.
+
+    The process is its owner's: this side can neither restart it nor load adapters into it. A connection that ends, by
+    whatever side, ends the streams with EngineDeadError; then it connects again, for as long as that takes. So `failed`
+    is never true.
+    """
+
+    failed = False
+
+    def __init__(
+        self,
+        door: DoorAddress,
+        watchdog: WatchdogConfig | None = None,
+        *,
+        name: str = "",
+        model: ModelDigests = ANY_MODEL,
+        policy: str = "",
+        on_step: Callable[[StepRecord], None] | None = None,
+        on_adapters: Callable[[Sequence[str], int], None] | None = None,
+    ) -> None:
+        """`name` is what the engine's log calls this side. An engine with another model, or another scheduling policy
+        (empty: any), is refused. Of `watchdog`, restarts mean nothing here. `on_adapters` gets the keys of the adapters
+        that are loaded, and for how many there is room, whenever that may have changed."""
+        self._door = door
+        self._watchdog = watchdog or WatchdogConfig()
+        self._hello = Hello(PROTOCOL_VERSION, name, model, on_step is not None)
+        self._policy = policy
+        self._on_step = on_step
+        self._on_adapters = on_adapters
+        self._streams = StreamTable(self._send)
+        self._calls = EngineCalls(self._send, {})
+        self._stats = EngineStats()
+        self._welcome: Welcome | None = None
+        """Of the newest connection."""
+        self._connection: DoorConnection | None = None
+        self._acknowledged = 0
+        self._clock = RemoteClock()
+        self._keeper: asyncio.Task[None] | None = None
+        self.liveness = Liveness(self._watchdog, time.monotonic())
+        """Of the process, by its answers."""
+        self.adapters: tuple[str, ...] = ()
+        """Keys of those that its owner has loaded."""
+        self.num_restarts = 0
+        """How often it has connected again."""
+
+    @property
+    def info(self) -> ModelInfo:
+        if self._welcome is None:
+            raise NotReadyError("The engine has not been reached yet.", retry_after=1)
+        return self._welcome.info
+
+    @property
+    def fingerprint(self) -> str:
+        """Engines with the same one give the same tokens (`fingerprint.engine_fingerprint`). Raises NotReadyError."""
+        if self._welcome is None:
+            raise NotReadyError("The engine has not been reached yet.", retry_after=1)
+        return self._welcome.fingerprint
+
+    @property
+    def ready(self) -> bool:
+        return self._connection is not None and self.liveness.judge(time.monotonic()) is Health.LIVE
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    async def start(self) -> None:
+        """Waits for the engine, `load_timeout` at most. Raises EngineError."""
+        limit = self._watchdog.load_timeout
+        try:
+            async with asyncio.timeout(limit or None):
+                await self._connect_somehow()
+        except TimeoutError:
+            raise EngineError(f"no engine was at {self._door.address} within {limit:g} s (load-timeout)") from None
+        self._keeper = asyncio.create_task(self._keep())
+
+    async def _connect_somehow(self) -> None:
+        """Tries until somebody is there. Raises EngineError when that refuses."""
+        pause = _FIRST_PAUSE
+        hung_up = 0
+        while True:
+            tried_at = time.monotonic()
+            try:
+                return await self._connect()
+            except EngineDeadError as error:
+                at_once = isinstance(error, HandshakeError) and time.monotonic() - tried_at < _QUICKLY
+                hung_up = hung_up + 1 if at_once else 0
+                if hung_up == _SURELY:
+                    raise EngineError(error.message) from None
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _connect(self) -> None:
+        """Raises EngineDeadError while nobody is there, EngineError when it is the wrong engine."""
+        connection = DoorConnection(self._door)
+        try:
+            async with asyncio.timeout(_WELCOME_TIME):
+                welcome = await connection.welcome(self._hello)
+            if self._policy and welcome.policy != self._policy:
+                raise EngineError(f"the engine's policy is {welcome.policy}, not {self._policy}")
+        except TimeoutError:
+            connection.close()
+            raise EngineDeadError(f"what is at {self._door.address} does not answer") from None
+        except BaseException:
+            connection.close()
+            raise
+        self._begin(connection, welcome)
+
+    def _begin(self, connection: DoorConnection, welcome: Welcome) -> None:
+        before, self._welcome = self._welcome, welcome
+        if before is not None and before.fingerprint != welcome.fingerprint:
+            logger.warning("the engine at %s has other settings, or another model, than before", self._door.address)
+        blocks = welcome.info.num_blocks
+        self._stats = EngineStats(num_blocks=blocks, num_free_blocks=blocks)  # until it sends its own
+        self._acknowledged = 0
+        self._clock = RemoteClock()
+        self.liveness = Liveness(self._watchdog, time.monotonic())
+        self._connection = connection
+        self._take_adapters(welcome.adapters)
+        connection.on_messages(self._receive)
+        self._ping()
+
+    def _take_adapters(self, keys: Sequence[str]) -> None:
+        self.adapters = tuple(keys)
+        if self._on_adapters is not None and self._welcome is not None:
+            self._on_adapters(self.adapters, self._welcome.max_adapters)
+
+    def _receive(self, messages: list[bytes]) -> None:
+        connection = self._connection
+        if connection is None:
+            return
+        now = time.monotonic()
+        self.liveness.heard(now)
+        for message in map(decode_door, messages):
+            if isinstance(message, StepOutputs):
+                self._take_step(message)
+            elif isinstance(message, Pong):
+                self._clock.heard(message.sent_at, message.now, now)
+                self.liveness.beat(message.beat, now)
+            elif isinstance(message, LoadedAdapters):
+                self._take_adapters(message.keys)
+            elif isinstance(message, Farewell):
+                connection.end(f"it says: {message.error.message}")
+        self._streams.call_listeners()
+        if connection.read_bytes - self._acknowledged >= _ACKNOWLEDGED:
+            self._ping()
+
+    def _take_step(self, result: StepOutputs) -> None:
+        self._stats = result.stats
+        if result.steps:
+            self.liveness.stepped()
+        if self._on_step is not None:
+            for step in result.steps:
+                self._on_step(step)
+        self._calls.deliver(result.replies)
+        for output in result.outputs:
+            if output.prompt is not None and output.prompt.chunks:
+                output.prompt = self._local_times(output.prompt)
+        self._streams.deliver(result.outputs)
+
+    def _local_times(self, prompt: PromptInfo) -> PromptInfo:
+        local = self._clock.local
+        chunks = [
+            msgspec.structs.replace(chunk, scheduled=local(chunk.scheduled), done=local(chunk.done))
+            for chunk in prompt.chunks or ()
+        ]
+        return msgspec.structs.replace(prompt, chunks=chunks)
+
+    async def _keep(self) -> None:
+        """Watches the connection, and makes a new one when it is gone."""
+        while True:
+            if self._connection is not None:
+                self._bury(self._connection, await self._until_dead(self._connection))
+            try:
+                await self._connect_somehow()
+                self.num_restarts += 1
+                logger.warning("the engine at %s is back", self._door.address)
+            except EngineError as error:
+                logger.error("%s; it will be tried again", error.message)
+                await asyncio.sleep(_LONGEST_PAUSE)
+            except Exception:  # whatever it is, the next try comes
+                logger.exception("the engine at %s cannot be reached; it will be tried again", self._door.address)
+                await asyncio.sleep(_LONGEST_PAUSE)
+
+    async def _until_dead(self, connection: DoorConnection) -> str:
+        """Pings until the connection ends or the engine hangs; returns why."""
+        while True:
+            done, _ = await asyncio.wait((connection.ended,), timeout=self._beat_interval)
+            if done:
+                return connection.ended.result()
+            now = time.monotonic()
+            if self.liveness.judge(now) is Health.HUNG:
+                return self.liveness.complaint(now)
+            self._ping()
+
+    @property
+    def _beat_interval(self) -> float:
+        """Often enough for both sides to know that the other lives."""
+        patience = self._welcome.client_timeout if self._welcome is not None else self._watchdog.timeout
+        return min(self._watchdog.heartbeat_interval, patience / 4)
+
+    def _ping(self) -> None:
+        if self._connection is not None:
+            self._acknowledged = self._connection.read_bytes
+            self._connection.send([encode(Ping(time.monotonic(), self._acknowledged))])
+
+    def _bury(self, connection: DoorConnection, reason: str) -> None:
+        number = len(self._streams)
+        logger.error("the engine at %s is gone: %s; %d requests end with an error", self._door.address, reason, number)
+        connection.close()
+        self._connection = None
+        self._stats = EngineStats()
+        message = "The engine died while it worked on this request."
+        self._fail_all(EngineDeadError(message, retry_after=_RETRY_AFTER))
+
+    def _fail_all(self, error: EngineDeadError) -> None:
+        self._streams.fail_all(error)
+        self._calls.fail_all(error)
+
+    def new_ids(self, count: int) -> tuple[int, ...]:
+        return self._streams.new_ids(count)
+
+    def submit(self, requests: Sequence[AddRequest]) -> RequestStream:
+        """Raises NotReadyError, QueueFullError for an engine that takes nothing in, PayloadTooLargeError for what
+        cannot be sent."""
+        welcome = self._require_connection()
+        unseen = self._streams.sent - self._stats.own_admitted
+        if unseen > welcome.most_unseen:
+            raise QueueFullError(f"{unseen} requests wait for the engine to take them in.", retry_after=_RETRY_AFTER)
+        return self._streams.submit(requests)
+
+    def _require_connection(self) -> Welcome:
+        if self._connection is None or self._welcome is None:
+            raise NotReadyError("The engine cannot be reached.", retry_after=_RETRY_AFTER)
+        return self._welcome
+
+    def abort(self, ids: Sequence[int]) -> None:
+        self._streams.abort(ids)
+
+    async def load_adapter(self, key: str, folder: Path) -> None:
+        """Raises PermissionDeniedError: which adapters an engine has, its owner decides."""
+        raise PermissionDeniedError("The adapters of this engine are loaded where it was started.")
+
+    async def unload_adapter(self, key: str) -> None:
+        """Raises as `load_adapter`."""
+        raise PermissionDeniedError("The adapters of this engine are unloaded where it was started.")
+
+    async def reset_prefix_cache(self) -> None:
+        self._require_connection()
+        await self._calls.reset_prefix_cache()
+
+    def _send(self, messages: Sequence[DownMessage]) -> None:
+        """All of them or none. Raises PayloadTooLargeError."""
+        if self._connection is None or self._welcome is None:
+            return
+        now = time.monotonic()
+        encoded = [encode(_aged(each, now) if isinstance(each, AddRequest) else each) for each in messages]
+        largest = max(map(len, encoded), default=0)
+        if largest > self._welcome.max_message_bytes:
+            most = self._welcome.max_message_bytes
+            raise PayloadTooLargeError(f"The request takes {largest} bytes; this engine takes up to {most}.")
+        self._connection.send(encoded)
+
+    async def stop(self, reason: str = "The server was stopped.") -> None:
+        """It may be started again."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+            self._keeper = None
+        connection, self._connection = self._connection, None
+        self._stats = EngineStats()
+        self._fail_all(EngineDeadError(reason))
+        if connection is not None:
+            connection.close(last_words=Goodbye())
+
+
+def _aged(request: AddRequest, now: float) -> AddRequest:
+    """With times as the door takes them: seconds from now."""
+    deadline = None if request.deadline is None else request.deadline - now
+    return msgspec.structs.replace(request, arrival_time=request.arrival_time - now, deadline=deadline)

@@ -6,7 +6,7 @@ import asyncio
 import select
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -69,9 +69,11 @@ def taken(door: Door, seconds: float = 10.0) -> list[DownMessage]:
 class RawClient:
     """Says what it likes, in bytes or as messages."""
 
-    def __init__(self, address: str, key: str = "") -> None:
+    def __init__(self, address: str, key: str = "", options: Mapping[int, bytes] | None = None) -> None:
         self._context = zmq.Context()
         self.socket = client_socket(self._context, DoorAddress(address, key))
+        for option, value in (options or {}).items():
+            self.socket.setsockopt(option, value)
         self.socket.connect(address)
 
     def say(self, *frames: bytes) -> None:

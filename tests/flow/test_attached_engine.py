@@ -336,3 +336,37 @@ async def test_stopping_one_side_ends_its_requests_alone(own: Own, attach: Attac
     assert owner.stats.finished == {"length": 1, "abort": 1}
     await first.start()
     assert ends(await collect(submit(first))) == [(FinishReason.LENGTH, None)]
+
+
+async def test_an_engine_that_drains_ends_what_it_has_begun_and_takes_nothing_new(own: Own, attach: Attach) -> None:
+    owner, door = await own()
+    engine = await attach(door)
+    running = submit(engine, max_tokens=200)
+    await anext(running)
+    draining = asyncio.create_task(owner.drain())
+    await until(lambda: not engine.ready)
+    assert not draining.done()
+    with pytest.raises(NotReadyError, match="being shut down"):
+        submit(engine)
+    assert ends(await collect(running)) == [(FinishReason.LENGTH, None)]
+    await draining
+    late = AttachedEngine(door, WatchdogConfig(load_timeout=0.3))
+    with pytest.raises(EngineError, match="no engine was at"):
+        await late.start()
+    await owner.stop()
+    await owner.start()
+    await until(lambda: engine.ready)
+    assert ends(await collect(submit(engine))) == [(FinishReason.LENGTH, None)]
+
+
+async def test_an_engine_that_dies_while_it_drains_is_waited_for_no_longer(own: Own, attach: Attach) -> None:
+    owner, door = await own()
+    engine = await attach(door)
+    running = submit(engine, max_tokens=4000)
+    await anext(running)
+    draining = asyncio.create_task(owner.drain())
+    await until(lambda: not engine.ready)
+    assert owner.pid is not None
+    os.kill(owner.pid, signal.SIGKILL)
+    await draining
+    assert ends(await collect(running)) == [(FinishReason.ERROR, "engine_dead")]

@@ -133,7 +133,7 @@ def _add_run_batch(commands: Any) -> None:
     parser.set_defaults(run_command=partial(_run_batch, parser))
 
 
-_OF_MODELS = ("model", "engine", "adapters", "embeddings", "cache", "scheduling", "simulated")
+_OF_MODELS = ("model", "engine", "door", "adapters", "embeddings", "cache", "scheduling", "simulated")
 """Sections that say nothing of ports."""
 
 

@@ -352,9 +352,13 @@ class _Server:
         logger.info("stopped")
 
     async def _wait_until_idle(self) -> None:
-        idle = asyncio.create_task(self._drain.wait_idle(self._config.server.drain_timeout))
-        await self._wait_in_hurry(idle)
+        idle = asyncio.create_task(self._idle())
+        await self._wait_in_hurry(idle, self._config.server.drain_timeout)
         idle.cancel()
+
+    async def _idle(self) -> None:
+        """Nothing is in flight, here or in other servers that use this one's engines."""
+        await asyncio.gather(self._drain.wait_idle(), *(model.drain() for model in self._dataplane.known_models()))
 
     async def _stop_models(self, ends: float) -> None:
         """A model that still executes what nobody waits for, or that hangs, must not keep the process from ending."""

@@ -8,7 +8,7 @@ for the wire.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -198,6 +198,13 @@ class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache", frozen=True):
     call: int
 
 
+class CloseDoor(msgspec.Struct, tag="close_door", frozen=True):
+    """To an engine process with a door (`penstock.engines.door`): clients get no new requests in. Those under way go
+    on. Answered by a CallReply with this `call`, which no other message has."""
+
+    call: ClassVar[int] = 0
+
+
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Natural-log probabilities at one position, of the unscaled distribution (before temperature and truncation)."""
 
@@ -376,4 +383,6 @@ class Heartbeat(msgspec.Struct, array_like=True, frozen=True):
 
 
 DownMessage = AddRequest | AbortRequests | LoadAdapter | UnloadAdapter | ResetPrefixCache
+OwnerMessage = DownMessage | CloseDoor
+"""What an engine process with a door may be told by its owner."""
 UpMessage = Loading | Ready | LoadFailed | StepOutputs

@@ -29,6 +29,7 @@ from penstock.engines.door.messages import (
     Farewell,
     Goodbye,
     Hello,
+    Leaving,
     LoadedAdapters,
     Ping,
     Pong,
@@ -98,6 +99,8 @@ class AttachedEngine:
         """Of the newest connection."""
         self._connection: DoorConnection | None = None
         self._acknowledged = 0
+        self._leaving = False
+        """The engine is about to go: it takes no new requests."""
         self._clock = RemoteClock()
         self._keeper: asyncio.Task[None] | None = None
         self.liveness = Liveness(self._watchdog, time.monotonic())
@@ -122,7 +125,8 @@ class AttachedEngine:
 
     @property
     def ready(self) -> bool:
-        return self._connection is not None and self.liveness.judge(time.monotonic()) is Health.LIVE
+        serves = self._connection is not None and not self._leaving
+        return serves and self.liveness.judge(time.monotonic()) is Health.LIVE
 
     @property
     def stats(self) -> EngineStats:
@@ -147,6 +151,8 @@ class AttachedEngine:
             try:
                 return await self._connect()
             except EngineDeadError as error:
+                if pause == _FIRST_PAUSE:
+                    logger.info("%s: it is waited for", error.message)
                 at_once = isinstance(error, HandshakeError) and time.monotonic() - tried_at < _QUICKLY
                 hung_up = hung_up + 1 if at_once else 0
                 if hung_up == _SURELY:
@@ -177,6 +183,7 @@ class AttachedEngine:
         blocks = welcome.info.num_blocks
         self._stats = EngineStats(num_blocks=blocks, num_free_blocks=blocks)  # until it sends its own
         self._acknowledged = 0
+        self._leaving = False
         self._clock = RemoteClock()
         self.liveness = Liveness(self._watchdog, time.monotonic())
         self._connection = connection
@@ -195,7 +202,12 @@ class AttachedEngine:
             return
         now = time.monotonic()
         self.liveness.heard(now)
-        for message in map(decode_door, messages):
+        try:
+            decoded = [decode_door(message) for message in messages]
+        except msgspec.DecodeError as error:  # nothing may be missing from a stream without a word
+            connection.end(f"what it sends cannot be read: {error}")
+            return
+        for message in decoded:
             if isinstance(message, StepOutputs):
                 self._take_step(message)
             elif isinstance(message, Pong):
@@ -203,6 +215,8 @@ class AttachedEngine:
                 self.liveness.beat(message.beat, now)
             elif isinstance(message, LoadedAdapters):
                 self._take_adapters(message.keys)
+            elif isinstance(message, Leaving):
+                self._leaving = True
             elif isinstance(message, Farewell):
                 connection.end(f"it says: {message.error.message}")
         self._streams.call_listeners()
@@ -231,19 +245,23 @@ class AttachedEngine:
         return msgspec.structs.replace(prompt, chunks=chunks)
 
     async def _keep(self) -> None:
-        """Watches the connection, and makes a new one when it is gone."""
+        """Watches the connection, and makes a new one when it is gone. A reason why not is logged once."""
+        told = ""
         while True:
             if self._connection is not None:
                 self._bury(self._connection, await self._until_dead(self._connection))
             try:
                 await self._connect_somehow()
                 self.num_restarts += 1
+                told = ""
                 logger.warning("the engine at %s is back", self._door.address)
             except EngineError as error:
-                logger.error("%s; it will be tried again", error.message)
+                if error.message != told:
+                    logger.error("%s; it is tried again until it works", error.message)
+                told = error.message
                 await asyncio.sleep(_LONGEST_PAUSE)
             except Exception:  # whatever it is, the next try comes
-                logger.exception("the engine at %s cannot be reached; it will be tried again", self._door.address)
+                logger.exception("the engine at %s cannot be reached", self._door.address)
                 await asyncio.sleep(_LONGEST_PAUSE)
 
     async def _until_dead(self, connection: DoorConnection) -> str:
@@ -288,6 +306,8 @@ class AttachedEngine:
         """Raises NotReadyError, QueueFullError for an engine that takes nothing in, PayloadTooLargeError for what
         cannot be sent."""
         welcome = self._require_connection()
+        if self._leaving:
+            raise NotReadyError("The engine is being shut down.", retry_after=_RETRY_AFTER)
         unseen = self._streams.sent - self._stats.own_admitted
         if unseen > welcome.most_unseen:
             raise QueueFullError(f"{unseen} requests wait for the engine to take them in.", retry_after=_RETRY_AFTER)

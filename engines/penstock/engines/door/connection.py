@@ -12,7 +12,7 @@ from zmq.utils.monitor import parse_monitor_message
 from penstock.engines.door.messages import ClientMessage, DoorMessage, Farewell, Hello, Welcome
 from penstock.engines.door.sockets import client_socket
 from penstock.engines.door.spec import DoorAddress
-from penstock.engines.errors import EngineDeadError, EngineError, NoResourcesError
+from penstock.engines.errors import EngineDeadError, EngineError, NoResourcesError, NotReadyError
 from penstock.engines.process.loop_socket import LoopSocket
 from penstock.engines.process.wire import Socket, context, encode, receive_all
 
@@ -66,9 +66,14 @@ class DoorConnection:
                 raise self._failure()
             await self._arrived.wait()
             self._arrived.clear()
-        message = decode_door(self._backlog.pop(0))
+        try:
+            message = decode_door(self._backlog.pop(0))
+        except msgspec.DecodeError:
+            message = None
         if isinstance(message, Welcome):
             return message
+        if isinstance(message, Farewell) and message.error.code == NotReadyError.code:
+            raise EngineDeadError(message.error.message)
         if isinstance(message, Farewell):
             raise EngineError(f"the engine at {self._door.address} refuses: {message.error.message}")
         raise EngineError(f"what is at {self._door.address} is no engine's door")

@@ -75,6 +75,10 @@ class Farewell(msgspec.Struct, array_like=True, tag="farewell", frozen=True):
     error: RequestError
 
 
+class Leaving(msgspec.Struct, array_like=True, tag="leaving", frozen=True):
+    """The engine takes no new requests and will be gone when those under way have ended."""
+
+
 class Pong(msgspec.Struct, array_like=True, tag="pong", frozen=True):
     sent_at: float
     """Of the Ping."""
@@ -90,4 +94,4 @@ class LoadedAdapters(msgspec.Struct, array_like=True, tag="adapters", frozen=Tru
 
 
 ClientMessage: TypeAlias = Hello | Ping | Goodbye | AddRequest | AbortRequests | ResetPrefixCache
-DoorMessage: TypeAlias = Welcome | Farewell | Pong | LoadedAdapters | StepOutputs
+DoorMessage: TypeAlias = Welcome | Farewell | Leaving | Pong | LoadedAdapters | StepOutputs

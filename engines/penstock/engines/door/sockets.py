@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import zmq
+from zmq.utils import z85
 
 from penstock.engines.door.keys import client_pair, engine_pair
 from penstock.engines.door.spec import DoorAddress, DoorSpec
 
 _UNREAD_MESSAGES = 10_000
 """To one client; it is disconnected before that by the number of bytes, unless they are tiny."""
+_UNSEEN_MESSAGES = 100
+"""From one client, of up to `max_message_bytes` each, while the interpreter is busy elsewhere; then it has to wait."""
 _ZAP = "inproc://zeromq.zap.01"
 _ZAP_DOMAIN = b"penstock"
 _HANDSHAKE_MS = 5000
@@ -18,8 +21,7 @@ class Guard:
     """Answers ZeroMQ's questions who may connect (https://rfc.zeromq.org/spec/27/): who has the shared key."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], key: str) -> None:
-        self._public = engine_pair(key), client_pair(key)
-        self._welcome = zmq.utils.z85.decode(client_pair(key).public)
+        self._client = z85.decode(client_pair(key).public)
         self.socket: zmq.Socket[bytes] = context.socket(zmq.REP)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.bind(_ZAP)
@@ -27,7 +29,7 @@ class Guard:
     def answer(self) -> None:
         """Takes one question; call while `socket` is readable."""
         version, request_id, domain, _, _, mechanism, *credentials = self.socket.recv_multipart()
-        knows = domain == _ZAP_DOMAIN and mechanism == b"CURVE" and credentials == [self._welcome]
+        knows = domain == _ZAP_DOMAIN and mechanism == b"CURVE" and credentials == [self._client]
         verdict = (b"200", b"OK") if knows else (b"400", b"the keys differ")
         self.socket.send_multipart([version, request_id, *verdict, b"", b""])
 
@@ -38,6 +40,7 @@ def door_socket(context: zmq.Context[zmq.Socket[bytes]], spec: DoorSpec) -> zmq.
     socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.SNDHWM, _UNREAD_MESSAGES)
+    socket.setsockopt(zmq.RCVHWM, _UNSEEN_MESSAGES)
     socket.setsockopt(zmq.MAXMSGSIZE, spec.max_message_bytes)
     _common(socket)
     if spec.key:

@@ -22,6 +22,7 @@ from penstock.engines.client.stream_table import StreamTable
 from penstock.engines.contract.loading import Loading, LoadingEnds, silent
 from penstock.engines.contract.messages import (
     AddRequest,
+    CloseDoor,
     DownMessage,
     EngineStats,
     LoadFailed,
@@ -83,6 +84,10 @@ class ProcessEngine:
         self._up_since = 0.0
         self._seconds_up = 0.0
         """Of all processes together; the one that is up now is added at its end."""
+        self._idle: asyncio.Future[None] | None = None
+        """Of a drain."""
+        self._door_closed = False
+        """The engine process has said so."""
         self._restarts: deque[float] = deque()
         """When, in `_seconds_up`."""
         self.num_restarts = 0
@@ -210,7 +215,16 @@ class ProcessEngine:
                     self._on_step(step)
             self._calls.deliver(result.replies)
             self._streams.deliver(result.outputs)
+            if self._idle is not None:
+                self._door_closed |= any(reply.call == CloseDoor.call for reply in result.replies)
+                if self._door_closed and not result.stats.num_running and not result.stats.num_waiting:
+                    self._end_drain()
         self._streams.call_listeners()
+
+    def _end_drain(self) -> None:
+        """The engine works for nobody, or is gone."""
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
 
     async def _keep(self) -> None:
         """Watches the process, and replaces it when it is dead; gives up when it dies too often. What the system
@@ -265,6 +279,7 @@ class ProcessEngine:
         self._link = None
         self._seconds_up += time.monotonic() - self._up_since
         self._stats = EngineStats()  # what it held is gone with it
+        self._end_drain()
         message = "The engine died while it worked on this request."
         self._fail_all(EngineDeadError(message, retry_after=_RETRY_AFTER))
 
@@ -313,6 +328,15 @@ class ProcessEngine:
     async def reset_prefix_cache(self) -> None:
         self._require_link()
         await self._calls.reset_prefix_cache()
+
+    async def drain(self) -> None:
+        """Other processes get no new requests in, if the engine has a door; returns when it works for nobody."""
+        if self._spec.door is None or self._link is None:
+            return
+        self._idle = asyncio.get_running_loop().create_future()
+        self._door_closed = False
+        self._link.send([CloseDoor()])
+        await self._idle
 
     def _send(self, messages: Sequence[DownMessage]) -> None:
         if self._link is not None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import zmq
 
-from penstock.engines.contract.messages import DownMessage, Heartbeat, StepOutputs, UpMessage
+from penstock.engines.contract.messages import Heartbeat, OwnerMessage, StepOutputs, UpMessage
 from penstock.engines.errors import EngineError, NoResourcesError
 from penstock.engines.process.heartbeat import HeartbeatPipe
 from penstock.engines.process.loop_socket import LoopSocket
@@ -65,7 +65,7 @@ class Link:
             if isinstance(message, StepOutputs):
                 yield message
 
-    def send(self, messages: Sequence[DownMessage]) -> None:
+    def send(self, messages: Sequence[OwnerMessage]) -> None:
         with suppress(zmq.Again):  # the process is gone, which is about to be noticed: nothing may wait for it
             self._socket.send([encode(message) for message in messages])
 

@@ -8,10 +8,11 @@ from typing import TypeAlias
 import msgspec
 import zmq
 
-from penstock.engines.contract.messages import DownMessage, UpMessage
+from penstock.engines.contract.messages import DownMessage, OwnerMessage, UpMessage
 
 encode = msgspec.msgpack.Encoder().encode
 decode_down = msgspec.msgpack.Decoder(DownMessage).decode
+decode_owner: Callable[[bytes], OwnerMessage] = msgspec.msgpack.Decoder(OwnerMessage).decode
 decode_up: Callable[[bytes], UpMessage] = msgspec.msgpack.Decoder(UpMessage).decode
 
 Socket: TypeAlias = zmq.Socket[bytes]

@@ -17,13 +17,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
 
-from penstock.engines.contract.messages import DownMessage, LoadFailed, Ready
+from penstock.engines.contract.messages import LoadFailed, Ready, StepOutputs
 from penstock.engines.core import Core
 from penstock.engines.errors import PenstockError
 from penstock.engines.host.placement import bind
@@ -31,7 +31,7 @@ from penstock.engines.host.terminal import line_end
 from penstock.engines.process.heartbeat import HeartbeatThread
 from penstock.engines.process.loading_reports import LoadingReports
 from penstock.engines.process.publisher import Publisher
-from penstock.engines.process.wire import Socket, context, decode_down, encode, pair_socket, receive_all
+from penstock.engines.process.wire import Socket, context, decode_down, decode_owner, encode, pair_socket, receive_all
 from penstock.engines.registry import EngineSpec, load_core
 
 if TYPE_CHECKING:
@@ -60,10 +60,9 @@ def serve(
     if door is None:
         publisher = Publisher(lambda message: socket.send(encode(message)), publish_interval, time.monotonic)
     else:
-        deliver = door.deliver
-        publisher = Publisher(lambda message: socket.send(encode(deliver(message))), publish_interval, time.monotonic)
+        publisher = Publisher(partial(_send_through, door, socket), publish_interval, time.monotonic)
         poller.register(door.wakeup, zmq.POLLIN)
-    while not core.broken:
+    while not core.broken and not (door is not None and door.failed):
         if not core.has_work:
             if publisher.holds_back and not core.wakeups:  # no later message would carry it
                 publisher.flush(core.stats())
@@ -78,13 +77,22 @@ def serve(
                 publisher.flush(core.stats())
                 continue
         heart.step_begins()
-        messages: Iterable[DownMessage] = map(decode_down, receive_all(socket))
-        result = core.step(messages if door is None else door.with_clients(messages))
+        received = receive_all(socket)
+        messages = map(decode_down, received) if door is None else door.with_clients(map(decode_owner, received))
+        result = core.step(messages)
+        if door is not None:
+            result.replies += door.replies()
         heart.step_ends()
         publisher.add(result)
     publisher.flush(core.stats())
     logger.error("the engine cannot continue: this process ends")
     return 1
+
+
+def _send_through(door: Door, socket: Socket, message: StepOutputs) -> None:
+    own = door.deliver(message)
+    if own is not None:
+        socket.send(encode(own))
 
 
 def _open_door(spec: EngineSpec, core: Core, heart: HeartbeatThread) -> Door:

@@ -12,6 +12,7 @@ from typing import Any
 from penstock.engines.client.engine import Engine
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.formats.gguf.files import SUFFIX, all_parts
+from penstock.engines.process import ProcessEngine
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.llm.adapters import Adapter, AdapterSet
 from penstock.gateway.llm.call_counter import CallCounter
@@ -99,6 +100,11 @@ class LoadedModel:
         """As `Engine.start`."""
         await self.engine.start()
         self.sleep.begin()
+
+    async def drain(self) -> None:
+        """Other servers that use its engine get no new requests in; returns when it works for nobody."""
+        if isinstance(self.engine, ProcessEngine):
+            await self.engine.drain()
 
     async def stop(self) -> None:
         await self.sleep.end()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import os
 from collections.abc import Iterator
@@ -13,10 +14,13 @@ import pytest
 import zmq
 
 from helpers_door import INFO, RawClient, open_door, taken
+from penstock.engines.contract import messages as contract_messages
+from penstock.engines.contract import model_info
 from penstock.engines.contract.messages import (
     AbortRequests,
     AddRequest,
     CallReply,
+    CloseDoor,
     EngineStats,
     FinishReason,
     Grammar,
@@ -29,17 +33,21 @@ from penstock.engines.contract.messages import (
     StepRecord,
     UnloadAdapter,
 )
+from penstock.engines.door import messages
 from penstock.engines.door.checks import check_request
 from penstock.engines.door.clients import number_of
 from penstock.engines.door.door import Door
+from penstock.engines.door.keys import new_key
 from penstock.engines.door.messages import (
     PROTOCOL_VERSION,
     Farewell,
     Goodbye,
     Hello,
+    Leaving,
     LoadedAdapters,
     Ping,
     Pong,
+    Welcome,
 )
 from penstock.engines.door.spec import ModelDigests
 from penstock.engines.errors import EngineError, PenstockError
@@ -56,7 +64,7 @@ def connect(door: Door) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
 
         def client(to: Door = door) -> RawClient:
-            found = RawClient(to._spec.address, to._spec.key)
+            found = RawClient(to.spec.address, to.spec.key)
             stack.callback(found.close)
             return found
 
@@ -307,9 +315,54 @@ def test_what_the_gateway_lets_through_is_let_in():
     check_request(request(1, temperature=2.0, top_p=1e-9, seed=-(2**63), logit_bias={0: -100.0}), INFO, ())
 
 
+def test_a_door_that_is_closed_lets_nothing_new_in(door, connect):
+    client = connect()
+    client.hello()
+    client.tell(request(1))
+    [before] = taken(door)
+    assert list(door.with_clients([CloseDoor()])) == []
+    assert door.replies() == [CallReply(CloseDoor.call)]
+    client.hear(Leaving)
+    client.tell(request(2))
+    [refused] = client.hear(StepOutputs).outputs
+    assert (refused.id, refused.error.code) == (2, "not_ready")
+    stranger = connect()
+    stranger.tell(Hello(PROTOCOL_VERSION))
+    assert stranger.hear(Farewell).error.code == "not_ready"
+    client.tell(AbortRequests([1]))
+    assert taken(door) == [AbortRequests(list(before.ids))]
+
+
+def test_who_knows_the_engine_s_public_key_only_is_not_let_in(connect):
+    key = new_key()
+    with open_door(address="tcp://127.0.0.1:*", key=key) as door:
+        address = door._reception._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        with contextlib.closing(RawClient(address, key)) as client:
+            client.hello()
+        public, secret = zmq.curve_keypair()
+        stranger = RawClient(address, key, {zmq.CURVE_PUBLICKEY: public, zmq.CURVE_SECRETKEY: secret})
+        with contextlib.closing(stranger):
+            stranger.tell(Hello(PROTOCOL_VERSION))
+            with pytest.raises(AssertionError, match="no Welcome has come"):
+                stranger.hear(Welcome, 0.5)
+
+
+def test_a_change_of_the_messages_is_another_version_of_the_protocol():
+    """When this fails, change PROTOCOL_VERSION, and the digest."""
+
+    structs = [
+        (name, struct.__struct_config__.tag, struct.__struct_config__.array_like, struct.__annotations__)
+        for module in (contract_messages, model_info, messages)
+        for name, struct in vars(module).items()
+        if isinstance(struct, type) and issubclass(struct, msgspec.Struct) and struct.__module__ == module.__name__
+    ]
+    digest = hashlib.sha256(repr(sorted(structs, key=str)).encode()).hexdigest()[:16]
+    assert (PROTOCOL_VERSION, digest) == (1, "285c2aa3dc362efe")
+
+
 def test_two_doors_cannot_be_at_one_address():
     with open_door(address="tcp://127.0.0.1:*") as door:
-        taken_address = door._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        taken_address = door._reception._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         with pytest.raises(EngineError, match="cannot be at"), open_door(address=taken_address):
             pass
 
@@ -323,7 +376,7 @@ def test_the_process_keeps_no_descriptors_of_a_closed_door(connect):
     before = descriptors()
     for _ in range(3):
         with open_door() as door:
-            client = RawClient(door._spec.address)
+            client = RawClient(door.spec.address)
             client.hello()
             client.close()
     assert descriptors() <= before

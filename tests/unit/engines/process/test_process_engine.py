@@ -102,6 +102,15 @@ async def test_kill_9_ends_every_stream_with_one_error_and_the_engine_comes_back
     assert engine.stats.num_free_blocks == engine.stats.num_blocks
 
 
+async def test_nobody_waits_for_a_process_that_has_just_died(start):
+    engine = await start()
+    socket = engine._link._socket._socket
+    os.kill(engine.pid, signal.SIGKILL)
+    while socket.poll(0, zmq.POLLOUT):  # the socket knows before the event loop does, which stands still meanwhile
+        time.sleep(0.001)
+    assert ends(await collect(submit(engine))) == [(FinishReason.ERROR, "engine_dead")]
+
+
 async def test_a_stopped_process_ends_by_itself_whatever_it_computes(start):
     engine = await start(**SLOW)
     process = engine._process

@@ -8,6 +8,8 @@ import os
 import random
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -99,3 +101,27 @@ def test_one_replica_whose_streams_wait_for_its_restart() -> None:
             texts += [event["choices"][0]["text"] for event in events if event != "[DONE]"]
         assert "".join(texts) == undisturbed["choices"][0]["text"]
         assert server.state()["moves"]["resumed"] == 1
+
+
+def test_replicas_in_other_servers(tmp_path: Path) -> None:
+    """Two servers with an engine each, and one without: it reads on when one of them is gone."""
+    doors = []
+    with ExitStack() as running:
+        owners = []
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir(mode=0o700)
+            doors.append(f"ipc://{tmp_path / name}/door")
+            owners.append(Server("--engine", "simulated", "--sim-step-ms", "20", "--engine-door", doors[-1]))
+            running.callback(owners[-1].close)
+        flags = [part for door in doors for part in ("--replica-address", door)]
+        front = running.enter_context(serving("--replicas", "0", *flags))
+        wait_until(lambda: all(each["ready"] for each in front.state()["replicas"]))
+        body = {"model": "penstock-demo", "prompt": "one", "max_tokens": 60, "temperature": 0}
+        undisturbed = front.post("/v1/completions", body).json()
+        with front.stream("/v1/completions", body) as events:
+            texts = [next(events)["choices"][0]["text"]]
+            [busy] = [n for n, each in enumerate(front.state()["replicas"]) if each["stats"]["num_running"]]
+            os.kill(owners[busy].engine_pid(), signal.SIGKILL)
+            texts += [event["choices"][0]["text"] for event in events if event != "[DONE]"]
+        assert "".join(texts) == undisturbed["choices"][0]["text"]
+        assert front.state()["moves"]["resumed"] == 1

@@ -59,7 +59,7 @@ def engine_elsewhere(config: Config, source: ModelSource) -> tuple[DoorAddress, 
         return None
     if config.replication != ReplicaConfig():
         raise ConfigError("replicas: with engine-address there is one engine; replica-address names several")
-    _check_no_engine(config)
+    _check_no_engine(config, "engine-address")
     return DoorAddress(address, _key("engine-address", address, config.door.engine_key)), _digests(source)
 
 
@@ -70,7 +70,7 @@ def replicas_elsewhere(config: Config, source: ModelSource) -> tuple[list[DoorAd
     if not given.replicas:
         if not given.replica_address:
             raise ConfigError("replicas: 0 of them here needs some elsewhere (replica-address)")
-        _check_no_engine(config)
+        _check_no_engine(config, "replicas=0")
     elif config.adapters.lora or config.adapters.lora_directory:
         raise ConfigError("replica-address: engines elsewhere do not have the adapters of this server")
     found = []
@@ -80,14 +80,14 @@ def replicas_elsewhere(config: Config, source: ModelSource) -> tuple[list[DoorAd
     return found, _digests(source)
 
 
-def _check_no_engine(config: Config) -> None:
-    """Raises ConfigError for settings of an engine that is started here."""
+def _check_no_engine(config: Config, setting: str) -> None:
+    """Raises ConfigError for settings of an engine that is started here: by `setting` there is none."""
     if config.door.engine_door is not None:
-        raise ConfigError("engine-door: this server has no engine of its own")
+        raise ConfigError(f"engine-door: with {setting} this server has no engine of its own")
     for section in (config.model, config.engine, config.adapters, config.cache, config.scheduling, config.simulated):
-        _check_default(section)
+        _check_default(section, setting)
     if config.server.stream_interval_ms != ServerConfig().stream_interval_ms:
-        raise _elsewhere("stream_interval_ms")
+        raise _elsewhere("stream_interval_ms", setting)
 
 
 def attached_engine(
@@ -112,15 +112,15 @@ def attached_engine(
     )
 
 
-def _check_default(section: msgspec.Struct) -> None:
+def _check_default(section: msgspec.Struct, setting: str) -> None:
     default = type(section)()
     for name in section.__struct_fields__:
         if name not in _KEPT and getattr(section, name) != getattr(default, name):
-            raise _elsewhere(name)
+            raise _elsewhere(name, setting)
 
 
-def _elsewhere(name: str) -> ConfigError:
-    return ConfigError(f"{name.replace('_', '-')}: this is set where the engine is started, which is not here")
+def _elsewhere(name: str, setting: str) -> ConfigError:
+    return ConfigError(f"{name.replace('_', '-')}: with {setting}, this is set where the engine is started")
 
 
 def without_engine(config: Config) -> Config:

@@ -44,7 +44,7 @@ def replicated_engine(
         specs = replica_specs(spec, given.replicas, on_gpus=on_gpus)
         engines += [make(number, each, 1 if on_gpus else given.replicas) for number, each in enumerate(specs)]
     fingerprint = _same
-    if given.replica_address:
+    if given.replica_address or spec is None:
         addresses, digests = replicas_elsewhere(config, source)
         no_adapters = AdapterSet()
         engines += [attached_engine(config, each, digests, watchdog, on_step, no_adapters) for each in addresses]

@@ -6,8 +6,10 @@ import subprocess
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 
+from penstock.engines.door.spec import DoorSpec
 from penstock.engines.host.placement import Placement
 from penstock.engines.registry import EngineSpec
 from penstock.engines.replicas.engine import ReplicatedEngine
@@ -58,6 +60,11 @@ def test_replicas_are_engines_of_one_model() -> None:
         ({"engine": "vllm", "replicas": 2}, "replicas: the vllm engine divides devices by itself"),
         ({"engine": "tensorrt_llm", "replicas": 2}, "replicas: the tensorrt_llm engine divides devices by itself"),
         ({"engine": "torch", "replicas": 2, "device": "cuda:1"}, "replicas: each takes a GPU of its own, so device"),
+        ({"replicas": 0}, "replicas: 0 of them here needs some elsewhere"),
+        ({"replicas": 0, "replica_address": ["ipc:///x/d"]}, "engine: with replicas=0, this is set where"),
+        ({"replica_address": ["tcp://host:1"]}, "replica-address: over tcp an engine needs an engine-key"),
+        ({"replica_address": ["ipc:///x/d"], "lora_directory": "/"}, "replica-address: engines elsewhere do not have"),
+        ({"engine": "auto", "engine_address": "ipc:///x/d", "replicas": 2}, "replicas: with engine-address there is"),
         ({"scheduler": "engine", "resume": "on"}, "resume: an engine that uses its own scheduler"),
     ],
 )
@@ -79,6 +86,19 @@ def test_each_has_its_share_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> N
     assert {each.scheduler.kv_offload_bytes for each in found} == {300}
     told = replica_specs(spec(threads=4), 2, on_gpus=False)
     assert {each.placement for each in told} == {Placement()}, "who names a number of threads divides by himself"
+
+
+def test_each_has_a_door() -> None:
+    tcp = msgspec.structs.replace(spec(), door=DoorSpec(address="tcp://0.0.0.0:9000", key="k"))
+    assert [each.door.address for each in replica_specs(tcp, 2, on_gpus=False) if each.door] == [
+        "tcp://0.0.0.0:9000",
+        "tcp://0.0.0.0:9001",
+    ]
+    ipc = msgspec.structs.replace(spec(), door=DoorSpec(address="ipc:///run/door"))
+    assert [each.door.address for each in replica_specs(ipc, 2, on_gpus=False) if each.door] == [
+        "ipc:///run/door",
+        "ipc:///run/door-1",
+    ]
 
 
 def test_each_has_a_gpu() -> None:

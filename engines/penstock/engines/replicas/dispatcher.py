@@ -208,10 +208,8 @@ class Dispatcher:
             part.forget(sample)
             sample.num_deaths += died
             sample.moves()
-        is_new = died and all(sample.num_deaths == 1 for sample in lost)
-        tried = (
-            set() if is_new else part.tried
-        )  # who has refused or lost it before it got its newest token may try again
+        # who has refused it, or died with it, before it got its newest token may try again
+        tried = set() if died and all(sample.num_deaths == 1 for sample in lost) else part.tried
         if part.replica is not None:
             tried = tried | {part.replica.number}
         # in their order, by which an engine gives them their seeds

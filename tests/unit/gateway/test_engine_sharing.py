@@ -90,7 +90,7 @@ def test_keys_are_made_once_and_have_no_limits(tmp_path: Path, capsys: pytest.Ca
     path = tmp_path / "key"
     assert main(["key", "new", "--engine", "--file", str(path)]) == 0
     before = path.read_text()
-    for flags in (["--file", str(path)], ["--requests-per-minute", "3"], ["--role", "admin"]):
+    for flags in (["--file", str(path)], ["--requests-per-minute", "3"]):
         with pytest.raises(SystemExit):
             main(["key", "new", "--engine", *flags])
     assert path.read_text() == before

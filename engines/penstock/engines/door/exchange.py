@@ -49,7 +49,7 @@ class Exchange:
         self.loop_wakeup, self.thread_wakeup = self._loop_bell.wakeup, self._thread_bell.wakeup
         self.draining = False
         """The loop wants: no new requests of clients."""
-        self.closing: str | None = None
+        self._closing: str | None = None
         """The loop wants: no clients any more, and why."""
         self.failed = False
         """The thread has ended by itself."""
@@ -75,7 +75,7 @@ class Exchange:
 
     def end(self, reason: str) -> None:
         with self._lock:
-            self.closing = reason
+            self._closing = reason
             self._thread_bell.ring()
 
     def close(self) -> None:
@@ -94,11 +94,12 @@ class Exchange:
             self._loop_bell.ring()
         return True
 
-    def take_news(self) -> list[News]:
+    def take_news(self) -> tuple[list[News], str | None]:
+        """And why that was the last, if it was."""
         with self._lock:
             news, self._news = self._news, []
             self._thread_bell.silence()
-        return news
+            return news, self._closing
 
     def fail(self) -> None:
         with self._lock:

@@ -113,9 +113,9 @@ class Reception:
             poller.register(source, zmq.POLLIN)
         if self._guard is not None:
             poller.register(self._guard.socket, zmq.POLLIN)
-        look_every = self._spec.client_timeout / 4
+        look_every_ms = max(1, int(self._spec.client_timeout / 4 * 1e3))
         while True:
-            events = dict(poller.poll(look_every * 1e3 if len(self._clients) else None))
+            events = dict(poller.poll(look_every_ms if len(self._clients) else None))
             if self._guard is not None and self._guard.socket in events:
                 self._guard.answer()
             if self._socket in events:
@@ -124,8 +124,8 @@ class Reception:
                 self._somebody_left()
             for client in self._clients.silent(self._clock()):
                 self._dismiss(client, NotReadyError(f"nothing was heard of it for {self._spec.client_timeout:g} s"))
-            closing = self._exchange.closing
-            for news in self._exchange.take_news():
+            all_news, closing = self._exchange.take_news()
+            for news in all_news:
                 self._send_news(news)
             self._send_changes()
             if closing is not None:

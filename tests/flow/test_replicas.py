@@ -214,9 +214,14 @@ class Mute(MortalEngine):
         self.received += requests
         return self._held.submit(requests)
 
+    def says(self, tokens: list[int]) -> None:
+        """Nobody has looked at it when the engine dies."""
+        self._held.deliver([RequestOutput(self.received[0].ids[0], tokens)])
+
     async def die(self) -> None:
         await super().die()
         self._held.fail_all(EngineDeadError("The engine died while it worked on this request."))
+        self._held.call_listeners()
 
 
 async def test_a_request_that_kills_replicas_is_given_up() -> None:
@@ -233,6 +238,18 @@ async def test_a_request_that_kills_replicas_is_given_up() -> None:
         await asyncio.sleep(0)
     assert (await reader.done()).errors == ["engine_dead"]
     assert deaths == 3
+    await fleet.stop()
+
+
+async def test_what_came_right_before_the_death_reaches_the_client() -> None:
+    replica = Mute()
+    fleet = ReplicatedEngine([replica], ReplicaSettings(resume=False))
+    await fleet.start()
+    reader = Reader(fleet.submit([request(fleet, [1, 2, 3])]))
+    replica.says([1001, 1002])
+    await replica.die()
+    assert (await reader.done()).errors == ["engine_dead"]
+    assert reader.only == [1001, 1002]
     await fleet.stop()
 
 

@@ -259,7 +259,7 @@ class Reception:
             self._forget(client, f"its connection broke ({error})")
 
     def _refuse(self, peer: bytes, client: Client | None, error: PenstockError) -> None:
-        """Whoever sent this is not served any more."""
+        """The sender is not served any more."""
         if client is not None:
             self._dismiss(client, error)
         else:

@@ -58,11 +58,15 @@ class Driver:
         *,
         tenant: str = "",
         keep: int = 0,
+        behind: Sequence[int] = (),
         **params: Any,
     ) -> tuple[int, ...]:
-        """Greedy unless told otherwise, and never ended by EOS. `keep`: `AddRequest.cache_retention`."""
+        """Greedy unless told otherwise, and never ended by EOS. `keep`: `AddRequest.cache_retention`; `behind`:
+        `AddRequest.output_token_ids`."""
         sampling = SamplingParams(**{"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, **params})
-        return self._add(prompt, sampling, n, adapter, tenant=tenant, cache_retention=keep)
+        return self._add(
+            prompt, sampling, n, adapter, tenant=tenant, cache_retention=keep, output_token_ids=list(behind)
+        )
 
     def pool(self, prompt: Sequence[int], normalize: bool = False, adapter: str = "") -> int:
         """Asks for a vector: `ends` will have it."""

@@ -200,6 +200,44 @@ def test_stop_tokens_and_minimum_lengths(candidate):
     assert driver.ends[request].stop_token_id == stop
 
 
+# -- what another engine has begun -----------------------------------------------------------------------------
+
+
+@pytest.mark.every_family
+@pytest.mark.parametrize("done", [1, BLOCK + 5])
+def test_going_on_behind_what_another_engine_has_put_out(candidate, done):
+    candidate.needs("our scheduler")
+    expected = candidate.expect(prompt(20), 60)
+    driver = driver_of(candidate, enable_prefix_caching=True)
+    [request] = driver.add(prompt(20), 60, behind=expected[:done])
+    driver.run()
+    assert driver.tokens[request] == expected[done:]
+    assert driver.ends[request].finish_reason is FinishReason.LENGTH
+    assert request not in driver.cached, "its client knows of the prompt already"
+
+
+SAMPLINGS: dict[str, dict[str, Any]] = {
+    "random": {"temperature": 1.2, "seed": 5, "top_p": 0.95},
+    "penalties": {"presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.3},
+    "bad words": {"bad_words": ((9,), (11, 12), (40,))},
+    "least tokens": {"min_tokens": 35, "ignore_eos": False, "logit_bias": {2: 20.0}},
+}
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=list(SAMPLINGS))
+def test_going_on_keeps_what_depends_on_the_output_so_far(candidate, sampling):
+    candidate.needs("our scheduler", "logprobs")
+    whole = driver_of(candidate)
+    [request] = whole.add(prompt(20), 50, **sampling)
+    whole.run()
+    expected = whole.tokens[request]
+    assert len(expected) > 25
+    driver = driver_of(candidate)
+    [request] = driver.add(prompt(20), 50, behind=expected[:25], **sampling)
+    driver.run()
+    assert driver.tokens[request] == expected[25:]
+
+
 # -- steps in flight -------------------------------------------------------------------------------------------
 
 

@@ -46,6 +46,18 @@ def text_of(driver: Driver, request: int) -> str:
     return text
 
 
+@pytest.mark.parametrize("grammar", KINDS.values(), ids=list(KINDS))
+def test_a_grammar_goes_on_behind_what_another_engine_has_put_out(candidate, grammar):
+    asked = {**ASKED, "temperature": 1.0, "seed": 3, "grammar": grammar}
+    driver = driver_of(candidate)
+    [whole] = driver.add(prompt(10), **asked)
+    driver.run()
+    for done in {1, len(driver.tokens[whole]) // 2}:
+        [rest] = driver.add(prompt(10), behind=driver.tokens[whole][:done], **asked)
+        driver.run()
+        assert driver.tokens[rest] == driver.tokens[whole][done:]
+
+
 def is_right(grammar: Grammar, text: str) -> bool:
     if grammar == CHOICE:
         return text in json.loads(grammar.text)

@@ -416,6 +416,7 @@ def app_settings(
         health=health,
         journal=journal,
         heartbeat_s=config.server.heartbeat_s,
+        resumable_streams=config.server.resumable_streams,
         intake=Intake(config.server.body_memory, config.server.max_loop_lag),
         stored_responses=config.server.stored_responses,
         stored_responses_memory=config.server.stored_responses_memory,

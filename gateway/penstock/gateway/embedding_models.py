@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.engines.errors import AlreadyExistsError
 from penstock.gateway.configuration.config import Config, ConfigError, overlay
-from penstock.gateway.configuration.sections import OF_OUR_SCHEDULER, DoorConfig
+from penstock.gateway.configuration.sections import OF_OUR_SCHEDULER, DoorConfig, ReplicaConfig
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.llm.hub import fetch_model
 from penstock.gateway.llm.models import ModelSource, find_model, is_hub_id
@@ -53,8 +53,8 @@ class EmbeddingModels:
         """Hub ids by name."""
         defaults = {name: getattr(type(config.model)(), name) for name in _OF_MODEL}
         no_guesses = {name: OF_OUR_SCHEDULER[name] for name in ("speculative", "max_draft_tokens")}
-        no_door = msgspec.to_builtins(DoorConfig())
-        self._beside = overlay(config, defaults | no_guesses | no_door | {"lora": (), "lora_directory": None})
+        alone = msgspec.to_builtins(ReplicaConfig()) | msgspec.to_builtins(DoorConfig())
+        self._beside = overlay(config, defaults | no_guesses | alone | {"lora": (), "lora_directory": None})
         for text in config.embeddings.embedding_model:
             name, equals, place = text.partition("=")
             place = place if equals else text

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
-from penstock.engines.contract.messages import FinishReason, RequestError, RequestOutput
+from penstock.engines.contract.messages import EngineStats, FinishReason, RequestError, RequestOutput
 
 
 class RequestStream:
@@ -31,6 +31,10 @@ class RequestStream:
         self._listener: Callable[[], None] | None = None
         self._called = False
         """The listener is going to be called."""
+
+    def is_taken_in(self, stats: EngineStats) -> bool:
+        """Whether the engine, whose newest stats these are, has taken in all of it that it was sent."""
+        return stats.own_admitted >= self.arrival_number
 
     @property
     def live_ids(self) -> frozenset[int]:

@@ -162,6 +162,11 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     """Key of a LoRA adapter (`AdapterHost`), empty for the base model; part of the prefix-cache key."""
     traced: bool = False
     """Its prompt's steps are wanted (`PromptInfo.chunks`). An engine that schedules by itself does not know them."""
+    session: str = ""
+    """Requests with the same one are best served by the same replica. One engine alone does not look at it."""
+    output_token_ids: list[int] = []
+    """What another engine has put out for it before that died. It goes on behind these tokens, as after a preemption:
+    `params` are those of the whole request. It has one id. Only where `ModelInfo.supports_resume` is true."""
 
 
 class AbortRequests(msgspec.Struct, tag="abort", frozen=True):

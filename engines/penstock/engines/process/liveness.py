@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum, auto
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -43,6 +44,14 @@ class Health(Enum):
     LIVE = auto()
     SLOW = auto()
     HUNG = auto()
+
+
+@runtime_checkable
+class Watched(Protocol):
+    """An engine that is one process."""
+
+    liveness: Liveness
+    """Of the newest process."""
 
 
 class Liveness:

@@ -85,7 +85,9 @@ class Admission:
 
     def _guesses_for(self, request: Request) -> Guesser | None:
         if request.params.prediction:
-            return PredictedOutput(request.params.prediction, self._config.max_draft_tokens)
+            predicted = PredictedOutput(request.params.prediction, self._config.max_draft_tokens)
+            predicted.append(request.token_ids[request.num_prompt_tokens :])
+            return predicted
         if self._speculates and request.pooling is None:
             if self._config.speculative == "draft_model":
                 return DraftModelGuesses(self._config.max_draft_tokens)

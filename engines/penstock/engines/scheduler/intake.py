@@ -127,6 +127,10 @@ class Intake:
             return InvalidRequestError(
                 f"The prompt has the token {wrong}, but the model's vocabulary ends at {info.vocab_size - 1}."
             )
+        if message.output_token_ids:
+            error = self._refusal_to_resume(message, max_tokens)
+            if error is not None:
+                return error
         total = len(prompt) + (0 if pooling else max_tokens)
         if total > info.max_model_len:
             return ContextLengthError(
@@ -140,12 +144,23 @@ class Intake:
             )
         return None
 
+    def _refusal_to_resume(self, message: AddRequest, max_tokens: int) -> PenstockError | None:
+        output = message.output_token_ids
+        if not self.info.supports_resume:
+            return UnsupportedError("This engine cannot go on with what another one has begun.")
+        if isinstance(message.params, PoolingParams) or len(message.ids) > 1 or len(output) >= max_tokens:
+            return InvalidRequestError("only one sample that is not complete can go on behind its tokens")
+        if min(output) < 0 or max(output) >= self.info.vocab_size:
+            return InvalidRequestError("the output so far has tokens that the model's vocabulary does not have")
+        return None
+
     def _queue_full(self, message: AddRequest, num_waiting: int, free_seats: int) -> QueueFullError | None:
         excess = num_waiting + len(message.ids) - free_seats
         if excess > self.config.max_queued_requests and num_waiting >= free_seats:
             return self._full(f"{num_waiting} requests are waiting", num_waiting)
         waiting_tokens = self.num_waiting_tokens
-        if waiting_tokens and waiting_tokens + len(message.prompt_token_ids) > self.config.max_queued_tokens:
+        tokens = len(message.prompt_token_ids) + len(message.output_token_ids)
+        if waiting_tokens and waiting_tokens + tokens > self.config.max_queued_tokens:
             return self._full(f"{waiting_tokens} prompt tokens are waiting", num_waiting)
         return None
 

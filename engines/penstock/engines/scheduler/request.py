@@ -78,20 +78,21 @@ class Request:
         stop: frozenset[int],
         grammar: Compilation | None = None,
     ) -> None:
-        wanted, token_ids = message.params, message.prompt_token_ids
+        wanted, prompt, output = message.params, message.prompt_token_ids, message.output_token_ids
         params = SamplingParams(max_tokens=1) if isinstance(wanted, PoolingParams) else wanted
         self.id = request_id
-        self.token_ids = token_ids
+        self.token_ids = [*prompt, *output] if output else prompt
         """Prompt, then output, as far as it is known. The message's own list until the first output: other samples
         and the gateway may have it, too."""
-        self.num_tokens = self.num_prompt_tokens = len(token_ids)
+        self.num_prompt_tokens = len(prompt)
+        self.num_tokens = len(self.token_ids)
         self.num_cached_tokens = 0
         """Of the prompt, found in the prefix cache when it was first scheduled."""
         self.params = params
         self.pooling = wanted if isinstance(wanted, PoolingParams) else None
         """A vector is wanted: it ends when its prompt is computed."""
-        self.max_num_tokens = len(token_ids) + params.max_tokens
-        self.min_num_tokens = len(token_ids) + params.min_tokens
+        self.max_num_tokens = len(prompt) + params.max_tokens
+        self.min_num_tokens = len(prompt) + params.min_tokens
         self.stop_token_ids = stop
         """EOS (unless ignored) and the caller's stop tokens."""
         self.seed = seed

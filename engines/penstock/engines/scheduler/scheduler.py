@@ -52,7 +52,7 @@ class Scheduler:
         self.under_way: deque[StepUnderWay] = deque()
         self.trials = Trials()
         chunk = largest_chunk(info.kv_groups, config.max_num_batched_tokens, config.steps_in_flight)
-        self.info = msgspec.structs.replace(info, chunk=chunk)
+        self.info = msgspec.structs.replace(info, chunk=chunk, supports_resume=True)
         self.intake = Intake(config, self.info)
         self.budget = StepBudget(config, chunk)
         self._background = Background(self.running, self.intake.waiting, self.budget)

@@ -27,6 +27,7 @@ from penstock.gateway.configuration.sections import (
     HttpConfig,
     LanguageModelConfig,
     OpenTelemetryConfig,
+    ReplicaConfig,
     RepositoryConfig,
     SchedulingConfig,
     ServerConfig,
@@ -42,6 +43,7 @@ class ConfigError(ValueError):
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: LanguageModelConfig = LanguageModelConfig()
+    replication: ReplicaConfig = ReplicaConfig()
     engine: EngineConfig = EngineConfig()
     door: DoorConfig = DoorConfig()
     adapters: AdapterConfig = AdapterConfig()
@@ -61,6 +63,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "model": LanguageModelConfig,
+    "replication": ReplicaConfig,
     "engine": EngineConfig,
     "door": DoorConfig,
     "adapters": AdapterConfig,

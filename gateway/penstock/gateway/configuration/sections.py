@@ -116,6 +116,39 @@ class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     ] = "auto"
 
 
+class ReplicaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many engines a language model has, and what becomes of a request when one of them dies."""
+
+    replicas: Annotated[
+        Annotated[int, Meta(ge=0, le=64)],
+        Meta(
+            description="engines of the same model, each a process with the model in its memory; they share the CPUs, "
+            "or have the numa-nodes one by one; 0: none here, with replica-address"
+        ),
+    ] = 1
+    replica_address: Annotated[
+        tuple[Name, ...],
+        Meta(description="engine-doors of other Penstocks with the same model, whose engines are further replicas"),
+    ] = ()
+    replica_routing: Annotated[
+        Literal["prefix", "least-loaded", "round-robin"],
+        Meta(
+            description="which replica gets a request: prefix: where the least has to be computed before its first "
+            "token, by cached prefix and load; least-loaded: by load; round-robin: in turn"
+        ),
+    ] = "prefix"
+    resume: Annotated[
+        Literal["auto", "on", "off"],
+        Meta(
+            description="a stream whose engine dies goes on behind its tokens; auto: where there are several replicas; "
+            "on: with a single one, too, once it has been restarted; off: it ends with an error"
+        ),
+    ] = "auto"
+    resume_wait: Annotated[
+        Seconds, Meta(description="the longest that such a stream waits for an engine that can take it, in seconds")
+    ] = 60.0
+
+
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What only the large engines have: several devices, quantized kernels, options of their own."""
 
@@ -522,6 +555,13 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "nothing on the way takes it for dead; 0: never"
         ),
     ] = 15.0
+    resumable_streams: Annotated[
+        Seconds,
+        Meta(
+            description="seconds for which a stream of chats or text completions goes on without its client, who gets "
+            "the rest for Last-Event-ID; 0: it ends with its client"
+        ),
+    ] = 0.0
     send_timeout: Annotated[
         Annotated[float, Meta(gt=0)], Meta(description="seconds after which a client that does not read is cut off")
     ] = 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable
 from dataclasses import replace
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
@@ -13,6 +13,9 @@ from penstock.gateway.front.context import RequestContext
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane, GenerateRequest, Generation
+
+if TYPE_CHECKING:
+    from penstock.gateway.generating.resumable_streams import ResumableStreams
 
 
 class Streamable(Protocol):
@@ -28,22 +31,37 @@ class GeneratingEndpoint(ABC, Generic[_R]):
     """An ASGI application. Every step of the engine resumes all that awaits a stream, so there is no more between the
     stream and the server than `__call__`."""
 
-    def __init__(self, dataplane: DataPlane, settings: AppSettings) -> None:
+    def __init__(self, dataplane: DataPlane, settings: AppSettings, resumable: ResumableStreams | None = None) -> None:
+        """`resumable`: where streams go on without their client for some time."""
         self._dataplane = dataplane
         self._settings = settings
+        self._resumable = resumable
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
         with exchange.call() as call:
-            request = self._parse(await exchange.body(self._settings.max_body_bytes))
+            body = await exchange.body(self._settings.max_body_bytes)
+            request = self._parse(body)
             call.watch()
             exchange.read_deadline()
+            resumable = self._resumable if request.stream else None
+            if resumable is not None and await resumable.resume(exchange, body):
+                return
             await self._dataplane.arrive(self._model_name(request), exchange.context)
             if await self._answer_at_once(exchange, request):
                 return
             wanted = await self._wanted(request, exchange.context)
             pulse = self._settings.heartbeat_s if request.stream else None
-            generation = await self._dataplane.generate(replace(wanted, pulse=pulse or None))
+            wanted = replace(wanted, pulse=pulse or None)
+            if resumable is not None and resumable.has_room:
+                await resumable.begin(
+                    exchange,
+                    body,
+                    lambda context: self._dataplane.generate(replace(wanted, context=context)),
+                    lambda recorder, generation: self._respond(recorder, request, wanted, generation),
+                )
+                return
+            generation = await self._dataplane.generate(wanted)
             try:
                 await self._respond(exchange, request, wanted, generation)
             finally:

@@ -36,6 +36,8 @@ class AppSettings:
     journal: RequestJournal = field(default_factory=RequestJournal)
     heartbeat_s: float = 15.0
     """Seconds of silence after which a token stream gets a comment; 0: never."""
+    resumable_streams: float = 0.0
+    """Seconds for which a stream of chats or text completions goes on without its client; 0: it ends with it."""
     max_body_bytes: int = 8 << 20
     max_choices: int = 1024
     """Bound on prompts x n of one call."""

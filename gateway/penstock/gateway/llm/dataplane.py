@@ -360,7 +360,7 @@ class DataPlane:
             model.metrics,
             engine.abort,
             end,
-            admitted=lambda: engine.stats.own_admitted >= stream.arrival_number,
+            admitted=lambda: stream.is_taken_in(engine.stats),
             call=call,
         )
         try:
@@ -395,6 +395,7 @@ class DataPlane:
             cache_retention=request.cache_retention,
             adapter="" if adapter is None else adapter.key,
             traced=request.context.record.stages is not None,
+            session=request.session,
         )
 
     def _deadline(self, context: RequestContext) -> float | None:

@@ -15,7 +15,13 @@ from penstock.engines.contract.messages import StepRecord
 from penstock.engines.door.spec import DoorAddress, DoorSpec, ModelDigests
 from penstock.engines.process import WatchdogConfig
 from penstock.gateway.configuration.config import Config, ConfigError
-from penstock.gateway.configuration.sections import DoorConfig, LanguageModelConfig, SchedulingConfig, ServerConfig
+from penstock.gateway.configuration.sections import (
+    DoorConfig,
+    LanguageModelConfig,
+    ReplicaConfig,
+    SchedulingConfig,
+    ServerConfig,
+)
 from penstock.gateway.llm.adapters import AdapterSet
 from penstock.gateway.llm.models import ModelSource
 
@@ -34,7 +40,7 @@ def door_spec(config: Config, source: ModelSource) -> DoorSpec | None:
     if door.engine_door is None:
         if door.engine_door_clients != DoorConfig().engine_door_clients:
             raise ConfigError("engine-door-clients: there is no engine-door")
-        if door.engine_key is not None and door.engine_address is None:
+        if door.engine_key is not None and door.engine_address is None and not config.replication.replica_address:
             raise ConfigError("engine-key: there is neither an engine-door nor an engine-address")
         return None
     if config.model.sleep_idle_seconds:
@@ -51,13 +57,37 @@ def engine_elsewhere(config: Config, source: ModelSource) -> tuple[DoorAddress, 
     address = config.door.engine_address
     if address is None:
         return None
-    if config.door.engine_door is not None:
-        raise ConfigError("engine-door: with engine-address this server has no engine of its own")
-    for section in (config.model, config.engine, config.adapters, config.cache, config.scheduling, config.simulated):
-        _check_default(section)
-    if config.server.stream_interval_ms != ServerConfig().stream_interval_ms:
-        raise _elsewhere("stream_interval_ms")
+    if config.replication != ReplicaConfig():
+        raise ConfigError("replicas: with engine-address there is one engine; replica-address names several")
+    _check_no_engine(config, "engine-address")
     return DoorAddress(address, _key("engine-address", address, config.door.engine_key)), _digests(source)
+
+
+def replicas_elsewhere(config: Config, source: ModelSource) -> tuple[list[DoorAddress], ModelDigests]:
+    """Those of a model's replicas that run elsewhere. Raises ConfigError, where all do also for settings that an engine
+    has where it is started."""
+    given = config.replication
+    if not given.replicas:
+        if not given.replica_address:
+            raise ConfigError("replicas: 0 of them here needs some elsewhere (replica-address)")
+        _check_no_engine(config, "replicas=0")
+    elif config.adapters.lora or config.adapters.lora_directory:
+        raise ConfigError("replica-address: engines elsewhere do not have the adapters of this server")
+    found = []
+    for address in given.replica_address:
+        key = None if address.startswith("ipc:") else config.door.engine_key
+        found.append(DoorAddress(address, _key("replica-address", address, key)))
+    return found, _digests(source)
+
+
+def _check_no_engine(config: Config, setting: str) -> None:
+    """Raises ConfigError for settings of an engine that is started here: by `setting` there is none."""
+    if config.door.engine_door is not None:
+        raise ConfigError(f"engine-door: with {setting} this server has no engine of its own")
+    for section in (config.model, config.engine, config.adapters, config.cache, config.scheduling, config.simulated):
+        _check_default(section, setting)
+    if config.server.stream_interval_ms != ServerConfig().stream_interval_ms:
+        raise _elsewhere("stream_interval_ms", setting)
 
 
 def attached_engine(
@@ -82,15 +112,15 @@ def attached_engine(
     )
 
 
-def _check_default(section: msgspec.Struct) -> None:
+def _check_default(section: msgspec.Struct, setting: str) -> None:
     default = type(section)()
     for name in section.__struct_fields__:
         if name not in _KEPT and getattr(section, name) != getattr(default, name):
-            raise _elsewhere(name)
+            raise _elsewhere(name, setting)
 
 
-def _elsewhere(name: str) -> ConfigError:
-    return ConfigError(f"{name.replace('_', '-')}: with engine-address, this is set where the engine is started")
+def _elsewhere(name: str, setting: str) -> ConfigError:
+    return ConfigError(f"{name.replace('_', '-')}: with {setting}, this is set where the engine is started")
 
 
 def without_engine(config: Config) -> Config:

@@ -52,6 +52,8 @@ class GenerateRequest:
     tenant: str = ""
     """Whom a fair scheduler charges, and whose cached prefixes these are: the context's, where that has one."""
     cache_salt: str = ""
+    session: str = ""
+    """What the caller says belongs together: of several replicas, one serves it where that costs little."""
     cache_retention: int = 0
     """Seconds for which the prompts stay in the prefix cache longer than others; 0: no longer."""
     pulse: float | None = None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
+from penstock.engines.client.engine import Engine
 from penstock.engines.contract.loading import silent
 from penstock.engines.contract.messages import StepRecord
 from penstock.engines.door.spec import DoorSpec
@@ -19,7 +21,9 @@ from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.host.placement import Placement, find_place
 from penstock.engines.offload.folder import secret_key
 from penstock.engines.process import WatchdogConfig
+from penstock.engines.process.liveness import Liveness, Watched
 from penstock.engines.registry import EngineSpec
+from penstock.engines.replicas.state import Replicated
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.queues import Policy
 from penstock.gateway.configuration.config import Config, ConfigError
@@ -28,6 +32,7 @@ from penstock.gateway.configuration.sections import (
     CacheConfig,
     EngineConfig,
     LanguageModelConfig,
+    ReplicaConfig,
     ServerConfig,
 )
 from penstock.gateway.front.loading_board import LoadingBoard
@@ -40,9 +45,6 @@ from penstock.gateway.llm.models import LoadedModel, ModelSource, find_model
 from penstock.gateway.memory.budget import MemoryBudget
 from penstock.gateway.memory.budgeted_engine import BudgetedEngine
 from penstock.tokenizers import Tokenizer
-
-if TYPE_CHECKING:
-    from penstock.engines.door.attached import AttachedEngine
 
 _CPU_BATCHED_TOKENS, _GPU_BATCHED_TOKENS = 512, 4096
 """Steps of so many tokens keep the pause between two tokens of running requests bearable."""
@@ -64,36 +66,15 @@ def build_model(
     about_texts = text_settings(config.model, source)
     tokenizer = read_tokenizer(about_texts)
     names = tuple(names) or public_names(config, source.name)
-    elsewhere = engine_elsewhere(config, source)
     observed: list[ModelMetrics] = []
     built: list[LoadedModel] = []
 
     def on_step(step: StepRecord) -> None:
         observed[0].step(step)
 
-    engine: BudgetedEngine | AttachedEngine
-    if elsewhere is None:
-        given = [new_adapter(*each) for each in parse_adapters(config.adapters.lora, names).items()]
-        spec = engine_spec(config, source, tokenizer, given)
-        if new_door is not None and spec.door is None:
-            spec = msgspec.structs.replace(spec, door=new_door())
-        adapters = AdapterSet(
-            given,
-            directory=parse_directory(config.adapters.lora_directory),
-            max_loaded=spec.options.get("max_loras", 0),
-        )
-        engine = BudgetedEngine(
-            budget or MemoryBudget(),
-            names[0],
-            spec,
-            _watchdog(config.server),
-            log_level=config.server.logging_level,
-            on_step=on_step,
-            on_loading=silent if board is None else board.reporter(names),
-        )
-    else:
-        adapters = AdapterSet()
-        engine = attached_engine(config, *elsewhere, _watchdog(config.server), on_step, adapters)
+    given = [new_adapter(*each) for each in parse_adapters(config.adapters.lora, names).items()]
+    make = partial(_one_engine, config, budget or MemoryBudget(), names, board, on_step)
+    engine, adapters = _engine(config, source, tokenizer, given, make, on_step, new_door)
     observed.append(
         ModelMetrics(
             names[0],
@@ -101,7 +82,8 @@ def build_model(
             ready=lambda: engine.ready,
             asleep=lambda: built[0].sleep.asleep,
             adapters=adapters,
-            liveness=lambda: engine.liveness,
+            liveness=_liveness(engine),
+            replicas=engine if isinstance(engine, Replicated) else None,
         )
     )
     texts = read_texts(about_texts, tokenizer)
@@ -122,6 +104,65 @@ def build_model(
     )
     built.append(model)
     return model
+
+
+def _engine(
+    config: Config,
+    source: ModelSource,
+    tokenizer: Tokenizer,
+    given: Sequence[Adapter],
+    make: Callable[[int, EngineSpec, int], BudgetedEngine],
+    on_step: Callable[[StepRecord], None],
+    new_door: Callable[[], DoorSpec] | None,
+) -> tuple[Engine, AdapterSet]:
+    """One engine, here or elsewhere, or several that look like one; and the adapters that it has. `make`: see
+    `_one_engine`. Raises ConfigError."""
+    replication = config.replication
+    if new_door is not None and replication != ReplicaConfig():
+        raise ConfigError("replicas: several fronts share one engine for each model; use --fronts 1")
+    adapters = AdapterSet()
+    elsewhere = engine_elsewhere(config, source)
+    if elsewhere is not None:
+        return attached_engine(config, *elsewhere, _watchdog(config.server), on_step, adapters), adapters
+    spec = None
+    if replication.replicas:
+        spec = engine_spec(config, source, tokenizer, given)
+        if new_door is not None and spec.door is None:
+            spec = msgspec.structs.replace(spec, door=new_door())
+        directory, room = parse_directory(config.adapters.lora_directory), spec.options.get("max_loras", 0)
+        adapters = AdapterSet(given, directory=directory, max_loaded=room)
+        if replication.replicas == 1 and replication.resume != "on" and not replication.replica_address:
+            return make(0, spec, 1), adapters
+    from penstock.gateway.llm.replicas import replicated_engine
+
+    return replicated_engine(config, source, spec, make, _watchdog(config.server), on_step), adapters
+
+
+def _liveness(engine: Engine) -> Callable[[], Liveness] | None:
+    return (lambda: engine.liveness) if isinstance(engine, Watched) else None
+
+
+def _one_engine(
+    config: Config,
+    budget: MemoryBudget,
+    names: Sequence[str],
+    board: LoadingBoard | None,
+    on_step: Callable[[StepRecord], None],
+    number: int,
+    spec: EngineSpec,
+    one_of: int,
+) -> BudgetedEngine:
+    """Number `number` of a model's. The first one tells the board how far it is."""
+    return BudgetedEngine(
+        budget,
+        names[0],
+        spec,
+        _watchdog(config.server),
+        one_of=one_of,
+        log_level=config.server.logging_level,
+        on_step=on_step,
+        on_loading=silent if board is None or number else board.reporter(names),
+    )
 
 
 def _watchdog(server: ServerConfig) -> WatchdogConfig:

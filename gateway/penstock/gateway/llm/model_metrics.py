@@ -10,7 +10,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from penstock.engines.contract.messages import EngineStats, StepRecord
 from penstock.engines.process.liveness import Liveness
+from penstock.engines.replicas.state import Replicated
 from penstock.gateway.llm.adapters import AdapterSet
+from penstock.gateway.llm.replica_metrics import replica_metrics
 from penstock.gateway.metrics.histogram import Histogram
 
 _LATENCY = (0.005, 0.01, 0.02, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 1.5, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
@@ -64,11 +66,13 @@ class ModelMetrics:
         adapters: AdapterSet | None = None,
         liveness: Callable[[], Liveness] | None = None,
         asleep: Callable[[], bool] = lambda: False,
+        replicas: Replicated | None = None,
     ) -> None:
-        """`liveness`: of an engine in a process of its own."""
+        """`liveness`: of an engine in a process of its own. `replicas`: of an engine that is several."""
         self._asleep = asleep
         self._adapters = adapters
         self._liveness = liveness
+        self._replicas = replicas
         self._labels = {"model": model}
         self._stats = stats
         self._ready = ready
@@ -130,6 +134,8 @@ class ModelMetrics:
             yield from histogram.samples(self._labels)
         if self._adapters is not None and self._adapters.max_loaded:
             yield from self._lora(self._adapters)
+        if self._replicas is not None:
+            yield from replica_metrics(self._replicas, self._labels)
 
     def of_requests(self) -> Iterator[Metric]:
         """What the process that has read the requests knows of them."""

@@ -16,18 +16,22 @@ from penstock.gateway.memory.estimate import estimate
 class BudgetedEngine(ProcessEngine):
     """Holds its place in the budget from before the start until after the end, restarts included.
 
-    `name` is what other models' refusals call it; `options` are those of ProcessEngine.
+    `name` is what other models' refusals call it; `options` are those of ProcessEngine. `one_of`: so many engines of
+    the model share its devices.
     """
 
-    def __init__(self, budget: MemoryBudget, name: str, spec: EngineSpec, *args: Any, **options: Any) -> None:
+    def __init__(
+        self, budget: MemoryBudget, name: str, spec: EngineSpec, *args: Any, one_of: int = 1, **options: Any
+    ) -> None:
         super().__init__(spec, *args, **options)
+        self._one_of = one_of
         self._budget = budget
         self._name = name
         self._reservation: Reservation | None = None
 
     async def start(self) -> None:
         """As `Engine.start`. Raises MemoryBudgetError, with nothing started, when the model does not fit."""
-        demand = await asyncio.to_thread(estimate, self._spec)
+        demand = (await asyncio.to_thread(estimate, self._spec)).of_one(self._one_of)
         self._reservation = place = await self._budget.claim(self._name, demand, lambda: self.pid)
         if place.cache is not None:
             options = self._spec.options | {"kv_cache_memory": str(place.cache)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +16,10 @@ class CacheWish:
     """Bytes below which the model is of no use."""
     most: int | None = None
     """Bytes that requests could fill."""
+
+    def of_one(self, parts: int) -> CacheWish:
+        """The wish of one of several engines that share what is free."""
+        return replace(self, share=self.share / parts)
 
     def size(self, left: int) -> int:
         """Bytes, where so much is left beside the other needs."""
@@ -33,6 +37,9 @@ class MemoryNeeds:
     cache: CacheWish = CacheWish(fixed=0)
     rest: int = 0
     """The process, activations, logits, adapters."""
+
+    def of_one(self, parts: int) -> MemoryNeeds:
+        return replace(self, cache=self.cache.of_one(parts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,3 +60,7 @@ class Demand:
     any other that is loaded at the same time."""
     hints: str = ""
     """Settings that make it smaller."""
+
+    def of_one(self, parts: int) -> Demand:
+        """Of one of several engines on the same devices: the shares of what is free are theirs together."""
+        return replace(self, host=self.host.of_one(parts), device=self.device.of_one(parts))

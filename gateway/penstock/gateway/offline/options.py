@@ -12,11 +12,20 @@ from penstock.gateway.configuration.sections import (
     CacheConfig,
     EngineConfig,
     LanguageModelConfig,
+    ReplicaConfig,
     SchedulingConfig,
     SimulatedOptions,
 )
 
-_SECTIONS = (LanguageModelConfig, EngineConfig, AdapterConfig, CacheConfig, SchedulingConfig, SimulatedOptions)
+_SECTIONS = (
+    LanguageModelConfig,
+    ReplicaConfig,
+    EngineConfig,
+    AdapterConfig,
+    CacheConfig,
+    SchedulingConfig,
+    SimulatedOptions,
+)
 _OF_SERVERS = {"model", "served_model_name", "lora_directory", "max_queued_requests", "max_queued_tokens"}
 _OTHERS = {"clamp_max_tokens", "embedding_batch_tokens", "load_timeout", "log_level", "watchdog_timeout"}
 OPTIONS = frozenset({name for section in _SECTIONS for name in section.__struct_fields__} - _OF_SERVERS | _OTHERS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -29,6 +30,9 @@ from penstock.gateway.openai.service_tier import real_tier
 from penstock.gateway.openai.stored_chat import ChatKeeper, StoredChat, shown_messages
 from penstock.gateway.openai.unsupported import CHAT
 
+if TYPE_CHECKING:
+    from penstock.gateway.generating.resumable_streams import ResumableStreams
+
 _text_frames = partial(Frames, opening=b'"delta":{"content":', closing=b"}")
 _part_frames = partial(PartFrames, opening=b'"delta":')
 _named_call_frames = partial(NamedCallFrames, opening=b'"delta":')
@@ -37,9 +41,15 @@ _named_call_frames = partial(NamedCallFrames, opening=b'"delta":')
 class ChatCompletions(GeneratingEndpoint[ChatRequest]):
     schema, unsupported = ChatRequest, CHAT
 
-    def __init__(self, dataplane: DataPlane, settings: AppSettings, keeper: ChatKeeper | None = None) -> None:
-        """None: no chats are kept, because their answers are in a file."""
-        super().__init__(dataplane, settings)
+    def __init__(
+        self,
+        dataplane: DataPlane,
+        settings: AppSettings,
+        keeper: ChatKeeper | None = None,
+        resumable: ResumableStreams | None = None,
+    ) -> None:
+        """Without a keeper no chats are kept, because their answers are in a file."""
+        super().__init__(dataplane, settings, resumable)
         self._keeper = keeper
 
     def _parse(self, body: bytes) -> ChatRequest:

@@ -56,6 +56,7 @@ def chat_generate_request(
         prediction=_prediction(request, model),
         tenant=fair_tenant(context, request.safety_identifier or request.user, settings.policy),
         cache_retention=_cache_retention(request),
+        session=request.prompt_cache_key or request.safety_identifier or request.user or "",
         priority=tier_priority(request.service_tier, settings.policy) if request.priority is None else wanted.priority,
     )
 
@@ -149,6 +150,7 @@ def _generate_request(
         context=context,
         tenant=fair_tenant(context, request.user, settings.policy),
         cache_salt=_cache_salt(request.cache_salt),
+        session=request.user or "",
     )
 
 

@@ -138,6 +138,8 @@ def _check_encoder_settings(config: Config) -> None:
             raise ConfigError(
                 f"{name.replace('_', '-')}: encoders run in the server's own process, which taskset and numactl bind"
             )
+    if config.replication.replicas > 1:
+        raise ConfigError("replicas: encoders run in the server's own process")
     if config.adapters.lora or config.adapters.lora_directory:
         raise ConfigError("lora: encoders have no adapters")
     if config.door != DoorConfig():

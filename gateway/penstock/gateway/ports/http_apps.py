@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -77,6 +78,9 @@ from penstock.gateway.responses.service import ResponseService
 from penstock.gateway.traffic.routes import DeleteTraffic, GetTraffic, ListTraffic, PutTraffic
 from penstock.gateway.traffic.table import TrafficTable
 
+if TYPE_CHECKING:
+    from penstock.gateway.generating.resumable_streams import ResumableStreams
+
 logger = logging.getLogger(__name__)
 
 
@@ -93,9 +97,10 @@ def build_app(
     adapters = AdapterControl(dataplane)
     pooling = pooling or PoolingPlane(dataplane)
     responses = responses or ResponseService(Database(None), settings)
+    resumable = _resumable_streams(settings)
     routes = [
-        *_chat_routes(ChatCompletions(dataplane, settings, responses.chats), responses.chats),
-        GuardedRoute("/v1/completions", Completions(dataplane, settings), INFER, methods=["POST"]),
+        *_chat_routes(ChatCompletions(dataplane, settings, responses.chats, resumable), responses.chats),
+        GuardedRoute("/v1/completions", Completions(dataplane, settings, resumable), INFER, methods=["POST"]),
         *_response_routes(dataplane, settings, responses),
         GuardedRoute("/v1/messages", Messages(dataplane, settings), INFER, methods=["POST"]),
         GuardedRoute("/v1/messages/count_tokens", CountTokens(dataplane, settings), INFER, methods=["POST"]),
@@ -122,6 +127,15 @@ def build_app(
     routes.append(GuardedRoute("/openapi.json", OpenApi(settings, routes, kserve_paths), SEE_METADATA, methods=["GET"]))
     routes.append(GuardedRoute("/", About(settings, routes, kserve=kserve is not None), SEE_METADATA, methods=["GET"]))
     return App(routes, settings, kserve_app)
+
+
+def _resumable_streams(settings: AppSettings) -> ResumableStreams | None:
+    """Loaded only where it is asked for."""
+    if not settings.resumable_streams:
+        return None
+    from penstock.gateway.generating.resumable_streams import ResumableStreams
+
+    return ResumableStreams(settings, settings.resumable_streams)
 
 
 def batch_endpoints(dataplane: DataPlane, settings: AppSettings, pooling: PoolingPlane) -> dict[str, ASGIApp]:

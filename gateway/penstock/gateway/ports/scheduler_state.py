@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,6 +12,8 @@ from sse_starlette import EventSourceResponse
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from penstock.engines.client.engine import Engine
+from penstock.engines.replicas.state import ReplicaState, Replicated
 from penstock.gateway.front.access import OPERATE
 from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.llm.dataplane import DataPlane
@@ -47,11 +50,21 @@ class SchedulerFeed:
 
 
 def snapshot(dataplane: DataPlane) -> dict[str, Any]:
-    """Model name -> readiness and EngineStats by field name."""
-    return {
-        name: {"ready": model.engine.ready, **msgspec.structs.asdict(model.engine.stats)}
-        for name, model in dataplane.loaded_models()
-    }
+    """Model name -> readiness and EngineStats by field name, and where there are replicas the same of each."""
+    return {name: _state(model.engine) for name, model in dataplane.loaded_models()}
+
+
+def _state(engine: Engine) -> dict[str, Any]:
+    state: dict[str, Any] = {"ready": engine.ready, **msgspec.structs.asdict(engine.stats)}
+    if isinstance(engine, Replicated):
+        state["moves"] = engine.moves
+        state["replicas"] = [_replica(each) for each in engine.replica_states()]
+    return state
+
+
+def _replica(replica: ReplicaState) -> dict[str, Any]:
+    named = {field.name: getattr(replica, field.name) for field in dataclasses.fields(replica)}
+    return named | {"stats": msgspec.structs.asdict(replica.stats)}
 
 
 def operator_routes(dataplane: DataPlane, journal: RequestJournal, others: Others | None = None) -> list[GuardedRoute]:

@@ -12,10 +12,10 @@ from typing import Any
 from penstock.engines.errors import CancelledError, OverloadedError, PenstockError
 from penstock.gateway.front.call import Call
 from penstock.gateway.front.context import RequestContext
+from penstock.gateway.generating.event_log import EventLog
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import Generation
 from penstock.gateway.responses.answer import ResponseObject
-from penstock.gateway.responses.event_log import EventLog
 from penstock.gateway.responses.events import ResponseEvents
 from penstock.gateway.responses.include import Include
 
@@ -43,7 +43,7 @@ class BackgroundResponse:
         """`context` is its own, not that of the request, which ends before. `keep` is told its end."""
         self.context = context
         self.response = response
-        self.log = EventLog(_LOG_BYTES) if stream else None
+        self.log = EventLog(_LOG_BYTES, "starting_after") if stream else None
         self._generate = generate
         self._events = ResponseEvents(response, keep, include)
         self._started = False

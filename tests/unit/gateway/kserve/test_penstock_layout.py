@@ -10,6 +10,7 @@ import pytest
 
 from helpers_language_repository import context
 from penstock.gateway.configuration.config import Config, load_config
+from penstock.gateway.configuration.sections import ReplicaConfig
 from penstock.gateway.llm.kserve.penstock_layout import PenstockLayout
 
 
@@ -35,6 +36,13 @@ def test_the_command_line_s_draft_head_is_not_theirs(
     config = configure(tmp_path, given, server)
     assert config.model.speculative_model == given.get("speculative_model")
     assert (config.scheduling.speculative, config.scheduling.max_draft_tokens) == (speculative, most)
+
+
+def test_the_command_line_s_replicas_are_not_theirs(tmp_path: Path) -> None:
+    server = {"replicas": 3, "resume": "on", "replica_routing": "round-robin"}
+    assert configure(tmp_path / "a", {}, server).replication == ReplicaConfig()
+    given = {"replicas": 2, "resume_wait": 5}
+    assert configure(tmp_path / "b", given, server).replication == ReplicaConfig(replicas=2, resume_wait=5)
 
 
 def configure(folder: Path, given: dict[str, Any], server: dict[str, Any]) -> Config:

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from penstock.engines.errors import InvalidRequestError
+from penstock.gateway.generating.event_log import EventLog
 from penstock.gateway.generating.stream_frames import COMMENT
-from penstock.gateway.responses.event_log import EventLog
 
 
 def event(number: int) -> bytes:
@@ -25,7 +25,7 @@ async def read(log: EventLog, after: int, heartbeat: float | None = None) -> byt
 
 @pytest.mark.parametrize("after", range(-1, 6))
 async def test_a_reader_goes_on_behind_any_event(after: int) -> None:
-    log = EventLog(10_000)
+    log = EventLog(10_000, "starting_after")
     add(log, 0, 1, 2)
     add(log, 3)
     add(log, 4, 5)
@@ -34,7 +34,7 @@ async def test_a_reader_goes_on_behind_any_event(after: int) -> None:
 
 
 async def test_readers_follow_what_comes() -> None:
-    log = EventLog(10_000)
+    log = EventLog(10_000, "starting_after")
     add(log, 0)
     readers = [asyncio.ensure_future(read(log, after)) for after in (-1, 0)]
     for number in (1, 2):
@@ -46,7 +46,7 @@ async def test_readers_follow_what_comes() -> None:
 
 
 async def test_in_silence_a_reader_gets_comments() -> None:
-    log = EventLog(10_000)
+    log = EventLog(10_000, "starting_after")
     add(log, 0)
     frames = log.follow(0, 0.001)
     assert await anext(frames) == COMMENT
@@ -57,7 +57,7 @@ async def test_in_silence_a_reader_gets_comments() -> None:
 
 
 async def test_the_oldest_events_go_and_whoever_needs_them_is_told() -> None:
-    log = EventLog(3 * len(event(0)))
+    log = EventLog(3 * len(event(0)), "starting_after")
     for number in range(6):
         add(log, number)
     assert log.bytes == 3 * len(event(0))
@@ -71,7 +71,7 @@ async def test_the_oldest_events_go_and_whoever_needs_them_is_told() -> None:
 
 
 def test_an_event_that_never_was_is_refused() -> None:
-    log = EventLog(10_000)
+    log = EventLog(10_000, "starting_after")
     add(log, 0, 1)
     log.check(1)
     with pytest.raises(InvalidRequestError, match="last event has number 1"):
@@ -79,6 +79,6 @@ def test_an_event_that_never_was_is_refused() -> None:
 
 
 def test_the_newest_events_stay_however_large_they_are() -> None:
-    log = EventLog(10)
+    log = EventLog(10, "starting_after")
     add(log, 0, 1)
     log.check(-1)

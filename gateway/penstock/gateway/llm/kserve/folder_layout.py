@@ -20,6 +20,7 @@ from penstock.gateway.configuration.sections import (
     DoorConfig,
     EngineConfig,
     LanguageModelConfig,
+    ReplicaConfig,
 )
 from penstock.gateway.llm.kserve.tensor_form import Form
 
@@ -81,6 +82,7 @@ def without_own_model(server: Config) -> Config:
     return msgspec.structs.replace(
         server,
         model=LanguageModelConfig(**kept),
+        replication=ReplicaConfig(),
         engine=EngineConfig(),
         adapters=AdapterConfig(),
         door=DoorConfig(),

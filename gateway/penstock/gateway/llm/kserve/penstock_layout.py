@@ -21,6 +21,7 @@ from penstock.gateway.configuration.sections import (
     DoorConfig,
     EngineConfig,
     LanguageModelConfig,
+    ReplicaConfig,
     SchedulingConfig,
 )
 from penstock.gateway.llm.engine_sharing import without_engine
@@ -36,7 +37,7 @@ from penstock.gateway.llm.kserve.vllm_form import VLLM_FORM
 _FILE = "model.json"
 _SETTINGS = frozenset(
     name
-    for section in (LanguageModelConfig, EngineConfig, AdapterConfig, CacheConfig, SchedulingConfig)
+    for section in (LanguageModelConfig, ReplicaConfig, EngineConfig, AdapterConfig, CacheConfig, SchedulingConfig)
     for name in section.__struct_fields__
 ) - {"served_model_name"} | {"engine_address", "engine_key"}
 
@@ -52,7 +53,7 @@ class PenstockLayout:
         unknown = given.keys() - _SETTINGS
         if unknown:
             raise ConfigError(f"{min(unknown)!r} is not a setting of language models")
-        if given.get("engine_address"):
+        if given.get("engine_address") or given.get("replicas") == 0:
             server = without_engine(server)
         given["model"] = model_source(given.get("model"), context, _FILE)
         # the command line's are those of its own model
@@ -62,9 +63,10 @@ class PenstockLayout:
             given["speculative_model"] = beside(given["speculative_model"], context.version_folder)
         if isinstance(given.get("lora"), list):
             given["lora"] = [_adapter(text, context.version_folder) for text in given["lora"]]
-        # the adapters of the command line are those of its own model, and so is the door of its engine
+        # the command line's adapters are those of its own model, and so are its replicas and the door of its engine
         adapters = msgspec.structs.replace(server.adapters, lora=(), lora_directory=None)
-        config = overlay(msgspec.structs.replace(server, adapters=adapters, door=DoorConfig()), given)
+        own = msgspec.structs.replace(server, adapters=adapters, replication=ReplicaConfig(), door=DoorConfig())
+        config = overlay(own, given)
         return config if "kv_offload_dir" in given else with_offload_where_it_works(config)
 
 

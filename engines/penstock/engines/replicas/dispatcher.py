@@ -1,0 +1,314 @@
+"""Requests on their way to replicas and back: sent, refused, lost with a replica, gone on with at another one."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+
+import msgspec
+
+from penstock.engines.contract.messages import (
+    AddRequest,
+    FinishReason,
+    RequestError,
+    RequestOutput,
+    SamplingParams,
+)
+from penstock.engines.errors import (
+    DeadlineExceededError,
+    EngineDeadError,
+    NotReadyError,
+    OverloadedError,
+    PenstockError,
+    QueueFullError,
+)
+from penstock.engines.replicas.membership import Membership
+from penstock.engines.replicas.replica import Replica
+from penstock.engines.replicas.routing import RoutedRequest, Router
+from penstock.engines.replicas.sample import Sample, is_untouched
+from penstock.engines.replicas.settings import ReplicaSettings
+from penstock.engines.replicas.state import MoveCounts
+from penstock.engines.replicas.streams import Part, ReplicatedStream, Waiting
+
+logger = logging.getLogger(__name__)
+
+_MOST_DEATHS = 3
+"""Replicas in a row that may die with a request which gets no token meanwhile: it may be the one that kills them."""
+_BETWEEN_TRIES = 0.25
+"""Seconds until replicas that have all refused a request are asked again."""
+_RETRY_AFTER = 2.0
+_ANOTHER_MAY = (EngineDeadError.code, QueueFullError.code, NotReadyError.code)
+"""Errors that say something of the replica, and not of the request."""
+
+
+class Dispatcher:
+    """Lives on the event loop; starts nothing that waits. `waits` is called when a request has to wait for a replica:
+    `retry` has to be called from time to time until nothing is `waiting`."""
+
+    def __init__(
+        self,
+        replicas: Sequence[Replica],
+        members: Membership,
+        settings: ReplicaSettings,
+        clock: Callable[[], float],
+        waits: Callable[[], None],
+    ) -> None:
+        self._replicas = replicas
+        self._members = members
+        self._settings = settings
+        self._clock = clock
+        self._waits = waits
+        self._ids = count(1)
+        self._parts: dict[int, tuple[Part, Sample]] = {}
+        """By the ids that clients know."""
+        self._router: Router | None = None
+        """None: closed."""
+        self.waiting: list[Waiting] = []
+        self.moves = MoveCounts()
+
+    def open(self) -> None:
+        """Requests may come: there is a replica."""
+        members = self._members
+        blocks = [members.num_blocks(replica.number) for replica in self._replicas]
+        self._router = Router(self._settings.policy, blocks, members.info.block_size)
+
+    @property
+    def _resumes(self) -> bool:
+        """Requests go on elsewhere behind their tokens."""
+        return self._settings.resume and self._members.can_resume
+
+    @property
+    def words(self) -> str:
+        """For the log."""
+        return f"(routing: {self._settings.policy}; resume: {'on' if self._resumes else 'off'})"
+
+    def close(self, error: PenstockError) -> None:
+        """Nothing goes anywhere any more: what waits ends with this error, and what replicas lose with theirs."""
+        self._router = None
+        waiting, self.waiting = self.waiting, []
+        for each in waiting:
+            self._fail(each.part, each.part.samples, RequestError.of(error))
+
+    def new_ids(self, number: int) -> tuple[int, ...]:
+        return tuple(next(self._ids) for _ in range(number))
+
+    # -- requests in -----------------------------------------------------------------------------------------
+
+    def submit(self, requests: Sequence[AddRequest]) -> ReplicatedStream:
+        """As `Engine.submit`. Raises NotReadyError, QueueFullError when no replica takes one of them."""
+        stream = ReplicatedStream((i for request in requests for i in request.ids), self.abort)
+        try:
+            for request in requests:
+                message = self._seeded(request)
+                samples = [Sample(request_id, message, index) for index, request_id in enumerate(message.ids)]
+                self._send(self._part(stream, samples))
+        except PenstockError:
+            stream.close()
+            raise
+        return stream
+
+    def _seeded(self, message: AddRequest) -> AddRequest:
+        """With the seed that an engine would draw, where another replica may have to draw the same numbers."""
+        params = message.params
+        if not self._resumes or not isinstance(params, SamplingParams) or params.seed is not None:
+            return message
+        if not params.is_random:
+            return message
+        return msgspec.structs.replace(message, params=msgspec.structs.replace(params, seed=random.getrandbits(62)))
+
+    def _part(self, stream: ReplicatedStream, samples: Sequence[Sample], tried: set[int] | None = None) -> Part:
+        message = samples[0].message
+        routed = RoutedRequest(0)
+        if self._router is not None:
+            known = [*message.prompt_token_ids, *samples[0].tokens]
+            session = f"{message.tenant}\0{message.session}" if message.session else ""
+            routed = self._router.request(known, adapter=message.adapter, salt=message.cache_salt, session=session)
+        part = Part(stream, samples, routed, tried or ())
+        stream.parts.append(part)
+        self._parts.update((sample.id, (part, sample)) for sample in samples)
+        return part
+
+    def _send(self, part: Part) -> None:
+        """To the best replica that takes it. Raises OverloadedError when none does."""
+        refusal: OverloadedError | None = None
+        router = self._router
+        if router is None:
+            raise _nobody()
+        for replica in self._choices(part, router):
+            ids = replica.engine.new_ids(len(part.samples))
+            try:
+                stream = replica.engine.submit(_messages(part.samples, ids))
+            except OverloadedError as error:
+                refusal = refusal or error
+                part.tried.add(replica.number)
+                continue
+            part.at(replica, stream, ids, router.to_compute(part.routed, replica.number))
+            router.sent(part.routed, replica.number)
+            stream.listen(partial(self._receive, part))
+            return
+        raise refusal or _nobody()
+
+    def _choices(self, part: Part, router: Router) -> list[Replica]:
+        """Replicas that have not refused it yet, the best one first. One that is slow only where all are."""
+        able = [each for each in self._replicas if each.number in self._members and each.number not in part.tried]
+        able = [each for each in able if part.adapter not in each.missing]
+        able = [each for each in able if each.engine.ready] or able
+        ranked = router.rank(part.routed, [replica.load() for replica in able])
+        return [self._replicas[number] for number in ranked]
+
+    def abort(self, ids: Sequence[int]) -> None:
+        """As `Engine.abort`."""
+        for request_id in ids:
+            part, sample = self._parts.pop(request_id, (None, None))
+            if part is None or sample is None:
+                continue
+            known = part.forget(sample)
+            if known and part.replica is not None:
+                part.replica.engine.abort(known)
+            part.client.end(request_id, FinishReason.ABORT)
+
+    # -- outputs ---------------------------------------------------------------------------------------------
+
+    def _receive(self, part: Part) -> None:
+        """A replica has something for its part."""
+        client, lost, cause = part.client, [], None
+        is_heard = False
+        for output in part.stream.take() if part.stream is not None else ():
+            sample = part.by_id.get(output.id)
+            if sample is None:
+                continue
+            error = output.error
+            if error is not None and error.code in _ANOTHER_MAY:
+                lost.append(sample)
+                cause = error
+                if not output.token_ids and output.prompt is None:
+                    continue
+                output.error = output.finish_reason = None  # what came before it is the client's
+            elif output.finish_reason is not None:
+                del self._parts[sample.id]
+                part.forget(sample)
+            part.begun()
+            is_heard = client.add(sample.take(output)) or is_heard
+        if cause is not None:
+            self._move(part, lost, cause)
+        if is_heard:
+            client.call_listener()
+
+    # -- replicas that are lost ------------------------------------------------------------------------------
+
+    def _move(self, part: Part, lost: Sequence[Sample], error: RequestError) -> None:
+        """Sends samples elsewhere that their replica has refused, or that died with it."""
+        died = error.code == EngineDeadError.code
+        if died and part.replica is not None and part.life == part.replica.life:
+            self.replica_lost(part.replica)
+        for sample in lost:
+            part.forget(sample)
+            sample.num_deaths += died
+            sample.moves()
+        # who has refused it, or died with it, before it got its newest token may try again
+        tried = set() if died and all(sample.num_deaths == 1 for sample in lost) else part.tried
+        if part.replica is not None:
+            tried = tried | {part.replica.number}
+        # in their order, by which an engine gives them their seeds
+        going = sorted((sample for sample in lost if self._may_go_on(sample)), key=lambda sample: sample.index)
+        self._fail(part, [sample for sample in lost if sample not in going], error)
+        if going:
+            self._go_on(self._part(part.client, going, tried), error, may_wait=died)
+
+    def _may_go_on(self, sample: Sample) -> bool:
+        if self._router is None or sample.num_deaths >= _MOST_DEATHS:
+            return False
+        return self._resumes or not sample.tokens
+
+    def _go_on(self, part: Part, error: RequestError, *, may_wait: bool) -> None:
+        """Sends a part to a replica that it has not been at, or lets it wait for one. Only what is under way waits:
+        who has got nothing but a refusal may try again by himself."""
+        is_resumed = any(sample.tokens for sample in part.samples)
+        try:
+            self._send(part)
+        except OverloadedError:
+            if not self._resumes or not (may_wait or is_resumed):
+                self._fail(part, part.samples, error)
+                return
+            now = self._clock()
+            self.waiting.append(Waiting(part, error, now + self._settings.resume_wait, now + _BETWEEN_TRIES))
+            self._waits()
+        except PenstockError as refusal:
+            self._fail(part, part.samples, RequestError.of(refusal))
+        else:
+            self._count_moved(part)
+
+    def _count_moved(self, part: Part) -> None:
+        resumed = sum(1 for sample in part.samples if sample.tokens)
+        self.moves.resumed += resumed
+        self.moves.failed_over += len(part.samples) - resumed
+
+    def retry(self) -> None:
+        """Looks for replicas for what waits."""
+        now = self._clock()
+        waiting, self.waiting = self.waiting, []
+        for each in waiting:
+            part = each.part
+            if not part.samples:
+                continue
+            deadline = part.samples[0].message.deadline
+            if deadline is not None and now >= deadline:
+                error = DeadlineExceededError("The request's time was over before it was complete.")
+                self._fail(part, part.samples, RequestError.of(error))
+            elif now >= each.until or all(replica.engine.failed for replica in self._replicas):
+                self._fail(part, part.samples, each.error)
+            elif now < each.next_try:
+                self.waiting.append(each)
+            elif not self._try_again(part):
+                each.next_try = now + _BETWEEN_TRIES
+                self.waiting.append(each)
+
+    def _try_again(self, part: Part) -> bool:
+        """False: it has to wait on."""
+        part.tried.clear()
+        try:
+            self._send(part)
+        except OverloadedError:
+            return False
+        except PenstockError as refusal:
+            self._fail(part, part.samples, RequestError.of(refusal))
+        else:
+            self._count_moved(part)
+        return True
+
+    def replica_lost(self, replica: Replica) -> None:
+        """All that it held is gone, its prefix cache included."""
+        replica.lost()
+        self.forget_prefixes(replica)
+
+    def forget_prefixes(self, replica: Replica) -> None:
+        if self._router is not None:
+            self._router.emptied(replica.number)
+
+    def num_known_blocks(self, replica: Replica) -> int:
+        """Blocks of prompts that it has been sent and probably holds."""
+        return 0 if self._router is None else self._router.num_known_blocks(replica.number)
+
+    def _fail(self, part: Part, samples: Sequence[Sample], error: RequestError) -> None:
+        for sample in list(samples):
+            if sample in part.samples:
+                part.forget(sample)
+            if self._parts.pop(sample.id, None) is not None:
+                self.moves.given_up += error.code == EngineDeadError.code
+                part.client.put(RequestOutput(sample.id, [], FinishReason.ERROR, error=error))
+
+
+def _nobody() -> NotReadyError:
+    return NotReadyError("No replica of the model is ready.", retry_after=_RETRY_AFTER)
+
+
+def _messages(samples: Sequence[Sample], ids: Sequence[int]) -> list[AddRequest]:
+    """What a replica is sent. Samples stay together: as one request, or where they have put out tokens as several that
+    share what is cached."""
+    message = samples[0].message
+    if is_untouched(samples):
+        return [msgspec.structs.replace(message, ids=tuple(ids), session="")]
+    return [sample.rest(request_id) for sample, request_id in zip(samples, ids, strict=True)]

@@ -1,8 +1,9 @@
 """The life of a server process: start, serve, drain, stop.
 
 The ports answer from the first moment: liveness is 200, readiness 503 until the model is loaded. SIGTERM and SIGINT
-drain: readiness turns 503, new work is refused with 503 and Retry-After, what runs may end within `drain_timeout`, and
-what is left then ends with an error event. A second signal does not wait.
+drain: readiness turns 503; for `drain_delay` new work is still served, since balancers need a moment to notice; then it
+is refused with 503 and Retry-After, what runs may end within `drain_timeout`, and what is left then ends with an error
+event. A second signal does not wait.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import gc
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -245,7 +247,7 @@ class _Server:
         return RequestJournal([*on_end, self._spans.end], [self._spans.begin])
 
     def _would_serve(self) -> bool:
-        return self._loaded and self._models.ready and self._pooling.ready and not self._drain.draining
+        return self._loaded and self._models.ready and self._pooling.ready and not self._drain.leaving
 
     def _is_live(self) -> bool:
         failed = [model.engine.failed for model in self._dataplane.known_models()]
@@ -280,6 +282,8 @@ class _Server:
         except (PenstockError, ConfigError) as error:
             logger.error("%s%s", "" if self._loaded else "the models could not be loaded: ", error)
             status = 1
+        if self._loaded and file is None and not status:
+            await self._leave()
         await self._shut_down()
         return status
 
@@ -324,6 +328,16 @@ class _Server:
             return
         self._keys.replace(granted)
         logger.info("read the key file again: %d keys", len(granted))
+
+    async def _leave(self) -> None:
+        """Balancers get time to send new work elsewhere, before any is refused."""
+        self._drain.leave()
+        await self._ports.drain()
+        delay = self._config.server.drain_delay
+        if delay:
+            logger.info("not ready any more; new requests are served for another %g s", delay)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._signals.hurry.wait(), delay)
 
     async def _shut_down(self) -> None:
         ends = asyncio.get_running_loop().time() + self._config.server.drain_timeout

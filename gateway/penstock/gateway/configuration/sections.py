@@ -467,6 +467,13 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "memory; a model that would not fit is not loaded; default: what is free"
         ),
     ] = None
+    drain_delay: Annotated[
+        Seconds,
+        Meta(
+            description="seconds after SIGTERM in which the server says that it is not ready and still serves new "
+            "requests, for balancers that need a moment to notice"
+        ),
+    ] = 0.0
     drain_timeout: Annotated[Seconds, Meta(description="seconds that running requests get to finish after SIGTERM")] = (
         30.0
     )

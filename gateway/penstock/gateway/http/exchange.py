@@ -207,7 +207,7 @@ class Exchange:
             headers.append((TARGET_HEADER, self.context.record.target_told.encode()))
         if self.context.principal.quota is not None:
             headers += self.context.principal.quota.headers()
-        if self.drain.draining:
+        if self.drain.leaving:
             headers.append((b"connection", b"close"))
         return headers
 

@@ -31,6 +31,7 @@ from penstock.gateway.composition import (
     build_dataplane,
     build_keys,
     build_kserve,
+    build_load_reports,
     build_on_demand,
     build_pooling,
     build_repository,
@@ -56,6 +57,7 @@ from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.server import HttpServer, ServerSettings
 from penstock.gateway.kserve.grpc.server import GrpcServer
+from penstock.gateway.llm.endpoint_metrics import EndpointMetrics
 from penstock.gateway.metrics.custom import CustomMetrics
 from penstock.gateway.metrics.gpu import GpuMetrics
 from penstock.gateway.metrics.http_port import HttpPortMetrics
@@ -64,6 +66,7 @@ from penstock.gateway.metrics.latencies import latency_observers
 from penstock.gateway.metrics.metrics_config import read_metrics_config
 from penstock.gateway.metrics.registry import Metrics
 from penstock.gateway.metrics.requests import RequestMetrics
+from penstock.gateway.metrics.server_load import EndedRequests
 from penstock.gateway.metrics.triton import TritonMetrics
 from penstock.gateway.open_ports import OpenPorts
 from penstock.gateway.ports.http_apps import batch_endpoints, build_app, build_metrics_app
@@ -168,6 +171,7 @@ class _Server:
         metrics = Metrics(
             lambda: (
                 *self._dataplane.metrics(),
+                EndpointMetrics(self._dataplane.loaded_models, vllm_names=server.vllm_metric_names),
                 *self._pooling.metrics(),
                 self._traffic.metrics,
                 requests,
@@ -180,10 +184,12 @@ class _Server:
         )
         self._access_log = build_access_log(config)
         self._spans = build_spans(config)
-        journal = self._build_journal(requests)
+        ended = EndedRequests()
+        self._load_reports = build_load_reports(config, self._dataplane, ended)
+        journal = self._build_journal(requests, ended)
         requests.in_flight = journal.in_flight
         self._keys = build_keys(config)
-        settings = app_settings(config, self._keys, metrics, journal, health)
+        settings = app_settings(config, self._keys, metrics, journal, health, self._load_reports)
         self._journal = journal
         self._drain = settings.drain
         self._intake = settings.intake
@@ -236,10 +242,11 @@ class _Server:
             self._journal,
             build_restrictions(self._config)[1],
             self._intake,
+            self._load_reports,
         )
 
-    def _build_journal(self, requests: RequestMetrics) -> RequestJournal:
-        on_end: list[Hook] = [requests]
+    def _build_journal(self, *hooks: Hook) -> RequestJournal:
+        on_end = list(hooks)
         if self._access_log is not None:
             on_end.append(self._access_log)
         if self._spans is None:

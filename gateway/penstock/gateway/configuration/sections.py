@@ -467,6 +467,20 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "memory; a model that would not fit is not loaded; default: what is free"
         ),
     ] = None
+    load_reports: Annotated[
+        Literal["request", "text", "json", "bin"],
+        Meta(
+            description="answers to inferences carry the server's load for balancers (ORCA): request: those whose "
+            "request asks; text, json, bin: all of them, in this form; over gRPC always as bin"
+        ),
+    ] = "request"
+    vllm_metric_names: Annotated[
+        bool,
+        Meta(
+            description="metrics that endpoint pickers read (Gateway API inference extension, llm-d) also have vLLM's "
+            "names"
+        ),
+    ] = False
     drain_delay: Annotated[
         Seconds,
         Meta(

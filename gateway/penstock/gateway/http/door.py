@@ -17,6 +17,7 @@ class Door:
         self._restrictions = settings.restrictions
         self._guard = BrowserGuard(settings.browsers)
         self._lag = settings.intake.lag
+        self._load = settings.load
 
     def admit(self, exchange: Exchange, access: Access | None) -> None:
         """Sets the exchange's principal. `access` is the route's; None where there is no such route, of which nobody
@@ -36,6 +37,7 @@ class Door:
             check_restriction(self._restrictions, access.group, exchange.headers, "API")
             principal.require(access.role)
             if access.group is ApiGroup.INFERENCE:
+                exchange.load = self._load
                 self._lag.check()
                 exchange.context.count()
 

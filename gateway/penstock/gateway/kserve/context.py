@@ -13,7 +13,6 @@ from penstock.gateway.on_demand.on_demand import OnDemand
 
 if TYPE_CHECKING:
     from penstock.gateway.kserve.logs import LogSettings
-    from penstock.gateway.kserve.orca import LoadMetrics
     from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
     from penstock.gateway.kserve.tracing import Tracing
 
@@ -38,5 +37,3 @@ class KServe:
     pools: WorkPools = field(default_factory=WorkPools)
     on_demand: OnDemand | None = None
     """Where requests load models."""
-    load_metrics: LoadMetrics | None = None
-    """What load balancers that ask for a load report are told."""

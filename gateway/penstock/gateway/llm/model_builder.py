@@ -102,6 +102,7 @@ def build_model(
         metrics=observed[0],
         default_params=default_params(source.folder),
         adapters=adapters,
+        max_num_seqs=spec.scheduler.max_num_seqs,
         sleep_idle_seconds=config.model.sleep_idle_seconds,
         salt_key=_salt_key(config.cache.kv_offload_dir),
     )

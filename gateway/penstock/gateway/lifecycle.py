@@ -109,6 +109,8 @@ def serve(config: Config, file: BatchFile | None = None) -> int:
         wanted = config.model.model is not None or not others
         if not wanted and (config.adapters.lora or config.adapters.lora_directory):
             raise ConfigError("lora: there is no MODEL; a model in a repository has its adapters in its model.json")
+        if not wanted and config.cache.kv_events is not None:
+            raise ConfigError("kv-events: there is no MODEL; a model in a repository has it in its model.json")
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_Server(config, LoadingBoard(view), with_model=wanted).run(file))
     except (ConfigError, PenstockError) as error:

@@ -213,6 +213,19 @@ class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_offload_bytes: Annotated[Positive, Meta(description="most bytes of a model's blocks in kv-offload-dir")] = (
         10 << 30
     )
+    kv_events: Annotated[
+        Name | None,
+        Meta(
+            description="address, as tcp://127.0.0.1:5557, where routers learn which blocks the prefix cache has; who "
+            "reaches it reads the tokens of all prompts; default: none"
+        ),
+    ] = None
+    kv_events_replay: Annotated[
+        Name | None, Meta(description="address where they can ask for events that they have missed; default: none")
+    ] = None
+    kv_events_topic: Annotated[
+        str | None, Meta(description="topic of these events; default: kv@HOST@MODEL, as llm-d reads it")
+    ] = None
 
 
 class SchedulingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from socket import gethostname
 from typing import Any, Literal
 
 import msgspec
@@ -15,6 +16,7 @@ from penstock.engines.formats.exported_graph import exported_graph
 from penstock.engines.formats.gguf.files import gguf_files
 from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.host.placement import Placement, find_place
+from penstock.engines.kv_events.settings import KVEventsConfig
 from penstock.engines.offload.folder import secret_key
 from penstock.engines.process import WatchdogConfig
 from penstock.engines.registry import EngineSpec
@@ -53,7 +55,7 @@ def build_model(
         raise ConfigError(f"model: {error}") from None
     names = tuple(names) or public_names(config, source.name)
     given = [new_adapter(*each) for each in parse_adapters(config.adapters.lora, names).items()]
-    spec = engine_spec(config, source, tokenizer, given)
+    spec = engine_spec(config, source, tokenizer, given, names)
     adapters = AdapterSet(
         given,
         directory=parse_directory(config.adapters.lora_directory),
@@ -126,10 +128,14 @@ def public_names(config: Config, source_name: str) -> tuple[str, ...]:
 
 
 def engine_spec(
-    config: Config, source: ModelSource, tokenizer: Tokenizer, adapters: Sequence[Adapter] = ()
+    config: Config,
+    source: ModelSource,
+    tokenizer: Tokenizer,
+    adapters: Sequence[Adapter] = (),
+    names: Sequence[str] = (),
 ) -> EngineSpec:
-    """What the engine process is told; `adapters` are loaded with the model. Raises ConfigError for limits that
-    contradict each other."""
+    """What the engine process is told; `adapters` are loaded with the model, `names` are its public ones. Raises
+    ConfigError for limits that contradict each other."""
     scheduling = config.scheduling
     runner = _runner(config, source)
     _check_engine_settings(config, runner)
@@ -149,6 +155,7 @@ def engine_spec(
             enable_prefix_caching=config.cache.prefix_caching,
             kv_offload_dir=config.cache.kv_offload_dir or "",
             kv_offload_bytes=config.cache.kv_offload_bytes,
+            kv_events=_kv_events(config.cache, names[0] if names else source.name),
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None
@@ -161,6 +168,17 @@ def engine_spec(
         publish_interval=config.server.stream_interval_ms / 1e3,
         placement=_placement(config),
     )
+
+
+def _kv_events(cache: CacheConfig, model: str) -> KVEventsConfig | None:
+    """Raises ValueError."""
+    if cache.kv_events is None:
+        for name in ("kv_events_replay", "kv_events_topic"):
+            if getattr(cache, name) is not None:
+                raise ValueError(f"{name.replace('_', '-')}: nothing is published without kv-events")
+        return None
+    topic = f"kv@{gethostname()}@{model}" if cache.kv_events_topic is None else cache.kv_events_topic
+    return KVEventsConfig(endpoint=cache.kv_events, replay=cache.kv_events_replay or "", topic=topic)
 
 
 def _placement(config: Config) -> Placement:
@@ -234,6 +252,8 @@ def _check_engine_settings(config: Config, runner: str) -> None:
         raise ConfigError("kv-offload-dir: does not apply to an engine that uses its own scheduler")
     elif runner not in _OFFLOADING:
         raise ConfigError(f"kv-offload-dir: only the openvino engine has this setting, not {runner}")
+    if config.cache.kv_events is not None and (scheduler == "engine" or runner == "tensorrt_llm"):
+        raise ConfigError("kv-events: does not apply to an engine that uses its own scheduler")
     if config.scheduling.speculative == "mtp" and runner != "openvino":
         raise ConfigError(f"speculative: the {runner} engine has no mtp; the openvino engine does")
     if runner != "openvino":

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from penstock.engines.contract.messages import EngineStats
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.load_report import LoadReport
-from penstock.gateway.front.record import Outcome, Stage
+from penstock.gateway.front.record import Outcome
 from penstock.gateway.metrics.host_usage import CpuMeter, memory_bytes
 
 _WINDOW = 10

@@ -57,8 +57,8 @@ class GrpcServer:
         self._transport.reload_certificates()
 
     async def drain(self) -> None:
-        """Health says NOT_SERVING from now on, and clients are asked for other connections. What refuses new work is the
-        drain state, which the caller begins. May be called again, for connections made since."""
+        """Health says NOT_SERVING from now on, and clients are asked for other connections. What refuses new work is
+        the drain state, which the caller begins. May be called again, for connections made since."""
         self._health.close()
         self._transport.drain()
 

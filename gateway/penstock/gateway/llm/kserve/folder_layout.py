@@ -72,9 +72,14 @@ def beside(path: str, folder: Path) -> str:
 def without_own_model(server: Config) -> Config:
     """The server's settings less those of the model and the engine on its command line."""
     kept = {name: getattr(server.model, name) for name in ("threads", "cpus", "numa_nodes")}
+    cache = msgspec.structs.replace(server.cache, **dict.fromkeys(KV_EVENTS))
     return msgspec.structs.replace(
-        server, model=LanguageModelConfig(**kept), engine=EngineConfig(), adapters=AdapterConfig()
+        server, model=LanguageModelConfig(**kept), engine=EngineConfig(), adapters=AdapterConfig(), cache=cache
     )
+
+
+KV_EVENTS = ("kv_events", "kv_events_replay", "kv_events_topic")
+"""The command line's are those of its own model: an address has one publisher."""
 
 
 def with_offload_where_it_works(config: Config) -> Config:

@@ -1,0 +1,165 @@
+"""What balancers, routers and endpoint pickers read of a running server."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import httpx
+import msgspec
+import pytest
+import tritonclient.grpc as triton
+import zmq
+
+from helpers_server import Server, serving, wait_until
+
+COMPLETIONS = "/v1/completions"
+BODY = {"model": "m", "prompt": [300 + n for n in range(40)], "max_tokens": 8}
+FORMAT = "endpoint-load-metrics-format"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def events() -> tuple[str, str]:
+    return f"tcp://127.0.0.1:{free_port()}", f"tcp://127.0.0.1:{free_port()}"
+
+
+@pytest.fixture(scope="module")
+def server(events: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    adapter = tmp_path_factory.mktemp("adapter")
+    (adapter / "adapter_config.json").write_text("{}")
+    with serving(
+        *("--engine", "simulated", "--served-model-name", "m", "--num-kv-blocks", "100", "--max-num-seqs", "4"),
+        *("--load-reports", "json", "--vllm-metric-names", "--lora", f"tuned={adapter}"),
+        *("--kv-events", events[0], "--kv-events-replay", events[1]),
+    ) as running:
+        yield running
+
+
+def numbers(report: str) -> dict[str, float]:
+    """Of a report as text."""
+    return {
+        name: float(value) for name, value in (part.split("=") for part in report.removeprefix("TEXT ").split(", "))
+    }
+
+
+def test_every_inference_carries_a_report(server: Server) -> None:
+    answer = server.post(COMPLETIONS, BODY)
+    report = json.loads(answer.headers["endpoint-load-metrics"].removeprefix("JSON "))
+    assert report["named_metrics"]["max_token_capacity"] == 1600
+    assert report["rps_fractional"] >= 0 if "rps_fractional" in report else True
+    with httpx.stream("POST", server.url + COMPLETIONS, json=BODY | {"stream": True}) as stream:
+        assert stream.headers["endpoint-load-metrics"].startswith("JSON {")
+        stream.read()
+    refused = server.post(COMPLETIONS, BODY | {"max_tokens": -1})
+    assert refused.status_code == 400
+    assert "endpoint-load-metrics" in refused.headers
+    assert "endpoint-load-metrics" not in httpx.get(server.url + "/v1/models").headers
+
+
+def test_a_request_chooses_the_form_and_the_rate_is_told(server: Server) -> None:
+    def report() -> dict[str, float]:
+        return numbers(server.post(COMPLETIONS, BODY, headers={FORMAT: "TEXT"}).headers["endpoint-load-metrics"])
+
+    wait_until(lambda: report().get("rps_fractional", 0) > 0)
+    found = report()
+    assert found["named_metrics.num_requests_waiting"] == 0
+    assert 0 <= found["named_metrics.kv_cache_utilization"] < 1
+
+
+@pytest.mark.parametrize("transport", ["stream", "unary"])
+def test_rpcs_carry_a_report_in_their_trailers(server: Server, transport: str) -> None:
+    """As gRPC's own balancers read it."""
+    with grpc.insecure_channel(server.grpc) as channel:
+        stub = triton.service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        request = triton.service_pb2.ModelInferRequest(model_name="nothing")
+        if transport == "unary":
+            call = stub.ModelInfer.future(request)
+            assert call.exception() is not None
+        else:
+            call = stub.ModelStreamInfer(iter([request]))
+            list(call)
+        trailers = dict(call.trailing_metadata())
+        assert b"max_token_capacity" in trailers["endpoint-load-metrics-bin"]
+        asked = stub.ModelInfer.future(request, metadata=[(FORMAT, "text")])
+        assert asked.exception() is not None
+        assert dict(asked.trailing_metadata())["endpoint-load-metrics"].startswith("TEXT ")
+
+
+def test_endpoint_pickers_find_vllm_s_metrics(server: Server) -> None:
+    text = httpx.get(server.url + "/metrics").text
+    assert 'vllm:num_requests_waiting{engine="0",model_name="m"} 0.0' in text
+    assert 'vllm:num_requests_running{engine="0",model_name="m"} 0.0' in text
+    assert re.search(r'vllm:kv_cache_usage_perc\{engine="0",model_name="m"\} 0\.', text)
+    assert re.search(r'vllm:cache_config_info\{block_size="16",.*num_gpu_blocks="100"\} 1\.0', text)
+    assert re.search(r'vllm:lora_requests_info\{.*running_lora_adapters="tuned",waiting_lora_adapters=""\} 1\.', text)
+    assert 'penstock_kv_cache_block_size{model="m"} 16.0' in text
+    assert 'running_lora_adapters="tuned"' in next(line for line in text.splitlines() if "penstock_lora_info{" in line)
+    listed = {model.id: model.to_dict()["parent"] for model in server.client().models.list()}
+    assert listed == {"m": None, "tuned": "m"}
+
+
+def test_routers_learn_what_is_cached(server: Server, events: tuple[str, str]) -> None:
+    prompt = [500 + n for n in range(40)]
+    server.post(COMPLETIONS, BODY | {"prompt": prompt})
+    context = zmq.Context()
+    replay = context.socket(zmq.REQ)
+    replay.connect(events[1])
+    stored: list[int] = []
+
+    def is_stored() -> bool:
+        replay.send(bytes(8))
+        while True:
+            assert replay.poll(20_000)
+            topic, _, batch = replay.recv_multipart()
+            if not batch:
+                return prompt[:32] == stored[-48:][:32] or any(
+                    stored[start : start + 32] == prompt[:32] for start in range(len(stored))
+                )
+            assert topic == f"kv@{socket.gethostname()}@m".encode()
+            for event in msgspec.msgpack.decode(batch)[1]:
+                stored.extend(event.get("token_ids", ()))
+
+    try:
+        wait_until(is_stored)
+    finally:
+        context.destroy(linger=0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--kv-events-replay", "tcp://127.0.0.1:5558"), "kv-events-replay: nothing is published without kv-events"),
+        (("--kv-events", "127.0.0.1:5557"), "kv-events: '127.0.0.1:5557': it is tcp://ADDRESS:PORT"),
+        (
+            ("--kv-events", "tcp://127.0.0.1:5557", "--no-prefix-caching"),
+            "nothing is stored where prefix-caching is off",
+        ),
+        (("--kv-events", "tcp://127.0.0.1:5557", "--scheduler", "engine"), "uses its own scheduler"),
+    ],
+)
+def test_events_that_cannot_be_published_end_the_start(flags: tuple[str, ...], message: str) -> None:
+    server = Server("--engine", "simulated", *flags)
+    try:
+        assert server.process.wait(60) == 1
+        server.wait_for_log(re.escape(message))
+    finally:
+        server.close()
+
+
+def test_models_of_a_repository_have_their_own_events(tmp_path: Path) -> None:
+    server = Server("--model-repository", str(tmp_path), "--kv-events", "tcp://127.0.0.1:5557")
+    try:
+        assert server.process.wait(60) == 1
+        server.wait_for_log("kv-events: there is no MODEL")
+    finally:
+        server.close()

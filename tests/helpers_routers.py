@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -97,12 +96,6 @@ def _problem(connection: httpx.Client, url: str, body: dict[str, Any]) -> str:
     if answer.status_code != 200:
         return f"{answer.status_code}: {answer.text[:200]}"
     if body.get("stream"):
-        return (
-            "" if answer.text.rstrip().endswith("data: [DONE]") and "error" not in answer.text else answer.text[-300:]
-        )
+        whole = answer.text.rstrip().endswith("data: [DONE]") and "error" not in answer.text
+        return "" if whole else answer.text[-300:]
     return "" if answer.json()["usage"]["completion_tokens"] == body["max_tokens"] else answer.text[:300]
-
-
-def until(moment: float) -> float:
-    """Seconds that are left."""
-    return max(0.0, moment - time.monotonic())

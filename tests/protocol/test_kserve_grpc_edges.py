@@ -271,7 +271,7 @@ async def test_drain_lets_what_runs_end_and_refuses_the_rest() -> None:
         assert running.drain.in_flight == 0
 
 
-async def test_a_drain_asks_clients_for_other_connections(transport: str) -> None:
+async def test_a_drain_asks_clients_for_other_connections(transport: str) -> None:  # noqa: F811
     """Balancers' connections last for hours: without this their next calls would come here, too."""
     if transport == "grpcio":
         pytest.skip("the gRPC library says it when it stops")

@@ -48,6 +48,14 @@ class EventBatch(msgspec.Struct, array_like=True):
     data_parallel_rank: int = 0
 
 
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def encoded(events: list[Event], now: float) -> bytes:
+    """A batch. `now`: Unix seconds."""
+    return _encode(EventBatch(now, events))
+
+
 def public_hash(block_hash: BlockHash) -> int:
     """The last 8 bytes, as routers expect numbers. 64 bits of a keyed hash tell the blocks of a cache apart."""
     return int.from_bytes(block_hash[-8:], "big")

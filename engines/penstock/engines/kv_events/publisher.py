@@ -17,11 +17,10 @@ import time
 from collections import deque
 from typing import TypeAlias
 
-import msgspec
 import zmq
 
 from penstock.engines.errors import EngineError
-from penstock.engines.kv_events.messages import AllBlocksCleared, Event, EventBatch, events_of
+from penstock.engines.kv_events.messages import AllBlocksCleared, Event, encoded, events_of
 from penstock.engines.kv_events.settings import KVEventsConfig
 from penstock.kvcache import KVCacheManager
 
@@ -39,7 +38,6 @@ _RETRY_MS = 500
 """Between two tries to get an address that another process has: the one that this process replaces, for example."""
 _LINGER_MS = 500
 _END = (-1).to_bytes(8, "big", signed=True)
-_encode = msgspec.msgpack.Encoder().encode
 
 
 class KVEventPublisher:
@@ -72,15 +70,16 @@ class KVEventPublisher:
         number = self._next_number.to_bytes(8, "big")
         self._next_number += 1
         try:
-            self._outbox.send_multipart((number, _encode(EventBatch(time.time(), events))), zmq.NOBLOCK)
+            self._outbox.send_multipart((number, encoded(events, time.time())), zmq.NOBLOCK)
         except zmq.Again:
             logger.debug("events are dropped: the thread that publishes them is behind")
 
     def close(self) -> None:
-        """What has been published leaves within half a second, or never."""
-        self._outbox.close(linger=_LINGER_MS)
-        self._thread.stop()
-        self._context.destroy(linger=_LINGER_MS)
+        """What has been published leaves within half a second, or never. Idempotent."""
+        if not self._context.closed:
+            self._outbox.close(linger=_LINGER_MS)
+            self._thread.stop()
+            self._context.destroy(linger=_LINGER_MS)
 
 
 class _PublishingThread(threading.Thread):

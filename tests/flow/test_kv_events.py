@@ -42,34 +42,39 @@ class Follower:
         self._public = self._context.socket(zmq.SUB)
         self._public.setsockopt(zmq.SUBSCRIBE, b"kv@")
         self._public.connect(config.endpoint)
-        self._replay = self._context.socket(zmq.REQ)
+        self._replay = self._context.socket(zmq.DEALER)
         self._replay.connect(config.replay)
         self.next_number = 0
+        self.num_gaps = 0
         self.index: dict[tuple[int, int], dict[str, Any]] = {}
         """What is known of each (group, hash)."""
 
-    def connected(self) -> None:
-        """Until the publisher knows the subscription: what was published before is asked for."""
-        while not self._public.poll(0):
-            self.catch_up()
-
     def catch_up(self) -> int:
         """Asks for all that it lacks; returns how many batches that were."""
-        self._replay.send(self.next_number.to_bytes(8, "big"))
+        self._replay.send_multipart((b"", self.next_number.to_bytes(8, "big")))
         count = 0
         while True:
             assert self._replay.poll(SECONDS)
-            topic, number, batch = self._replay.recv_multipart()
+            _, topic, number, batch = self._replay.recv_multipart()
             if not batch:
                 assert int.from_bytes(number, "big", signed=True) == -1
                 return count
             self._take(topic, number, batch)
             count += 1
 
-    def read(self) -> None:
-        """The next message of the public socket."""
-        assert self._public.poll(SECONDS)
-        self._take(*self._public.recv_multipart())
+    def hears(self) -> bool:
+        """Whether there is a message on the public socket, where the publisher knows of it."""
+        return bool(self._public.poll(10))
+
+    def follow(self, until: Callable[[], bool]) -> None:
+        """Reads the public socket, and asks for what is missing before a message."""
+        while not until():
+            assert self._public.poll(SECONDS)
+            topic, number, batch = self._public.recv_multipart()
+            if int.from_bytes(number, "big") > self.next_number:
+                self.num_gaps += 1
+                self.catch_up()
+            self._take(topic, number, batch)
 
     def lose_one(self) -> None:
         assert self._public.poll(SECONDS)
@@ -173,16 +178,19 @@ def test_a_follower_knows_what_is_cached(start: Start, follower: Follower, group
     assert max(whole, key=len)[:28] == tuple(prompts[-1][:28])
 
 
-def test_a_follower_that_has_missed_something_asks_for_it(start: Start, follower: Follower) -> None:
+def test_who_misses_a_message_notices_and_asks_for_it(start: Start, follower: Follower) -> None:
     driver = start(num_blocks=64)
-    serve(driver, [1] * 9)
-    while not follower._public.poll(10):  # until the publisher has seen the subscription
+    while not follower.hears():
         serve(driver, [2, *range(10 + driver._next_id)])
-        follower.catch_up()
     follower.catch_up()
     serve(driver, list(range(300, 320)))
-    assert follower.catch_up() > 0
-    assert follower.index.keys() == cached(driver)
+    follower.follow(lambda: follower.index.keys() == cached(driver))
+    assert follower.num_gaps == 0
+    serve(driver, list(range(400, 408)))
+    follower.lose_one()
+    serve(driver, list(range(500, 520)))
+    follower.follow(lambda: follower.index.keys() == cached(driver))
+    assert follower.num_gaps == 1
     assert follower.catch_up() == 0
 
 
@@ -204,13 +212,13 @@ def test_blocks_name_the_adapter_that_computed_them(start: Start, follower: Foll
     assert follower.index.keys() == cached(driver)
 
 
-def test_each_process_begins_by_saying_that_nothing_is_cached(start: Start, follower: Follower) -> None:
-    serve(start(), list(range(100, 120)))
+def test_a_process_begins_by_saying_that_nothing_is_cached(start: Start, follower: Follower) -> None:
+    """Who has followed the one before learns by it that all is gone."""
+    follower.index[0, 1] = {"parent": None, "tokens": [1], "adapter": None}
+    driver = start()
+    serve(driver, list(range(100, 120)))
     follower.catch_up()
-    assert follower.index
-    follower.next_number = 0
-    start_again = Follower.catch_up(follower)
-    assert start_again == follower.next_number
+    assert follower.index.keys() == cached(driver)
 
 
 def test_an_address_that_is_in_use_is_waited_for(

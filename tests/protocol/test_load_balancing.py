@@ -111,15 +111,15 @@ def test_routers_learn_what_is_cached(server: Server, events: tuple[str, str]) -
     prompt = [500 + n for n in range(40)]
     server.post(COMPLETIONS, BODY | {"prompt": prompt})
     context = zmq.Context()
-    replay = context.socket(zmq.REQ)
+    replay = context.socket(zmq.DEALER)
     replay.connect(events[1])
     stored: list[int] = []
 
     def is_stored() -> bool:
-        replay.send(bytes(8))
+        replay.send_multipart((b"", bytes(8)))
         while True:
             assert replay.poll(20_000)
-            topic, _, batch = replay.recv_multipart()
+            _, topic, _, batch = replay.recv_multipart()
             if not batch:
                 return prompt[:32] == stored[-48:][:32] or any(
                     stored[start : start + 32] == prompt[:32] for start in range(len(stored))

@@ -1,8 +1,9 @@
 """Publishes what enters and leaves the prefix cache, and replays what a subscriber has missed.
 
 A message has three parts: topic, sequence number (8 bytes, big-endian), batch. Subscribers that see a gap between two
-numbers send the first one that they lack to the replay socket (REQ or DEALER), and get all batches from there on that
-are still kept, in messages of the same three parts; a message with an empty batch ends them.
+numbers send the first one that they lack to the replay socket (from a DEALER, behind an empty part), and get all
+batches from there on that are still kept, in messages of the same three parts behind an empty one; a message with an
+empty batch ends them.
 
 Nothing here holds up a step: messages are handed to a thread, which owns the sockets. Where it falls behind, or a
 subscriber does, messages are dropped, which the sequence numbers show.
@@ -94,10 +95,10 @@ class _PublishingThread(threading.Thread):
         self._kept_bytes = 0
         self._inbox = _open(context, zmq.PULL)
         self._inbox.connect("inproc://outbox")
-        self._stopping = _open(context, zmq.PAIR)
-        self._stopping.bind("inproc://stop")
-        self._stop = _open(context, zmq.PAIR)
-        self._stop.connect("inproc://stop")
+        self._stop_receiver = _open(context, zmq.PAIR)
+        self._stop_receiver.bind("inproc://stop")
+        self._stop_sender = _open(context, zmq.PAIR)
+        self._stop_sender.connect("inproc://stop")
         self._public = _open(context, zmq.PUB)
         self._replay = _open(context, zmq.ROUTER) if config.replay else None
         self._unbound: list[tuple[Socket, str]] = [(self._public, config.endpoint)]
@@ -109,19 +110,18 @@ class _PublishingThread(threading.Thread):
             logger.warning("%s is in use: events are published once it is free", endpoint)
 
     def stop(self) -> None:
-        self._stop.send(b"")
+        self._stop_sender.send(b"")
         self.join(_LINGER_MS / 1e3)
 
     def run(self) -> None:
         poller = zmq.Poller()
-        sockets = [socket for socket in (self._inbox, self._stopping, self._replay) if socket is not None]
+        sockets = [socket for socket in (self._inbox, self._stop_receiver, self._replay) if socket is not None]
         for socket in sockets:
             poller.register(socket, zmq.POLLIN)
         while True:
             ready = dict(poller.poll(_RETRY_MS if self._unbound else None))
-            if self._inbox in ready:
-                self._publish()
-            elif self._stopping in ready:
+            self._publish_all()
+            if self._stop_receiver in ready:
                 break
             if self._replay is not None and self._replay in ready:
                 self._replay_to(self._replay.recv_multipart())
@@ -141,11 +141,18 @@ class _PublishingThread(threading.Thread):
             else:
                 self._unbound.remove((socket, endpoint))
 
-    def _publish(self) -> None:
-        number, batch = self._inbox.recv_multipart()
-        self._public.send_multipart((self._topic, number, batch))
-        if self._replay is None:
-            return
+    def _publish_all(self) -> None:
+        """What has come, before anybody is told that a replay is complete."""
+        while True:
+            try:
+                number, batch = self._inbox.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._public.send_multipart((self._topic, number, batch))
+            if self._replay is not None:
+                self._keep(number, batch)
+
+    def _keep(self, number: bytes, batch: bytes) -> None:
         self._kept.append((number, batch))
         self._kept_bytes += len(batch)
         while len(self._kept) > _KEPT_BATCHES or self._kept_bytes > _KEPT_BYTES:

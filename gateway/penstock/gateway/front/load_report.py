@@ -42,7 +42,7 @@ class ReportForm(StrEnum):
 
 
 class LoadReport(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, kw_only=True):
-    """A number that is 0 is left out, as protobuf does; to a balancer both are the same."""
+    """A number that is 0 may be left out, as protobuf does; to a balancer both are the same."""
 
     application_utilization: float = 0.0
     """How much of what the server can do at a time it does: 1 is full, more means that requests wait."""

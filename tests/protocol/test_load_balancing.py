@@ -107,6 +107,17 @@ def test_endpoint_pickers_find_vllm_s_metrics(server: Server) -> None:
     assert listed == {"m": None, "tuned": "m"}
 
 
+def test_sglang_s_gateway_learns_the_model_and_its_requests_are_taken(server: Server) -> None:
+    info = httpx.get(server.url + "/server_info").json()
+    assert (info["served_model_name"], info["max_running_requests"], info["max_total_num_tokens"]) == ("m", 4, 1600)
+    added = {"no_stop_trim": False, "return_hidden_states": False, "separate_reasoning": True, "stream_reasoning": True}
+    chat = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 4, **added}
+    assert server.post("/v1/chat/completions", chat).status_code == 200
+    for name, value in added.items():
+        refused = server.post("/v1/chat/completions", chat | {name: not value})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+
+
 def test_routers_learn_what_is_cached(server: Server, events: tuple[str, str]) -> None:
     prompt = [500 + n for n in range(40)]
     server.post(COMPLETIONS, BODY | {"prompt": prompt})

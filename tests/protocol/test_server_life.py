@@ -85,17 +85,14 @@ def test_before_it_drains_a_server_that_is_not_ready_still_serves():
         served = client.post(server.url + COMPLETIONS, json=body())
         assert served.status_code == 200
         assert served.headers["connection"] == "close"
-        with server.stream(COMPLETIONS, body(40)) as events:
-            next(events)
-            server.process.send_signal(signal.SIGTERM)
-            wait_until(lambda: server.post(COMPLETIONS, body()).status_code == 503)
+        server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(30) == 0
 
 
 def test_a_delay_ends_by_itself():
     with serving(*SIMULATED, "--drain-delay", "0.2") as server:
         assert server.stop() == 0
-        assert any("still" in line or "another 0.2 s" in line for line in server.log)
+        assert any("new requests are served for another 0.2 s" in line for line in server.log)
 
 
 def test_a_second_signal_does_not_wait():

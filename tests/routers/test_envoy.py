@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,7 +17,7 @@ from helpers_routers import Load, free_port, running
 from helpers_server import Server, serving, wait_until
 
 pytest.importorskip("envoy")
-ENVOY = shutil.which("envoy")
+ENVOY = Path(sys.executable).with_name("envoy")
 SIMULATED = ("--engine", "simulated", "--served-model-name", "m", "--max-num-seqs", "16")
 _HTTP = "type.googleapis.com/envoy.extensions.filters"
 _POLICY = "type.googleapis.com/envoy.extensions.load_balancing_policies.client_side_weighted_round_robin.v3"

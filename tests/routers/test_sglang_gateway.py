@@ -47,7 +47,7 @@ def request(prompt: str) -> dict[str, Any]:
 
 def conversation(client: int) -> str:
     """Different from all others from its first word on."""
-    return " ".join(f"{chr(97 + client)}{word}" for word in range(200))
+    return " ".join(f"{chr(97 + client)}{word}" for word in range(80))
 
 
 def hit_rate(servers: list[Server]) -> float:

@@ -257,7 +257,7 @@ def test_what_cannot_be_is_refused(config: KVEventsConfig) -> None:
     elsewhere = KVEventsConfig(endpoint="tcp://192.0.2.1:5557")
     with pytest.raises(EngineError, match=r"192\.0\.2\.1"):
         Driver(SimulatedRunner(SimulatedConfig()), kv_events=elsewhere)
-    spec = EngineSpec("simulated", {}, SchedulerConfig(kv_events=config), scheduling="engine")
+    spec = EngineSpec(runner="simulated", options={}, scheduler=SchedulerConfig(kv_events=config), scheduling="engine")
     with pytest.raises(UnsupportedError, match="--kv-events"):
         load_core(spec, lambda: 0.0)
 

@@ -96,6 +96,6 @@ def _problem(connection: httpx.Client, url: str, body: dict[str, Any]) -> str:
     if answer.status_code != 200:
         return f"{answer.status_code}: {answer.text[:200]}"
     if body.get("stream"):
-        whole = answer.text.rstrip().endswith("data: [DONE]") and "error" not in answer.text
+        whole = answer.text.rstrip().endswith("data: [DONE]") and 'data: {"error"' not in answer.text
         return "" if whole else answer.text[-300:]
     return "" if answer.json()["usage"]["completion_tokens"] == body["max_tokens"] else answer.text[:300]

@@ -22,6 +22,8 @@ from helpers_kserve import FakeModel, FakeModelStore, add_sub, identity, repeat,
 from helpers_kserve_http import KServeServer
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
+from penstock.gateway.front.load_report import LoadReport, LoadReporter
+from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.kserve.headers import forward_pattern
 
 
@@ -46,9 +48,10 @@ def server() -> Iterator[KServeServer]:
     options: dict[str, Any] = {
         "allow_shared_memory": True,
         "header_forward_pattern": forward_pattern("x-fwd-.*"),
-        "load_metrics": lambda: {"kv_cache_utilization": 0.5, "max_token_capacity": 1024.0},
     }
-    with KServeServer(FakeModelStore(*models), **options) as server:
+    report = LoadReport(named_metrics={"kv_cache_utilization": 0.5, "max_token_capacity": 1024.0})
+    settings = AppSettings(load=LoadReporter(lambda: report))
+    with KServeServer(FakeModelStore(*models), settings, **options) as server:
         yield server
 
 
@@ -77,7 +80,9 @@ def test_generate(server: KServeServer) -> None:
     assert answer.body == b'{"OUTPUT0":[1.0,2.0],"id":"7","model_name":"typ","model_version":"1"}'
     report = {"endpoint-load-metrics-format": "text"}
     answer = server.post("/v2/models/typ/generate", {"INPUT0": [1, 2]}, report)
-    assert answer.headers["endpoint-load-metrics"].startswith("TEXT named_metrics.kv_cache_utilization=0.5")
+    assert answer.headers["endpoint-load-metrics"] == (
+        "TEXT named_metrics.kv_cache_utilization=0.500000, named_metrics.max_token_capacity=1024"
+    )
 
 
 def test_generate_stream(server: KServeServer) -> None:

@@ -271,6 +271,18 @@ async def test_drain_lets_what_runs_end_and_refuses_the_rest() -> None:
         assert running.drain.in_flight == 0
 
 
+async def test_a_drain_asks_clients_for_other_connections(transport: str) -> None:  # noqa: F811
+    """Balancers' connections last for hours: without this their next calls would come here, too."""
+    if transport == "grpcio":
+        pytest.skip("the gRPC library says it when it stops")
+    async with serving(add_sub()) as running:
+        await running.stub.ModelInfer(add_sub_request())
+        assert running.channel.get_state() is grpc.ChannelConnectivity.READY
+        await running.server.drain()
+        await asyncio.wait_for(running.channel.wait_for_state_change(grpc.ChannelConnectivity.READY), SECONDS)
+        await running.stub.ModelInfer(add_sub_request())  # over a connection of its own, since it is served still
+
+
 async def test_what_runs_longer_than_the_drain_is_ended() -> None:
     model = add_sub()
     model.gate = asyncio.Event()

@@ -71,6 +71,30 @@ def test_what_outlives_the_drain_ends_with_an_error_event():
         assert server.process.wait(30) == 0
 
 
+def test_before_it_drains_a_server_that_is_not_ready_still_serves():
+    """Until balancers have noticed."""
+    with serving(*SLOW, "--drain-delay", "600") as server, grpc.insecure_channel(server.grpc) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        client = httpx.Client()
+        assert "connection" not in client.get(server.url + "/health/ready").headers
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: client.get(server.url + "/health/ready").status_code == 503)
+        assert client.get(server.url + "/v2/health/ready").status_code == 400
+        assert health.Check(health_pb2.HealthCheckRequest()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert client.get(server.url + "/health/live").status_code == 200
+        served = client.post(server.url + COMPLETIONS, json=body())
+        assert served.status_code == 200
+        assert served.headers["connection"] == "close"
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(30) == 0
+
+
+def test_a_delay_ends_by_itself():
+    with serving(*SIMULATED, "--drain-delay", "0.2") as server:
+        assert server.stop() == 0
+        assert any("new requests are served for another 0.2 s" in line for line in server.log)
+
+
 def test_a_second_signal_does_not_wait():
     with serving(*SLOW, "--drain-timeout", "600") as server, server.stream(COMPLETIONS, body(5000)) as events:
         next(events)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -28,7 +28,11 @@ from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.integrity import check_idle, check_integrity
 from penstock.engines.scheduler.scheduler import Scheduler
 from penstock.engines.scheduler.step import StepUnderWay
-from penstock.kvcache import IntegrityError
+from penstock.kvcache import IntegrityError, KVCacheManager
+
+if TYPE_CHECKING:
+    from penstock.engines.kv_events.publisher import KVEventPublisher
+    from penstock.engines.kv_events.settings import KVEventsConfig
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +92,8 @@ class EngineCore:
     """Scheduler, KV cache book-keeping and runner, wired together. Its owner calls `step` while `has_work`."""
 
     def __init__(self, runner: ModelRunner, config: SchedulerConfig, clock: Callable[[], float]) -> None:
-        """Raises UnsupportedError for guesses that the runner cannot verify, and as `offload_tier`."""
+        """Raises UnsupportedError for guesses that the runner cannot verify, EngineError for an address that events
+        cannot be published at, and as `offload_tier`."""
         if config.speculative != "off" and not runner.info.supports_drafts:
             raise UnsupportedError(f"--speculative: this engine cannot verify guesses ({runner.info.runner}).")
         if config.speculative == "draft_model" and not runner.info.has_draft_model:
@@ -99,6 +104,7 @@ class EngineCore:
         offloaded = offload_tier(runner, config) if config.kv_offload_dir else None
         self.scheduler = Scheduler(config, runner.info, offloaded.kv if offloaded else None)
         self.offload = offloaded.begin(self.scheduler.prefetches, clock) if offloaded else None
+        self.kv_events = _publisher(config.kv_events, self.scheduler.kv) if config.kv_events else None
         self.adapters = adapter_loader(runner, self.scheduler.intake, clock)
         self.grammars = GrammarCompilations(runner, self.scheduler.intake, clock)
         self.failures_in_a_row = 0
@@ -145,6 +151,8 @@ class EngineCore:
     def close(self) -> None:
         if self.offload is not None:
             self.offload.close(save=not self.broken)
+        if self.kv_events is not None:
+            self.kv_events.close()
         self.adapters.close()
         self.grammars.close()
         self.runner.close()
@@ -158,6 +166,8 @@ class EngineCore:
         records: list[StepRecord] = []
         if self._submit() and self.scheduler.under_way:
             self._collect(records)
+        if self.kv_events is not None:
+            self.kv_events.publish()
         outputs = self.scheduler.take_outputs()
         if not self.scheduler.has_requests and not self.scheduler.under_way:
             self._check_idle()
@@ -240,3 +250,9 @@ class EngineCore:
     def check_integrity(self) -> None:
         """Raises IntegrityError when queues, seats, steps under way or blocks contradict one another."""
         check_integrity(self.scheduler)
+
+
+def _publisher(config: KVEventsConfig, kv: KVCacheManager) -> KVEventPublisher:
+    from penstock.engines.kv_events.publisher import KVEventPublisher  # it brings ZeroMQ
+
+    return KVEventPublisher(config, kv)

@@ -9,7 +9,6 @@ import sqlite3
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -34,6 +33,7 @@ from penstock.gateway.front.exposure import asks_for_keys, browser_rules
 from penstock.gateway.front.intake import Intake
 from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.front.key_file import read_keys
+from penstock.gateway.front.load_report import LoadReporter, ReportForm
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.front.server_health import ServerHealth
 from penstock.gateway.front.tls import TlsSettings
@@ -57,6 +57,7 @@ from penstock.gateway.memory.budget import MemoryBudget
 from penstock.gateway.metrics.custom import CustomMetrics
 from penstock.gateway.metrics.gpu import GpuMetrics
 from penstock.gateway.metrics.registry import Metrics
+from penstock.gateway.metrics.server_load import EndedRequests, EngineLoad, ServerLoad
 from penstock.gateway.on_demand.on_demand import OnDemand
 from penstock.gateway.on_demand.settings import OnDemandSettings
 from penstock.gateway.pooling.kserve_model import unloaded_config
@@ -274,16 +275,20 @@ def build_kserve(
         health=health,
         pools=pools,
         on_demand=on_demand,
-        load_metrics=partial(_kv_cache_load, dataplane),
     )
 
 
-def _kv_cache_load(dataplane: DataPlane) -> dict[str, float]:
-    """What load balancers are told, over all language models; nothing where there are none."""
-    loaded = [model.engine for _, model in dataplane.loaded_models()]
-    total = sum(engine.stats.num_blocks * engine.info.block_size for engine in loaded)
-    free = sum(engine.stats.num_free_blocks * engine.info.block_size for engine in loaded)
-    return {"kv_cache_utilization": 1 - free / total, "max_token_capacity": total} if total else {}
+def build_load_reports(config: Config, dataplane: DataPlane, ended: EndedRequests) -> LoadReporter:
+    """What balancers are told with answers: of all language models, and of the requests that have `ended`."""
+
+    def engines() -> list[EngineLoad]:
+        return [
+            EngineLoad(model.engine.stats, model.engine.info.block_size, model.max_num_seqs)
+            for _, model in dataplane.loaded_models()
+        ]
+
+    form = config.server.load_reports
+    return LoadReporter(ServerLoad(engines, ended), None if form == "request" else ReportForm(form))
 
 
 _TRACE_NAMES = {
@@ -404,7 +409,12 @@ def build_restrictions(config: Config) -> tuple[Restrictions, Restrictions]:
 
 
 def app_settings(
-    config: Config, keys: ApiKeys, metrics: Metrics, journal: RequestJournal, health: ServerHealth
+    config: Config,
+    keys: ApiKeys,
+    metrics: Metrics,
+    journal: RequestJournal,
+    health: ServerHealth,
+    load: LoadReporter | None = None,
 ) -> AppSettings:
     return AppSettings(
         version=version("penstock"),
@@ -415,6 +425,7 @@ def app_settings(
         metrics=metrics.page,
         health=health,
         journal=journal,
+        load=load,
         heartbeat_s=config.server.heartbeat_s,
         resumable_streams=config.server.resumable_streams,
         intake=Intake(config.server.body_memory, config.server.max_loop_lag),

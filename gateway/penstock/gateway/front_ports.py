@@ -107,7 +107,9 @@ class FrontPorts:
         self._host: ModelHost | None = None
         self._health = Health(shared.would_serve)
         settings = shared.settings
-        guard = Guard(settings.keys, settings.drain, settings.journal, shared.restrictions, settings.intake)
+        guard = Guard(
+            settings.keys, settings.drain, settings.journal, shared.restrictions, settings.intake, settings.load
+        )
         service = build_service(shared.kserve, guard, self._health, grpc_settings(config))
         self._private = PrivatePort(shared.app, service.service)
         self.fronts = Fronts(
@@ -241,9 +243,11 @@ class FrontPorts:
     # The end
 
     async def drain(self) -> None:
-        """Fronts take no new requests; their ports are open until `stop`, and probes are answered."""
+        """Once this process drains, fronts take no new requests either; before that, clients only see that it is not
+        ready. Ports are open until `stop`, and probes are answered."""
         self._health.close()
-        self.fronts.drain()
+        if self._shared.settings.drain.draining:
+            self.fronts.drain()
 
     async def stop(self) -> None:
         self._health.close()

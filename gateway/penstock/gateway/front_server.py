@@ -29,6 +29,7 @@ from penstock.gateway.composition import (
     app_settings,
     build_access_log,
     build_kserve,
+    build_load_reports,
     build_restrictions,
     build_spans,
     grpc_settings,
@@ -83,6 +84,7 @@ from penstock.gateway.metrics.http_port import HttpPortMetrics
 from penstock.gateway.metrics.intake import IntakeMetrics
 from penstock.gateway.metrics.registry import Metrics
 from penstock.gateway.metrics.requests import RequestMetrics
+from penstock.gateway.metrics.server_load import EndedRequests
 from penstock.gateway.model_host.host_link import HostLink
 from penstock.gateway.ports.requests_in_flight import chosen
 
@@ -156,12 +158,14 @@ class _Front:
         self._access_log = build_access_log(config)
         self._spans = build_spans(config)
         requests = RequestMetrics()
-        self._journal = self._new_journal(requests)
+        ended = EndedRequests()
+        load = build_load_reports(config, dataplane, ended)
+        self._journal = self._new_journal(requests, ended)
         requests.in_flight = self._journal.in_flight
         self._metrics = Metrics(
             lambda: (requests, IntakeMetrics(self._intake, pools), *self._port_metrics(), self), list
         )
-        settings = app_settings(config, self._keys, self._metrics, self._journal, ServerHealth())
+        settings = app_settings(config, self._keys, self._metrics, self._journal, ServerHealth(), load)
         bodies = max(_LEAST_BODY_BYTES, config.server.body_memory // begin.fronts)
         settings = replace(settings, intake=Intake(bodies, config.server.max_loop_lag))
         self._drain, self._intake = settings.drain, settings.intake
@@ -172,14 +176,14 @@ class _Front:
         app = FrontApp(self._models, settings, kserve, forwarder, self._quotas)
         self._http = self._new_http_server(app, config, sockets["http"]) if "http" in sockets else None
         guard = FrontGuard(
-            self._quotas, self._keys, self._drain, self._journal, build_restrictions(config)[1], self._intake
+            self._quotas, self._keys, self._drain, self._journal, build_restrictions(config)[1], self._intake, load
         )
         service = FrontService(kserve, guard, grpc_settings(config), self._models, forwarder)
         self._grpc = self._new_grpc_server(service, config, sockets["grpc"]) if "grpc" in sockets else None
         self._draining: asyncio.Task[None] | None = None
 
-    def _new_journal(self, requests: RequestMetrics) -> RequestJournal:
-        on_end: list[Hook] = [requests]
+    def _new_journal(self, *hooks: Hook) -> RequestJournal:
+        on_end = list(hooks)
         if self._access_log is not None:
             on_end.append(self._access_log)
         if self._spans is None:

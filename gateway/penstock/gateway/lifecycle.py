@@ -1,8 +1,9 @@
 """The life of a server process: start, serve, drain, stop.
 
 The ports answer from the first moment: liveness is 200, readiness 503 until the model is loaded. SIGTERM and SIGINT
-drain: readiness turns 503, new work is refused with 503 and Retry-After, what runs may end within `drain_timeout`, and
-what is left then ends with an error event. A second signal does not wait.
+drain: readiness turns 503; for `drain_delay` new work is still served, since balancers need a moment to notice; then it
+is refused with 503 and Retry-After, what runs may end within `drain_timeout`, and what is left then ends with an error
+event. A second signal does not wait.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import gc
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -31,6 +33,7 @@ from penstock.gateway.composition import (
     build_dataplane,
     build_keys,
     build_kserve,
+    build_load_reports,
     build_on_demand,
     build_pooling,
     build_repository,
@@ -57,6 +60,7 @@ from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.server import HttpServer, ServerSettings
 from penstock.gateway.kserve.grpc.server import GrpcServer
+from penstock.gateway.llm.endpoint_metrics import EndpointMetrics
 from penstock.gateway.metrics.custom import CustomMetrics
 from penstock.gateway.metrics.gpu import GpuMetrics
 from penstock.gateway.metrics.http_port import HttpPortMetrics
@@ -65,6 +69,7 @@ from penstock.gateway.metrics.latencies import latency_observers
 from penstock.gateway.metrics.metrics_config import read_metrics_config
 from penstock.gateway.metrics.registry import Metrics
 from penstock.gateway.metrics.requests import RequestMetrics
+from penstock.gateway.metrics.server_load import EndedRequests
 from penstock.gateway.metrics.triton import TritonMetrics
 from penstock.gateway.open_ports import OpenPorts
 from penstock.gateway.ports.http_apps import batch_endpoints, build_app, build_metrics_app
@@ -106,6 +111,8 @@ def serve(config: Config, file: BatchFile | None = None) -> int:
         wanted = config.model.model is not None or not others
         if not wanted and (config.adapters.lora or config.adapters.lora_directory):
             raise ConfigError("lora: there is no MODEL; a model in a repository has its adapters in its model.json")
+        if not wanted and config.cache.kv_events is not None:
+            raise ConfigError("kv-events: there is no MODEL; a model in a repository has it in its model.json")
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             return runner.run(_Server(config, LoadingBoard(view), with_model=wanted).run(file))
     except (ConfigError, PenstockError) as error:
@@ -164,6 +171,7 @@ class _Server:
         metrics = Metrics(
             lambda: (
                 *self._dataplane.metrics(),
+                EndpointMetrics(self._dataplane.loaded_models, vllm_names=server.vllm_metric_names),
                 *self._pooling.metrics(),
                 self._traffic.metrics,
                 requests,
@@ -176,10 +184,12 @@ class _Server:
         )
         self._access_log = build_access_log(config)
         self._spans = build_spans(config)
-        journal = self._build_journal(requests)
+        ended = EndedRequests()
+        self._load_reports = build_load_reports(config, self._dataplane, ended)
+        journal = self._build_journal(requests, ended)
         requests.in_flight = journal.in_flight
         self._keys = build_keys(config)
-        settings = app_settings(config, self._keys, metrics, journal, health)
+        settings = app_settings(config, self._keys, metrics, journal, health, self._load_reports)
         self._journal = journal
         self._drain = settings.drain
         self._intake = settings.intake
@@ -240,6 +250,7 @@ class _Server:
             self._journal,
             build_restrictions(self._config)[1],
             self._intake,
+            self._load_reports,
         )
 
     def _front_ports(self, folder: FrontFolder, app: ASGIApp, operator: HttpServer) -> FrontPorts:
@@ -267,8 +278,8 @@ class _Server:
             [] if isinstance(self._ports, OpenPorts) else await self._ports.fronts.list_requests(limit, tenant, model)
         )
 
-    def _build_journal(self, requests: RequestMetrics) -> RequestJournal:
-        on_end: list[Hook] = [requests]
+    def _build_journal(self, *hooks: Hook) -> RequestJournal:
+        on_end = list(hooks)
         if self._access_log is not None:
             on_end.append(self._access_log)
         if self._spans is None:
@@ -276,7 +287,7 @@ class _Server:
         return RequestJournal([*on_end, self._spans.end], [self._spans.begin])
 
     def _would_serve(self) -> bool:
-        return self._loaded and self._models.ready and self._pooling.ready and not self._drain.draining
+        return self._loaded and self._models.ready and self._pooling.ready and not self._drain.leaving
 
     def _is_live(self) -> bool:
         failed = [model.engine.failed for model in self._dataplane.known_models()]
@@ -311,6 +322,8 @@ class _Server:
         except (PenstockError, ConfigError) as error:
             logger.error("%s%s", "" if self._loaded else "the models could not be loaded: ", error)
             status = 1
+        if self._loaded and file is None and not status:
+            await self._leave()
         await self._shut_down()
         return 1 if self._signals.failed else status
 
@@ -355,6 +368,16 @@ class _Server:
             return
         self._keys.replace(granted)
         logger.info("read the key file again: %d keys", len(granted))
+
+    async def _leave(self) -> None:
+        """Balancers get time to send new work elsewhere, before any is refused."""
+        self._drain.leave()
+        await self._ports.drain()
+        delay = self._config.server.drain_delay
+        if delay:
+            logger.info("not ready any more; new requests are served for another %g s", delay)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._signals.hurry.wait(), delay)
 
     async def _shut_down(self) -> None:
         ends = asyncio.get_running_loop().time() + self._config.server.drain_timeout

@@ -87,8 +87,8 @@ class OpenPorts:
             logger.warning("%s is not used: --%s-use-ssl turns TLS on", tls.unused, tls.port)
 
     async def drain(self) -> None:
-        """Nothing new is taken over gRPC; HTTP is open until `stop`, and answers probes. Clients of HTTP/2 are sent to
-        new connections."""
+        """gRPC's health says that nothing new should come; the ports are open until `stop`. Clients with connections of
+        HTTP/2, gRPC's among them, are sent to new ones. May be called again, for connections made since."""
         self._http.drain()
         if self._grpc is not None:
             await self._grpc.drain()

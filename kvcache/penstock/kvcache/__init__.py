@@ -1,5 +1,6 @@
 """The paged KV cache's book-keeping: blocks, pool, prefix cache, block tables. Block ids only, never tensors."""
 
+from penstock.kvcache.cache_log import BlocksRemoved, BlocksStored, CacheCleared, CacheEntry, CacheLog
 from penstock.kvcache.groups import KVGroup, largest_chunk, longest_request
 from penstock.kvcache.hashing import BlockHasher
 from penstock.kvcache.integrity import IntegrityError
@@ -17,6 +18,11 @@ __all__ = [
     "BlockSave",
     "BlockTables",
     "BlockTier",
+    "BlocksRemoved",
+    "BlocksStored",
+    "CacheCleared",
+    "CacheEntry",
+    "CacheLog",
     "Growth",
     "HashChain",
     "IntegrityError",

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from penstock.kvcache.pool import BlockHash
 
-_DIGEST_SIZE = 16
+DIGEST_SIZE = 16
+"""Bytes of a hash."""
 
 
 class BlockHasher:
@@ -26,7 +27,7 @@ class BlockHasher:
 
         Each key is written with its length, so that no two different sets of keys look alike.
         """
-        hasher = hashlib.blake2b(key=self._key, digest_size=_DIGEST_SIZE, person=b"root")
+        hasher = hashlib.blake2b(key=self._key, digest_size=DIGEST_SIZE, person=b"root")
         if adapter:
             hasher.update(self._of_process)
         for part in (adapter, salt):
@@ -37,4 +38,4 @@ class BlockHasher:
     def block(self, parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
         """Hash of one full block behind `parent`."""
         data = parent + array("Q", token_ids).tobytes()
-        return hashlib.blake2b(data, key=self._key, digest_size=_DIGEST_SIZE).digest()
+        return hashlib.blake2b(data, key=self._key, digest_size=DIGEST_SIZE).digest()

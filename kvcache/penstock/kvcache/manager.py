@@ -14,8 +14,9 @@ from collections.abc import Container, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from penstock.kvcache.cache_log import BlocksStored, CacheLog
 from penstock.kvcache.groups import KVGroup, blocks_of_request
-from penstock.kvcache.hashing import BlockHasher
+from penstock.kvcache.hashing import DIGEST_SIZE, BlockHasher
 from penstock.kvcache.integrity import require
 from penstock.kvcache.pool import BlockHash, BlockPool
 from penstock.kvcache.retention import Retention
@@ -51,6 +52,7 @@ class KVCacheManager:
         self.tier = tier
         if tier is not None:
             self.pool.evicted = []
+        self._log: CacheLog | None = None
         self._hasher = hasher or BlockHasher()
         self.holders: set[BlockTables] = set()
         """All tables that were given and not freed."""
@@ -62,8 +64,15 @@ class KVCacheManager:
     def chains(self, *, adapter: str = "", salt: str = "") -> Chains:
         """For a new sequence of tokens: its owner keeps them for as long as it appends to that sequence."""
         root = self._hasher.root(adapter=adapter, salt=salt)
-        by_size = {group.block_size: HashChain(self._hasher, root, group.block_size) for group in self.groups}
+        sizes = {group.block_size for group in self.groups}
+        by_size = {size: HashChain(self._hasher, root, size, adapter=adapter) for size in sizes}
         return tuple(by_size[group.block_size] for group in self.groups)
+
+    def keep_log(self) -> CacheLog:
+        """Notes what enters and leaves the prefix cache from now on; who asks for that takes it after each step."""
+        self._log = log = CacheLog()
+        self.pool.on_eviction = lambda key: log.removed(*_group_and_hash(key))
+        return log
 
     # -- a prompt comes in -----------------------------------------------------------------------------------
 
@@ -248,6 +257,8 @@ class KVCacheManager:
     def clear_cache(self) -> None:
         """Empties the prefix cache, and the tier. Blocks in use stay with their holders."""
         self.pool.clear_cache()
+        if self._log is not None:
+            self._log.cleared()
         if self.tier is not None and self.pool.evicted is not None:
             self.pool.evicted.clear()
             self.tier.clear()
@@ -369,8 +380,13 @@ class KVCacheManager:
                 continue
             hashes = table.chain.hashes
             table.chain.extend(token_ids, count)
-            for index in range(max(start, table.first), count):
+            first = max(start, table.first)
+            new = [
                 self.pool.publish(table.block_ids[index], _key(hashes[index], table.index))
+                for index in range(first, count)
+            ]
+            if self._log is not None:
+                _note_stored(self._log, table, token_ids, first, new)
             if not table.index:
                 for block_hash in hashes[start:count]:
                     self._computing.pop(block_hash, None)  # others need not compute it any more
@@ -456,3 +472,20 @@ class KVCacheManager:
 def _key(block_hash: BlockHash, group: int) -> BlockHash:
     """Groups cache different layers of the same tokens."""
     return block_hash + bytes((group,)) if group else block_hash
+
+
+def _group_and_hash(key: BlockHash) -> tuple[int, BlockHash]:
+    """What `_key` was made of."""
+    return (key[-1], key[:-1]) if len(key) > DIGEST_SIZE else (0, key)
+
+
+def _note_stored(log: CacheLog, table: BlockTable, token_ids: Sequence[int], first: int, new: Sequence[bool]) -> None:
+    """`new` says of each block from `first` on whether it was not cached before."""
+    hashes, size, end = table.chain.hashes, table.chain.block_size, first + len(new)
+    while first < end:
+        run = next((index for index in range(first, end) if not new[index - end]), end)
+        if run > first:
+            parent = hashes[first - 1] if first else None
+            tokens = token_ids[first * size : run * size]
+            log.stored(BlocksStored(table.index, hashes[first:run], parent, tokens, size, table.chain.adapter))
+        first = run + 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from penstock.kvcache.integrity import require
 from penstock.kvcache.retention import Mark, Marks, Retention
@@ -39,6 +39,8 @@ class BlockPool:
         self.evicted: list[tuple[int, BlockHash]] | None = None
         """Cached blocks that were handed out since the list was last emptied, in order; None: nobody asks. Their
         contents stay until the next step writes."""
+        self.on_eviction: Callable[[BlockHash], None] | None = None
+        """Called for each block that leaves the prefix cache when it is handed out."""
 
     @property
     def num_free(self) -> int:
@@ -170,6 +172,8 @@ class BlockPool:
             self._hashes[block_id] = None
             if self.evicted is not None:
                 self.evicted.append((block_id, block_hash))
+            if self.on_eviction is not None:
+                self.on_eviction(block_hash)
         self.num_evictions += 1
         return block_id
 

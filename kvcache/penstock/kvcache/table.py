@@ -17,11 +17,20 @@ NO_BLOCK = -1
 class HashChain:
     """Hashes of the leading full blocks of one sequence of tokens, as far as they were needed so far."""
 
-    __slots__ = ("_hasher", "block_size", "hashes", "root")
+    __slots__ = ("_hasher", "adapter", "block_size", "hashes", "root")
 
-    def __init__(self, hasher: BlockHasher, root: BlockHash, block_size: int, hashes: list[BlockHash] | None = None):
+    def __init__(
+        self,
+        hasher: BlockHasher,
+        root: BlockHash,
+        block_size: int,
+        hashes: list[BlockHash] | None = None,
+        adapter: str = "",
+    ) -> None:
+        """`adapter`: the one that `root` was made with."""
         self._hasher = hasher
         self.root = root
+        self.adapter = adapter
         self.block_size = block_size
         self.hashes = [] if hashes is None else hashes
 
@@ -34,7 +43,8 @@ class HashChain:
 
     def branch(self, num_tokens: int) -> HashChain:
         """A chain of another sequence that has the same first `num_tokens`."""
-        return HashChain(self._hasher, self.root, self.block_size, self.hashes[: num_tokens // self.block_size])
+        hashes = self.hashes[: num_tokens // self.block_size]
+        return HashChain(self._hasher, self.root, self.block_size, hashes, self.adapter)
 
 
 class BlockTable:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 import pytest
 
 from helpers_adapters import save_adapter
 from penstock.engines.host.placement import Placement
+from penstock.engines.kv_events.settings import KVEventsConfig
 from penstock.engines.registry import EngineSpec
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.configuration.config import ConfigError, load_config
@@ -22,6 +24,7 @@ from penstock.tokenizers import Tokenizer
 
 DEMO = find_model(None)
 TOKENIZER = Tokenizer(DEMO.folder)
+EVENTS = "tcp://127.0.0.1:5557"
 
 
 def spec(**settings: Any) -> EngineSpec:
@@ -46,6 +49,28 @@ def test_where_an_engine_runs() -> None:
 def test_where_no_engine_can_run(setting: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         spec(**setting)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kv_events": None, "kv_events_replay": EVENTS}, "kv-events-replay: nothing is published without kv-events"),
+        ({"kv_events": None, "kv_events_topic": "kv@"}, "kv-events-topic: nothing is published without kv-events"),
+        ({"kv_events": "127.0.0.1:5557"}, "kv-events: '127.0.0.1:5557': it is tcp://ADDRESS:PORT"),
+        ({"prefix_caching": False}, "kv-events: nothing is stored where prefix-caching is off"),
+        ({"scheduler": "engine"}, "kv-events: does not apply to an engine that uses its own scheduler"),
+        ({"engine": "tensorrt_llm"}, "kv-events: does not apply to an engine that uses its own scheduler"),
+    ],
+)
+def test_events_that_cannot_be_published(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        spec(**{"engine": "simulated", "kv_events": EVENTS, **settings})
+
+
+def test_events_are_named_after_machine_and_model() -> None:
+    found = engine_spec(load_config({"kv_events": EVENTS}, environ={}), DEMO, TOKENIZER, (), ["chat", "alias"])
+    assert found.scheduler.kv_events == KVEventsConfig(endpoint=EVENTS, topic=f"kv@{gethostname()}@chat")
+    assert spec().scheduler.kv_events is None
 
 
 def test_the_large_engines_are_told_of_devices_memory_and_options_of_their_own() -> None:

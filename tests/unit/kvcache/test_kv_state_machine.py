@@ -13,8 +13,10 @@ from penstock.kvcache import (
     NO_BLOCK,
     BlockHasher,
     BlockSave,
+    BlocksRemoved,
     BlockTables,
     BlockTier,
+    CacheCleared,
     HashChain,
     KVCacheManager,
     KVGroup,
@@ -73,6 +75,9 @@ class KVMachine(RuleBasedStateMachine):
         if tier is not None:
             tier.open()
         self.kv = KVCacheManager(num_blocks, groups, enable_prefix_caching=caching, hasher=self.hasher, tier=tier)
+        self.log = self.kv.keep_log()
+        self.index: dict[tuple[int, bytes], tuple[tuple[int, bytes] | None, list[int]]] = {}
+        """What a reader of the log knows: of each (group, hash) its parent and its tokens."""
         self._evict, self.kv.pool._evict = self.kv.pool._evict, self._checked_evict  # type: ignore[method-assign]
         self.contents: list[list[Slot | None]] = [[None] * 4 for _ in range(num_blocks)]
         self.store: list[list[Slot | None]] = [[None] * 4 for _ in range(num_slots)]
@@ -333,6 +338,22 @@ class KVMachine(RuleBasedStateMachine):
         refs = [pool.ref_count(block_id) for block_id in range(pool.num_blocks)]
         return refs, pool.num_free, dict(self._cached()), pool.num_evictions
 
+    def _follow_log(self) -> None:
+        for entry in self.log.take():
+            if isinstance(entry, CacheCleared):
+                self.index.clear()
+            elif isinstance(entry, BlocksRemoved):
+                for block_hash in entry.hashes:
+                    del self.index[entry.group, block_hash]
+            else:
+                size, parent = entry.block_size, entry.parent
+                assert len(entry.token_ids) == size * len(entry.hashes)
+                for start, block_hash in zip(range(0, len(entry.token_ids), size), entry.hashes, strict=True):
+                    assert (entry.group, block_hash) not in self.index, "it was there already"
+                    known = None if parent is None else (entry.group, parent)
+                    self.index[entry.group, block_hash] = known, list(entry.token_ids[start : start + size])
+                    parent = block_hash
+
     # -- what must hold after every rule ---------------------------------------------------------------------
 
     @invariant()
@@ -379,6 +400,20 @@ class KVMachine(RuleBasedStateMachine):
             return
         for block_hash, block_id in self._cached().items():
             self._check_contents(block_hash, self.contents[block_id])
+
+    @invariant()
+    def the_log_tells_what_is_cached(self) -> None:
+        if not hasattr(self, "kv"):
+            return
+        self._follow_log()
+        keys = {block_hash + (bytes((group,)) if group else b""): group for group, block_hash in self.index}
+        assert keys.keys() == self._cached().keys()
+        for key, group in keys.items():
+            parent, tokens = self.index[group, key[:16]]
+            slots = self.contents[self._cached()[key]][: self.groups[group].block_size]
+            assert [slot[3][-1] for slot in slots if slot is not None] == tokens
+            length = len(slots[0][3]) if slots[0] is not None else 0
+            assert (parent is None) == (length == 1), "only a first block has no parent"
 
     @invariant()
     def the_tier_holds_what_its_hashes_say(self) -> None:

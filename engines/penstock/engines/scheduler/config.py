@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from penstock.engines.kv_events.settings import KVEventsConfig
 from penstock.engines.scheduler.queues import Policy
 
 OF_OUR_SCHEDULER = ("itl_target_ms", "steps_in_flight", "speculative", "max_draft_tokens")
@@ -43,6 +44,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Folder for the blocks that the prefix cache evicts; empty: they are lost."""
     kv_offload_bytes: int = 10 << 30
     """Most bytes of a model's blocks in it."""
+    kv_events: KVEventsConfig | None = None
+    """Where is published what the prefix cache stores and evicts; None: nowhere."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -59,6 +62,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{name} cannot be negative")
         if self.kv_offload_dir and not self.enable_prefix_caching:
             raise ValueError("kv-offload-dir: nothing is evicted where prefix-caching is off")
+        if self.kv_events is not None and not self.enable_prefix_caching:
+            raise ValueError("kv-events: nothing is stored where prefix-caching is off")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "

@@ -267,6 +267,19 @@ class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_offload_bytes: Annotated[Positive, Meta(description="most bytes of a model's blocks in kv-offload-dir")] = (
         10 << 30
     )
+    kv_events: Annotated[
+        Name | None,
+        Meta(
+            description="address, as tcp://127.0.0.1:5557, where routers learn which blocks the prefix cache has; who "
+            "reaches it reads the tokens of all prompts; default: none"
+        ),
+    ] = None
+    kv_events_replay: Annotated[
+        Name | None, Meta(description="address where they can ask for events that they have missed; default: none")
+    ] = None
+    kv_events_topic: Annotated[
+        str | None, Meta(description="topic of these events; default: kv@HOST@MODEL, as llm-d reads it")
+    ] = None
 
 
 class SchedulingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -528,6 +541,27 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "least 1 and at most 8"
         ),
     ] = 1
+    load_reports: Annotated[
+        Literal["request", "text", "json", "bin"],
+        Meta(
+            description="answers to inferences carry the server's load for balancers (ORCA): request: those whose "
+            "request asks; text, json, bin: all of them, in this form; over gRPC always as bin"
+        ),
+    ] = "request"
+    vllm_metric_names: Annotated[
+        bool,
+        Meta(
+            description="metrics that endpoint pickers read (Gateway API inference extension, llm-d) also have vLLM's "
+            "names"
+        ),
+    ] = False
+    drain_delay: Annotated[
+        Seconds,
+        Meta(
+            description="seconds after SIGTERM in which the server says that it is not ready and still serves new "
+            "requests, for balancers that need a moment to notice"
+        ),
+    ] = 0.0
     drain_timeout: Annotated[Seconds, Meta(description="seconds that running requests get to finish after SIGTERM")] = (
         30.0
     )

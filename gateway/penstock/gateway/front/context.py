@@ -98,6 +98,8 @@ class RequestContext:
     """By lower-case name; of several with the same name the first one."""
     routed: object = None
     """What stands for the model, where the request's name has several (`traffic/`): chosen once."""
+    infers: bool = False
+    """It asks a model for work, and has been let in (`count`)."""
     quota: Quota | None = None
     """Where this request is counted, from `count` on."""
     _tokens_paid: int = 0
@@ -113,12 +115,13 @@ class RequestContext:
     def next_request(self) -> RequestContext:
         """For another request of the same caller on the same stream, which arrives now."""
         record = RequestRecord(protocol=self.record.protocol, method=self.record.method, route=self.record.route)
-        fresh: dict[str, Any] = {"routed": None, "_used": {}, "quota": None, "_tokens_paid": 0}
+        fresh: dict[str, Any] = {"routed": None, "_used": {}, "infers": False, "quota": None, "_tokens_paid": 0}
         fresh |= {"_bodies": None, "_body_bytes": 0}
         return replace(self, id=new_request_id(), arrival=time.monotonic(), record=record, **fresh)
 
     def count(self) -> None:
         """From now until its `end`, the request counts against what its key may use. Raises RateLimitedError."""
+        self.infers = True
         quota = self.principal.quota
         if quota is not None:
             quota.begin()

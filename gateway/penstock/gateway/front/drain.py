@@ -1,8 +1,9 @@
 """Whether the server takes work, and what is still in flight: the handle that the process's lifecycle holds.
 
-accepting ──begin()──► draining ──expire()──► expired
+accepting ──leave()──► leaving ──begin()──► draining ──expire()──► expired
 
-While draining, readiness is 503 and new work is refused with 503 and Retry-After; what runs, runs on. At expiry each
+From `leave` on readiness is 503, so that balancers send new work elsewhere, and connections are asked to end; what
+still comes is served. While draining, new work is refused with 503 and Retry-After; what runs, runs on. At expiry each
 survivor is interrupted: its stream ends with an error event, its answer becomes a 503.
 """
 
@@ -22,6 +23,7 @@ class DrainState:
     def __init__(self, retry_after: float = 5.0) -> None:
         self.retry_after = retry_after
         """Seconds told to refused clients: about the time until another server takes over."""
+        self._leaving = False
         self._draining = False
         self._calls: set[Interruptible] = set()
         self._elsewhere: set[Interruptible] = set()
@@ -29,7 +31,13 @@ class DrainState:
         self._idle.set()
 
     @property
+    def leaving(self) -> bool:
+        """Not ready any more: it is going to drain, or does."""
+        return self._leaving
+
+    @property
     def draining(self) -> bool:
+        """New work is refused."""
         return self._draining
 
     @property
@@ -37,13 +45,17 @@ class DrainState:
         """Calls that were admitted and have not ended."""
         return len(self._calls)
 
+    def leave(self) -> None:
+        """Tells balancers to send new work elsewhere, and serves what still comes. Idempotent."""
+        self._leaving = True
+
     def begin(self) -> None:
-        """Refuses new work from now on. Idempotent."""
-        self._draining = True
+        """Refuses new work from now on. Idempotent; implies `leave`."""
+        self._leaving = self._draining = True
 
     def expire(self) -> None:
         """Ends what is still in flight. Idempotent; implies `begin`."""
-        self._draining = True
+        self.begin()
         for call in (*self._calls, *self._elsewhere):
             call.interrupt(self._shutting_down())
 

@@ -15,7 +15,7 @@ class ServerHealth:
     live: Callable[[], bool] = _yes
     """False: only a new process can help. A busy server is live, and so is one that drains."""
     ready: Callable[[], bool] = _yes
-    """Whether requests would be served now: loaded, answering, not draining."""
+    """Whether new requests should come here: loaded, answering, not about to stop."""
     loading: Callable[[], Mapping[str, str]] = dict
     """What is being loaded, and how far it is."""
 

@@ -217,6 +217,7 @@ def _loaded_model(entry: ModelEntry, engine: Engine, texts: ModelTexts) -> Loade
         created=entry.created,
         loaded=True,
         adapters=adapters,
+        max_num_seqs=entry.max_num_seqs,
         salt_key=entry.salt_key,
     )
 

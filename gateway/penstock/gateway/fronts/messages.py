@@ -51,6 +51,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     texts: TextSettings
     engine: DoorAddress
+    max_num_seqs: int
     salt_key: bytes | None
     adapters: tuple[AdapterEntry, ...]
     most_adapters: int

@@ -62,6 +62,7 @@ class ModelTable:
             created=model.created,
             texts=model.texts,
             engine=door,
+            max_num_seqs=model.max_num_seqs,
             salt_key=model.salt_key,
             adapters=tuple(map(_adapter, model.adapters)),
             most_adapters=model.adapters.max_loaded,

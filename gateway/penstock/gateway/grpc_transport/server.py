@@ -56,6 +56,12 @@ class Http2Transport:
         """For new connections; does nothing without TLS."""
         self._acceptor.reload_certificates()
 
+    def drain(self) -> None:
+        """Clients are told to open other connections for further calls; calls that run may end."""
+        for connection in self._connections:
+            if isinstance(connection, GrpcConnection):
+                connection.leave("draining")
+
     async def stop(self, grace: float) -> None:
         """Takes no more calls; those that run get so many seconds."""
         self._acceptor.close()

@@ -12,7 +12,10 @@ from collections.abc import Collection
 from penstock.gateway.front.browser_rules import ANY_ORIGIN
 from penstock.gateway.http.exchange import Exchange, Headers
 
-_EXPOSED = b"x-request-id, request-id, retry-after, inference-header-content-length, endpoint-load-metrics"
+_EXPOSED = (
+    b"x-request-id, request-id, retry-after, inference-header-content-length, "
+    b"endpoint-load-metrics, endpoint-load-metrics-bin"
+)
 _PREFLIGHT: Headers = [
     (b"access-control-allow-methods", b"GET, HEAD, POST"),
     (b"access-control-max-age", b"600"),

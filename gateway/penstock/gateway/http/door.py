@@ -17,6 +17,7 @@ class Door:
         self._restrictions = settings.restrictions
         self._guard = BrowserGuard(settings.browsers)
         self._lag = settings.intake.lag
+        self._load = settings.load
 
     def admit(self, exchange: Exchange, access: Access | None) -> None:
         """Lets the request in, and lets it begin. Raises as `let_in` and `begin`."""
@@ -43,6 +44,7 @@ class Door:
 
     def begin(self, exchange: Exchange) -> None:
         """A request for inference counts from now on. Raises RateLimitedError, OverloadedError."""
+        exchange.load = self._load
         self._lag.check()
         exchange.context.count()
 

@@ -13,6 +13,7 @@ from penstock.gateway.front.call import Call, ClientGone
 from penstock.gateway.front.context import read_context, timeout_seconds
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.intake import SMALL_BODY, BodyBudget
+from penstock.gateway.front.load_report import FORMAT_HEADER, LoadReporter
 from penstock.gateway.http.error_form import OPENAI_ERRORS, ErrorForm
 
 Headers = list[tuple[bytes, bytes]]
@@ -69,6 +70,8 @@ class Exchange:
         """By lower-case name; of several with the same name the first one."""
         self.extra_headers: Sequence[tuple[bytes, bytes]] = ()
         """What the answer carries, whichever it will be, beside its id."""
+        self.load: LoadReporter | None = None
+        """Of an exchange whose answer may carry the server's load."""
         self.error_form: ErrorForm = OPENAI_ERRORS
         self.context = read_context(self.headers)
         self.context.arrival = scope.get(ARRIVAL_KEY, self.context.arrival)
@@ -215,7 +218,9 @@ class Exchange:
             headers.append((TARGET_HEADER, self.context.record.target_told.encode()))
         if self.context.principal.quota is not None:
             headers += self.context.principal.quota.headers()
-        if self.drain.draining:
+        if self.load is not None:
+            headers += self.load.http_headers(self.headers.get(FORMAT_HEADER))
+        if self.drain.leaving:
             headers.append((b"connection", b"close"))
         return headers
 

@@ -11,6 +11,7 @@ from penstock.gateway.front.browser_rules import BrowserRules
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.intake import Intake
 from penstock.gateway.front.journal import RequestJournal
+from penstock.gateway.front.load_report import LoadReporter
 from penstock.gateway.front.server_health import ServerHealth
 
 
@@ -34,6 +35,8 @@ class AppSettings:
     drain: DrainState = field(default_factory=DrainState)
     intake: Intake = field(default_factory=Intake)
     journal: RequestJournal = field(default_factory=RequestJournal)
+    load: LoadReporter | None = None
+    """None: balancers are told nothing of the server's load."""
     heartbeat_s: float = 15.0
     """Seconds of silence after which a token stream gets a comment; 0: never."""
     resumable_streams: float = 0.0

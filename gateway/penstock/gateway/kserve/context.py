@@ -14,7 +14,6 @@ from penstock.gateway.on_demand.on_demand import OnDemand
 
 if TYPE_CHECKING:
     from penstock.gateway.kserve.logs import LogSettings
-    from penstock.gateway.kserve.orca import LoadMetrics
     from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
     from penstock.gateway.kserve.tracing import Tracing
 
@@ -43,8 +42,6 @@ class KServe:
     pools: WorkPools = field(default_factory=WorkPools)
     on_demand: OnDemand | None = None
     """Where requests load models."""
-    load_metrics: LoadMetrics | None = None
-    """What load balancers that ask for a load report are told."""
     spread: Callable[[], Awaitable[None]] = nobody_else
     """After shared memory or the settings of traces have changed: returns when every process that answers requests
     knows, since a caller's next request may reach any of them."""

@@ -21,7 +21,6 @@ from penstock.gateway.kserve.generate_frames import Renderer, error_frame
 from penstock.gateway.kserve.generate_tensors import read_generate
 from penstock.gateway.kserve.http_request import begin_trace, complete_request, found_model, model_before_body
 from penstock.gateway.kserve.json_request import read_plain
-from penstock.gateway.kserve.orca import load_headers
 from penstock.gateway.kserve.response_batches import next_together
 from penstock.gateway.kserve.tracing import RequestTrace
 
@@ -79,13 +78,12 @@ async def _answer(
     context: KServe, exchange: Exchange, model: InferModel, request: InferRequest, trace: RequestTrace | None
 ) -> None:
     response = await _only(model, request)
-    headers = load_headers(exchange, context.load_metrics)
     body = Renderer(model.name, model.version, request).body(response)
     if trace is not None:
         trace.outputs(response.outputs or ())
         trace.mark_now("REQUEST_END")
         trace.mark_now("HTTP_SEND_START")
-    await exchange.respond(200, body, headers=headers)
+    await exchange.respond(200, body)
     if trace is not None:
         trace.mark_now("HTTP_SEND_END")
 
@@ -117,7 +115,6 @@ async def _stream(
 ) -> None:
     """Sends the responses as they come, those that are there together in one write. A client that reads slowly is
     waited for with the next responses unasked for: the model's stream bounds what may pile up in it."""
-    headers = load_headers(exchange, context.load_metrics)
     frames = Renderer(model.name, model.version, request).frames
     responses = model.stream(request)
     send = exchange.raw_send
@@ -127,7 +124,7 @@ async def _stream(
             raise batch[0].error
         if trace is not None:
             trace.mark_now("HTTP_SEND_START")
-        await exchange.start_stream(headers)
+        await exchange.start_stream()
         while batch and not batch[-1].final:
             _trace_outputs(trace, batch)
             data = frames(batch)

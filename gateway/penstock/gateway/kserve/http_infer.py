@@ -17,7 +17,6 @@ from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.http_request import begin_trace, complete_request, found_model, model_before_body
 from penstock.gateway.kserve.infer_request import Inference, parse_infer
 from penstock.gateway.kserve.infer_response import encode_infer
-from penstock.gateway.kserve.orca import ORCA_HEADER, load_headers
 from penstock.gateway.kserve.tracing import RequestTrace
 
 _HEADER_LENGTH = b"inference-header-content-length"
@@ -132,8 +131,6 @@ class Infer:
             parts = await tensors.run(size, encode_infer, inference, model, response, labels)
         binary = len(parts) > 1
         extra = [_BINARY, (_HEADER_LENGTH, b"%d" % len(parts[0]))] if binary else [_JSON]
-        if ORCA_HEADER in exchange.headers:
-            extra += load_headers(exchange, self._context.load_metrics)
         coding = accepted_coding(exchange.headers.get(b"accept-encoding"))
         if coding:
             parts = [await tensors.run(sum(map(len, parts)), compress, coding, parts)]

@@ -23,7 +23,7 @@ async def live(context: KServe, exchange: Exchange) -> None:
 
 async def ready(context: KServe, exchange: Exchange) -> None:
     """200 or, as Triton says no, 400."""
-    good = context.health.ready() and not exchange.drain.draining
+    good = context.health.ready() and not exchange.drain.leaving
     await exchange.respond(200 if good else 400, b"", content_type=_TEXT)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from socket import gethostname
 from typing import Any, Literal
 
 import msgspec
@@ -19,6 +20,7 @@ from penstock.engines.formats.exported_graph import exported_graph
 from penstock.engines.formats.gguf.files import gguf_files
 from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.host.placement import Placement, find_place
+from penstock.engines.kv_events.settings import KVEventsConfig
 from penstock.engines.offload.folder import secret_key
 from penstock.engines.process import WatchdogConfig
 from penstock.engines.process.liveness import Liveness, Watched
@@ -32,7 +34,6 @@ from penstock.gateway.configuration.sections import (
     CacheConfig,
     EngineConfig,
     LanguageModelConfig,
-    ReplicaConfig,
     ServerConfig,
 )
 from penstock.gateway.front.loading_board import LoadingBoard
@@ -74,7 +75,7 @@ def build_model(
 
     given = [new_adapter(*each) for each in parse_adapters(config.adapters.lora, names).items()]
     make = partial(_one_engine, config, budget or MemoryBudget(), names, board, on_step)
-    engine, adapters = _engine(config, source, tokenizer, given, make, on_step, new_door)
+    engine, adapters = _engine(config, source, names, tokenizer, given, make, on_step, new_door)
     observed.append(
         ModelMetrics(
             names[0],
@@ -99,6 +100,7 @@ def build_model(
         default_params=texts.default_params,
         texts=about_texts,
         adapters=adapters,
+        max_num_seqs=config.scheduling.max_num_seqs * _engines(config),
         sleep_idle_seconds=config.model.sleep_idle_seconds,
         salt_key=_salt_key(config.cache.kv_offload_dir),
     )
@@ -106,9 +108,15 @@ def build_model(
     return model
 
 
+def _engines(config: Config) -> int:
+    """That share the model's requests."""
+    return max(1, config.replication.replicas + len(config.replication.replica_address))
+
+
 def _engine(
     config: Config,
     source: ModelSource,
+    names: Sequence[str],
     tokenizer: Tokenizer,
     given: Sequence[Adapter],
     make: Callable[[int, EngineSpec, int], BudgetedEngine],
@@ -117,21 +125,21 @@ def _engine(
 ) -> tuple[Engine, AdapterSet]:
     """One engine, here or elsewhere, or several that look like one; and the adapters that it has. `make`: see
     `_one_engine`. Raises ConfigError."""
-    replication = config.replication
-    if new_door is not None and replication != ReplicaConfig():
-        raise ConfigError("replicas: several fronts share one engine for each model; use --fronts 1")
     adapters = AdapterSet()
     elsewhere = engine_elsewhere(config, source)
     if elsewhere is not None:
         return attached_engine(config, *elsewhere, _watchdog(config.server), on_step, adapters), adapters
+    replication = config.replication
     spec = None
     if replication.replicas:
-        spec = engine_spec(config, source, tokenizer, given)
-        if new_door is not None and spec.door is None:
-            spec = msgspec.structs.replace(spec, door=new_door())
+        spec = engine_spec(config, source, tokenizer, given, names)
+        if spec.scheduler.kv_events is not None and _engines(config) > 1:
+            raise ConfigError("kv-events: only an engine without replicas publishes them")
         directory, room = parse_directory(config.adapters.lora_directory), spec.options.get("max_loras", 0)
         adapters = AdapterSet(given, directory=directory, max_loaded=room)
         if replication.replicas == 1 and replication.resume != "on" and not replication.replica_address:
+            if new_door is not None and spec.door is None:
+                spec = msgspec.structs.replace(spec, door=new_door())
             return make(0, spec, 1), adapters
     from penstock.gateway.llm.replicas import replicated_engine
 
@@ -189,10 +197,14 @@ def public_names(config: Config, source_name: str) -> tuple[str, ...]:
 
 
 def engine_spec(
-    config: Config, source: ModelSource, tokenizer: Tokenizer, adapters: Sequence[Adapter] = ()
+    config: Config,
+    source: ModelSource,
+    tokenizer: Tokenizer,
+    adapters: Sequence[Adapter] = (),
+    names: Sequence[str] = (),
 ) -> EngineSpec:
-    """What the engine process is told; `adapters` are loaded with the model. Raises ConfigError for limits that
-    contradict each other."""
+    """What the engine process is told; `adapters` are loaded with the model, `names` are its public ones. Raises
+    ConfigError for limits that contradict each other."""
     scheduling = config.scheduling
     runner = _runner(config, source)
     _check_engine_settings(config, runner)
@@ -212,6 +224,7 @@ def engine_spec(
             enable_prefix_caching=config.cache.prefix_caching,
             kv_offload_dir=config.cache.kv_offload_dir or "",
             kv_offload_bytes=config.cache.kv_offload_bytes,
+            kv_events=_kv_events(config.cache, names[0] if names else source.name),
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None
@@ -225,6 +238,17 @@ def engine_spec(
         placement=_placement(config),
         door=door_spec(config, source),
     )
+
+
+def _kv_events(cache: CacheConfig, model: str) -> KVEventsConfig | None:
+    """Raises ValueError."""
+    if cache.kv_events is None:
+        for name in ("kv_events_replay", "kv_events_topic"):
+            if getattr(cache, name) is not None:
+                raise ValueError(f"{name.replace('_', '-')}: nothing is published without kv-events")
+        return None
+    topic = f"kv@{gethostname()}@{model}" if cache.kv_events_topic is None else cache.kv_events_topic
+    return KVEventsConfig(endpoint=cache.kv_events, replay=cache.kv_events_replay or "", topic=topic)
 
 
 def _placement(config: Config) -> Placement:
@@ -298,6 +322,8 @@ def _check_engine_settings(config: Config, runner: str) -> None:
         raise ConfigError("kv-offload-dir: does not apply to an engine that uses its own scheduler")
     elif runner not in _OFFLOADING:
         raise ConfigError(f"kv-offload-dir: only the openvino engine has this setting, not {runner}")
+    if config.cache.kv_events is not None and (scheduler == "engine" or runner == "tensorrt_llm"):
+        raise ConfigError("kv-events: does not apply to an engine that uses its own scheduler")
     if config.scheduling.speculative == "mtp" and runner != "openvino":
         raise ConfigError(f"speculative: the {runner} engine has no mtp; the openvino engine does")
     if runner != "openvino":

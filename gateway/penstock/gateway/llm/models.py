@@ -97,6 +97,8 @@ class LoadedModel:
     loaded: bool = False
     adapters: AdapterSet = field(default_factory=AdapterSet)
     in_flight: CallCounter = field(default_factory=CallCounter)
+    max_num_seqs: int = 1
+    """Requests that it computes together."""
     sleep_idle_seconds: float = 0.0
     salt_key: bytes | None = None
     """Makes salts of tenants that later starts make, too; None: the data plane's, which is of this process."""

@@ -1,4 +1,4 @@
-"""Options that OpenAI's or vLLM's API knows and this server does not offer.
+"""Options that OpenAI's, vLLM's or SGLang's API knows and this server does not offer.
 
 Ignoring one silently would give an answer to another question (unconstrained text where a schema was asked for), so
 each is refused by name, except at a value that asks for nothing.
@@ -24,9 +24,11 @@ _BOTH: dict[str, tuple[str, ...]] = {
     "length_penalty": ("null", "1"),
     "logprob_token_ids": _EMPTY,
     "logprobs_mode": _NOTHING,
+    "no_stop_trim": _OFF,
     "prompt_embeds": _NOTHING,
     "regex": _NOTHING,
     "repetition_detection": _NOTHING,
+    "return_hidden_states": _OFF,
     "return_prompt_text": _OFF,
     "return_token_offsets": _OFF,
     "return_tokens_as_token_ids": _OFF,
@@ -47,6 +49,8 @@ CHAT: Mapping[str, tuple[str, ...]] = _BOTH | {
     "mm_processor_kwargs": _EMPTY,
     "modalities": ("null", '["text"]'),
     "moderation": _NOTHING,
+    "separate_reasoning": ("null", "true"),
+    "stream_reasoning": ("null", "true"),
     "suffix": _NOTHING,
     "web_search_options": _NOTHING,
 }

@@ -27,14 +27,14 @@ class Live:
 
 
 class Ready:
-    """200 while requests would be served now: loaded, stepping, not draining."""
+    """200 while new requests should come here: loaded, stepping, not about to stop."""
 
     def __init__(self, health: ServerHealth, drain: DrainState) -> None:
         self._health = health
         self._drain = drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._drain.draining:
+        if self._drain.leaving:
             await _say(scope, False, "draining")
         else:
             ready = self._health.ready()

@@ -59,6 +59,7 @@ from penstock.gateway.ports.health import Live, Metrics, Ready, Version
 from penstock.gateway.ports.openapi import OpenApi
 from penstock.gateway.ports.request_paths import drop_trailing_slash
 from penstock.gateway.ports.routes import GuardedRoute, Routes
+from penstock.gateway.ports.server_info import ServerInfo
 from penstock.gateway.responses.chat_routes import ChatMessages, DeleteChat, GetChat, ListChats, UpdateChat
 from penstock.gateway.responses.chat_store import ChatStore
 from penstock.gateway.responses.conversation_routes import (
@@ -121,6 +122,7 @@ def build_app(
         *_health_routes(dataplane, settings),
         GuardedRoute("/ping", Ready(_health(dataplane, settings), settings.drain), PROBE, methods=["GET", "POST"]),
         GuardedRoute("/version", Version(dataplane, pooling, settings), SEE_METADATA, methods=["GET"]),
+        GuardedRoute("/server_info", ServerInfo(dataplane, settings), SEE_METADATA, methods=["GET"]),
     ]
     kserve_app = KServeApp(kserve) if kserve is not None else None
     kserve_paths = {} if kserve_app is None else kserve_app.paths()

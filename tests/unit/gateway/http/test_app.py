@@ -55,7 +55,7 @@ ROUTES = {
     "/health/live": "GET",
     "/health/ready": "GET",
     **dict.fromkeys(("/metrics", "/metrics/"), "GET"),
-    "/version": "GET",
+    **dict.fromkeys(("/version", "/server_info"), "GET"),
     "/openapi.json": "GET",
     "/": "GET",
 }

@@ -368,37 +368,6 @@ async def test_headers_go_to_the_model() -> None:
     assert model.requests[1].deadline is not None
 
 
-METRICS = {"kv_cache_utilization": 0.25, "max_token_capacity": 4096.0}
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_load_reports(stream: bool) -> None:
-    server = Server(llm(text(b"a", final=True)), load_metrics=lambda: METRICS)
-
-    async def report(**headers: str) -> str | None:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        done = await server.call({"text_input": "a"}, stream=stream, headers=named).run()
-        return done.headers.get("endpoint-load-metrics")
-
-    assert await report() is None
-    assert await report(endpoint_load_metrics_format="text") == (
-        "TEXT named_metrics.kv_cache_utilization=0.250000, named_metrics.max_token_capacity=4096"
-    )
-    found = await report(endpoint_load_metrics_format="JSON")
-    assert found is not None
-    assert json.loads(found.removeprefix("JSON ")) == {"named_metrics": METRICS}
-    assert await report(endpoint_load_metrics_format="bin") is None
-
-
-async def test_no_load_no_report() -> None:
-    for settings in ({}, {"load_metrics": dict}):
-        done = await Server(llm(text(b"a")), **settings).stream(
-            {"text_input": "a"}, headers={"endpoint-load-metrics-format": "text"}
-        )
-        assert done.status == 200
-        assert "endpoint-load-metrics" not in done.headers
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_requests_are_traced(stream: bool, tmp_path: Any) -> None:
     tracing = Tracing(str(tmp_path / "t.json"))

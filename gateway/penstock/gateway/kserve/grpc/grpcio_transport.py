@@ -43,6 +43,9 @@ class GrpcioTransport:
         if self._certificates is not None:
             self._certificates.reload()
 
+    def drain(self) -> None:
+        """The library tells its clients to leave when it stops, and not before."""
+
     async def stop(self, grace: float) -> None:
         if self._following is not None:
             self._following.cancel()

@@ -21,6 +21,7 @@ from penstock.gateway.front.context import Principal, RequestContext, read_conte
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.intake import SMALL_BODY, Intake
 from penstock.gateway.front.journal import RequestJournal
+from penstock.gateway.front.load_report import FORMAT_HEADER, LoadReporter
 from penstock.gateway.front.record import RequestRecord
 from penstock.gateway.kserve.grpc.status import shutting_down, status
 
@@ -74,8 +75,10 @@ class Guard:
         journal: RequestJournal,
         restrictions: Restrictions | None = None,
         intake: Intake | None = None,
+        load: LoadReporter | None = None,
     ) -> None:
-        """Without `keys` everybody is let in."""
+        """Without `keys` everybody is let in; without `load` balancers are told nothing of the server's load."""
+        self._load = load
         self._intake = intake or Intake()
         self._keys = keys or ApiKeys()
         self._restrictions = restrictions or {}
@@ -155,27 +158,33 @@ class Guard:
         def of(context: RequestContext) -> grpc.RpcMethodHandler:
             record = context.record
 
+            infers = access.group is ApiGroup.INFERENCE
+
             async def call(data: bytes, rpc: Rpc) -> bytes:
                 record.bytes_in = len(data)
                 _name(rpc, context)
                 try:
                     with self.recorded(context), answered(record), call_in_flight(self.drain, context):
-                        if access.group is ApiGroup.INFERENCE:
+                        if infers:
                             await self.take_in(context, data)
                         answer = await handler(data, rpc, _with_deadline(context, rpc))
                         record.bytes_out = len(answer)
-                        if record.target:
-                            _name(rpc, context)
+                        self._tell_end(rpc, context, infers=infers)
                         return answer
                 except Exception as error:
                     failure = error
-                if record.target:
-                    _name(rpc, context)
+                self._tell_end(rpc, context, infers=infers)
                 return await abort(rpc, failure)
 
             return grpc.unary_unary_rpc_method_handler(call)
 
         return Method(access, of)
+
+    def _tell_end(self, rpc: Rpc, context: RequestContext, *, infers: bool) -> None:
+        """What is known of the answer only now: which target has given it, and the server's load."""
+        load = self._load.grpc_metadata(context.headers.get(FORMAT_HEADER)) if infers and self._load is not None else ()
+        if load or context.record.target:
+            _name(rpc, context, load)
 
     def open(self, request: Any, handler: Callable[[Message], Message]) -> Method:
         """For probes: without a key, and while draining, too."""
@@ -194,6 +203,8 @@ class Guard:
         """New streams are refused while draining; what runs on a stream, it counts itself, for its key, too."""
 
         def of(context: RequestContext) -> grpc.RpcMethodHandler:
+            infers = access.group is ApiGroup.INFERENCE
+
             async def call(_: object, rpc: Rpc) -> None:
                 _name(rpc, context)
                 try:
@@ -201,7 +212,9 @@ class Guard:
                         if self.drain.draining:
                             raise shutting_down()
                         await handler(rpc, _with_deadline(context, rpc))
+                        self._tell_end(rpc, context, infers=infers)
                 except Exception as error:
+                    self._tell_end(rpc, context, infers=infers)
                     await abort(rpc, error)
 
             return grpc.stream_stream_rpc_method_handler(call)
@@ -228,11 +241,11 @@ def call_in_flight(drain: DrainState, context: RequestContext) -> Call:
     return Call(drain, context)
 
 
-def _name(rpc: Rpc, context: RequestContext) -> None:
-    """The RPC's end tells its id, as an HTTP answer does, and which target has answered."""
+def _name(rpc: Rpc, context: RequestContext, load: tuple[tuple[str, str | bytes], ...] = ()) -> None:
+    """The RPC's end tells its id, as an HTTP answer does, which target has answered, and the load."""
     target = context.record.target_told
     told = (("x-request-id", context.id), ("x-penstock-target", target)) if target else (("x-request-id", context.id),)
-    rpc.set_trailing_metadata(told)
+    rpc.set_trailing_metadata((*told, *load))
 
 
 def _with_deadline(context: RequestContext, rpc: Rpc) -> RequestContext:

@@ -9,6 +9,7 @@ from penstock.gateway.front.auth import ApiKeys
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.intake import Intake
 from penstock.gateway.front.journal import RequestJournal
+from penstock.gateway.front.load_report import LoadReporter
 from penstock.gateway.grpc_transport.server import Http2Transport
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.grpcio_transport import GrpcioTransport
@@ -33,6 +34,7 @@ class GrpcServer:
         journal: RequestJournal | None = None,
         restrictions: Restrictions | None = None,
         intake: Intake | None = None,
+        load: LoadReporter | None = None,
     ) -> None:
         """Binds. `ready` says whether the server as a whole is; without `keys` everybody is let in.
 
@@ -41,7 +43,7 @@ class GrpcServer:
         """
         intake = intake or Intake()
         self._health = Health(ready)
-        guard = Guard(keys, drain or DrainState(), journal or RequestJournal(), restrictions, intake)
+        guard = Guard(keys, drain or DrainState(), journal or RequestJournal(), restrictions, intake, load)
         service = build_service(kserve, guard, self._health, settings)
         self._transport = _transport(settings, service, intake)
         self.port = self._transport.port
@@ -55,8 +57,10 @@ class GrpcServer:
         self._transport.reload_certificates()
 
     async def drain(self) -> None:
-        """Health says NOT_SERVING from now on. What refuses new work is the drain state, which the caller begins."""
+        """Health says NOT_SERVING from now on, and clients are asked for other connections. What refuses new work is
+        the drain state, which the caller begins. May be called again, for connections made since."""
         self._health.close()
+        self._transport.drain()
 
     async def stop(self) -> None:
         """Ends what is still open after a short grace."""

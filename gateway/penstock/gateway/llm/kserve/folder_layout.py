@@ -79,6 +79,7 @@ def beside(path: str, folder: Path) -> str:
 def without_own_model(server: Config) -> Config:
     """The server's settings less those of the model and the engine on its command line."""
     kept = {name: getattr(server.model, name) for name in ("threads", "cpus", "numa_nodes")}
+    cache = msgspec.structs.replace(server.cache, **dict.fromkeys(KV_EVENTS))
     return msgspec.structs.replace(
         server,
         model=LanguageModelConfig(**kept),
@@ -86,7 +87,12 @@ def without_own_model(server: Config) -> Config:
         engine=EngineConfig(),
         adapters=AdapterConfig(),
         door=DoorConfig(),
+        cache=cache,
     )
+
+
+KV_EVENTS = ("kv_events", "kv_events_replay", "kv_events_topic")
+"""The command line's are those of its own model: an address has one publisher."""
 
 
 def with_offload_where_it_works(config: Config) -> Config:

@@ -26,6 +26,7 @@ from penstock.gateway.configuration.sections import (
 )
 from penstock.gateway.llm.engine_sharing import without_engine
 from penstock.gateway.llm.kserve.folder_layout import (
+    KV_EVENTS,
     beside,
     check_one_instance,
     model_source,
@@ -57,7 +58,8 @@ class PenstockLayout:
             server = without_engine(server)
         given["model"] = model_source(given.get("model"), context, _FILE)
         # the command line's are those of its own model
-        given.setdefault("revision", None)
+        for name in ("revision", *KV_EVENTS):
+            given.setdefault(name, None)
         _leave_guesses(server, given)
         if isinstance(given["speculative_model"], str):
             given["speculative_model"] = beside(given["speculative_model"], context.version_folder)

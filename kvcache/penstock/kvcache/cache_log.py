@@ -1,0 +1,64 @@
+"""What enters and leaves the prefix cache, noted for those who keep an index of it elsewhere.
+
+Whoever carries out all entries in order has the same set of hashes as `BlockPool`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+from penstock.kvcache.pool import BlockHash
+
+
+class BlocksStored(NamedTuple):
+    """Blocks that follow each other in a sequence of tokens. A block that is cached already is not stored again."""
+
+    group: int
+    """Of layers: each caches its own part of the same tokens, under the same hashes."""
+    hashes: list[BlockHash]
+    parent: BlockHash | None
+    """Of the block before the first one; None: it is a sequence's first."""
+    token_ids: Sequence[int]
+    """Of all the blocks, one after the other."""
+    block_size: int
+    adapter: str
+    """The key of the LoRA adapter that computed them; "": none."""
+
+
+class BlocksRemoved(NamedTuple):
+    group: int
+    hashes: list[BlockHash]
+
+
+class CacheCleared(NamedTuple):
+    """Nothing is cached any more."""
+
+
+CacheEntry: TypeAlias = BlocksStored | BlocksRemoved | CacheCleared
+
+
+class CacheLog:
+    """Its owner takes the entries after each step: what a step changes bounds their number."""
+
+    def __init__(self) -> None:
+        self._entries: list[CacheEntry] = []
+
+    def stored(self, entry: BlocksStored) -> None:
+        self._entries.append(entry)
+
+    def removed(self, group: int, block_hash: BlockHash) -> None:
+        last = self._entries[-1] if self._entries else None
+        if isinstance(last, BlocksRemoved) and last.group == group:
+            last.hashes.append(block_hash)
+        else:
+            self._entries.append(BlocksRemoved(group, [block_hash]))
+
+    def cleared(self) -> None:
+        """What was noted before is of no use any more."""
+        self._entries = [CacheCleared()]
+
+    def take(self) -> list[CacheEntry]:
+        """All entries since the last call, in order."""
+        entries, self._entries = self._entries, []
+        return entries

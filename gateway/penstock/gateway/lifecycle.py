@@ -56,6 +56,7 @@ from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.front.loops import loop_factory
 from penstock.gateway.front.server_health import ServerHealth, is_live
 from penstock.gateway.front.server_log import log_handler, set_up_log
+from penstock.gateway.front.service_manager import ServiceManager
 from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.server import HttpServer, ServerSettings
@@ -86,6 +87,8 @@ logger = logging.getLogger("penstock")
 _INTERRUPTED = 130
 _UNLOAD_SECONDS = 5.0
 """That models get to unload at least, when requests have used up the drain timeout."""
+_STOP_SECONDS = 30.0
+"""That all the rest of the end may take behind the drain: connections that close, models, what engines write to disk."""
 
 
 def answer_file(config: Config, source: Path, target: Path) -> int:
@@ -105,6 +108,8 @@ def serve(config: Config, file: BatchFile | None = None) -> int:
     """Runs a server until it is told to stop, or has answered the file; returns the exit status."""
     handler, view = log_handler()
     set_up_log(config.server.logging_level, handler)
+    manager = ServiceManager.from_environment()
+    board = LoadingBoard(manager.watching(view))
     try:
         check_exposure(config)
         others = config.repository.model_repository or config.embeddings.embedding_model
@@ -114,7 +119,7 @@ def serve(config: Config, file: BatchFile | None = None) -> int:
         if not wanted and config.cache.kv_events is not None:
             raise ConfigError("kv-events: there is no MODEL; a model in a repository has it in its model.json")
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            return runner.run(_Server(config, LoadingBoard(view), with_model=wanted).run(file))
+            return runner.run(_Server(config, board, manager, with_model=wanted).run(file))
     except (ConfigError, PenstockError) as error:
         logger.error("%s", error)
         return 1
@@ -135,9 +140,10 @@ def _new_front_folder(config: Config) -> FrontFolder | None:
 class _Server:
     """Everything that lives as long as the process."""
 
-    def __init__(self, config: Config, board: LoadingBoard, *, with_model: bool) -> None:
+    def __init__(self, config: Config, board: LoadingBoard, manager: ServiceManager, *, with_model: bool) -> None:
         """`with_model`: the command names one, or means the demo model."""
         self._config = config
+        self._manager = manager
         server = config.server
         pools = WorkPools()
         on_demand = build_on_demand(config)
@@ -230,7 +236,7 @@ class _Server:
             ),
             ServerSettings(host=server.address("metrics"), port=server.metrics_port, limits=limits, http2=False),
         )
-        self._signals = ServerSignals()
+        self._signals = ServerSignals(manager)
         if self._folder is None:
             self._ports: OpenPorts | FrontPorts = OpenPorts(
                 config, self._http, operator, self._new_grpc_server, self._signals
@@ -301,6 +307,7 @@ class _Server:
         if self._config.server.api_key_file:
             self._signals.on_hangup(self._read_keys_again)
         self._intake.lag.start()
+        self._manager.start_watchdog(self._is_live)
         self._responses.start()
         if file is not None:
             file.check(self._endpoints, self._settings)
@@ -342,6 +349,7 @@ class _Server:
         # The gateway's long-lived objects are all made now: keep them out of every later collection.
         gc.collect()
         gc.freeze()
+        self._manager.ready("ready")
         if self._config.repository.model_repository:
             served = [f"{model.name} {model.version}" for model in self._models.models() if model.ready]
             logger.info("ready: %d models: %s", len(served), ", ".join(served) or "none is loaded yet")
@@ -382,6 +390,9 @@ class _Server:
     async def _shut_down(self) -> None:
         ends = asyncio.get_running_loop().time() + self._config.server.drain_timeout
         self._drain.begin()
+        self._manager.stopping(
+            f"draining {self._drain.in_flight} requests", self._config.server.drain_timeout + _STOP_SECONDS
+        )
         self._traffic.table.stop_shadows()
         if self._batches is not None:
             await self._batches.stop()
@@ -403,6 +414,7 @@ class _Server:
             self._access_log.flush()
         if self._spans is not None:
             self._spans.close()
+        self._manager.close()
         logger.info("stopped")
 
     async def _wait_until_idle(self) -> None:

@@ -41,7 +41,7 @@ def alert_rules() -> Iterator[tuple[str, str]]:
 
 
 def scaling_queries() -> Iterator[tuple[str, str]]:
-    """What autoscalers and the endpoint picker look at."""
+    """What autoscalers look at."""
     scaled = yaml.safe_load((KUBERNETES / "components/keda/scaled-object.yaml").read_text())
     for trigger in scaled["spec"]["triggers"]:
         yield "KEDA", trigger["metadata"]["query"].replace('namespace="penstock"', "")
@@ -50,9 +50,6 @@ def scaling_queries() -> Iterator[tuple[str, str]]:
         yield "HPA", metric["pods"]["metric"]["name"]
     for rule in yaml.safe_load((KUBERNETES / "components/hpa/adapter-rules.yaml").read_text())["rules"]:
         yield "adapter", rule["seriesQuery"].partition("{")[0]
-    picker = (KUBERNETES / "overlays/inference-gateway/endpoint-picker.yaml").read_text()
-    for name in re.findall(r"-metric=(\w+)", picker):
-        yield "picker", name
 
 
 def names(query: str) -> set[str]:

@@ -64,6 +64,11 @@ def of_container(
     return parsed(arguments, environ, monkeypatch)
 
 
+def seconds_to_end(config: Config) -> float:
+    """That a pod has to give its server after SIGTERM."""
+    return config.server.drain_delay + config.server.drain_timeout + REST_SECONDS
+
+
 def pause(container: dict[str, Any]) -> int:
-    """Seconds before the server hears that its pod ends."""
+    """Seconds before a container hears that its pod ends."""
     return int(container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0))

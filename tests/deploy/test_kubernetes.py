@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from deploy.places import KUBERNETES, documents, is_ours, pods, program, run
-from deploy.settings import REST_SECONDS, of_container, pause
+from deploy.settings import REST_SECONDS, of_container, pause, seconds_to_end
 
 FOLDERS = ("overlays/cpu", "overlays/nvidia", "overlays/keda", "overlays/inference-gateway", "kserve", "leader-worker-set")
 VERSIONS = ("1.30", "1.37")
@@ -88,8 +88,7 @@ def test_servers_know_their_settings_and_have_the_time_to_drain(
                 servers += 1
                 config = of_container(container, pod, files, tmp_path, monkeypatch)
                 if "terminationGracePeriodSeconds" in pod:
-                    needed = pause(container) + config.server.drain_timeout + REST_SECONDS
-                    assert pod["terminationGracePeriodSeconds"] >= needed
+                    assert pod["terminationGracePeriodSeconds"] >= pause(container) + seconds_to_end(config)
     assert servers >= 1
 
 
@@ -176,7 +175,7 @@ def test_workers_outlive_their_leader_s_drain(tmp_path: Path, monkeypatch: pytes
     files = {name: each["data"] for name, each in named("leader-worker-set", "ConfigMap").items()}
     (_, leader), (_, worker) = pods(group)
     config = of_container(leader["containers"][0], leader, files, tmp_path, monkeypatch)
-    assert pause(worker["containers"][0]) >= pause(leader["containers"][0]) + config.server.drain_timeout
+    assert pause(worker["containers"][0]) >= seconds_to_end(config) - REST_SECONDS
     assert worker["terminationGracePeriodSeconds"] > pause(worker["containers"][0])
     size = group["spec"]["leaderWorkerTemplate"]["size"]
     gpus = int(leader["containers"][0]["resources"]["limits"]["nvidia.com/gpu"])

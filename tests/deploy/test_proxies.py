@@ -20,7 +20,10 @@ from deploy.proxies import PROXIES, Front, proxied
 from helpers_server import Server, wait_until
 
 pytest.importorskip("h2")
-SLOW = ("--engine", "simulated", "--served-model-name", "m", "--sim-step-ms", "20", "--allowed-hosts", "localhost")
+SLOW = (
+    *("--engine", "simulated", "--served-model-name", "m", "--sim-step-ms", "20"),
+    *("--allowed-hosts", "localhost", "--drain-delay", "5"),
+)
 LONG = {"model": "m", "prompt": "hi", "max_tokens": 1500, "stream": True, "ignore_eos": True}
 """Half a minute of tokens: whoever sees the first one while it runs has not waited for the last."""
 
@@ -61,8 +64,9 @@ def test_events_come_as_they_are_made(front: Front, http2: bool) -> None:
         with asking.stream("POST", "/v1/completions", json=LONG) as response:
             assert response.status_code == 200
             assert response.http_version == ("HTTP/2" if http2 else "HTTP/1.1")
-            assert next(response.iter_lines()).startswith("data: ")
-            assert running(front) == 1
+            events = response.iter_lines()  # kept: httpx ends the request with it
+            assert next(events).startswith("data: ")
+            wait_until(lambda: running(front) == 1)
         asking.close()  # httpx gives streams of HTTP/2 up only with their connection
         wait_until(lambda: running(front) == 0)
 
@@ -87,7 +91,7 @@ def test_grpc_streams_come_as_they_are_made(front: Front) -> None:
         asking.async_stream_infer("m", inputs)
         _, error = answers.get(timeout=30)
         assert error is None
-        assert running(front) == 1
+        wait_until(lambda: running(front) == 1)
         asking.stop_stream(cancel_requests=True)
         wait_until(lambda: running(front) == 0)
 

@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 from deploy.places import DEPLOY, KUBERNETES, Pod, documents, is_ours, pods
-from deploy.settings import IMAGE, REST_SECONDS, of_container, parsed, pause
-
+from deploy.settings import IMAGE, REST_SECONDS, of_container, parsed, pause, seconds_to_end
 from penstock.gateway import lifecycle
 
 FILES = {
@@ -34,23 +33,22 @@ def servers() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("pod", "container"), list(servers()))
 def test_of_pods(pod: Pod, container: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = of_container(container, pod, FILES, tmp_path, monkeypatch).server
+    config = of_container(container, pod, FILES, tmp_path, monkeypatch)
     if "terminationGracePeriodSeconds" in pod:
-        assert pod["terminationGracePeriodSeconds"] >= pause(container) + server.drain_timeout + REST_SECONDS
+        assert pod["terminationGracePeriodSeconds"] >= pause(container) + seconds_to_end(config)
 
 
-def test_kserve_gives_its_pods_the_time() -> None:
+def test_kserve_gives_its_pods_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There the runtime has the settings, and the service the time."""
-    drains = {
-        resource["metadata"]["name"]: int(env["value"])
+    needed = {
+        resource["metadata"]["name"]: seconds_to_end(of_container(container, pod, {}, tmp_path, monkeypatch))
         for resource in documents((KUBERNETES / "kserve/serving-runtimes.yaml").read_text())
-        for container in resource["spec"]["containers"]
-        for env in container["env"]
-        if env["name"] == "PENSTOCK_DRAIN_TIMEOUT"
+        for _, pod in pods(resource)
+        for container in pod["containers"]
     }
     for service in documents((KUBERNETES / "kserve/inference-services.yaml").read_text()):
         predictor = service["spec"]["predictor"]
-        assert predictor["terminationGracePeriodSeconds"] >= drains[predictor["model"]["runtime"]] + REST_SECONDS
+        assert predictor["terminationGracePeriodSeconds"] >= needed[predictor["model"]["runtime"]]
 
 
 def test_the_rest_behind_a_drain() -> None:
@@ -68,7 +66,7 @@ def test_of_compose(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = parsed(service["command"], IMAGE | environ, monkeypatch)
     assert config.server.api_key == ("k",)
     assert config.model.model == model
-    assert int(service["stop_grace_period"].removesuffix("s")) >= config.server.drain_timeout + REST_SECONDS
+    assert int(service["stop_grace_period"].removesuffix("s")) >= seconds_to_end(config)
 
 
 def test_of_compose_with_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

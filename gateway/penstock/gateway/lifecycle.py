@@ -383,16 +383,18 @@ class _Server:
         await self._ports.drain()
         delay = self._config.server.drain_delay
         if delay:
+            self._tell_manager_of_end("serving until balancers have noticed", delay)
             logger.info("not ready any more; new requests are served for another %g s", delay)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._signals.hurry.wait(), delay)
 
+    def _tell_manager_of_end(self, status: str, delay: float = 0.0) -> None:
+        self._manager.stopping(status, delay + self._config.server.drain_timeout + _STOP_SECONDS)
+
     async def _shut_down(self) -> None:
         ends = asyncio.get_running_loop().time() + self._config.server.drain_timeout
         self._drain.begin()
-        self._manager.stopping(
-            f"draining {self._drain.in_flight} requests", self._config.server.drain_timeout + _STOP_SECONDS
-        )
+        self._tell_manager_of_end(f"draining {self._drain.in_flight} requests")
         self._traffic.table.stop_shadows()
         if self._batches is not None:
             await self._batches.stop()

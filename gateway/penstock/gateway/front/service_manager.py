@@ -33,8 +33,8 @@ class ServiceManager:
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self._watchdog_seconds = watchdog_seconds
         self._ready = False
-        self._status = ""
-        """Of a server that loads nothing."""
+        self._status = "starting"
+        """While nothing is loaded."""
         self._next_sign: asyncio.TimerHandle | None = None
 
     @classmethod

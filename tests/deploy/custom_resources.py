@@ -1,5 +1,5 @@
-"""Shapes of custom resources whose schemas no package has: the fields that deploy/ uses, as the projects document them
-(InferencePool of the Gateway API inference extension v1, LeaderWorkerSet v1, LLMInferenceService v1alpha2 of KServe)."""
+"""Shapes of custom resources whose schemas no package has: the fields that deploy/ uses, as documented for InferencePool
+(v1 of the Gateway API inference extension), LeaderWorkerSet (v1) and LLMInferenceService (v1alpha2 of KServe)."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def check_shape(resource: dict[str, Any]) -> bool:
 
 
 def unknown_to_kserve(resource: dict[str, Any]) -> list[str]:
-    """Fields that the models of the `kserve` package do not have, by their paths. The package itself is not imported: it
-    would need what KServe's own servers need."""
+    """Fields that the models of the `kserve` package do not have, by their paths. The package is not imported: it would
+    need what KServe's own servers need."""
     version = resource["apiVersion"].rpartition("/")[2]
     kind = f"V{version[1:]}{resource['kind']}Spec"
     if _fields(kind) is None:

@@ -70,5 +70,3 @@ def needs_a_gpu(name: str) -> bool:
 def labels_of(page: str, metric: str) -> set[str]:
     [line, *_] = [line for line in page.splitlines() if line.startswith(metric + "{")] or [""]
     return set(re.findall(r'(\w+)="', line))
-
-

@@ -2,110 +2,111 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
+import ssl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import httpx
+
 from deploy.places import DEPLOY, program
-from helpers_server import Server, wait_until
+from helpers_routers import free_port, running
+from helpers_server import Server
 from helpers_tls import make_certificate
 
 
 class Front(NamedTuple):
-    """A proxy that runs, and the servers behind it."""
+    """A proxy, and the servers behind it."""
 
-    url: str
-    grpc: str
-    certificate: Path
+    http_port: int
+    grpc_port: int
+    folder: Path
+    """Of its certificate, its log, and all that it writes."""
     servers: Sequence[Server]
 
+    @property
+    def certificate(self) -> Path:
+        return self.folder / "server.pem"
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    def client(self, *, http2: bool = True) -> httpx.Client:
+        trusted = ssl.create_default_context(cafile=str(self.certificate))
+        return httpx.Client(base_url=f"https://localhost:{self.http_port}", http2=http2, timeout=60, verify=trusted)
 
+    def serves(self) -> bool:
+        with self.client() as asking:
+            return asking.get("/health/ready").status_code == 200
 
-def replaced(text: str, changes: dict[str, str]) -> str:
-    """Fails where a place that the test must change is not in the example any more."""
-    for old, new in changes.items():
-        assert old in text, f"the example has no {old!r}"
-        text = text.replace(old, new)
-    return text
-
-
-def upstreams(servers: Sequence[Server], form: str) -> dict[str, str]:
-    """The addresses in the examples -> those of the servers. `form` has {} for the port."""
-    ports = [(8000, 8001), (8100, 8101)]
-    return {
-        form.format(port): form.format(mine)
-        for server, known in zip(servers, ports, strict=True)
-        for port, mine in zip(known, (server.http_port, server.grpc.rpartition(":")[2]), strict=True)
-    }
+    def num_running(self) -> int:
+        """Requests in the servers' engines."""
+        return sum(server.state()["num_running"] for server in self.servers)
 
 
-def nginx(folder: Path, servers: Sequence[Server], http: int, grpc: int) -> list[str]:
+def _nginx(front: Front) -> list[str]:
+    folder = front.folder
     scratch = "".join(f"{kind}_temp_path {folder}/{kind};" for kind in ("proxy", "fastcgi", "uwsgi", "scgi"))
     changes = {
+        "events {\n": "user root;\nevents {\n",  # whom the folder belongs to
         "\nhttp {\n": f"\nhttp {{ access_log off; client_body_temp_path {folder}/body; {scratch}\n",
-        "listen 443 ": f"listen {http} ",
-        "listen 8443 ": f"listen {grpc} ",
+        "listen 443 ": f"listen {front.http_port} ",
+        "listen 8443 ": f"listen {front.grpc_port} ",
         "/etc/nginx/tls/": f"{folder}/",
-        **upstreams(servers, "127.0.0.1:{} "),
+        **_upstreams(front, "127.0.0.1:{} "),
     }
-    (folder / "nginx.conf").write_text(replaced((DEPLOY / "proxies/nginx.conf").read_text(), changes))
+    file = _example(front, "nginx.conf", changes)
     options = f"daemon off; pid {folder}/nginx.pid;"
-    return [program("nginx"), "-e", "stderr", "-p", str(folder), "-c", f"{folder}/nginx.conf", "-g", options]
+    return [program("nginx"), "-e", "stderr", "-p", str(folder), "-c", str(file), "-g", options]
 
 
-def envoy(folder: Path, servers: Sequence[Server], http: int, grpc: int) -> list[str]:
+def _envoy(front: Front) -> list[str]:
     changes = {
-        "port_value: 443}": f"port_value: {http}}}",
-        "/etc/envoy/tls/": f"{folder}/",
-        **upstreams(servers, "port_value: {}}}"),
+        "port_value: 443}": f"port_value: {front.http_port}}}",
+        "/etc/envoy/tls/": f"{front.folder}/",
+        **_upstreams(front, "port_value: {}}}"),
     }
-    (folder / "envoy.yaml").write_text(replaced((DEPLOY / "proxies/envoy.yaml").read_text(), changes))
-    return [program("envoy"), "-c", f"{folder}/envoy.yaml", "--use-dynamic-base-id", "--log-level", "warning"]
+    file = _example(front, "envoy.yaml", changes)
+    return [program("envoy"), "-c", str(file), "--use-dynamic-base-id", "--log-level", "warning"]
 
 
-def caddy(folder: Path, servers: Sequence[Server], http: int, grpc: int) -> list[str]:
-    own = "{\n\tadmin off\n\tauto_https disable_redirects\n}\n"
-    changes = {
-        "\nllm.example.org {\n": f"\nlocalhost:{http} {{\n\ttls {folder}/server.pem {folder}/server.key\n",
-        **upstreams(servers, "127.0.0.1:{}"),
-    }
-    (folder / "Caddyfile").write_text(own + replaced((DEPLOY / "proxies/Caddyfile").read_text(), changes))
-    return [program("caddy"), "run", "--adapter", "caddyfile", "--config", f"{folder}/Caddyfile"]
+def _caddy(front: Front) -> list[str]:
+    folder = front.folder
+    options = f"{{\n\tadmin off\n\tauto_https disable_redirects\n\tstorage file_system {folder}\n}}\n"
+    site = f"\nlocalhost:{front.http_port} {{\n\ttls {folder}/server.pem {folder}/server.key\n"
+    file = _example(
+        front, "Caddyfile", {"\nllm.example.org {\n": f"\n{options}{site}", **_upstreams(front, "127.0.0.1:{}")}
+    )
+    return [program("caddy"), "run", "--adapter", "caddyfile", "--config", str(file)]
 
 
-Command = Callable[[Path, Sequence[Server], int, int], list[str]]
-PROXIES: dict[str, Command] = {"nginx": nginx, "envoy": envoy, "caddy": caddy}
-ONE_PORT = ("envoy", "caddy")
+PROXIES: dict[str, Callable[[Front], list[str]]] = {"nginx": _nginx, "envoy": _envoy, "caddy": _caddy}
+_ONE_PORT = ("envoy", "caddy")
 """Those that tell gRPC from other requests by themselves."""
+
+
+def _example(front: Front, name: str, changes: dict[str, str]) -> Path:
+    """A copy with some places changed, which must be there."""
+    text = (DEPLOY / "proxies" / name).read_text()
+    for old, new in changes.items():
+        assert old in text, f"{name} has no {old!r}"
+        text = text.replace(old, new)
+    copy = front.folder / name
+    copy.write_text(text)
+    return copy
+
+
+def _upstreams(front: Front, form: str) -> dict[str, str]:
+    """The addresses in the examples -> those of the servers. `form` has {} for the port."""
+    known = [(8000, 8001), (8100, 8101)]
+    mine = [(server.http_port, int(server.grpc.rpartition(":")[2])) for server in front.servers]
+    pairs = [pair for both in zip(known, mine, strict=True) for pair in zip(*both, strict=True)]
+    return {form.format(old): form.format(new) for old, new in pairs}
 
 
 @contextmanager
 def proxied(name: str, folder: Path, servers: Sequence[Server]) -> Iterator[Front]:
+    """A proxy that serves: Envoy does so only when it knows that the servers are well."""
     make_certificate(folder, "server")
-    http = free_port()
-    grpc = http if name in ONE_PORT else free_port()
-    command = PROXIES[name](folder, servers, http, grpc)
-    environ = os.environ | {"HOME": str(folder), "XDG_DATA_HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environ)
-    try:
-        wait_until(lambda: process.poll() is not None or (is_open(http) and is_open(grpc)))
-        assert process.poll() is None, (folder / "log").read_text()
-        yield Front(f"https://localhost:{http}", f"localhost:{grpc}", folder / "server.pem", servers)
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
-def is_open(port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0
+    port = free_port()
+    front = Front(port, port if name in _ONE_PORT else free_port(), folder, servers)
+    with running(PROXIES[name](front), folder / "log", front.serves):
+        yield front

@@ -1,5 +1,5 @@
-"""The Dockerfile: linted, and what it builds run in a folder instead of an image (`image_folder.py`), as the image's user,
-with a root that cannot be written to."""
+"""The Dockerfile: linted; and what it builds, in a folder instead of an image (`image_folder.py`), run as the image's
+user, with a root that cannot be written to."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ def container(image: Path) -> Iterator[subprocess.Popen[str]]:
     }
     values = {line.instruction: line.value for line in lines() if line.instruction in ("ENTRYPOINT", "CMD")}
     command = [part for name in ("ENTRYPOINT", "CMD") for part in re.findall(r'"(.*?)"', values[name])]
-    rights = "--inh-caps=-all,+dac_read_search --ambient-caps=-all,+dac_read_search --bounding-set=-all,+dac_read_search"
+    rights = (
+        "--inh-caps=-all,+dac_read_search --ambient-caps=-all,+dac_read_search --bounding-set=-all,+dac_read_search"
+    )
     script = f"""
         mount --make-rprivate /
         mount --bind {cache} {cache}

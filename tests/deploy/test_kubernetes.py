@@ -1,5 +1,5 @@
-"""The manifests as kubectl renders them, against the schemas of Kubernetes and of what it is extended with; and that their
-parts fit together."""
+"""The manifests as kubectl renders them: the schemas of Kubernetes and of what extends it, and that their parts fit
+together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ import pytest
 from deploy.places import KUBERNETES, documents, is_ours, pods, program, run
 from deploy.settings import REST_SECONDS, of_container, pause, seconds_to_end
 
-FOLDERS = ("overlays/cpu", "overlays/nvidia", "overlays/keda", "overlays/inference-gateway", "kserve", "leader-worker-set")
+FOLDERS = (
+    "overlays/cpu",
+    "overlays/nvidia",
+    "overlays/keda",
+    "overlays/inference-gateway",
+    "kserve",
+    "leader-worker-set",
+)
 VERSIONS = ("1.30", "1.37")
 """The oldest Kubernetes whose pods can sleep before they end, and the newest that the validator knows."""
 MADE_BY_HAND = {"Secret": {"penstock-keys", "llm-example-org-tls"}, "PersistentVolumeClaim": {"penstock-models"}}
@@ -58,7 +65,11 @@ def test_resources_of_kserve_have_only_its_fields() -> None:
     assert len(found) == 4
     for resource in found:
         assert custom.unknown_to_kserve(resource) == []
-    wrong = {"apiVersion": "serving.kserve.io/v1beta1", "kind": "InferenceService", "spec": {"predictor": {"modell": {}}}}
+    wrong = {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "spec": {"predictor": {"modell": {}}},
+    }
     assert custom.unknown_to_kserve(wrong) == ["spec.predictor.modell"]
 
 

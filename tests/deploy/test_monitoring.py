@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,17 +22,12 @@ from deploy.metrics_pages import (
     series_of,
 )
 from deploy.places import DEPLOY, program, run
-from helpers_server import Server, serving, wait_until
+from helpers_routers import free_port, running
+from helpers_server import Server, serving
 
 PROMETHEUS = DEPLOY / "prometheus"
 BY_PROMETHEUS = {"instance", "job", "pod"}
 """Labels that it adds."""
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def test_rules_and_their_tests() -> None:
@@ -98,8 +91,8 @@ def test_metrics_that_are_asked_for_exist(server: Server) -> None:
 
 @pytest.fixture(scope="module")
 def prometheus(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Its URL, once it has read the server's metrics twice. With our rules, and our scrape settings but the target and
-    the pace."""
+    """Its address, once it has read the server's metrics three times. It has our rules, and our settings but for the
+    target and the pace."""
     folder = tmp_path_factory.mktemp("prometheus")
     settings: dict[str, Any] = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
     settings["global"] = {"scrape_interval": "200ms", "evaluation_interval": "200ms"}
@@ -109,15 +102,13 @@ def prometheus(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
     (folder / "prometheus.yml").write_text(yaml.safe_dump(settings))
     (folder / "alerts.yml").write_text((PROMETHEUS / "alerts.yml").read_text())
     address = f"127.0.0.1:{free_port()}"
-    flags = (f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}", f"--web.listen-address={address}")
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen([program("prometheus"), *flags], stdout=log, stderr=log)
-    try:
-        wait_until(lambda: scrapes(address) >= 3)
-        yield f"http://{address}"
-    finally:
-        process.terminate()
-        process.wait(20)
+    flags = (
+        f"--config.file={folder}/prometheus.yml",
+        f"--storage.tsdb.path={folder}",
+        f"--web.listen-address={address}",
+    )
+    with running([program("prometheus"), *flags], folder / "log", lambda: scrapes(address) >= 3):
+        yield address
 
 
 def ask(address: str, query: str) -> list[dict[str, Any]]:
@@ -127,22 +118,18 @@ def ask(address: str, query: str) -> list[dict[str, Any]]:
 
 
 def scrapes(address: str) -> int:
-    try:
-        if httpx.get(f"http://{address}/-/ready", timeout=20).status_code != 200:
-            return 0
-    except httpx.TransportError:
+    if httpx.get(f"http://{address}/-/ready", timeout=20).status_code != 200:
         return 0
     return sum(int(each["value"][1]) for each in ask(address, 'count_over_time(up{job="penstock"}[1m])'))
 
 
 def test_a_real_prometheus_answers_the_dashboard_s_queries(prometheus: str) -> None:
-    address = prometheus.removeprefix("http://")
-    empty = [(title, query) for title, query in dashboard_queries() if not ask(address, query)]
+    empty = [(title, query) for title, query in dashboard_queries() if not ask(prometheus, query)]
     assert all(map(needs_a_gpu, (name for _, query in empty for name in names(query)))), empty
 
 
 def test_no_alert_fires_for_a_server_that_is_well(prometheus: str) -> None:
-    rules = httpx.get(f"{prometheus}/api/v1/rules", timeout=20).json()["data"]["groups"][0]["rules"]
+    rules = httpx.get(f"http://{prometheus}/api/v1/rules", timeout=20).json()["data"]["groups"][0]["rules"]
     assert len(rules) == len(list(alert_rules()))
     for rule in rules:
         assert rule["health"] in ("ok", "unknown"), rule
@@ -167,7 +154,11 @@ def test_panels_do_not_overlap() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in dashboard["panels"]:
         place = panel["gridPos"]
-        cells = {(x, y) for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])}
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
         assert not cells & taken, panel["title"]
         assert place["x"] + place["w"] <= 24
         taken |= cells

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import queue
 import signal
-import ssl
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
@@ -25,7 +23,7 @@ SLOW = (
     *("--allowed-hosts", "localhost", "--drain-delay", "5"),
 )
 LONG = {"model": "m", "prompt": "hi", "max_tokens": 1500, "stream": True, "ignore_eos": True}
-"""Half a minute of tokens: whoever sees the first one while it runs has not waited for the last."""
+"""Half a minute of tokens: a client that sees the first one while it runs has not waited for the last."""
 
 
 @pytest.fixture(scope="module", params=PROXIES)
@@ -35,40 +33,23 @@ def front(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         for server in servers:
             server.wait_ready()
         with proxied(request.param, tmp_path_factory.mktemp(request.param), servers) as running:
-            wait_until(lambda: serves(running))
             yield running
     finally:
         for server in servers:
             server.close()
 
 
-def client(front: Front, *, http2: bool = True) -> httpx.Client:
-    return httpx.Client(
-        base_url=front.url, http2=http2, timeout=60, verify=ssl.create_default_context(cafile=str(front.certificate))
-    )
-
-
-def serves(front: Front) -> bool:
-    """Envoy answers when it has looked at the servers' health."""
-    with client(front) as asking:
-        return asking.get("/health/ready").status_code == 200
-
-
-def running(front: Front) -> int:
-    return sum(server.state()["num_running"] for server in front.servers)
-
-
 @pytest.mark.parametrize("http2", [False, True])
 def test_events_come_as_they_are_made(front: Front, http2: bool) -> None:
-    with client(front, http2=http2) as asking:
+    with front.client(http2=http2) as asking:
         with asking.stream("POST", "/v1/completions", json=LONG) as response:
             assert response.status_code == 200
             assert response.http_version == ("HTTP/2" if http2 else "HTTP/1.1")
             events = response.iter_lines()  # kept: httpx ends the request with it
             assert next(events).startswith("data: ")
-            wait_until(lambda: running(front) == 1)
+            wait_until(lambda: front.num_running() == 1, 10)
         asking.close()  # httpx gives streams of HTTP/2 up only with their connection
-        wait_until(lambda: running(front) == 0)
+        wait_until(lambda: front.num_running() == 0)
 
 
 def tensor(name: str, datatype: str, value: object) -> Any:
@@ -78,41 +59,40 @@ def tensor(name: str, datatype: str, value: object) -> Any:
 
 
 def test_grpc_streams_come_as_they_are_made(front: Front) -> None:
-    sampling = b'{"max_tokens": 1500, "ignore_eos": true}'
     inputs = [
         tensor("text_input", "BYTES", b"hi"),
         tensor("stream", "BOOL", True),
-        tensor("sampling_parameters", "BYTES", sampling),
+        tensor("sampling_parameters", "BYTES", b'{"max_tokens": 1500, "ignore_eos": true}'),
     ]
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    with triton.InferenceServerClient(front.grpc, ssl=True, root_certificates=str(front.certificate)) as asking:
+    address = f"localhost:{front.grpc_port}"
+    with triton.InferenceServerClient(address, ssl=True, root_certificates=str(front.certificate)) as asking:
         assert asking.is_server_ready()
         asking.start_stream(callback=lambda result, error: answers.put((result, error)))
         asking.async_stream_infer("m", inputs)
         _, error = answers.get(timeout=30)
         assert error is None
-        wait_until(lambda: running(front) == 1)
+        wait_until(lambda: front.num_running() == 1, 10)
         asking.stop_stream(cancel_requests=True)
-        wait_until(lambda: running(front) == 0)
+        wait_until(lambda: front.num_running() == 0)
 
 
 def test_large_requests_reach_the_server(front: Front) -> None:
-    with client(front) as asking:
+    with front.client() as asking:
         answer = asking.post("/v1/completions", json=LONG | {"prompt": "word " * 600_000})
-    assert answer.status_code == 400
+    assert answer.status_code == 400, answer.text
     assert "context" in answer.json()["error"]["message"]
 
 
 def test_a_server_that_drains_away_costs_nobody_anything(front: Front) -> None:
     """Requests come all the time, half a second each, while one of two servers is told to end."""
-    body = LONG | {"max_tokens": 25}
     gone = threading.Event()
 
     def ask_on() -> list[tuple[int, str]]:
         found = []
-        with client(front, http2=False) as asking:
+        with front.client(http2=False) as asking:
             while not gone.is_set():
-                answer = asking.post("/v1/completions", json=body)
+                answer = asking.post("/v1/completions", json=LONG | {"max_tokens": 25})
                 found.append((answer.status_code, answer.text[-40:]))
         return found
 

@@ -1,4 +1,4 @@
-"""The unit, as systemd itself reads it. That the server speaks to systemd is shown by protocol/test_service_manager.py."""
+"""The unit, as systemd reads it. That the server speaks to systemd is shown by protocol/test_service_manager.py."""
 
 from __future__ import annotations
 

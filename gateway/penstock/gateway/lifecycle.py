@@ -88,7 +88,7 @@ _INTERRUPTED = 130
 _UNLOAD_SECONDS = 5.0
 """That models get to unload at least, when requests have used up the drain timeout."""
 _STOP_SECONDS = 30.0
-"""That all the rest of the end may take behind the drain: connections that close, models, what engines write to disk."""
+"""That the rest of the end may take behind the drain: connections that close, models, what engines write to disk."""
 
 
 def answer_file(config: Config, source: Path, target: Path) -> int:

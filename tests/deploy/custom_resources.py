@@ -1,5 +1,6 @@
-"""Shapes of custom resources whose schemas no package has: the fields that deploy/ uses, as documented for InferencePool
-(v1 of the Gateway API inference extension), LeaderWorkerSet (v1) and LLMInferenceService (v1alpha2 of KServe)."""
+"""Shapes of custom resources whose schemas no package has: the fields that deploy/ uses, by the documentation of
+InferencePool (Gateway API inference extension, v1), LeaderWorkerSet (v1), LLMInferenceService (KServe, v1alpha2).
+"""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
+from deploy.places import program
 from deploy.proxies import PROXIES, Front, proxied
 from helpers_server import Server, wait_until
 
@@ -28,6 +29,7 @@ LONG = {"model": "m", "prompt": "hi", "max_tokens": 1500, "stream": True, "ignor
 
 @pytest.fixture(scope="module", params=PROXIES)
 def front(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    program(request.param)
     servers = [Server(*SLOW), Server(*SLOW)]
     try:
         for server in servers:

@@ -18,6 +18,7 @@ _MOST_EXPOSED = 20
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A machine's files as the commands in docs/deploy.md leave them, with programs that do nothing."""
+    program("systemd-analyze")
     for name in ("opt/penstock/bin/penstock", "bin/kill"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy("/bin/true", tmp_path / name)

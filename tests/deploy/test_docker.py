@@ -68,9 +68,12 @@ def container(image: Path) -> Iterator[subprocess.Popen[str]]:
     )
     script = f"""
         mount --make-rprivate /
-        mount --bind {cache} {cache}
-        mount -o remount,bind,ro /
+        mount --bind {image} /mnt # the image may lie in /tmp, which is an empty one from here on
         mount -t tmpfs -o mode=1777 tmpfs /tmp
+        mkdir -p {image}
+        mount --bind /mnt {image}
+        mount --bind /mnt/cache {cache}
+        for place in / /mnt {image}; do mount -o remount,bind,ro $place; done
         cd {cache}
         ! touch /etc/written 2> /dev/null
         exec setpriv --reuid=10001 --regid=10001 --clear-groups --no-new-privs {rights} {shlex.join(command)}

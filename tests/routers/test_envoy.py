@@ -26,7 +26,7 @@ _POLICY = "type.googleapis.com/envoy.extensions.load_balancing_policies.client_s
 def bootstrap(port: int, admin: int, servers: list[Server]) -> dict[str, Any]:
     """Envoy's configuration, as docs/load_balancing.md has it."""
     retry = {
-        "retry_on": "connect-failure,refused-stream,reset-before-request,retriable-status-codes",
+        "retry_on": "connect-failure,refused-stream,reset,retriable-status-codes",
         "retriable_status_codes": [503],
         "num_retries": 3,
         "retry_host_predicate": [
@@ -69,9 +69,10 @@ def bootstrap(port: int, admin: int, servers: list[Server]) -> dict[str, Any]:
         },
         "health_checks": [
             {
-                "timeout": "1s",
+                "timeout": "3s",
                 "interval": "0.5s",
-                "unhealthy_threshold": 1,
+                "no_traffic_interval": "0.5s",
+                "unhealthy_threshold": 3,
                 "healthy_threshold": 1,
                 "http_health_check": {"path": "/health/ready"},
             }

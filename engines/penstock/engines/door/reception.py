@@ -50,6 +50,7 @@ STATS_INTERVAL = 0.1
 """Seconds between two messages to clients that a step has brought nothing."""
 _MESSAGES_AT_A_TIME = 256
 """Read before what a step has brought is sent on: one client's flood does not stop the others' tokens."""
+_LOOKS, _LOOK_AGAIN_MS = 5, 50
 _LAST_WORDS_MS = 2000
 _MOST_NAME_CHARS = 64
 _GOING = "the engine is being shut down"
@@ -83,6 +84,8 @@ class Reception:
         blocks = welcome.info.num_blocks
         self._stats = EngineStats(num_blocks=blocks, num_free_blocks=blocks)
         """The newest that have been handed over."""
+        self._looks = 0
+        """How often it still looks who left."""
         self._leaving = False
         """Clients have been told to find another engine."""
         self.has_met = False
@@ -115,13 +118,18 @@ class Reception:
             poller.register(self._guard.socket, zmq.POLLIN)
         look_every_ms = max(1, int(self._spec.client_timeout / 4 * 1e3))
         while True:
-            events = dict(poller.poll(look_every_ms if len(self._clients) else None))
+            patience = _LOOK_AGAIN_MS if self._looks else look_every_ms
+            events = dict(poller.poll(patience if len(self._clients) else None))
             if self._guard is not None and self._guard.socket in events:
                 self._guard.answer()
             if self._socket in events:
                 self._receive()
             if self._events in events:
-                self._somebody_left()
+                receive_all(self._events)
+                self._looks = _LOOKS
+            if self._looks:
+                self._looks -= 1
+                self._look_who_left()
             for client in self._clients.silent(self._clock()):
                 self._dismiss(client, NotReadyError(f"nothing was heard of it for {self._spec.client_timeout:g} s"))
             all_news, closing = self._exchange.take_news()
@@ -239,9 +247,8 @@ class Reception:
         client.told_at = self._clock()
         self._send(client, StepOutputs(client.outputs(outputs), stats, steps, client.replies(replies)))
 
-    def _somebody_left(self) -> None:
-        """ZeroMQ does not say who, but it refuses to send to them."""
-        receive_all(self._events)
+    def _look_who_left(self) -> None:
+        """ZeroMQ does not say who, but it soon refuses to send to them."""
         for client in self._clients:
             self._send_outputs(client)
 

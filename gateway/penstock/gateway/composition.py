@@ -69,6 +69,7 @@ from penstock.gateway.repository.rate_limits import build_rate_limiter
 from penstock.gateway.repository.settings import RepositorySettings
 from penstock.gateway.repository.storage import Repository
 from penstock.gateway.responses.service import ResponseService
+from penstock.gateway.upstream.other_servers import UPSTREAM_BACKEND, OtherServers
 
 if TYPE_CHECKING:  # needs the extra [otel]
     from penstock.gateway.spans.request_spans import RequestSpans
@@ -111,6 +112,10 @@ def build_dataplane(
     )
 
 
+def build_other_servers(config: Config, dataplane: DataPlane) -> OtherServers:
+    return OtherServers(config, dataplane, version("penstock"))
+
+
 def build_pooling(config: Config, dataplane: DataPlane, pools: WorkPools) -> PoolingPlane:
     return PoolingPlane(dataplane, request_timeout=config.scheduling.request_timeout or None, text_pool=pools.text)
 
@@ -129,6 +134,7 @@ def build_repository(
     metrics: CustomMetrics,
     budget: MemoryBudget,
     board: LoadingBoard,
+    other_servers: OtherServers,
     observe: Callable[[InferModel], None] | None = None,
     on_demand: OnDemand | None = None,
 ) -> ModelRepository:
@@ -139,7 +145,7 @@ def build_repository(
     settings = repository_settings(config.repository)
     if on_demand is not None:
         budget.make_room = on_demand.make_room
-    loader = _loaders(config, settings, dataplane, budget, board)
+    loader = _loaders(config, settings, dataplane, budget, board, other_servers)
     cache = build_cache(config.repository.cache_config, config.repository.response_cache_byte_size)
     repositories = _repositories(config)
     return ModelRepository(
@@ -163,7 +169,8 @@ def check_models(config: Config, gpus: int | None) -> list[Verdict]:
         settings = replace(settings, gpus=gpus)
     board = LoadingBoard()
     dataplane = build_dataplane(config, WorkPools(), board)
-    backends = _loaders(config, settings, dataplane, build_budget(config, GpuMetrics()), board)
+    others = build_other_servers(config, dataplane)
+    backends = _loaders(config, settings, dataplane, build_budget(config, GpuMetrics()), board, others)
     cache = build_cache(config.repository.cache_config, config.repository.response_cache_byte_size)
     limits_rates = config.repository.rate_limit != "off"
     beside = [unloaded_config(name) for name in embedding_names(config)]
@@ -181,7 +188,12 @@ def embedding_names(config: Config) -> list[str]:
 
 
 def _loaders(
-    config: Config, settings: RepositorySettings, dataplane: DataPlane, budget: MemoryBudget, board: LoadingBoard
+    config: Config,
+    settings: RepositorySettings,
+    dataplane: DataPlane,
+    budget: MemoryBudget,
+    board: LoadingBoard,
+    other_servers: OtherServers,
 ) -> Loaders:
     """By the backend's name."""
     limiter = build_rate_limiter(config.repository.rate_limit, config.repository.rate_limit_resource)
@@ -202,6 +214,8 @@ def _loaders(
     language = language_loaders(config, dataplane, build, settings.backend_options)
 
     def loader(backend: str, folder: Path | None = None) -> Loader:
+        if backend == UPSTREAM_BACKEND:
+            return other_servers.loader()
         return language.get(backend) or classic(backend, folder)
 
     return loader
@@ -224,7 +238,8 @@ def repository_settings(config: RepositoryConfig) -> RepositorySettings:
         backend, _, name = head.rpartition(",")  # without a backend: a setting of all of them
         if not equals or not name:
             raise ConfigError(f"backend-config: {text!r} is neither BACKEND,KEY=VALUE nor KEY=VALUE")
-        if backend and backend not in {*backend_names(), *LANGUAGE_BACKENDS} and not config.backend_directory:
+        known = {*backend_names(), *LANGUAGE_BACKENDS, UPSTREAM_BACKEND}
+        if backend and backend not in known and not config.backend_directory:
             raise ConfigError(f"backend-config: no backend is called {backend!r}")
         options.setdefault(backend, {})[name] = value
     if config.backend_directory:
@@ -396,7 +411,12 @@ def build_restrictions(config: Config) -> tuple[Restrictions, Restrictions]:
 
 
 def app_settings(
-    config: Config, keys: ApiKeys, metrics: Metrics, journal: RequestJournal, health: ServerHealth
+    config: Config,
+    keys: ApiKeys,
+    metrics: Metrics,
+    journal: RequestJournal,
+    health: ServerHealth,
+    other_servers: OtherServers,
 ) -> AppSettings:
     return AppSettings(
         version=version("penstock"),
@@ -413,6 +433,7 @@ def app_settings(
         stored_responses_memory=config.server.stored_responses_memory,
         stored_responses_per_tenant=config.server.stored_responses_per_tenant,
         stored_responses_memory_per_tenant=config.server.stored_responses_memory_per_tenant,
+        text_models=other_servers.models,
         background_responses=config.server.background_responses,
         background_responses_per_tenant=config.server.background_responses_per_tenant,
     )

@@ -30,6 +30,7 @@ from penstock.gateway.composition import (
     build_keys,
     build_kserve,
     build_on_demand,
+    build_other_servers,
     build_pooling,
     build_repository,
     build_responses,
@@ -100,7 +101,7 @@ def serve(config: Config, file: BatchFile | None = None) -> int:
         logging.getLogger(library).setLevel(logging.WARNING)  # at level debug they drown out everything else
     try:
         check_exposure(config)
-        others = config.repository.model_repository or config.embeddings.embedding_model
+        others = config.repository.model_repository or config.embeddings.embedding_model or config.upstream.upstream
         wanted = config.model.model is not None or not others
         if not wanted and (config.adapters.lora or config.adapters.lora_directory):
             raise ConfigError("lora: there is no MODEL; a model in a repository has its adapters in its model.json")
@@ -148,7 +149,10 @@ class _Server:
         budget = build_budget(config, gpus)
         latencies = read_metrics_config(server.metrics_config)
         observe = latency_observers(latencies)
-        self._models = build_repository(config, self._dataplane, custom, budget, board, observe, on_demand)
+        self._other_servers = build_other_servers(config, self._dataplane)
+        self._models = build_repository(
+            config, self._dataplane, custom, budget, board, self._other_servers, observe, on_demand
+        )
         self._pooling = build_pooling(config, self._dataplane, pools)
         self._embeddings = EmbeddingModels(config, self._pooling, self._models, budget, board)
         self._model: CommandLineModel | None = None
@@ -168,6 +172,7 @@ class _Server:
                 *self._dataplane.metrics(),
                 *self._pooling.metrics(),
                 self._traffic.metrics,
+                *self._other_servers.metrics(),
                 requests,
                 IntakeMetrics(self._intake, pools),
                 HttpPortMetrics(self._http.connections_by_version),
@@ -181,7 +186,7 @@ class _Server:
         journal = self._build_journal(requests)
         requests.in_flight = journal.in_flight
         self._keys = build_keys(config)
-        settings = app_settings(config, self._keys, metrics, journal, health)
+        settings = app_settings(config, self._keys, metrics, journal, health, self._other_servers)
         self._journal = journal
         self._drain = settings.drain
         self._intake = settings.intake
@@ -288,6 +293,7 @@ class _Server:
         if self._model is not None:
             await self._model.start()
         await self._embeddings.start()
+        self._other_servers.start()
         await self._models.start()
         self._loaded = True
         if self._batches is not None:
@@ -343,6 +349,7 @@ class _Server:
             await self._model.stop()
         await self._embeddings.stop()
         await self._stop_models(ends)
+        self._other_servers.stop()
         self._intake.lag.stop()
         self._kserve.tracing.close()
         if self._access_log is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable
 from dataclasses import replace
-from typing import Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
@@ -28,6 +28,9 @@ class GeneratingEndpoint(ABC, Generic[_R]):
     """An ASGI application. Every step of the engine resumes all that awaits a stream, so there is no more between the
     stream and the server than `__call__`."""
 
+    text_api: ClassVar[str | None] = None
+    """By which models of other servers are asked with the same body; None: they are not."""
+
     def __init__(self, dataplane: DataPlane, settings: AppSettings) -> None:
         self._dataplane = dataplane
         self._settings = settings
@@ -35,8 +38,12 @@ class GeneratingEndpoint(ABC, Generic[_R]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
         with exchange.call() as call:
-            request = self._parse(await exchange.body(self._settings.max_body_bytes))
+            body = await exchange.body(self._settings.max_body_bytes)
             call.watch()
+            own = await self._settings.text_models.answered(exchange, self.text_api, body)
+            if own is None:
+                return
+            request = self._parse(own)
             exchange.read_deadline()
             await self._dataplane.arrive(self._model_name(request), exchange.context)
             if await self._answer_at_once(exchange, request):

@@ -36,6 +36,7 @@ _named_call_frames = partial(NamedCallFrames, opening=b'"delta":')
 
 class ChatCompletions(GeneratingEndpoint[ChatRequest]):
     schema, unsupported = ChatRequest, CHAT
+    text_api = "chat"
 
     def __init__(self, dataplane: DataPlane, settings: AppSettings, keeper: ChatKeeper | None = None) -> None:
         """None: no chats are kept, because their answers are in a file."""

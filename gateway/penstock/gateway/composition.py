@@ -27,7 +27,7 @@ from penstock.gateway.configuration.sections import RepositoryConfig
 from penstock.gateway.database import Database
 from penstock.gateway.front.access import Restrictions, read_restrictions
 from penstock.gateway.front.access_log import AccessLog
-from penstock.gateway.front.auth import ApiKeys, key_digest
+from penstock.gateway.front.auth import ApiKeys, key_digest, key_id
 from penstock.gateway.front.context import ALL_ROLES, USER_ROLES, Principal, Role
 from penstock.gateway.front.exposure import asks_for_keys, browser_rules
 from penstock.gateway.front.intake import Intake
@@ -70,6 +70,7 @@ from penstock.gateway.repository.settings import RepositorySettings
 from penstock.gateway.repository.storage import Repository
 from penstock.gateway.responses.service import ResponseService
 from penstock.gateway.upstream.other_servers import UPSTREAM_BACKEND, OtherServers
+from penstock.gateway.usage.ledger import UsageLedger
 
 if TYPE_CHECKING:  # needs the extra [otel]
     from penstock.gateway.spans.request_spans import RequestSpans
@@ -198,6 +199,8 @@ def _loaders(
     """By the backend's name."""
     limiter = build_rate_limiter(config.repository.rate_limit, config.repository.rate_limit_resource)
     counted = budget if config.repository.load_on_demand else None
+    if settings.backend_options.get(UPSTREAM_BACKEND):
+        raise ConfigError(f"backend-config: the backend {UPSTREAM_BACKEND} has no settings")
     classic = ClassicLoaders(settings.backend_options, limiter, counted)
 
     async def build(own: Config, name: str) -> LoadedModel:
@@ -381,18 +384,20 @@ def build_spans(config: Config) -> RequestSpans | None:
         raise ConfigError(f"otlp-endpoint: {error}") from None
 
 
-def build_keys(config: Config) -> ApiKeys:
+def build_keys(config: Config, ledger: UsageLedger) -> ApiKeys:
     """Raises ConfigError."""
-    return ApiKeys(granted_keys(config) if config.server.has_keys else None)
+    return ApiKeys(granted_keys(config, ledger) if config.server.has_keys else None)
 
 
-def granted_keys(config: Config) -> dict[bytes, Principal]:
-    """Whom each key lets in, by its digest. Raises ConfigError."""
+def granted_keys(config: Config, ledger: UsageLedger) -> dict[bytes, Principal]:
+    """Whom each key lets in, by its digest; their budgets are compared with the ledger. Raises ConfigError."""
     server = config.server
     granted = read_keys(Path(server.api_key_file), config.scheduling.policy) if server.api_key_file else {}
     for keys, roles in ((server.api_key, USER_ROLES), (server.admin_key, ALL_ROLES)):
         for key in keys:
-            granted[key_digest(key.encode())] = Principal(tenant=_tenant(key), roles=roles)
+            digest = key_digest(key.encode())
+            granted[digest] = Principal(tenant=_tenant(key), key=key_id(digest), roles=roles)
+    ledger.watch(granted.values())
     return granted
 
 
@@ -449,6 +454,14 @@ def open_database(config: Config) -> Database:
         return Database(folder / "penstock.sqlite")
     except (OSError, sqlite3.Error) as error:
         raise ConfigError(f"data-dir: {folder}: {error}. Another server may be using it.") from None
+
+
+def build_ledger(config: Config, database: Database) -> UsageLedger:
+    """Raises ConfigError."""
+    try:
+        return UsageLedger(database)
+    except sqlite3.Error as error:
+        raise ConfigError(f"data-dir: {config.data.data_dir}: {error}") from None
 
 
 def build_responses(config: Config, database: Database, settings: AppSettings) -> ResponseService:

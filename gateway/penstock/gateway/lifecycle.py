@@ -29,6 +29,7 @@ from penstock.gateway.composition import (
     build_dataplane,
     build_keys,
     build_kserve,
+    build_ledger,
     build_on_demand,
     build_other_servers,
     build_pooling,
@@ -181,11 +182,13 @@ class _Server:
             ),
             lambda: chain(triton.families(), gpus.families(), custom.families()),
         )
+        self._database = open_database(config)
+        self._ledger = build_ledger(config, self._database)
         self._access_log = build_access_log(config)
         self._spans = build_spans(config)
         journal = self._build_journal(requests)
         requests.in_flight = journal.in_flight
-        self._keys = build_keys(config)
+        self._keys = build_keys(config, self._ledger)
         settings = app_settings(config, self._keys, metrics, journal, health, self._other_servers)
         self._journal = journal
         self._drain = settings.drain
@@ -196,7 +199,6 @@ class _Server:
             max_connections=connections_within_limit(ConnectionLimits().max_connections),
         )
         self._endpoints = batch_endpoints(self._dataplane, settings, self._pooling)
-        self._database = open_database(config)
         self._batches = build_batches(config, self._database, self._endpoints, settings)
         self._responses = build_responses(config, self._database, settings)
         self._settings = settings
@@ -209,6 +211,7 @@ class _Server:
                 self._batches,
                 self._responses,
                 self._traffic.table,
+                self._ledger,
             ),
             ServerSettings(
                 host=server.address("http"),
@@ -242,7 +245,7 @@ class _Server:
         )
 
     def _build_journal(self, requests: RequestMetrics) -> RequestJournal:
-        on_end: list[Hook] = [requests]
+        on_end: list[Hook] = [requests, self._ledger]
         if self._access_log is not None:
             on_end.append(self._access_log)
         if self._spans is None:
@@ -324,7 +327,7 @@ class _Server:
 
     def _read_keys_again(self) -> None:
         try:
-            granted = granted_keys(self._config)
+            granted = granted_keys(self._config, self._ledger)
         except ConfigError as error:
             logger.error("the keys stay as they are: %s", error)
             return
@@ -344,6 +347,7 @@ class _Server:
         self._drain.expire()
         await self._responses.stop()
         await self._ports.stop()
+        self._ledger.write()
         self._database.close()
         if self._model is not None:
             await self._model.stop()

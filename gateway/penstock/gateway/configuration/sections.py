@@ -670,7 +670,7 @@ class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     upstream: Annotated[
         tuple[UpstreamSettings, ...],
         Meta(
-            description="a model of a server with OpenAI's API, as NAME=URL or a JSON object with more settings; a file "
-            "has them as tables; may be repeated"
+            description="a model of a server with OpenAI's API, as NAME=URL or a JSON object with more settings; a "
+            "file has them as tables; may be repeated"
         ),
     ] = ()

@@ -1,5 +1,5 @@
-"""Models that answer whole requests as text: those that other servers have. Endpoints ask here by the model's name before
-they read a body as one for a model of this server; without such models nobody is asked."""
+"""Models that answer whole requests as text: those that other servers have. Endpoints ask here by the model's name
+before they read a body as one for a model of this server; without such models nobody is asked."""
 
 from __future__ import annotations
 

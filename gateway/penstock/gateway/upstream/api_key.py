@@ -29,7 +29,7 @@ class ApiKey:
 
     @property
     def value(self) -> str:
-        """"" for none. A file that has changed is read again; one that cannot be read changes nothing."""
+        """ "" for none. A file that has changed is read again; one that cannot be read changes nothing."""
         now = time.monotonic()
         if self._file is not None and now - self._looked >= _LOOK_SECONDS:
             self._looked = now

@@ -51,7 +51,7 @@ class Asking:
         return [*self._always, *([("authorization", _BEARER + key)] if key else [])]
 
     def _authorization(self, context: RequestContext) -> str:
-        """"" for none."""
+        """ "" for none."""
         if not self._settings.client_key:
             key = self._key.value
             return _BEARER + key if key else ""

@@ -15,7 +15,6 @@ from penstock.gateway.upstream.failures import broken_answer
 from penstock.gateway.upstream.http_connection import BrokenAnswer, HttpConnection
 from penstock.gateway.upstream.stream_reading import StreamReader
 
-
 _SHORTEST_WAIT = 0.01
 
 

@@ -1,4 +1,5 @@
-"""How many requests may be tried again: a part of all, so that retries cannot multiply the load of a server in trouble."""
+"""How many requests may be tried again: a part of all, so that retries cannot multiply the load of a server in
+trouble."""
 
 from __future__ import annotations
 

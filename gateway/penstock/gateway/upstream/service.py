@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -19,9 +20,11 @@ from penstock.gateway.upstream.metrics import UpstreamMetrics
 from penstock.gateway.upstream.model import UpstreamModel
 from penstock.gateway.upstream.server import UpstreamServer, probe
 
+logger = logging.getLogger("penstock")
+
 _REFUSAL = (
-    "The model `{name}` is another server's. It can be asked by /v1/chat/completions, /v1/completions and /v1/embeddings "
-    "alone, and cannot be a target of traffic rules."
+    "The model `{name}` is another server's. It can be asked by /v1/chat/completions, /v1/completions and "
+    "/v1/embeddings, and cannot be a target of traffic rules."
 )
 
 
@@ -104,6 +107,7 @@ class Upstreams:
                 self.add(self.build(each))
             except AlreadyExistsError as error:
                 raise ConfigError(f"upstream: {error.message}") from None
+            logger.info("ready: %s, which other servers have: %s", each.name, ", ".join(each.urls))
 
     def _find(self, name: str) -> UpstreamModel | None:
         found = self._watched.get(name)

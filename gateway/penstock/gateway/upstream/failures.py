@@ -22,6 +22,8 @@ RETRYABLE = frozenset({429, 502, 503, 504})
 """Statuses by which a server says that it has not done anything."""
 _MOST_RETRY_AFTER = 3600.0
 _MAX_DETAIL = 400
+_SHORTEST_SECRET = 6
+"""Characters: what is shorter is part of ordinary words."""
 _CONTEXT_LENGTH = "context_length_exceeded"
 
 
@@ -51,7 +53,7 @@ class Redactor:
     """Takes what must not be shown out of another server's words."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        self._secrets = [secret for secret in secrets if secret]
+        self._secrets = [secret for secret in secrets if len(secret) >= _SHORTEST_SECRET]
 
     def __call__(self, text: str) -> str:
         for secret in self._secrets:

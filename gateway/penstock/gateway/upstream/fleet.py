@@ -23,12 +23,13 @@ class Fleet:
     def __init__(
         self, settings: UpstreamSettings, servers: Sequence[UpstreamServer], chance: Callable[[], float] = random.random
     ) -> None:
-        self.servers = list(servers)
+        self.servers = tuple(servers)
         self.retries = 0
         self.hedges = 0
         self._settings = settings
         self._budget = RetryBudget(settings.retry_ratio)
         self._chance = chance
+        self._turn = 0
 
     @property
     def available(self) -> bool:
@@ -39,39 +40,48 @@ class Fleet:
         """The first answer that begins. Raises PenstockError."""
         self._budget.asked()
         tried: list[UpstreamServer] = []
-        for pauses in range(self._settings.retries + 1):
+        pauses = 0
+        while True:
+            server = self._choose(tried)
+            if server is None:
+                raise self._nobody(question.model)
             try:
-                return await self._ask_once(question, tried)
+                return await self._ask_once(server, question, tried)
             except AttemptFailed as failure:
                 pause = self._pause(failure, tried, pauses)
                 if pause is None or not self._budget.take():
                     raise failure.error from None
             self.retries += 1
+            pauses += 1
             await asyncio.sleep(pause)
-        raise AssertionError("the last failure has been raised")
 
     def _pause(self, failure: AttemptFailed, tried: list[UpstreamServer], pauses: int) -> float | None:
         """Seconds before the next try; None: there is none."""
         if not failure.again or pauses >= self._settings.retries:
             return None
-        if self._choose(tried, only_others=True) is not None:
+        if self._other(tried) is not None:
             return 0.0
+        if failure.unhealthy and not self.available:  # it is ejected now
+            return None
         own = _FIRST_PAUSE * 2**pauses * (0.5 + self._chance())
         pause = max(own, (failure.retry_after or 0.0) + _MARGIN)
         return pause if pause <= _MOST_PAUSE else None
 
-    def _choose(self, tried: list[UpstreamServer], *, only_others: bool = False) -> UpstreamServer | None:
-        """Of those that were not tried for this request, else of all."""
-        now = asyncio.get_running_loop().time()
-        # equals take turns
-        self.servers.append(self.servers.pop(0))
-        server = least_busy((each for each in self.servers if each not in tried), now)
-        return server if server is not None or only_others else least_busy(self.servers, now)
+    def _choose(self, tried: list[UpstreamServer]) -> UpstreamServer | None:
+        """Of those that were not tried for this request, else of all; equals take turns."""
+        self._turn += 1
+        return self._other(tried) or least_busy(self._in_turn(), asyncio.get_running_loop().time())
 
-    async def _ask_once(self, question: Question, tried: list[UpstreamServer]) -> OpenAnswer:
-        server = self._choose(tried)
-        if server is None:
-            raise AttemptFailed(self._nobody(question.model), "no_server", again=False)
+    def _other(self, tried: list[UpstreamServer]) -> UpstreamServer | None:
+        others = [server for server in self._in_turn() if server not in tried]
+        return least_busy(others, asyncio.get_running_loop().time())
+
+    def _in_turn(self) -> tuple[UpstreamServer, ...]:
+        first = self._turn % len(self.servers)
+        return self.servers[first:] + self.servers[:first]
+
+    async def _ask_once(self, server: UpstreamServer, question: Question, tried: list[UpstreamServer]) -> OpenAnswer:
+        """Raises AttemptFailed."""
         tried.append(server)
         if not self._settings.hedge_after:
             return await attempt(server, question)
@@ -89,14 +99,14 @@ class Fleet:
         try:
             await asyncio.wait(running, timeout=self._settings.hedge_after)
             if not any(task.done() for task in running):
-                other = self._choose(tried, only_others=True)
+                other = self._other(tried)
                 if other is not None and self._budget.take():
                     self.hedges += 1
                     tried.append(other)
                     running.add(asyncio.create_task(attempt(other, question)))
             return await _first_good(running)
         finally:
-            await _give_up(running)
+            _give_up(running)
 
 
 async def _first_good(running: set[asyncio.Task[OpenAnswer]]) -> OpenAnswer:
@@ -109,9 +119,12 @@ async def _first_good(running: set[asyncio.Task[OpenAnswer]]) -> OpenAnswer:
             return task.result()
 
 
-async def _give_up(running: set[asyncio.Task[OpenAnswer]]) -> None:
+def _give_up(running: set[asyncio.Task[OpenAnswer]]) -> None:
     for task in running:
+        task.add_done_callback(_end_unwanted)
         task.cancel()
-    for ended in await asyncio.gather(*running, return_exceptions=True):
-        if isinstance(ended, OpenAnswer):
-            ended.end("hedged")
+
+
+def _end_unwanted(task: asyncio.Task[OpenAnswer]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().end("hedged")

@@ -13,6 +13,7 @@ from penstock.gateway.front.bounded_json import check_json, decode_json
 _OURS = frozenset({"metadata", "priority", "service_tier", "store", "cache_salt"})
 """Fields by which a client speaks to this server: about its storage, its queues, its cache."""
 _MAX_CHOICES = 128
+_MOST_EXPECTED = 1 << 20
 BYTES_OF_TOKEN = 4
 """About: for what a request takes off its key's limits until its answer says how much it was."""
 
@@ -26,9 +27,9 @@ class _Read(msgspec.Struct):
 
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
-    n: int | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    n: float | None = None
+    max_tokens: float | None = None
+    max_completion_tokens: float | None = None
     store: bool | None = None
 
 
@@ -50,7 +51,7 @@ class UpstreamRequest:
         self.shows_usage = read.stream_options is not None and bool(read.stream_options.include_usage)
         asked = (read.max_completion_tokens or read.max_tokens or 0) * (read.n or 1)
         self.prompt_estimate = len(body) // BYTES_OF_TOKEN
-        self.expected_tokens = self.prompt_estimate + max(0, asked)
+        self.expected_tokens = self.prompt_estimate + round(min(max(0.0, asked), _MOST_EXPECTED))
 
     def written(self, model: str) -> bytes:
         """For another server, which calls the model so. A stream is asked for its usage in any case."""

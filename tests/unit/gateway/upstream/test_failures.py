@@ -11,7 +11,7 @@ import pytest
 from penstock.gateway.errors import wire_shape
 from penstock.gateway.upstream.failures import Redactor, failed_answer, retry_seconds
 
-REDACT = Redactor(["", "sk-1"])
+REDACT = Redactor(["", "sk-123"])
 
 
 @pytest.mark.parametrize(
@@ -46,10 +46,10 @@ def test_a_server_that_sheds_load_is_not_ill() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        {"error": {"message": "bad sk-1 value", "param": "n"}},
-        {"error": "bad sk-1 value"},
-        {"object": "error", "message": "bad sk-1 value"},
-        {"detail": "bad sk-1 value"},
+        {"error": {"message": "bad sk-123 value", "param": "n"}},
+        {"error": "bad sk-123 value"},
+        {"object": "error", "message": "bad sk-123 value"},
+        {"detail": "bad sk-123 value"},
     ],
 )
 def test_the_words_of_a_refusal_reach_the_caller_without_secrets(body: object) -> None:

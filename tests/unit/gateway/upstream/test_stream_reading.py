@@ -45,11 +45,7 @@ def test_pieces_may_be_cut_anywhere(cuts: list[int], returns: bool) -> None:
     assert stream.done
     assert stream.error is None
     assert stream.finish_reasons == ("stop",)
-    assert (usage_of(stream).prompt_tokens, usage_of(stream).completion_tokens, usage_of(stream).cached_tokens) == (
-        7,
-        3,
-        4,
-    )
+    assert usage_of(stream) == Usage(prompt_tokens=7, completion_tokens=3, cached_tokens=4)
 
 
 def test_names_are_public_and_unknown_fields_stay() -> None:

@@ -56,9 +56,9 @@ async def test_what_was_used_is_there_after_a_restart(tmp_path: Path) -> None:
         database.close()
     database = Database(tmp_path / "db")
     ledger = UsageLedger(database, clock)
-    assert await totals(ledger, "model") == [Line(6, 4, 34, 4, 0, model="m"), Line(2, 0, 10, 0, 0, model="other")]
-    assert await totals(ledger) == [Line(8, 4, 44, 4, 0)]
-    assert (ledger.used("k").today, ledger.used("k").this_month) == (38, 38)
+    assert await totals(ledger, "model") == [Line(6, 4, 32, 4, 0, model="m"), Line(2, 0, 10, 0, 0, model="other")]
+    assert await totals(ledger) == [Line(8, 4, 42, 4, 0)]
+    assert (ledger.used("k").today, ledger.used("k").this_month) == (36, 36)
     clock.now += timedelta(days=500)
     assert await totals(UsageLedger(database, clock)) == []
     database.close()

@@ -125,7 +125,7 @@ def test_an_answer_is_the_other_server_s_under_the_public_name(fleet: Fleet) -> 
     assert ours.usage == theirs.usage
     assert ours.model == "remote"
     texts = [
-        client.completions.create(model=model, prompt="once", max_tokens=5)
+        client.completions.create(model=model, prompt="once", max_tokens=5, temperature=0)
         for client, model in ((front, "remote"), (inner, "inner-llm"))
     ]
     assert texts[0].model == "remote"
@@ -136,10 +136,12 @@ def test_an_answer_is_the_other_server_s_under_the_public_name(fleet: Fleet) -> 
 def test_streams_are_relayed_and_usage_is_shown_only_where_it_was_asked_for(fleet: Fleet, asks_usage: bool) -> None:
     client = fleet.front.client("admin")
     options: dict[str, Any] = {"stream_options": {"include_usage": True}} if asks_usage else {}
-    stream = client.chat.completions.create(model="remote", messages=MESSAGES, max_tokens=20, stream=True, **options)  # type: ignore[call-overload]
+    stream = client.chat.completions.create(
+        model="remote", messages=MESSAGES, max_tokens=20, temperature=0, stream=True, **options
+    )  # type: ignore[call-overload]
     chunks = list(stream)
     assert {chunk.model for chunk in chunks} == {"remote"}
-    whole = client.chat.completions.create(model="remote", messages=MESSAGES, max_tokens=20)  # type: ignore[arg-type]
+    whole = client.chat.completions.create(model="remote", messages=MESSAGES, max_tokens=20, temperature=0)  # type: ignore[arg-type]
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == whole.choices[0].message.content
     usages = [chunk.usage for chunk in chunks if chunk.usage is not None]
@@ -224,10 +226,10 @@ def test_a_server_that_is_down_is_passed_by(fleet: Fleet) -> None:
 
 
 def test_another_model_answers_when_no_server_can(fleet: Fleet) -> None:
-    answer = ask(fleet, "falls-back", key="user", max_tokens=5)
+    answer = ask(fleet, "falls-back", key="user", max_tokens=5, temperature=0)
     assert answer.status_code == 200
     assert answer.headers["x-penstock-target"] == "own-llm"
-    streamed = ask(fleet, "falls-back", key="user", max_tokens=5, stream=True)
+    streamed = ask(fleet, "falls-back", key="user", max_tokens=5, temperature=0, stream=True)
     assert text_of(events(streamed)) == answer.json()["choices"][0]["message"]["content"]
     other = ask(fleet, "falls-to-other")
     assert other.json()["model"] == "falls-to-other"

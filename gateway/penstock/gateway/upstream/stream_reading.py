@@ -33,8 +33,9 @@ class StreamReader:
         self._pieces: list[bytes] = []
         """Of a line that is not complete."""
         self._size = 0
-        self._data = b""
+        self._data: list[bytes] = []
         """Of the event whose lines are read."""
+        self._data_size = 0
 
     def feed(self, piece: bytes) -> bytes:
         """The frames of all events that are complete now."""
@@ -86,14 +87,16 @@ class StreamReader:
             line = line[:-1]
         if line.startswith(b"data:"):
             value = line[6:] if line[5:6] == b" " else line[5:]
-            self._data = self._data + b"\n" + value if self._data else value
-            self._check_size(len(self._data))
+            self._data.append(value)
+            self._data_size += len(value) + 1
+            self._check_size(self._data_size)
             return b""
         if line:
             return COMMENT if line.startswith(b":") else b""
         if not self._data:
             return b""
-        data, self._data = self._data, b""
+        data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
+        self._data, self._data_size = [], 0
         return self._event(data)
 
     def _event(self, data: bytes) -> bytes:

@@ -126,7 +126,7 @@ class UsageLedger:
         if not self._new:
             return
         new, self._new = self._new, {}
-        rows = [(*row, *_numbers(sums)) for row, sums in new.items()]
+        rows: list[tuple[str | int, ...]] = [row + _numbers(sums) for row, sums in new.items()]
         loop = asyncio.get_running_loop()
 
         def written(future: Future[None]) -> None:
@@ -180,5 +180,10 @@ def _query(by: Sequence[str], start: date, end: date, only: dict[str, str], most
     where = "".join(f" AND {name} = ?" for name in COLUMNS if name in only)
     group = f" GROUP BY {', '.join(names)} ORDER BY {', '.join(names)}" if names else " HAVING count(*) > 0"
     query = f"SELECT {', '.join([sums, *names])} FROM usage WHERE day BETWEEN ? AND ?{where}{group} LIMIT ?"
-    values = [start.isoformat(), end.isoformat(), *(only[name] for name in COLUMNS if name in only), most]
+    values: list[str | int] = [
+        start.isoformat(),
+        end.isoformat(),
+        *(only[name] for name in COLUMNS if name in only),
+        most,
+    ]
     return query, values

@@ -11,12 +11,20 @@ from penstock.gateway.http.exchange import Exchange
 
 
 class TextModel(Protocol):
-    apis: tuple[str, ...]
-    """What clients may ask it by."""
-    created: int
-    """Unix seconds."""
-    root: str
-    """What the other server calls it."""
+    @property
+    def apis(self) -> tuple[str, ...]:
+        """What clients may ask it by."""
+        ...
+
+    @property
+    def created(self) -> int:
+        """Unix seconds."""
+        ...
+
+    @property
+    def root(self) -> str:
+        """What the other server calls it."""
+        ...
 
     async def answer(self, exchange: Exchange, api: str, body: bytes) -> bytes | None:
         """Answers the request, and gives None; or gives the body for the model of this server that is to do so, before

@@ -82,6 +82,7 @@ class AnswerReader:
         return fields
 
     def choices(self, raw: msgspec.Raw) -> list[Choice]:
+        choices: list[Choice] | None
         try:
             choices = _choices.decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):

@@ -17,10 +17,11 @@ from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.llm.call_counter import CallCounter
 from penstock.gateway.llm.generation import Usage
 from penstock.gateway.upstream.answer_reading import AnswerReader
-from penstock.gateway.upstream.answering import Bounds, pass_on, relay
+from penstock.gateway.upstream.answering import pass_on, relay
 from penstock.gateway.upstream.asking import PATHS, Asking
 from penstock.gateway.upstream.attempts import OpenAnswer
 from penstock.gateway.upstream.fleet import Fleet
+from penstock.gateway.upstream.relay import Bounds
 from penstock.gateway.upstream.request_body import UpstreamRequest
 
 FindFallback = Callable[[str], "UpstreamModel | None"]

@@ -265,7 +265,8 @@ def test_a_client_that_leaves_ends_the_request_at_the_other_server(fleet: Fleet)
     before = fleet.bad.closed["slow"]
     body = {"model": "narrow", "messages": MESSAGES, "stream": True}
     with HTTP.stream("POST", f"{fleet.front.url}/v1/chat/completions", json=body, headers=ADMIN) as answer:
-        assert next(answer.iter_lines()).startswith("data: ")
+        lines = answer.iter_lines()  # the connection is closed when nobody holds it
+        assert next(lines).startswith("data: ")
         full = ask(fleet, "narrow")
         assert (full.status_code, full.json()["error"]["code"]) == (503, "upstream_unavailable")
     wait_until(lambda: fleet.bad.closed["slow"] == before + 1)
@@ -278,7 +279,8 @@ def test_a_silent_stream_has_comments(fleet: Fleet) -> None:
 def test_a_client_that_does_not_read_makes_the_other_server_wait(fleet: Fleet) -> None:
     body = {"model": "endless", "messages": MESSAGES, "stream": True}
     with HTTP.stream("POST", f"{fleet.front.url}/v1/chat/completions", json=body, headers=ADMIN) as answer:
-        assert next(answer.iter_lines()).startswith("data: ")
+        lines = answer.iter_lines()  # the connection is closed when nobody holds it
+        assert next(lines).startswith("data: ")
         sent = [-1, fleet.bad.sent]
 
         def stopped() -> bool:

@@ -27,7 +27,7 @@ from penstock.gateway.configuration.sections import RepositoryConfig
 from penstock.gateway.database import Database
 from penstock.gateway.front.access import Restrictions, read_restrictions
 from penstock.gateway.front.access_log import AccessLog
-from penstock.gateway.front.auth import ApiKeys, key_digest
+from penstock.gateway.front.auth import ApiKeys, key_digest, key_id
 from penstock.gateway.front.context import ALL_ROLES, USER_ROLES, Principal, Role
 from penstock.gateway.front.exposure import asks_for_keys, browser_rules
 from penstock.gateway.front.intake import Intake
@@ -39,6 +39,7 @@ from penstock.gateway.front.server_health import ServerHealth
 from penstock.gateway.front.tls import TlsSettings
 from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.http.text_models import TextModels
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.settings import GrpcSettings
 from penstock.gateway.kserve.headers import forward_pattern
@@ -71,6 +72,8 @@ from penstock.gateway.repository.rate_limits import build_rate_limiter
 from penstock.gateway.repository.settings import RepositorySettings
 from penstock.gateway.repository.storage import Repository
 from penstock.gateway.responses.service import ResponseService
+from penstock.gateway.upstream.other_servers import UPSTREAM_BACKEND, OtherServers
+from penstock.gateway.usage.ledger import UsageLedger
 
 if TYPE_CHECKING:  # needs the extra [otel]
     from penstock.gateway.spans.request_spans import RequestSpans
@@ -113,6 +116,10 @@ def build_dataplane(
     )
 
 
+def build_other_servers(config: Config, dataplane: DataPlane) -> OtherServers:
+    return OtherServers(config, dataplane, version("penstock"))
+
+
 def build_pooling(config: Config, dataplane: DataPlane, pools: WorkPools) -> PoolingPlane:
     return PoolingPlane(dataplane, request_timeout=config.scheduling.request_timeout or None, text_pool=pools.text)
 
@@ -131,6 +138,7 @@ def build_repository(
     metrics: CustomMetrics,
     budget: MemoryBudget,
     board: LoadingBoard,
+    other_servers: OtherServers,
     observe: Callable[[InferModel], None] | None = None,
     on_demand: OnDemand | None = None,
     new_door: Callable[[], DoorSpec] | None = None,
@@ -143,7 +151,7 @@ def build_repository(
     settings = repository_settings(config.repository)
     if on_demand is not None:
         budget.make_room = on_demand.make_room
-    loader = _loaders(config, settings, dataplane, budget, board, new_door)
+    loader = _loaders(config, settings, dataplane, budget, board, other_servers, new_door)
     cache = build_cache(config.repository.cache_config, config.repository.response_cache_byte_size)
     repositories = _repositories(config)
     return ModelRepository(
@@ -167,7 +175,8 @@ def check_models(config: Config, gpus: int | None) -> list[Verdict]:
         settings = replace(settings, gpus=gpus)
     board = LoadingBoard()
     dataplane = build_dataplane(config, WorkPools(), board)
-    backends = _loaders(config, settings, dataplane, build_budget(config, GpuMetrics()), board)
+    others = build_other_servers(config, dataplane)
+    backends = _loaders(config, settings, dataplane, build_budget(config, GpuMetrics()), board, others)
     cache = build_cache(config.repository.cache_config, config.repository.response_cache_byte_size)
     limits_rates = config.repository.rate_limit != "off"
     beside = [unloaded_config(name) for name in embedding_names(config)]
@@ -190,11 +199,14 @@ def _loaders(
     dataplane: DataPlane,
     budget: MemoryBudget,
     board: LoadingBoard,
+    other_servers: OtherServers,
     new_door: Callable[[], DoorSpec] | None = None,
 ) -> Loaders:
     """By the backend's name."""
     limiter = build_rate_limiter(config.repository.rate_limit, config.repository.rate_limit_resource)
     counted = budget if config.repository.load_on_demand else None
+    if settings.backend_options.get(UPSTREAM_BACKEND):
+        raise ConfigError(f"backend-config: the backend {UPSTREAM_BACKEND} has no settings")
     classic = ClassicLoaders(settings.backend_options, limiter, counted)
 
     async def build(own: Config, name: str) -> LoadedModel:
@@ -211,6 +223,8 @@ def _loaders(
     language = language_loaders(config, dataplane, build, settings.backend_options)
 
     def loader(backend: str, folder: Path | None = None) -> Loader:
+        if backend == UPSTREAM_BACKEND:
+            return other_servers.loader()
         return language.get(backend) or classic(backend, folder)
 
     return loader
@@ -233,7 +247,8 @@ def repository_settings(config: RepositoryConfig) -> RepositorySettings:
         backend, _, name = head.rpartition(",")  # without a backend: a setting of all of them
         if not equals or not name:
             raise ConfigError(f"backend-config: {text!r} is neither BACKEND,KEY=VALUE nor KEY=VALUE")
-        if backend and backend not in {*backend_names(), *LANGUAGE_BACKENDS} and not config.backend_directory:
+        known = {*backend_names(), *LANGUAGE_BACKENDS, UPSTREAM_BACKEND}
+        if backend and backend not in known and not config.backend_directory:
             raise ConfigError(f"backend-config: no backend is called {backend!r}")
         options.setdefault(backend, {})[name] = value
     if config.backend_directory:
@@ -379,18 +394,20 @@ def build_spans(config: Config) -> RequestSpans | None:
         raise ConfigError(f"otlp-endpoint: {error}") from None
 
 
-def build_keys(config: Config) -> ApiKeys:
+def build_keys(config: Config, ledger: UsageLedger) -> ApiKeys:
     """Raises ConfigError."""
-    return ApiKeys(granted_keys(config) if config.server.has_keys else None)
+    return ApiKeys(granted_keys(config, ledger) if config.server.has_keys else None)
 
 
-def granted_keys(config: Config) -> dict[bytes, Principal]:
-    """Whom each key lets in, by its digest. Raises ConfigError."""
+def granted_keys(config: Config, ledger: UsageLedger) -> dict[bytes, Principal]:
+    """Whom each key lets in, by its digest; their budgets are compared with the ledger. Raises ConfigError."""
     server = config.server
     granted = read_keys(Path(server.api_key_file), config.scheduling.policy) if server.api_key_file else {}
     for keys, roles in ((server.api_key, USER_ROLES), (server.admin_key, ALL_ROLES)):
         for key in keys:
-            granted[key_digest(key.encode())] = Principal(tenant=_tenant(key), roles=roles)
+            digest = key_digest(key.encode())
+            granted[digest] = Principal(tenant=_tenant(key), key=key_id(digest), roles=roles)
+    ledger.watch(granted.values())
     return granted
 
 
@@ -415,6 +432,7 @@ def app_settings(
     journal: RequestJournal,
     health: ServerHealth,
     load: LoadReporter | None = None,
+    other_servers: OtherServers | None = None,
 ) -> AppSettings:
     return AppSettings(
         version=version("penstock"),
@@ -433,6 +451,7 @@ def app_settings(
         stored_responses_memory=config.server.stored_responses_memory,
         stored_responses_per_tenant=config.server.stored_responses_per_tenant,
         stored_responses_memory_per_tenant=config.server.stored_responses_memory_per_tenant,
+        text_models=TextModels() if other_servers is None else other_servers.models,
         background_responses=config.server.background_responses,
         background_responses_per_tenant=config.server.background_responses_per_tenant,
     )
@@ -448,6 +467,14 @@ def open_database(config: Config) -> Database:
         return Database(folder / "penstock.sqlite")
     except (OSError, sqlite3.Error) as error:
         raise ConfigError(f"data-dir: {folder}: {error}. Another server may be using it.") from None
+
+
+def build_ledger(config: Config, database: Database) -> UsageLedger:
+    """Raises ConfigError."""
+    try:
+        return UsageLedger(database)
+    except sqlite3.Error as error:
+        raise ConfigError(f"data-dir: {config.data.data_dir}: {error}") from None
 
 
 def build_responses(config: Config, database: Database, settings: AppSettings) -> ResponseService:

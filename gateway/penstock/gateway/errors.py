@@ -52,6 +52,34 @@ class RestrictedApiError(tree.PermissionDeniedError):
     code = "restricted_api"
 
 
+class BudgetSpentError(tree.RateLimitedError):
+    """The key has had the tokens that it gets in a day or a month."""
+
+    code = "insufficient_quota"
+
+
+class UpstreamError(tree.EngineError):
+    """The other server that has the model failed, or answered what nobody can read."""
+
+    code = "upstream_error"
+
+
+class UpstreamTimeoutError(UpstreamError):
+    code = "upstream_timeout"
+
+
+class UpstreamUnavailableError(tree.OverloadedError):
+    """No other server that has the model can take the request now."""
+
+    code = "upstream_unavailable"
+
+
+class UpstreamRateLimitedError(tree.OverloadedError):
+    """The other server lets this one ask no more for now."""
+
+    code = "upstream_rate_limited"
+
+
 _CLIENT = "invalid_request_error"
 _OVERLOAD = "overloaded_error"
 _SERVER = "server_error"
@@ -68,6 +96,11 @@ _TABLE: dict[type[Exception], WireShape] = {
     tree.PermissionDeniedError: WireShape(403, "permission_error", "permission_denied", "PERMISSION_DENIED"),
     RestrictedApiError: WireShape(403, "permission_error", "restricted_api", "UNAVAILABLE"),
     tree.RateLimitedError: WireShape(429, "rate_limit_error", "rate_limit_exceeded", "RESOURCE_EXHAUSTED"),
+    BudgetSpentError: WireShape(429, "insufficient_quota", "insufficient_quota", "RESOURCE_EXHAUSTED"),
+    UpstreamError: WireShape(502, _SERVER, "upstream_error", "UNAVAILABLE"),
+    UpstreamTimeoutError: WireShape(504, "timeout_error", "upstream_timeout", "UNAVAILABLE"),
+    UpstreamUnavailableError: WireShape(503, _OVERLOAD, "upstream_unavailable", "UNAVAILABLE"),
+    UpstreamRateLimitedError: WireShape(429, "rate_limit_error", "upstream_rate_limited", "RESOURCE_EXHAUSTED"),
     tree.OverloadedError: WireShape(503, _OVERLOAD, "overloaded", "UNAVAILABLE"),
     tree.QueueFullError: WireShape(503, _OVERLOAD, "queue_full", "RESOURCE_EXHAUSTED"),
     tree.QueueTimeoutError: WireShape(503, _OVERLOAD, "queue_timeout", "UNAVAILABLE"),

@@ -43,6 +43,7 @@ from penstock.gateway.model_host.publication import Sources, is_classic, no_mode
 from penstock.gateway.repository.manager import ModelRepository
 from penstock.gateway.signals import ServerSignals
 from penstock.gateway.traffic.table import TrafficTable
+from penstock.gateway.usage.ledger import UsageLedger
 
 logger = logging.getLogger("penstock")
 
@@ -91,6 +92,7 @@ class Shared:
     models: ModelRepository
     traffic: TrafficTable
     signals: ServerSignals
+    ledger: UsageLedger
 
 
 class FrontPorts:
@@ -118,6 +120,7 @@ class FrontPorts:
             shared.models,
             settings.drain,
             self._quota_of,
+            shared.ledger.add,
             lambda: shared.traffic.names,
             self._all_gone,
         )

@@ -37,6 +37,7 @@ from penstock.gateway.composition import (
 )
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.front.auth import ApiKeys
+from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.descriptors import connections_within_limit
 from penstock.gateway.front.intake import Intake
 from penstock.gateway.front.journal import Hook, RequestJournal
@@ -54,6 +55,7 @@ from penstock.gateway.fronts.messages import (
     MODELS,
     REQUESTS,
     Begin,
+    Counted,
     Drain,
     Expire,
     Failed,
@@ -87,6 +89,7 @@ from penstock.gateway.metrics.requests import RequestMetrics
 from penstock.gateway.metrics.server_load import EndedRequests
 from penstock.gateway.model_host.host_link import HostLink
 from penstock.gateway.ports.requests_in_flight import chosen
+from penstock.gateway.usage.ledger import usage_of
 
 logger = logging.getLogger("penstock")
 
@@ -160,7 +163,7 @@ class _Front:
         requests = RequestMetrics()
         ended = EndedRequests()
         load = build_load_reports(config, dataplane, ended)
-        self._journal = self._new_journal(requests, ended)
+        self._journal = self._new_journal(requests, ended, self._tell_usage)
         requests.in_flight = self._journal.in_flight
         self._metrics = Metrics(
             lambda: (requests, IntakeMetrics(self._intake, pools), *self._port_metrics(), self), list
@@ -189,6 +192,11 @@ class _Front:
         if self._spans is None:
             return RequestJournal(on_end)
         return RequestJournal([*on_end, self._spans.end], [self._spans.begin], [self._spans.leave])
+
+    def _tell_usage(self, context: RequestContext) -> None:
+        found = usage_of(context)
+        if found is not None:
+            self._channel.send(Counted(usage=found))
 
     def _new_http_server(self, app: FrontApp, config: Config, listener: socket) -> HttpServer:
         server = config.server

@@ -33,8 +33,10 @@ from penstock.gateway.composition import (
     build_dataplane,
     build_keys,
     build_kserve,
+    build_ledger,
     build_load_reports,
     build_on_demand,
+    build_other_servers,
     build_pooling,
     build_repository,
     build_responses,
@@ -112,7 +114,7 @@ def serve(config: Config, file: BatchFile | None = None) -> int:
     board = LoadingBoard(manager.watching(view))
     try:
         check_exposure(config)
-        others = config.repository.model_repository or config.embeddings.embedding_model
+        others = config.repository.model_repository or config.embeddings.embedding_model or config.upstream.upstream
         wanted = config.model.model is not None or not others
         if not wanted and (config.adapters.lora or config.adapters.lora_directory):
             raise ConfigError("lora: there is no MODEL; a model in a repository has its adapters in its model.json")
@@ -155,7 +157,10 @@ class _Server:
         budget = build_budget(config, gpus)
         latencies = read_metrics_config(server.metrics_config)
         observe = latency_observers(latencies)
-        self._models = build_repository(config, self._dataplane, custom, budget, board, observe, on_demand, new_door)
+        self._other_servers = build_other_servers(config, self._dataplane)
+        self._models = build_repository(
+            config, self._dataplane, custom, budget, board, self._other_servers, observe, on_demand, new_door
+        )
         self._pooling = build_pooling(config, self._dataplane, pools)
         self._embeddings = EmbeddingModels(config, self._pooling, self._models, budget, board)
         self._model: CommandLineModel | None = None
@@ -180,6 +185,7 @@ class _Server:
                 EndpointMetrics(self._dataplane.loaded_models, vllm_names=server.vllm_metric_names),
                 *self._pooling.metrics(),
                 self._traffic.metrics,
+                *self._other_servers.metrics(),
                 requests,
                 IntakeMetrics(self._intake, pools),
                 HttpPortMetrics(self._http.connections_by_version),
@@ -188,14 +194,16 @@ class _Server:
             ),
             lambda: chain(triton.families(), gpus.families(), custom.families()),
         )
+        self._database = open_database(config)
+        self._ledger = build_ledger(config, self._database)
         self._access_log = build_access_log(config)
         self._spans = build_spans(config)
         ended = EndedRequests()
         self._load_reports = build_load_reports(config, self._dataplane, ended)
-        journal = self._build_journal(requests, ended)
+        journal = self._build_journal(requests, ended, self._ledger)
         requests.in_flight = journal.in_flight
-        self._keys = build_keys(config)
-        settings = app_settings(config, self._keys, metrics, journal, health, self._load_reports)
+        self._keys = build_keys(config, self._ledger)
+        settings = app_settings(config, self._keys, metrics, journal, health, self._load_reports, self._other_servers)
         self._journal = journal
         self._drain = settings.drain
         self._intake = settings.intake
@@ -205,7 +213,6 @@ class _Server:
             max_connections=connections_within_limit(ConnectionLimits().max_connections),
         )
         self._endpoints = batch_endpoints(self._dataplane, settings, self._pooling)
-        self._database = open_database(config)
         self._batches = build_batches(config, self._database, self._endpoints, settings)
         self._responses = build_responses(config, self._database, settings)
         self._settings = settings
@@ -217,6 +224,7 @@ class _Server:
             self._batches,
             self._responses,
             self._traffic.table,
+            self._ledger,
         )
         self._http = HttpServer(
             app,
@@ -272,6 +280,7 @@ class _Server:
             models=self._models,
             traffic=self._traffic.table,
             signals=self._signals,
+            ledger=self._ledger,
         )
         return FrontPorts(self._config, folder, shared, operator)
 
@@ -339,6 +348,7 @@ class _Server:
         if self._model is not None:
             await self._model.start()
         await self._embeddings.start()
+        self._other_servers.start()
         await self._models.start()
         self._loaded = True
         if self._batches is not None:
@@ -370,7 +380,7 @@ class _Server:
 
     def _read_keys_again(self) -> None:
         try:
-            granted = granted_keys(self._config)
+            granted = granted_keys(self._config, self._ledger)
         except ConfigError as error:
             logger.error("the keys stay as they are: %s", error)
             return
@@ -405,11 +415,13 @@ class _Server:
         self._drain.expire()
         await self._responses.stop()
         await self._ports.stop()
+        self._ledger.write()
         self._database.close()
         if self._model is not None:
             await self._model.stop()
         await self._embeddings.stop()
         await self._stop_models(ends)
+        self._other_servers.stop()
         self._intake.lag.stop()
         self._kserve.tracing.close()
         if self._access_log is not None:

@@ -15,6 +15,8 @@ _MOMENTS = ("in_progress", "finalizing", "completed", "failed", "expired", "canc
 class Batch(msgspec.Struct, kw_only=True):
     id: str
     tenant: str
+    key: str = ""
+    """Which of its keys it was: lines count as that one's."""
     models: tuple[str, ...] | None
     """Those that its tenant's key may use; None: all."""
     endpoint: str

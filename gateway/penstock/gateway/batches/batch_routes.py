@@ -59,6 +59,7 @@ class CreateBatch(BatchEndpoint):
         batch = Batch(
             id=f"batch_{uuid.uuid4().hex}",
             tenant=principal.tenant,
+            key=principal.key,
             models=principal.models,
             endpoint=request.endpoint,
             input_file_id=file.id,

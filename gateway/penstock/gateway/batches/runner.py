@@ -169,7 +169,7 @@ class BatchRunner:
         return done
 
     async def _answer(self, batch: Batch, line: Line) -> None:
-        principal = Principal(tenant=batch.tenant, models=batch.models)
+        principal = Principal(tenant=batch.tenant, key=batch.key, models=batch.models)
         result, failed = await answer_line(line, self._endpoints, principal, self._settings)
         await self._batches.keep_results(batch.id, [(line.number, result)], failed=failed)
         batch.failed += failed

@@ -33,8 +33,10 @@ from penstock.gateway.configuration.sections import (
     ServerConfig,
     SimulatedOptions,
     TrafficConfig,
+    UpstreamConfig,
 )
 from penstock.gateway.configuration.service_links import is_service_link
+from penstock.gateway.configuration.upstream_settings import upstream_fields
 
 
 class ConfigError(ValueError):
@@ -52,6 +54,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache: CacheConfig = CacheConfig()
     scheduling: SchedulingConfig = SchedulingConfig()
     repository: RepositoryConfig = RepositoryConfig()
+    upstream: UpstreamConfig = UpstreamConfig()
     traffic: TrafficConfig = TrafficConfig()
     server: ServerConfig = ServerConfig()
     access_log: AccessLogConfig = AccessLogConfig()
@@ -72,6 +75,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "cache": CacheConfig,
     "scheduling": SchedulingConfig,
     "repository": RepositoryConfig,
+    "upstream": UpstreamConfig,
     "traffic": TrafficConfig,
     "server": ServerConfig,
     "access_log": AccessLogConfig,
@@ -114,6 +118,9 @@ def _convert(tree: Mapping[str, Any]) -> Config:
     rules = tree["traffic"]
     if "traffic" in rules:
         rules["traffic"] = _decoded(rules["traffic"])
+    upstream = tree["upstream"]
+    if "upstream" in upstream:
+        upstream["upstream"] = _upstream_tables(upstream["upstream"])
     try:
         config = msgspec.convert(tree, Config, strict=False)
     except msgspec.ValidationError as error:
@@ -121,6 +128,9 @@ def _convert(tree: Mapping[str, Any]) -> Config:
     names = [rule.name for rule in config.traffic.traffic]
     if len(set(names)) < len(names):
         raise ConfigError("traffic: a name has two rules")
+    names = [each.name for each in config.upstream.upstream]
+    if len(set(names)) < len(names):
+        raise ConfigError("upstream: two models have the same name")
     ready, hung = config.server.ready_timeout, config.server.watchdog_timeout
     if ready is not None and ready >= hung:
         raise ConfigError(
@@ -138,6 +148,16 @@ def _decoded(rules: Any) -> Any:
         return [msgspec.json.decode(rule) if isinstance(rule, str) else rule for rule in rules]
     except msgspec.DecodeError as error:
         raise ConfigError(f"traffic: a rule is a JSON object: {error}") from None
+
+
+def _upstream_tables(given: Any) -> Any:
+    """Raises ConfigError."""
+    if not isinstance(given, list | tuple):
+        raise ConfigError("upstream: it is a list of models")
+    try:
+        return [upstream_fields(each) if isinstance(each, str) else each for each in given]
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def explain(message: str) -> str:
@@ -196,7 +216,7 @@ PAIRS = frozenset(
     (
         *("backend_config", "cache_config", "trace_config", "metrics_config", "lora"),
         *("http_restricted_api", "grpc_restricted_protocol"),
-        *("rate_limit_resource", "traffic"),
+        *("rate_limit_resource", "traffic", "upstream"),
     )
 )
 """The same for values that have commas of their own: variables separate them by semicolons."""

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from penstock.engines.scheduler import config as scheduler_config
 from penstock.gateway.configuration.traffic_rules import TrafficRule
+from penstock.gateway.configuration.upstream_settings import UpstreamSettings
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Positive = Annotated[int, Meta(ge=1)]
@@ -761,5 +762,17 @@ class TrafficConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             description="a public name with its targets, their weights, a shadow and a shift, as a JSON object; a file "
             "has them as tables; may be repeated"
+        ),
+    ] = ()
+
+
+class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Language models that other servers have."""
+
+    upstream: Annotated[
+        tuple[UpstreamSettings, ...],
+        Meta(
+            description="a model of a server with OpenAI's API, as NAME=URL or a JSON object with more settings; a "
+            "file has them as tables; may be repeated"
         ),
     ] = ()

@@ -17,6 +17,11 @@ def key_digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
+def key_id(digest: bytes) -> str:
+    """How a key is called where its use is counted."""
+    return digest.hex()[:12]
+
+
 class ApiKeys:
     """Who may come in, and as whom."""
 

@@ -47,7 +47,9 @@ class Principal:
     """Who asks, and what that one may do."""
 
     tenant: str = ""
-    """Name of the key; "" where no keys are asked for."""
+    """Whom the key belongs to; "" where no keys are asked for."""
+    key: str = ""
+    """Which key it is: the beginning of its digest, which gives nothing of it away."""
     roles: frozenset[Role] = ALL_ROLES
     models: tuple[str, ...] | None = None
     """Names or patterns with * of the models that it may use; None: all."""

@@ -17,7 +17,10 @@ from penstock.gateway.front.context import USER_ROLES, Role
 from penstock.gateway.front.key_file import KeyEntry
 
 _RANDOM_BYTES = 32
-_LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_requests")
+_LIMITS = (
+    *("requests_per_minute", "tokens_per_minute", "concurrent_requests"),
+    *("tokens_per_day", "tokens_per_month"),
+)
 
 
 def add_key_command(commands: Any) -> None:

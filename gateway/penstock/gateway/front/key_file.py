@@ -9,6 +9,8 @@ priority = 5
 requests_per_minute = 600
 tokens_per_minute = 200_000
 concurrent_requests = 32
+tokens_per_day = 5_000_000
+tokens_per_month = 100_000_000
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.gateway.configuration.config import ConfigError
+from penstock.gateway.front.auth import key_id
 from penstock.gateway.front.context import USER_ROLES, Principal, Role
 from penstock.gateway.front.quota import Limits, Quota
 
@@ -38,15 +41,20 @@ class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     requests_per_minute: _Count | None = None
     tokens_per_minute: _Count | None = None
     concurrent_requests: _Count | None = None
+    tokens_per_day: _Count | None = None
+    tokens_per_month: _Count | None = None
 
     def principal(self) -> Principal:
         limits = Limits(
             requests_per_minute=self.requests_per_minute,
             tokens_per_minute=self.tokens_per_minute,
             concurrent_requests=self.concurrent_requests,
+            tokens_per_day=self.tokens_per_day,
+            tokens_per_month=self.tokens_per_month,
         )
         return Principal(
             tenant=self.tenant,
+            key=key_id(bytes.fromhex(self.sha256)),
             roles=self.roles,
             models=self.models,
             priority=self.priority,

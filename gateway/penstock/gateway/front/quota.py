@@ -1,8 +1,10 @@
-"""What a key may use: requests and tokens in a minute, and requests at one time.
+"""What a key may use: requests and tokens in a minute, tokens in a day and a month, and requests at one time.
 
 Both accounts fill evenly, up to what a minute allows. A request is let in while something is left. Its prompt and the
 tokens that it asks for are taken off at once, which may leave less than nothing, and what it did not use is given back
 at its end. So no request is too large for ever, and none is let in before an earlier one has been paid for.
+
+Budgets of a day and a month are counted by requests that have ended (`token_budget.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.engines.errors import RateLimitedError
+from penstock.gateway.front.token_budget import TokensUsed
 
 Clock = Callable[[], float]
 _MINUTE = 60.0
@@ -25,6 +28,8 @@ class Limits:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrent_requests: int | None = None
+    tokens_per_day: int | None = None
+    tokens_per_month: int | None = None
 
 
 class Account:
@@ -61,6 +66,8 @@ class Quota:
     def __init__(self, limits: Limits, clock: Clock = time.monotonic) -> None:
         self.limits = limits
         self.in_flight = 0
+        self.used = TokensUsed()
+        """What budgets of days and months are compared with: the tokens of requests that have ended."""
         self._accounts = {
             name: Account(per_minute, clock)
             for name, per_minute in (("requests", limits.requests_per_minute), ("tokens", limits.tokens_per_minute))
@@ -69,6 +76,7 @@ class Quota:
 
     def begin(self) -> None:
         """Lets a request in, which has to `end`. Raises RateLimitedError."""
+        self.used.check(self.limits.tokens_per_day, self.limits.tokens_per_month)
         most = self.limits.concurrent_requests
         if most is not None and self.in_flight >= most:
             raise RateLimitedError(f"This key allows {most} requests at one time.", retry_after=1)

@@ -69,6 +69,8 @@ class Stage(StrEnum):
     ENGINE = "engine"
     """In the engine's queue, or its prompt is being computed."""
     DECODING = "decoding"
+    UPSTREAM = "upstream"
+    """Another server has it."""
     MODEL = "model"
     """A classic model has it: queued in its batcher, or executing."""
 

@@ -17,6 +17,7 @@ def keys_message(granted: Mapping[bytes, Principal] | None) -> Keys:
 def _entry(digest: bytes, principal: Principal) -> KeyEntry:
     return KeyEntry(
         digest=digest,
+        key=principal.key,
         tenant=principal.tenant,
         roles=tuple(principal.roles),
         models=principal.models,
@@ -33,6 +34,7 @@ def granted_by(message: Keys) -> dict[bytes, Principal] | None:
 def _principal(entry: KeyEntry) -> Principal:
     return Principal(
         tenant=entry.tenant,
+        key=entry.key,
         roles=frozenset(entry.roles),
         models=entry.models,
         priority=entry.priority,

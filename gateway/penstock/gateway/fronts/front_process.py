@@ -8,7 +8,6 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import count
 
 from penstock.classic.statistics import ModelStatistics
 from penstock.engines.errors import EngineError, NotReadyError
@@ -17,6 +16,7 @@ from penstock.gateway.front.quota import Quota
 from penstock.gateway.fronts.channel import Channel
 from penstock.gateway.fronts.messages import (
     Ask,
+    Counted,
     Drain,
     Ended,
     Expire,
@@ -36,6 +36,7 @@ from penstock.gateway.fronts.messages import (
 )
 from penstock.gateway.fronts.model_table import FrontHolds, Used
 from penstock.gateway.fronts.quotas import QuotaDesk
+from penstock.gateway.usage.ledger import RequestUsage
 
 logger = logging.getLogger("penstock")
 
@@ -52,8 +53,9 @@ class FrontProcess:
         sockets: Mapping[str, socket.socket],
         drain: DrainState,
         quota_of: Callable[[bytes], Quota | None],
+        count: Callable[[RequestUsage], None],
     ) -> None:
-        """`sockets`: what it listens on, by the port's kind."""
+        """`sockets`: what it listens on, by the port's kind. `count` is called for each of its requests that ends."""
         self.number = number
         self.reported: Reported | None = None
         """The newest."""
@@ -63,6 +65,7 @@ class FrontProcess:
         self._sockets = sockets
         self._drain = drain
         self._desk = QuotaDesk(quota_of)
+        self._count = count
         self._holds = FrontHolds()
         self._process: asyncio.subprocess.Process | None = None
         self._channel: Channel[FromFront] | None = None
@@ -148,6 +151,8 @@ class FrontProcess:
                 self._desk.spent(message)
             case Ended():
                 self._desk.ended(message)
+            case Counted():
+                self._count(message.usage)
             case Reported():
                 self.reported = message
                 self.on_report(message)

@@ -11,6 +11,7 @@ from penstock.gateway.fronts.model_counts import Counts
 from penstock.gateway.fronts.samples import Samples
 from penstock.gateway.llm.models import TextSettings
 from penstock.gateway.ports.requests_in_flight import Chosen
+from penstock.gateway.usage.ledger import RequestUsage
 
 REQUESTS = "requests"
 """Name of the socket for requests that a front does not serve itself."""
@@ -62,6 +63,7 @@ class KeyEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Of a Principal, by the digest of its key."""
 
     digest: bytes
+    key: str
     tenant: str
     roles: tuple[Role, ...]
     models: tuple[str, ...] | None
@@ -226,4 +228,10 @@ class Idle(_Message, frozen=True, kw_only=True):
     """Nothing is in flight, and nothing begins any more."""
 
 
-FromFront = Serving | Failed | Holds | Ask | Spent | Ended | Reported | Listed | Idle
+class Counted(_Message, frozen=True, kw_only=True):
+    """A request has ended, and has used this."""
+
+    usage: RequestUsage
+
+
+FromFront = Serving | Failed | Holds | Ask | Spent | Ended | Counted | Reported | Listed | Idle

@@ -24,6 +24,7 @@ from penstock.gateway.fronts.samples import Sums, samples_of
 from penstock.gateway.kserve.store import ModelStore
 from penstock.gateway.llm.kserve.language_model import LanguageModel
 from penstock.gateway.ports.requests_in_flight import Chosen
+from penstock.gateway.usage.ledger import RequestUsage
 
 logger = logging.getLogger("penstock")
 
@@ -71,6 +72,7 @@ class Fronts:
         models: ModelStore,
         drain: DrainState,
         quota_of: Callable[[bytes], Quota | None],
+        count: Callable[[RequestUsage], None],
         routed: Callable[[], Collection[str]],
         all_gone: Callable[[], None],
     ) -> None:
@@ -81,6 +83,7 @@ class Fronts:
         self._models = models
         self._drain = drain
         self._quota_of = quota_of
+        self._count = count
         self._routed = routed
         self._all_gone = all_gone
         self._slots: list[Slot] = []
@@ -106,7 +109,7 @@ class Fronts:
         self._tasks += [asyncio.create_task(self._watch(slot)) for slot in self._slots]
 
     async def _start(self, slot: Slot) -> None:
-        front = FrontProcess(slot.number, slot.sockets, self._drain, self._quota_of)
+        front = FrontProcess(slot.number, slot.sockets, self._drain, self._quota_of, self._count)
         front.on_report = partial(self._take_statistics, front)
         slot.front = front
         await front.start(self._first(slot.number), *self._new_table())

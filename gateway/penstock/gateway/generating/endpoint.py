@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
@@ -31,6 +31,9 @@ class GeneratingEndpoint(ABC, Generic[_R]):
     """An ASGI application. Every step of the engine resumes all that awaits a stream, so there is no more between the
     stream and the server than `__call__`."""
 
+    text_api: ClassVar[str | None] = None
+    """By which models of other servers are asked with the same body; None: they are not."""
+
     def __init__(self, dataplane: DataPlane, settings: AppSettings, resumable: ResumableStreams | None = None) -> None:
         """`resumable`: where streams go on without their client for some time."""
         self._dataplane = dataplane
@@ -41,8 +44,11 @@ class GeneratingEndpoint(ABC, Generic[_R]):
         exchange: Exchange = scope[SCOPE_KEY]
         with exchange.call() as call:
             body = await exchange.body(self._settings.max_body_bytes)
-            request = self._parse(body)
             call.watch()
+            own = await self._settings.text_models.answered(exchange, self.text_api, body)
+            if own is None:
+                return
+            request = self._parse(own)
             exchange.read_deadline()
             resumable = self._resumable if request.stream else None
             if resumable is not None and await resumable.resume(exchange, body):

@@ -13,6 +13,7 @@ from penstock.gateway.front.intake import Intake
 from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.front.load_report import LoadReporter
 from penstock.gateway.front.server_health import ServerHealth
+from penstock.gateway.http.text_models import TextModels
 
 
 async def _no_metrics() -> tuple[bytes, str]:
@@ -54,4 +55,6 @@ class AppSettings:
     background_responses: int = 100
     """Most responses that are being made in the background; 0: none."""
     background_responses_per_tenant: int | None = None
+    text_models: TextModels = field(default_factory=TextModels)
+    """Those that other servers have."""
     system_fingerprint: str = "penstock"

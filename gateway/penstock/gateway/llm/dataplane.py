@@ -114,6 +114,14 @@ class DataPlane:
             raise AlreadyExistsError(f"The name `{name}` is taken by another model.")
         self._others[name] = refusal
 
+    def release(self, name: str) -> None:
+        """It is free again, after `reserve`."""
+        self._others.pop(name, None)
+
+    def is_reserved(self, name: str) -> bool:
+        """Whether a model that does not generate has this name."""
+        return name in self._others
+
     def _check_free(self, name: str, model: LoadedModel, held: tuple[LoadedModel, Adapter | None] | None) -> None:
         """A model may take over the names of one that it replaces, and of that one's adapters."""
         if name in self._others:

@@ -17,6 +17,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 MAX_TENANTS = 50
 """That have series of their own; those that come later share one."""
 OTHER, ANONYMOUS = "other", "anonymous"
+_WITHOUT_TOKEN = (Stage.ENGINE, Stage.UPSTREAM)
 
 
 class _Route:
@@ -106,12 +107,12 @@ class RequestMetrics:
         waiting = Counter[str]()
         for context in self.in_flight():
             in_flight[context.record.protocol] += 1
-            waiting[self._class(context.tenant)] += context.record.stage is Stage.ENGINE
+            waiting[self._class(context.tenant)] += context.record.stage in _WITHOUT_TOKEN
         requests = GaugeMetricFamily("penstock_front_requests_in_flight", "Requests in flight.", labels=["protocol"])
         for protocol in ("http", "grpc"):
             requests.add_metric([protocol], in_flight[protocol])
         yield requests
-        text = "Requests of a tenant that have no token yet: queued in the engine, or their prompt is computed."
+        text = "Requests of a tenant that have no token yet: queued, or their prompt is computed, here or elsewhere."
         tenants = GaugeMetricFamily("penstock_tenant_requests_waiting", text, labels=["tenant"])
         for tenant in {*self._tenants, *waiting}:
             tenants.add_metric([tenant], waiting[tenant])

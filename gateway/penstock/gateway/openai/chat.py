@@ -40,6 +40,7 @@ _named_call_frames = partial(NamedCallFrames, opening=b'"delta":')
 
 class ChatCompletions(GeneratingEndpoint[ChatRequest]):
     schema, unsupported = ChatRequest, CHAT
+    text_api = "chat"
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.text_models import TextModel, TextModels
 from penstock.gateway.llm.dataplane import DataPlane, ServedModel
 from penstock.gateway.pooling.models import PoolingModel
 from penstock.gateway.pooling.plane import PoolingPlane
@@ -16,7 +17,7 @@ class ModelObject(msgspec.Struct):
     created: int
     root: str
     max_model_len: int | None
-    """None: the model is not loaded, a request will do that."""
+    """None: the model is not loaded, a request will do that; or it is another server's."""
     parent: str | None
     """Of an adapter: its model."""
     capabilities: list[str]
@@ -25,9 +26,10 @@ class ModelObject(msgspec.Struct):
 
 
 class ModelList:
-    def __init__(self, dataplane: DataPlane, pooling: PoolingPlane) -> None:
+    def __init__(self, dataplane: DataPlane, pooling: PoolingPlane, others: TextModels) -> None:
         self._dataplane = dataplane
         self._pooling = pooling
+        self._others = others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
@@ -35,6 +37,7 @@ class ModelList:
         found = [_model_object(model) for model in self._dataplane.models()]
         found += [_pooling_object(name, model) for name, model in self._pooling.loaded_names()]
         found += [_unloaded(name) for name in self._dataplane.names_on_demand()]
+        found += [_text_object(name, model) for name, model in self._others.by_name.items()]
         data = [each for each in found if may_use(each.id)]
         await exchange.respond(200, msgspec.json.encode({"object": "list", "data": data}))
 
@@ -42,9 +45,10 @@ class ModelList:
 class ModelDetail:
     """The id is all of the path after /v1/models/: names may hold slashes."""
 
-    def __init__(self, dataplane: DataPlane, pooling: PoolingPlane) -> None:
+    def __init__(self, dataplane: DataPlane, pooling: PoolingPlane, others: TextModels) -> None:
         self._dataplane = dataplane
         self._pooling = pooling
+        self._others = others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
@@ -58,6 +62,8 @@ class ModelDetail:
         pooling = dict(self._pooling.loaded_names()).get(name)
         if pooling is not None:
             return _pooling_object(name, pooling)
+        if name in self._others.by_name:
+            return _text_object(name, self._others.by_name[name])
         if name in self._dataplane.names_on_demand():
             return _unloaded(name)
         return _model_object(self._dataplane.model(name))
@@ -74,3 +80,12 @@ def _model_object(model: ServedModel) -> ModelObject:
 
 def _pooling_object(name: str, model: PoolingModel) -> ModelObject:
     return ModelObject(name, model.created, model.root, model.source.info.max_tokens, None, model.capabilities)
+
+
+_CAPABILITIES = {"chat": "chat", "completions": "completion", "embeddings": "embedding"}
+"""By what a model can be asked by."""
+
+
+def _text_object(name: str, model: TextModel) -> ModelObject:
+    capabilities = [_CAPABILITIES[api] for api in model.apis]
+    return ModelObject(name, model.created, model.root, None, None, capabilities, owned_by="upstream")

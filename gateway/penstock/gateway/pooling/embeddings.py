@@ -19,6 +19,7 @@ from penstock.gateway.pooling.tokenizing import tokenize_inputs, truncation
 
 class Embeddings(PoolingEndpoint[EmbeddingRequest]):
     schema = EmbeddingRequest
+    text_api = "embeddings"
 
     async def answer(self, request: EmbeddingRequest, context: RequestContext) -> bytes:
         model = self.plane.model(request.model, context)

@@ -32,6 +32,8 @@ class PoolingEndpoint(ABC, Generic[_R]):
 
     schema: ClassVar[type[PoolingRequest]]
     unsupported: ClassVar[Mapping[str, tuple[str, ...]]] = UNSUPPORTED
+    text_api: ClassVar[str | None] = None
+    """By which models of other servers are asked with the same body; None: they are not."""
 
     def __init__(self, plane: PoolingPlane, settings: AppSettings) -> None:
         self.plane = plane
@@ -40,8 +42,12 @@ class PoolingEndpoint(ABC, Generic[_R]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
         with exchange.call() as call:
-            request = parse(await exchange.body(self._settings.max_body_bytes), self.schema, self.unsupported)
+            body = await exchange.body(self._settings.max_body_bytes)
             call.watch()
+            own = await self._settings.text_models.answered(exchange, self.text_api, body)
+            if own is None:
+                return
+            request = parse(own, self.schema, self.unsupported)
             exchange.read_deadline()
             await exchange.respond(200, await self.answer(request, exchange.context))  # type: ignore[arg-type]
 

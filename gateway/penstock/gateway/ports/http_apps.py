@@ -78,6 +78,8 @@ from penstock.gateway.responses.response_routes import CancelResponse, DeleteRes
 from penstock.gateway.responses.service import ResponseService
 from penstock.gateway.traffic.routes import DeleteTraffic, GetTraffic, ListTraffic, PutTraffic
 from penstock.gateway.traffic.table import TrafficTable
+from penstock.gateway.usage.ledger import UsageLedger
+from penstock.gateway.usage.routes import Usage
 
 if TYPE_CHECKING:
     from penstock.gateway.generating.resumable_streams import ResumableStreams
@@ -93,6 +95,7 @@ def build_app(
     batches: BatchService | None = None,
     responses: ResponseService | None = None,
     traffic: TrafficTable | None = None,
+    ledger: UsageLedger | None = None,
 ) -> ASGIApp:
     """The public port: the OpenAI API, the Anthropic API, and KServe v2 below /v2, behind the same keys."""
     adapters = AdapterControl(dataplane)
@@ -109,8 +112,8 @@ def build_app(
         *_batch_routes(batches),
         *_ollama_routes(dataplane, pooling, settings),
         *_traffic_routes(TrafficTable() if traffic is None else traffic),
-        GuardedRoute("/v1/models", ModelList(dataplane, pooling), SEE_METADATA, methods=["GET"]),
-        GuardedRoute("/v1/models/{name:path}", ModelDetail(dataplane, pooling), SEE_METADATA, methods=["GET"]),
+        *_usage_routes(ledger),
+        *_model_routes(dataplane, pooling, settings),
         GuardedRoute("/v1/load_lora_adapter", LoadAdapter(adapters, settings), CHANGE_MODELS, methods=["POST"]),
         GuardedRoute("/v1/unload_lora_adapter", UnloadAdapter(adapters, settings), CHANGE_MODELS, methods=["POST"]),
         GuardedRoute("/sleep", Sleep(dataplane), CHANGE_MODELS, methods=["POST"]),
@@ -193,6 +196,18 @@ def _traffic_routes(table: TrafficTable) -> list[GuardedRoute]:
         GuardedRoute(one, GetTraffic(table), OPERATE, methods=["GET"]),
         GuardedRoute(one, PutTraffic(table), CHANGE_MODELS, methods=["PUT"]),
         GuardedRoute(one, DeleteTraffic(table), CHANGE_MODELS, methods=["DELETE"]),
+    ]
+
+
+def _usage_routes(ledger: UsageLedger | None) -> list[GuardedRoute]:
+    return [] if ledger is None else [GuardedRoute("/usage", Usage(ledger), OPERATE, methods=["GET"])]
+
+
+def _model_routes(dataplane: DataPlane, pooling: PoolingPlane, settings: AppSettings) -> list[GuardedRoute]:
+    others = settings.text_models
+    return [
+        GuardedRoute("/v1/models", ModelList(dataplane, pooling, others), SEE_METADATA, methods=["GET"]),
+        GuardedRoute("/v1/models/{name:path}", ModelDetail(dataplane, pooling, others), SEE_METADATA, methods=["GET"]),
     ]
 
 

@@ -225,8 +225,8 @@ FIELDS: dict[str, Treatment] = _GENERAL | _TENSORS | _SCHEDULING | _INSTANCES | 
 _CLASSIC = frozenset(
     {"dali", "fil", "identity", "onnxruntime", "openvino", "python", "pytorch", "tensorflow", "tensorrt"}
 )
-OWN_BACKENDS = _CLASSIC | {"penstock", "vllm", "tensorrtllm"}
+OWN_BACKENDS = _CLASSIC | {"openai", "penstock", "vllm", "tensorrtllm"}
 """Those of this package. What a field means to others is theirs to say: `Treatment.only` is not held against them."""
 
-SELF_PLACED_BACKENDS = frozenset({"penstock", "vllm", "tensorrtllm"})
+SELF_PLACED_BACKENDS = frozenset({"openai", "penstock", "vllm", "tensorrtllm"})
 """Backends of language models: they choose their devices themselves (KIND_MODEL), and have no response cache."""

@@ -11,6 +11,7 @@ _NAMES = {
     Stage.READING: "receive",
     Stage.TEMPLATE: "template",
     Stage.TOKENIZE: "tokenize",
+    Stage.UPSTREAM: "upstream",
     Stage.DECODING: "decode",
 }
 

@@ -19,6 +19,7 @@ from penstock.gateway.llm.kserve.vllm_layout import VllmLayout
 from penstock.gateway.llm.models import LoadedModel
 
 LANGUAGE_BACKENDS = ("penstock", "tensorrtllm", "vllm")
+"""Of models of this server. Those of other servers have the backend `openai` (`upstream/`)."""
 
 BuildModel = Callable[[Config, str], Awaitable[LoadedModel]]
 """Makes a model that can be started, under this public name; it may have to be downloaded."""

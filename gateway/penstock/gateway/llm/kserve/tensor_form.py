@@ -46,17 +46,14 @@ class Writer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class TensorForm:
+    """Which tensors there are."""
+
     inputs: Mapping[str, tuple[str, int]]
     """Datatype and dimension."""
     outputs: Mapping[str, tuple[str, int]]
-    read: Callable[[InferRequest, ServedModel, str], TextRequest]
-    """(request, model, scheduling policy, seconds left). Raises InvalidRequestError, UnsupportedError."""
-    writer: Callable[[TextRequest], Writer]
     unserved: Mapping[str, str]
     """Inputs and outputs that a configuration may list and no request may use, with the reason."""
-    cancels: Callable[[InferRequest], bool] | None = None
-    """Whether this request ends those of the same id instead of generating; None: the form has no such thing."""
 
     def config(self, name: str, backend: str) -> ModelConfig:
         """The configuration that a model shows if its own says nothing."""
@@ -97,6 +94,17 @@ class Form:
         for name in (*request.inputs, *request.outputs):
             if name in self.unserved:
                 raise UnsupportedError(f"'{name}' is not supported: {self.unserved[name]}", param=name)
+
+
+@dataclass(frozen=True, slots=True)
+class Form(TensorForm):
+    """Of a model of this server."""
+
+    read: Callable[[InferRequest, ServedModel, str], TextRequest]
+    """(request, model, scheduling policy, seconds left). Raises InvalidRequestError, UnsupportedError."""
+    writer: Callable[[TextRequest], Writer]
+    cancels: Callable[[InferRequest], bool] | None = None
+    """Whether this request ends those of the same id instead of generating; None: the form has no such thing."""
 
 
 def scalar(request: InferRequest, name: str) -> object:

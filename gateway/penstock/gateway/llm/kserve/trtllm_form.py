@@ -187,4 +187,4 @@ def _cancels(request: InferRequest) -> bool:
     return bool(flag(request, "stop"))
 
 
-TRTLLM_FORM = Form(_INPUTS, _OUTPUTS, read_request, TrtllmWriter, _UNSERVED, _cancels)
+TRTLLM_FORM = Form(_INPUTS, _OUTPUTS, _UNSERVED, read_request, TrtllmWriter, _cancels)

@@ -86,5 +86,5 @@ def _logprobs_json(entries: Sequence[TokenLogprob]) -> bytes:
     return msgspec.json.encode(shown)
 
 
-VLLM_FORM = Form(INPUTS, OUTPUTS, read_request, VllmWriter, UNSERVED)
+VLLM_FORM = Form(INPUTS, OUTPUTS, UNSERVED, read_request, VllmWriter)
 """Of the backends `vllm` and `penstock`, and of models that stand on the command line."""

@@ -1,0 +1,1 @@
+"""Language models that other servers have: asked by OpenAI's API, text for text."""

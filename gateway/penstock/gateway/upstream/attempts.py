@@ -1,0 +1,132 @@
+"""One server is asked: until the first byte of its answer is here, or it is known that there will be none."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from penstock.gateway.errors import UpstreamError, UpstreamTimeoutError, UpstreamUnavailableError
+from penstock.gateway.upstream.connection_pool import CannotConnect
+from penstock.gateway.upstream.failures import AttemptFailed, Redactor, broken_answer, failed_answer, retry_seconds
+from penstock.gateway.upstream.http_connection import BrokenAnswer, HttpConnection
+from penstock.gateway.upstream.server import UpstreamServer
+
+logger = logging.getLogger("penstock")
+
+_MOST_ERROR = 64 << 10
+"""Bytes of an error's body that are read."""
+_MOST_REST = 60.0
+"""Seconds for which a server that said so with 429 is left alone, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What every attempt for a request sends."""
+
+    model: str
+    """The public name."""
+    path: str
+    headers: list[tuple[str, str]]
+    body: bytes
+    streams: bool
+    seconds: float
+    """Until the first byte."""
+    redact: Redactor
+
+
+class OpenAnswer:
+    """An answer that has begun, with status 200. To be ended once."""
+
+    def __init__(self, server: UpstreamServer, connection: HttpConnection, first: bytes) -> None:
+        self.server = server
+        self.connection = connection
+        self.first = first
+        """The first piece of a stream."""
+        self._ended = False
+
+    def end(self, kind: str, *, well: bool = True) -> None:
+        """Idempotent. `kind` is a label of metrics: "200" for an answer that is whole."""
+        if self._ended:
+            return
+        self._ended = True
+        if kind == "200":
+            self.server.pool.give_back_at_end(self.connection)
+        else:
+            self.server.pool.give_back(self.connection)
+        self.server.in_flight -= 1
+        self.server.ended[kind] += 1
+        if not well:
+            self.server.health.failed(asyncio.get_running_loop().time())
+
+
+async def attempt(server: UpstreamServer, question: Question) -> OpenAnswer:
+    """Raises AttemptFailed."""
+    loop = asyncio.get_running_loop()
+    server.in_flight += 1
+    began = loop.time()
+    try:
+        connection, first = await _first_byte(server, question)
+    except AttemptFailed as failure:
+        server.in_flight -= 1
+        server.ended[failure.kind] += 1
+        _judge(server, failure, loop.time())
+        if failure.unhealthy or isinstance(failure.error, UpstreamError):
+            logger.warning("upstream %s at %s: %s", question.model, server.label, failure.error.message)
+        raise
+    except BaseException:
+        server.in_flight -= 1
+        server.ended["cancelled"] += 1
+        raise
+    server.first_byte.observe(loop.time() - began)
+    server.health.answered()
+    return OpenAnswer(server, connection, first)
+
+
+def _judge(server: UpstreamServer, failure: AttemptFailed, now: float) -> None:
+    if failure.unhealthy:
+        server.health.failed(now)
+    else:
+        server.health.answered()
+        if failure.kind == "429" and failure.retry_after is not None:
+            server.health.rests(now + min(failure.retry_after, _MOST_REST))
+
+
+async def _first_byte(server: UpstreamServer, question: Question) -> tuple[HttpConnection, bytes]:
+    who = f"The server behind `{question.model}`"
+    try:
+        async with asyncio.timeout(question.seconds):
+            connection = await server.pool.ask(server.request("POST", question.path, question.headers, question.body))
+            try:
+                await _check_head(connection, question)
+                first = await connection.chunk() if question.streams else b""
+            except BaseException:
+                server.pool.give_back(connection)
+                raise
+            return connection, first
+    except TimeoutError:
+        error = UpstreamTimeoutError(f"{who} did not answer within {question.seconds:g} seconds.")
+        raise AttemptFailed(error, "timeout", again=False) from None
+    except CannotConnect as reason:
+        down = UpstreamUnavailableError(f"{who} is not there: {reason}.", retry_after=1)
+        raise AttemptFailed(down, "no_connection") from None
+    except BrokenAnswer as reason:
+        raise AttemptFailed(broken_answer(question.model, str(reason)), "broken") from None
+
+
+async def _check_head(connection: HttpConnection, question: Question) -> None:
+    """Raises AttemptFailed for everything but the beginning of the answer that was asked for."""
+    if connection.status != 200:
+        retry_after = retry_seconds(connection.headers.get(b"retry-after"))
+        try:
+            body = await connection.read(_MOST_ERROR)
+        except BrokenAnswer:
+            body = b""
+        raise failed_answer(question.model, connection.status, retry_after, body, question.redact)
+    encoding = connection.headers.get(b"content-encoding", b"identity").strip().lower()
+    if encoding not in (b"", b"identity"):
+        error = broken_answer(question.model, "it is compressed, which nobody asked for")
+        raise AttemptFailed(error, "broken", again=False)
+    kind = connection.headers.get(b"content-type", b"").lower()
+    if question.streams and kind.startswith(b"application/json"):
+        raise AttemptFailed(broken_answer(question.model, "it does not stream"), "broken", again=False)

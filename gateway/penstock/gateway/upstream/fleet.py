@@ -1,0 +1,130 @@
+"""The servers that have one model: which is asked, which next, and when two are asked at once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+
+from penstock.gateway.configuration.upstream_settings import UpstreamSettings
+from penstock.gateway.errors import UpstreamUnavailableError
+from penstock.gateway.upstream.attempts import OpenAnswer, Question, attempt
+from penstock.gateway.upstream.failures import AttemptFailed
+from penstock.gateway.upstream.retry_budget import RetryBudget
+from penstock.gateway.upstream.server import UpstreamServer, least_busy
+
+_FIRST_PAUSE = 0.1
+_MOST_PAUSE = 5.0
+"""Seconds: who is told to wait longer is told to the client."""
+_MARGIN = 0.01
+
+
+class Fleet:
+    def __init__(
+        self, settings: UpstreamSettings, servers: Sequence[UpstreamServer], chance: Callable[[], float] = random.random
+    ) -> None:
+        self.servers = tuple(servers)
+        self.retries = 0
+        self.hedges = 0
+        self._settings = settings
+        self._budget = RetryBudget(settings.retry_ratio)
+        self._chance = chance
+        self._turn = 0
+
+    @property
+    def available(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        return any(server.takes_requests(now) for server in self.servers)
+
+    async def ask(self, question: Question) -> OpenAnswer:
+        """The first answer that begins. Raises PenstockError."""
+        self._budget.asked()
+        tried: list[UpstreamServer] = []
+        pauses = 0
+        while True:
+            server = self._choose(tried)
+            if server is None:
+                raise self._nobody(question.model)
+            try:
+                return await self._ask_once(server, question, tried)
+            except AttemptFailed as failure:
+                pause = self._pause(failure, tried, pauses)
+                if pause is None or not self._budget.take():
+                    raise failure.error from None
+            self.retries += 1
+            pauses += 1
+            await asyncio.sleep(pause)
+
+    def _pause(self, failure: AttemptFailed, tried: list[UpstreamServer], pauses: int) -> float | None:
+        """Seconds before the next try; None: there is none."""
+        if not failure.again or pauses >= self._settings.retries:
+            return None
+        if self._other(tried) is not None:
+            return 0.0
+        if failure.unhealthy and not self.available:  # it is ejected now
+            return None
+        own = _FIRST_PAUSE * 2**pauses * (0.5 + self._chance())
+        pause = max(own, (failure.retry_after or 0.0) + _MARGIN)
+        return pause if pause <= _MOST_PAUSE else None
+
+    def _choose(self, tried: list[UpstreamServer]) -> UpstreamServer | None:
+        """Of those that were not tried for this request, else of all; equals take turns."""
+        self._turn += 1
+        return self._other(tried) or least_busy(self._in_turn(), asyncio.get_running_loop().time())
+
+    def _other(self, tried: list[UpstreamServer]) -> UpstreamServer | None:
+        others = [server for server in self._in_turn() if server not in tried]
+        return least_busy(others, asyncio.get_running_loop().time())
+
+    def _in_turn(self) -> tuple[UpstreamServer, ...]:
+        first = self._turn % len(self.servers)
+        return self.servers[first:] + self.servers[:first]
+
+    async def _ask_once(self, server: UpstreamServer, question: Question, tried: list[UpstreamServer]) -> OpenAnswer:
+        """Raises AttemptFailed."""
+        tried.append(server)
+        if not self._settings.hedge_after:
+            return await attempt(server, question)
+        return await self._hedged(server, question, tried)
+
+    def _nobody(self, model: str) -> UpstreamUnavailableError:
+        now = asyncio.get_running_loop().time()
+        seconds = min(server.health.seconds_until(now) for server in self.servers)
+        message = f"No server that has `{model}` takes requests now."
+        return UpstreamUnavailableError(message, retry_after=max(1.0, seconds))
+
+    async def _hedged(self, server: UpstreamServer, question: Question, tried: list[UpstreamServer]) -> OpenAnswer:
+        """A second server is asked when the first is slow; the first byte wins, and the other one is given up."""
+        running = {asyncio.create_task(attempt(server, question))}
+        try:
+            await asyncio.wait(running, timeout=self._settings.hedge_after)
+            if not any(task.done() for task in running):
+                other = self._other(tried)
+                if other is not None and self._budget.take():
+                    self.hedges += 1
+                    tried.append(other)
+                    running.add(asyncio.create_task(attempt(other, question)))
+            return await _first_good(running)
+        finally:
+            _give_up(running)
+
+
+async def _first_good(running: set[asyncio.Task[OpenAnswer]]) -> OpenAnswer:
+    """Takes the winner out of `running`. Raises the last failure."""
+    while True:
+        done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        task = done.pop()
+        running.discard(task)
+        if task.exception() is None or not running:
+            return task.result()
+
+
+def _give_up(running: set[asyncio.Task[OpenAnswer]]) -> None:
+    for task in running:
+        task.add_done_callback(_end_unwanted)
+        task.cancel()
+
+
+def _end_unwanted(task: asyncio.Task[OpenAnswer]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().end("hedged")

@@ -1,0 +1,120 @@
+"""A model of another server over KServe: Triton's tensors for a prompt and a text, as a text completion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.classic.messages import InferRequest, InferResponse
+from penstock.classic.model_config import ModelConfig
+from penstock.classic.signature import ModelSignature
+from penstock.classic.statistics import ModelStatistics
+from penstock.classic.validation import check_request
+from penstock.engines.errors import InvalidRequestError, NotReadyError, PenstockError, UnsupportedError
+from penstock.gateway.front.bounded_json import check_json, decode_json
+from penstock.gateway.llm.kserve.sampling_inputs import context_of
+from penstock.gateway.llm.kserve.tensor_form import TensorForm, flag, text
+from penstock.gateway.upstream.kserve_stream import KServeStream
+from penstock.gateway.upstream.model import UpstreamModel
+from penstock.gateway.upstream.request_body import UpstreamRequest
+from penstock.gateway.upstream.service import Upstreams
+
+FORM = TensorForm(
+    {
+        "text_input": ("BYTES", 1),
+        "stream": ("BOOL", 1),
+        "sampling_parameters": ("BYTES", 1),
+        "exclude_input_in_output": ("BOOL", 1),
+    },
+    {"text_output": ("BYTES", 1)},
+    {},
+)
+"""The part of the vLLM backend's that a text completion has."""
+_MAX_SAMPLING_BYTES = 1 << 20
+_WRITTEN_HERE = frozenset({"model", "prompt", "stream", "stream_options", "echo", "n"})
+
+
+class KServeUpstream:
+    """Implements InferModel."""
+
+    takes_infer = True
+    model_folder: Path | None = None
+
+    def __init__(self, upstreams: Upstreams, model: UpstreamModel, *, version: int, config: ModelConfig) -> None:
+        self.name = model.name
+        self.version = version
+        self.config = config
+        self.signature = ModelSignature(config)
+        self.statistics = ModelStatistics()
+        self._upstreams = upstreams
+        self._model = model
+        self._stopping = False
+
+    @property
+    def ready(self) -> bool:
+        return not self._stopping and self._model.fleet.available
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """For requests that do not stream: those have exactly one response."""
+        responses = self.stream(request)
+        if responses.streams:
+            responses.close()
+            raise UnsupportedError("a request that streams has many responses; it needs a stream to carry them")
+        try:
+            response = await responses.__anext__()
+        finally:
+            responses.close()
+        if response.error is not None:
+            raise response.error
+        return response
+
+    def stream(self, request: InferRequest) -> KServeStream:
+        try:
+            if self._stopping:
+                raise NotReadyError(f"Model '{self.name}' is not ready.", retry_after=2)
+            check_request(request, self.signature)
+            return self._read(request)
+        except PenstockError:
+            self.statistics.failed(0, "REJECTED")
+            raise
+
+    def _read(self, request: InferRequest) -> KServeStream:
+        if "completions" not in self._model.apis:
+            raise UnsupportedError(f"The model `{self.name}` of another server has no text completions.")
+        prompt = text(request, "text_input")
+        if prompt is None:
+            raise InvalidRequestError("input 'text_input' is missing")
+        streams, excluded = bool(flag(request, "stream")), flag(request, "exclude_input_in_output")
+        if streams and excluded is False:
+            raise InvalidRequestError("When streaming, exclude_input_in_output = false is not allowed.")
+        given = _parameters(request)
+        for name in given:
+            if name in _WRITTEN_HERE:
+                raise UnsupportedError(f"The sampling parameter '{name}' is not supported.")
+        body = msgspec.json.encode({**given, "prompt": prompt, "stream": True})
+        asked = UpstreamRequest(body, "completions")
+        prefix = "" if streams or excluded else prompt
+        context = context_of(request)
+        context.pay_tokens(asked.expected_tokens)
+        return KServeStream(self._model, context, asked, self.statistics, prefix, streams=streams)
+
+    async def stop(self) -> None:
+        self._stopping = True
+        await self._upstreams.remove(self._model)
+
+
+def _parameters(request: InferRequest) -> dict[str, Any]:
+    """The tensor's JSON if there is one, else the request's parameters."""
+    given = text(request, "sampling_parameters")
+    if given is None:
+        return dict(request.parameters)
+    body = given.encode() or b"{}"
+    if len(body) > _MAX_SAMPLING_BYTES:
+        raise InvalidRequestError(f"sampling_parameters: they are longer than {_MAX_SAMPLING_BYTES} bytes")
+    try:
+        check_json(body)
+        return decode_json(body, dict[str, Any])
+    except PenstockError as error:
+        raise InvalidRequestError(f"sampling_parameters: {error.message}", param=error.param) from None

@@ -1,0 +1,189 @@
+"""A model that other servers have, as the routes of this server ask it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import cast
+
+from penstock.engines.errors import DeadlineExceededError, InvalidRequestError, PenstockError, UnsupportedError
+from penstock.gateway.configuration.upstream_settings import Api, UpstreamSettings
+from penstock.gateway.errors import UpstreamUnavailableError
+from penstock.gateway.front.context import RequestContext
+from penstock.gateway.front.deadline import until
+from penstock.gateway.front.record import Stage
+from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.llm.call_counter import CallCounter
+from penstock.gateway.llm.generation import Usage
+from penstock.gateway.upstream.answer_reading import AnswerReader
+from penstock.gateway.upstream.answering import pass_on, relay
+from penstock.gateway.upstream.asking import PATHS, Asking
+from penstock.gateway.upstream.attempts import OpenAnswer
+from penstock.gateway.upstream.fleet import Fleet
+from penstock.gateway.upstream.relay import Bounds
+from penstock.gateway.upstream.request_body import UpstreamRequest
+
+FindFallback = Callable[[str], "UpstreamModel | None"]
+"""None: a model of this server has the name, or none has."""
+IsOwn = Callable[[str, Api], bool]
+"""Whether a model of this server has the name, and can be asked so."""
+
+
+class UpstreamModel:
+    """Implements TextModel."""
+
+    def __init__(
+        self,
+        settings: UpstreamSettings,
+        fleet: Fleet,
+        asking: Asking,
+        find_fallback: FindFallback,
+        is_own: IsOwn,
+        *,
+        heartbeat_s: float,
+        request_timeout: float | None,
+    ) -> None:
+        self.settings = settings
+        self.name = settings.name
+        self.apis = settings.apis
+        self.root = settings.model or settings.name
+        self.created = int(time.time())
+        self.fleet = fleet
+        self.calls = CallCounter()
+        self.fell_back: Counter[str] = Counter()
+        """Requests, by the model that has answered instead."""
+        self.tokens: Counter[str] = Counter()
+        """prompt, completion."""
+        self._asking = asking
+        self._find_fallback = find_fallback
+        self._is_own = is_own
+        self._heartbeat_s = heartbeat_s
+        self._request_timeout = request_timeout
+
+    def probe_headers(self) -> list[tuple[str, str]]:
+        return self._asking.probe_headers()
+
+    async def answer(self, exchange: Exchange, api: str, body: bytes) -> bytes | None:
+        context = exchange.context
+        context.principal.require_model(self.name)
+        asked = cast("Api", api)
+        if asked not in self.apis:
+            raise self._not_offered(asked)
+        context.record.model = self.name
+        request = UpstreamRequest(body, asked)
+        exchange.read_deadline()
+        if self._request_timeout is not None and not context.background:
+            context.limit(self._request_timeout)
+        context.pay_tokens(request.expected_tokens)
+        try:
+            async with until(context.deadline, DeadlineExceededError("The request's time was over.")):
+                await self._answer(exchange, request, asked)
+        except _OwnModel as own:
+            context.pay_tokens(-request.expected_tokens)  # that model does it, too
+            return request.renamed(own.name)
+        return None
+
+    def _not_offered(self, api: Api) -> UnsupportedError:
+        offered = ", ".join(f"/v1/{PATHS[each]}" for each in self.apis)
+        return UnsupportedError(
+            f"The model `{self.name}` of another server cannot be asked by /v1/{PATHS[api]}, only by {offered}.",
+            param="model",
+        )
+
+    async def _answer(self, exchange: Exchange, request: UpstreamRequest, api: Api) -> None:
+        """By this model, or where it cannot by the first of its fallbacks that can. Raises PenstockError, _OwnModel."""
+        try:
+            return await self._answer_itself(exchange, request, api)
+        except PenstockError as error:
+            if exchange.started or isinstance(error, InvalidRequestError | DeadlineExceededError):
+                raise
+            first_error = error
+        context = exchange.context
+        for name in self.settings.fallbacks:
+            if not context.principal.may_use(name):
+                continue
+            other = self._find_fallback(name)
+            if other is None and self._is_own(name, api):
+                self._falls_back(context, name)
+                raise _OwnModel(name)
+            if other is None or api not in other.apis:
+                continue
+            try:
+                self._falls_back(context, name)
+                return await other._answer_itself(exchange, request, api, shown=self.name)
+            except PenstockError as error:
+                if exchange.started or isinstance(error, InvalidRequestError | DeadlineExceededError):
+                    raise
+        context.record.target = ""
+        raise first_error
+
+    def _falls_back(self, context: RequestContext, name: str) -> None:
+        context.record.target = name
+        self.fell_back[name] += 1
+
+    async def _answer_itself(
+        self, exchange: Exchange, request: UpstreamRequest, api: Api, shown: str | None = None
+    ) -> None:
+        """`shown` is the public name in the answer. Raises PenstockError."""
+        asked = await self.begin(exchange.context, request, api, shown or self.name)
+        bounds = Bounds(self.settings.idle_timeout, self._heartbeat_s)
+        try:
+            if request.streams:
+                await relay(exchange, asked.answer, asked.reader, bounds, shows_usage=request.shows_usage)
+            else:
+                await pass_on(exchange, asked.answer, asked.reader, bounds, has_choices=api != "embeddings")
+        except PenstockError as error:
+            asked.failed(error)
+            if not exchange.started:
+                exchange.context.record.usage = None
+            raise
+        finally:
+            asked.end()
+
+    async def begin(self, context: RequestContext, request: UpstreamRequest, api: Api, shown: str) -> Asked:
+        """An answer that has begun, and is to be ended. `shown` is the public name in it. Raises PenstockError."""
+        if self.calls.calls >= self.settings.max_in_flight:
+            message = f"The model `{self.name}` has {self.settings.max_in_flight} requests in flight, its most."
+            raise UpstreamUnavailableError(message, retry_after=1)
+        context.record.enter(Stage.UPSTREAM)
+        question = self._asking.question(context, request, api)
+        self.calls.begin()
+        try:
+            answer = await self.fleet.ask(question)
+        except BaseException:
+            self.calls.end()
+            raise
+        usage = context.record.usage = Usage(prompt_tokens=request.prompt_estimate)
+        return Asked(self, answer, AnswerReader(shown, usage, question.redact))
+
+
+class Asked:
+    """A model's answer that has begun: counted until its end."""
+
+    def __init__(self, model: UpstreamModel, answer: OpenAnswer, reader: AnswerReader) -> None:
+        self.answer = answer
+        self.reader = reader
+        self._model = model
+        self._ended = False
+
+    def failed(self, error: PenstockError) -> None:
+        """What it says, or does not say, is an error."""
+        self.answer.end(error.code, well=isinstance(error, InvalidRequestError))
+
+    def end(self) -> None:
+        """Idempotent. What is not complete is given up."""
+        if not self._ended:
+            self._ended = True
+            self.answer.end("cancelled")
+            self._model.calls.end()
+            self._model.tokens["prompt"] += self.reader.usage.prompt_tokens
+            self._model.tokens["completion"] += self.reader.usage.completion_tokens
+
+
+class _OwnModel(Exception):
+    """A model of this server is to answer."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name

@@ -1,0 +1,68 @@
+"""From the body that a client sends to the one that the other server gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.gateway.configuration.upstream_settings import Api
+from penstock.gateway.front.bounded_json import check_json, decode_json
+
+_OURS = frozenset({"metadata", "priority", "service_tier", "store", "cache_salt"})
+"""Fields by which a client speaks to this server: about its storage, its queues, its cache."""
+_MAX_CHOICES = 128
+_MOST_EXPECTED = 1 << 20
+BYTES_OF_TOKEN = 4
+"""About: for what a request takes off its key's limits until its answer says how much it was."""
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class _Read(msgspec.Struct):
+    """What this server has to know of a body."""
+
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    n: float | None = None
+    max_tokens: float | None = None
+    max_completion_tokens: float | None = None
+    store: bool | None = None
+
+
+class UpstreamRequest:
+    """A client's body, read once. Fields that this server does not know pass as they are."""
+
+    def __init__(self, body: bytes, api: Api) -> None:
+        """Raises InvalidRequestError, UnsupportedError."""
+        check_json(body)
+        self._fields = decode_json(body, dict[str, msgspec.Raw])
+        read = decode_json(body, _Read)
+        if read.store:
+            raise UnsupportedError("store: chats with a model of another server are not kept.", param="store")
+        if read.n is not None and not 1 <= read.n <= _MAX_CHOICES:
+            raise InvalidRequestError(f"n must be from 1 to {_MAX_CHOICES}.", param="n")
+        self.streams = bool(read.stream) and api != "embeddings"
+        if read.stream_options is not None and not self.streams:
+            raise InvalidRequestError("stream_options needs stream to be true.", param="stream_options")
+        self.shows_usage = read.stream_options is not None and bool(read.stream_options.include_usage)
+        asked = (read.max_completion_tokens or read.max_tokens or 0) * (read.n or 1)
+        self.prompt_estimate = len(body) // BYTES_OF_TOKEN
+        self.expected_tokens = self.prompt_estimate + round(min(max(0.0, asked), _MOST_EXPECTED))
+
+    def written(self, model: str) -> bytes:
+        """For another server, which calls the model so. A stream is asked for its usage in any case."""
+        fields: dict[str, Any] = {name: raw for name, raw in self._fields.items() if name not in _OURS}
+        fields["model"] = model
+        if self.streams:
+            given = self._fields.get("stream_options")
+            options = None if given is None else msgspec.json.decode(given, type=dict[str, msgspec.Raw] | None)
+            fields["stream_options"] = {**(options or {}), "include_usage": True}
+        return msgspec.json.encode(fields)
+
+    def renamed(self, model: str) -> bytes:
+        """For another model of this server."""
+        return msgspec.json.encode({**self._fields, "model": model})

@@ -1,0 +1,169 @@
+"""Which of several servers is asked, how often, and when two are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from penstock.engines.errors import InvalidRequestError, PenstockError
+from penstock.gateway.configuration.upstream_settings import UpstreamSettings
+from penstock.gateway.errors import UpstreamError, UpstreamRateLimitedError, UpstreamUnavailableError
+from penstock.gateway.upstream.attempts import OpenAnswer, Question
+from penstock.gateway.upstream.failures import AttemptFailed, Redactor
+from penstock.gateway.upstream.fleet import Fleet
+from penstock.gateway.upstream.server import UpstreamServer
+
+QUESTION = Question("m", "chat/completions", [], b"{}", True, 1.0, Redactor(()))
+
+
+class Story:
+    """What each attempt at a server comes to: an error, or else an answer."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[str, list[Exception | None]] = {}
+        self.attempts: list[str] = []
+        self.hanging: set[str] = set()
+        self.ended: Counter[str] = Counter()
+
+    async def attempt(self, server: UpstreamServer, question: Question) -> OpenAnswer:
+        name = server.url.host
+        self.attempts.append(name)
+        server.in_flight += 1
+        try:
+            if name in self.hanging:
+                await asyncio.Event().wait()
+            outcome = self.outcomes.get(name) or [None]
+            error = outcome.pop(0)
+            if error is not None:
+                raise error
+        except BaseException:
+            server.in_flight -= 1
+            self.ended[name] += 1
+            raise
+        return OpenAnswer(server, _Nothing(), b"")  # type: ignore[arg-type]
+
+
+class _Nothing:
+    """A connection that is closed already."""
+
+    complete, closed, reusable = False, True, False
+
+    def listen(self, sink: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def story(monkeypatch: pytest.MonkeyPatch) -> Story:
+    story = Story()
+    monkeypatch.setattr("penstock.gateway.upstream.fleet.attempt", story.attempt)
+    return story
+
+
+def fleet(*hosts: str, **given: Any) -> Fleet:
+    settings = UpstreamSettings(name="m", url=tuple(f"http://{host}" for host in hosts), **given)
+    return Fleet(settings, [UpstreamServer(settings, url, None) for url in settings.urls], chance=lambda: 0.0)
+
+
+def fails(error: PenstockError | None = None, **given: Any) -> AttemptFailed:
+    return AttemptFailed(error or UpstreamError("it failed"), "502", **given)
+
+
+async def test_equals_take_turns_and_the_least_busy_is_first(story: Story) -> None:
+    servers = fleet("a", "b", "c")
+    answers = [await servers.ask(QUESTION) for _ in range(6)]
+    assert Counter(story.attempts) == {"a": 2, "b": 2, "c": 2}
+    answers[0].end("200")
+    free = answers[0].server
+    assert (await servers.ask(QUESTION)).server is free
+
+
+async def test_a_failure_is_tried_again_elsewhere_and_so_often(story: Story) -> None:
+    story.outcomes = {name: [fails() for _ in range(9)] for name in "abcd"}
+    servers = fleet("a", "b", "c", "d", retries=2)
+    with pytest.raises(UpstreamError, match="it failed"):
+        await servers.ask(QUESTION)
+    assert len(set(story.attempts)) == len(story.attempts) == 3
+    assert servers.retries == 2
+
+
+async def test_retries_end_with_their_budget(story: Story) -> None:
+    """Ten are there at the beginning, and each request brings a hundredth."""
+    servers = fleet("a", "b", retry_ratio=0.01, retries=1, eject_after=1000)
+    story.outcomes = {name: [fails() for _ in range(100)] for name in "ab"}
+    for _ in range(20):
+        with pytest.raises(UpstreamError):
+            await servers.ask(QUESTION)
+    assert (servers.retries, len(story.attempts)) == (10, 30)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        fails(InvalidRequestError("yours"), again=False, unhealthy=False),
+        fails(UpstreamRateLimitedError("later"), retry_after=30.0, unhealthy=False),
+    ],
+)
+async def test_what_cannot_help_is_not_tried(story: Story, failure: AttemptFailed) -> None:
+    story.outcomes = {"a": [failure]}
+    with pytest.raises(type(failure.error)):
+        await fleet("a").ask(QUESTION)
+    assert story.attempts == ["a"]
+
+
+async def test_nobody_takes_requests(story: Story) -> None:
+    servers = fleet("a", eject_after=1, eject_seconds=100)
+    servers.servers[0].health.failed(asyncio.get_running_loop().time())
+    with pytest.raises(UpstreamUnavailableError) as caught:
+        await servers.ask(QUESTION)
+    assert 90 < (caught.value.retry_after or 0) <= 100
+    assert not story.attempts
+    assert not servers.available
+
+
+async def test_a_slow_server_is_raced(story: Story) -> None:
+    story.hanging = {"a"}
+    servers = fleet("a", "b", hedge_after=0.001)
+    for _ in range(3):
+        answer = await servers.ask(QUESTION)
+        assert answer.server.url.host == "b"
+        answer.end("200")
+        await asyncio.sleep(0)
+    assert servers.hedges == story.ended["a"] == story.attempts.count("a") > 0
+    assert [server.in_flight for server in servers.servers] == [0, 0]
+
+
+async def test_a_client_that_leaves_a_race_ends_both(story: Story) -> None:
+    story.hanging = {"a", "b"}
+    servers = fleet("a", "b", hedge_after=0.001)
+    asking = asyncio.create_task(servers.ask(QUESTION))
+    while len(story.attempts) < 2:
+        await asyncio.sleep(0.001)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await asyncio.sleep(0)
+    assert story.ended == {"a": 1, "b": 1}
+
+
+async def test_the_slower_of_two_answers_is_given_up(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = asyncio.Event()
+
+    async def attempt(server: UpstreamServer, question: Question) -> OpenAnswer:
+        story.attempts.append(server.url.host)
+        if len(story.attempts) == 2:
+            both.set()
+        await both.wait()
+        server.in_flight += 1
+        return OpenAnswer(server, _Nothing(), b"")  # type: ignore[arg-type]
+
+    monkeypatch.setattr("penstock.gateway.upstream.fleet.attempt", attempt)
+    servers = fleet("a", "b", hedge_after=0.001)
+    answer = await servers.ask(QUESTION)
+    await asyncio.sleep(0)
+    assert sum(server.in_flight for server in servers.servers) == 1
+    answer.end("200")
+    assert sum(server.in_flight for server in servers.servers) == 0

@@ -1,0 +1,106 @@
+"""Settings of models that other servers have, and where they may stand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.classic.model_config import ModelConfig
+from penstock.gateway.configuration.config import ConfigError, load_config
+from penstock.gateway.configuration.upstream_settings import BaseUrl, base_url
+from penstock.gateway.upstream.api_key import ApiKey
+from penstock.gateway.upstream.loader import upstream_settings
+
+
+def loaded(*given: Any) -> Any:
+    return load_config({"upstream": list(given)}, environ={}).upstream.upstream
+
+
+def test_a_flag_is_a_name_with_a_url_or_an_object() -> None:
+    short, long = loaded("a=http://h:1", '{"name": "b", "url": ["https://x/api/v1/", "http://[::1]:2"], "retries": 0}')
+    assert (short.name, short.urls, short.retries) == ("a", ("http://h:1",), 2)
+    assert (long.name, long.retries) == ("b", 0)
+    assert [base_url(url) for url in long.urls] == [BaseUrl(True, "x", 443, "/api/v1"), BaseUrl(False, "::1", 2, "/v1")]
+    assert [base_url(url).authority for url in long.urls] == ["x", "[::1]:2"]
+
+
+def test_a_variable_has_several() -> None:
+    config = load_config({}, environ={"PENSTOCK_UPSTREAM": "a=http://h;b=http://i"})
+    assert [each.name for each in config.upstream.upstream] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("http://h", "NAME=URL"),
+        ("=http://h", "NAME=URL"),
+        ("{", "JSON object"),
+        ("a=ftp://h", "must be like"),
+        ("a=http://", "must be like"),
+        ("a=http://user:hunter2@h", "must not hold"),
+        ("a=http://h:99999", "cannot be"),
+        ("a=http://h?x=1", "end with its path"),
+        ({"name": "a", "url": []}, "1 to 64 urls"),
+        ({"name": "a", "url": ["http://h", "http://h/v1"]}, "twice"),
+        ({"name": "a", "url": "http://h", "apis": []}, "empty"),
+        ({"name": "a", "url": "http://h", "fallbacks": ["a"]}, "other models"),
+        ({"name": "a", "url": "http://h", "headers": {"x y": "z"}}, "no header"),
+        ({"name": "a", "url": "http://h", "headers": {"x": "a\r\nb: c"}}, "no header"),
+        ({"name": "a", "url": "http://h", "headers": {"Authorization": "Bearer x"}}, "written by this server"),
+        ({"name": "a", "url": "http://h", "api_key_env": "X", "client_key": True}, "only one"),
+        ({"name": "a", "url": "http://h", "colour": "red"}, "colour"),
+    ],
+)
+def test_what_cannot_be_is_an_error(given: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        loaded(given)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_name_is_there_once() -> None:
+    with pytest.raises(ConfigError, match="same name"):
+        loaded("a=http://h", "a=http://i")
+
+
+def test_a_folder_of_the_repository(tmp_path: Path) -> None:
+    (tmp_path / "model.json").write_text('{"url": "http://h", "api_key_file": "key", "ca_file": "/elsewhere"}')
+    (tmp_path / "key").write_text("k")
+    config = ModelConfig(name="mine")
+    config.parameters["max_in_flight"].string_value = "7"
+    settings = upstream_settings(config, tmp_path)
+    assert (settings.name, settings.max_in_flight) == ("mine", 7)
+    assert settings.api_key_file == str(tmp_path / "key")
+    assert settings.ca_file == "/elsewhere"
+    config.parameters["name"].string_value = "other"
+    with pytest.raises(ConfigError, match="folder"):
+        upstream_settings(config, tmp_path)
+
+
+def test_keys_of_other_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THE_KEY", " sk-1\n")
+    assert ApiKey(None, "THE_KEY").value == "sk-1"
+    assert ApiKey(None, None).value == ""
+    monkeypatch.setenv("THE_KEY", "")
+    with pytest.raises(ConfigError, match="THE_KEY"):
+        ApiKey(None, "THE_KEY")
+    (tmp_path / "key").write_text("two words")
+    for file in ("key", "missing"):
+        with pytest.raises(ConfigError, match=file) as caught:
+            ApiKey(str(tmp_path / file), None)
+        assert "words" not in str(caught.value)
+
+
+def test_a_key_that_changes_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("penstock.gateway.upstream.api_key.time.monotonic", lambda: now)
+    (tmp_path / "key").write_text("old")
+    key = ApiKey(str(tmp_path / "key"), None)
+    (tmp_path / "key").write_text("newer")
+    assert key.value == "old"
+    now = 6.0
+    assert key.value == "newer"
+    (tmp_path / "key").unlink()
+    now = 12.0
+    assert key.value == "newer"

@@ -38,7 +38,9 @@ class StreamReader:
         self._data_size = 0
 
     def feed(self, piece: bytes) -> bytes:
-        """The frames of all events that are complete now."""
+        """The frames of all events that are complete now. Nothing that follows the stream's last word counts."""
+        if self.done:
+            return b""
         frames: list[bytes] = []
         try:
             for line in self._lines(piece):

@@ -17,6 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from penstock.engines.client.engine import Engine
 from penstock.engines.errors import PenstockError
 from penstock.gateway.batches.run_batch import BatchFile
 from penstock.gateway.command_line_model import CommandLineModel
@@ -44,6 +45,7 @@ from penstock.gateway.composition import (
 from penstock.gateway.configuration.config import Config, ConfigError, overlay
 from penstock.gateway.embedding_models import EmbeddingModels
 from penstock.gateway.front.descriptors import connections_within_limit
+from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.exposure import check_exposure
 from penstock.gateway.front.first_steps import Kind, first_steps, reachable_host
 from penstock.gateway.front.journal import Hook, RequestJournal, name_request
@@ -53,7 +55,10 @@ from penstock.gateway.front.terminal_log import TerminalLog
 from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.server import HttpServer, ServerSettings
+from penstock.gateway.kserve.grpc.health import Health
+from penstock.gateway.kserve.grpc.rpc import Guard
 from penstock.gateway.kserve.grpc.server import GrpcServer
+from penstock.gateway.kserve.grpc.service import Service, build_service
 from penstock.gateway.metrics.custom import CustomMetrics
 from penstock.gateway.metrics.gpu import GpuMetrics
 from penstock.gateway.metrics.http_port import HttpPortMetrics
@@ -100,12 +105,8 @@ def serve(config: Config, file: BatchFile | None = None) -> int:
         logging.getLogger(library).setLevel(logging.WARNING)  # at level debug they drown out everything else
     try:
         check_exposure(config)
-        others = config.repository.model_repository or config.embeddings.embedding_model
-        wanted = config.model.model is not None or not others
-        if not wanted and (config.adapters.lora or config.adapters.lora_directory):
-            raise ConfigError("lora: there is no MODEL; a model in a repository has its adapters in its model.json")
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_Server(config, LoadingBoard(view), with_model=wanted).run(file))
+            return runner.run(Server(config, LoadingBoard(view)).run(file))
     except (ConfigError, PenstockError) as error:
         logger.error("%s", error)
         return 1
@@ -133,11 +134,21 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-class _Server:
-    """Everything that lives as long as the process."""
+def _with_model(config: Config) -> bool:
+    """Whether the command names one, or means the demo model. Raises ConfigError."""
+    others = config.repository.model_repository or config.embeddings.embedding_model
+    wanted = config.model.model is not None or not others
+    if not wanted and (config.adapters.lora or config.adapters.lora_directory):
+        raise ConfigError("lora: there is no MODEL; a model in a repository has its adapters in its model.json")
+    return wanted
 
-    def __init__(self, config: Config, board: LoadingBoard, *, with_model: bool) -> None:
-        """`with_model`: the command names one, or means the demo model."""
+
+class Server:
+    """Everything that lives as long as the process. `run` is its life in a process of its own; `start` and `stop` are
+    for a program that has an event loop and signals already."""
+
+    def __init__(self, config: Config, board: LoadingBoard) -> None:
+        """Raises ConfigError."""
         self._config = config
         server = config.server
         pools = WorkPools()
@@ -152,7 +163,7 @@ class _Server:
         self._pooling = build_pooling(config, self._dataplane, pools)
         self._embeddings = EmbeddingModels(config, self._pooling, self._models, budget, board)
         self._model: CommandLineModel | None = None
-        if with_model:
+        if _with_model(config):
             self._model = CommandLineModel(config, self._dataplane, self._models, budget, board, self._embeddings)
         refusal = None if on_demand is None else NO_TRAFFIC_RULES
         self._traffic = TrafficService(
@@ -195,16 +206,18 @@ class _Server:
         self._batches = build_batches(config, self._database, self._endpoints, settings)
         self._responses = build_responses(config, self._database, settings)
         self._settings = settings
+        self.app = build_app(
+            self._dataplane,
+            settings,
+            self._kserve,
+            self._pooling,
+            self._batches,
+            self._responses,
+            self._traffic.table,
+        )
+        """What the HTTP port answers."""
         self._http = HttpServer(
-            build_app(
-                self._dataplane,
-                settings,
-                self._kserve,
-                self._pooling,
-                self._batches,
-                self._responses,
-                self._traffic.table,
-            ),
+            self.app,
             ServerSettings(
                 host=server.address("http"),
                 port=server.http_port,
@@ -253,13 +266,45 @@ class _Server:
         others_ready = any(model.ready for model in self._models.models())
         return is_live(failed, others_ready, strict=self._config.server.strict_liveness)
 
+    @property
+    def engines(self) -> list[Engine]:
+        """Of the language models that are loaded."""
+        return [model.engine for _, model in self._dataplane.loaded_models()]
+
+    @property
+    def live(self) -> bool:
+        return self._is_live()
+
+    @property
+    def drain(self) -> DrainState:
+        return self._drain
+
+    def grpc_service(self) -> Service:
+        """What the gRPC port answers, for another transport. Raises ConfigError."""
+        guard = Guard(self._keys, self._drain, self._journal, build_restrictions(self._config)[1], self._intake)
+        return build_service(self._kserve, guard, Health(self._would_serve), grpc_settings(self._config))
+
+    async def start(self) -> None:
+        """Opens the ports that are allowed, and loads the models. Raises ConfigError, PenstockError; `stop` frees what
+        was there."""
+        self._begin()
+        await self._ports.open()
+        await self._load(None)
+
+    async def stop(self) -> None:
+        """Drains, and frees everything."""
+        await self._shut_down()
+
+    def _begin(self) -> None:
+        self._intake.lag.start()
+        self._responses.start()
+
     async def run(self, file: BatchFile | None = None) -> int:
         """Until a signal comes, or the file is answered. Returns the exit status."""
         self._signals.handle()
         if self._config.server.api_key_file:
             self._signals.on_hangup(self._read_keys_again)
-        self._intake.lag.start()
-        self._responses.start()
+        self._begin()
         if file is not None:
             file.check(self._endpoints, self._settings)
         await self._ports.open()

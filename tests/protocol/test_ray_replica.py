@@ -65,6 +65,17 @@ async def test_over_http(replica: ReplicaServer) -> None:
         refused = await ask(replica, path, key="admin", body={})
         assert refused.messages[0]["status"] in (400, 501)
         assert b"only the replica" in json.dumps(json.loads(refused.messages[1]["body"])).encode()
+    lifespan: list[Any] = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
+
+    async def receive() -> Any:
+        return lifespan.pop(0)
+
+    async def send(message: Any) -> None:
+        said.append(message["type"])
+
+    said: list[str] = []
+    await replica({"type": "lifespan"}, receive, send)
+    assert said == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
     replica.check()
     assert replica.load().figures() == {"waiting": 0.0, "running": 0.0, "kv_usage": 0.0}
     below = AsgiCall(replica, "/llm/v1/models", method="GET", headers={"authorization": "Bearer user"})

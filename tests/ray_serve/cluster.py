@@ -52,15 +52,25 @@ class RayCluster:
         """As a machine that is lost: nothing on it gets to end."""
         self._cluster.remove_node(self._second, allow_graceful=False)
 
+    def _tables(self, ray_table: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+        ports = {"http_port": self.http_port, "grpc_port": self.grpc_port, "grpc": True}
+        table = {"address": self.address, "proxies": "HeadOnly", "cpus": 1, **ports, **ray_table}
+        return {**SIMULATED, **settings, "ray": table}
+
+    def deploy_here(self, ray_table: dict[str, Any], **settings: Any) -> None:
+        """In this process."""
+        from penstock.gateway.ray_serve.cluster import deploy
+        from penstock.gateway.ray_serve.deployment_file import read_deployment
+
+        deploy(read_deployment(self._tables(ray_table, settings), environ={}))
+
     def deploy(self, ray_table: dict[str, Any], **settings: Any) -> None:
         """As a user does; returns when it serves."""
-        ports = {"http_port": self.http_port, "grpc_port": self.grpc_port, "grpc": True}
-        table = {"proxies": "HeadOnly", "cpus": 1, **ports, **ray_table}
-        self._file.write_text(yaml.safe_dump({**SIMULATED, **settings, "ray": table}))
+        self._file.write_text(yaml.safe_dump(self._tables(ray_table, settings)))
         environ = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
         done = subprocess.run(
             [sys.executable, "-m", "penstock.gateway.cli", "deploy", "ray", str(self._file)],
-            env=environ | {"RAY_ADDRESS": self.address},
+            env=environ,
             capture_output=True,
             text=True,
             timeout=300,

@@ -13,6 +13,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from helpers_server import serving
+from penstock.gateway.ray_serve import application
 from ray_serve.cluster import SIMULATED, RayCluster
 from ray_serve.streams import SteadyLoad, chat, outcomes
 
@@ -37,11 +38,11 @@ async def test_a_stream_is_that_of_a_server_of_its_own(two: RayCluster) -> None:
     assert (behind.text, behind.finish_reason, behind.usage) == (alone.text, alone.finish_reason, alone.usage)
 
 
-async def test_conversations_stay_where_they_are(two: RayCluster) -> None:
-    """And both replicas have some. What a conversation said before is not computed again."""
+async def converse(url: str) -> tuple[dict[int, set[str]], float]:
+    """Some conversations, whose turns mix: where each has been, and which share of all prompts was cached."""
     homes: dict[int, set[str]] = {number: set() for number in range(8)}
     cached = prompt = 0
-    async with httpx.AsyncClient(base_url=two.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         for turn in range(4):
             for number in homes:
                 said = [
@@ -52,9 +53,22 @@ async def test_conversations_stay_where_they_are(two: RayCluster) -> None:
                 homes[number].add(ended.replica)
                 cached += ended.usage["prompt_tokens_details"]["cached_tokens"]
                 prompt += ended.usage["prompt_tokens"]
+    return homes, cached / prompt
+
+
+async def test_conversations_stay_where_they_are(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And all replicas have some. What a conversation said before is not computed again."""
+    await asyncio.to_thread(cluster.deploy, {"replicas": 3})
+    cluster.wait_for_replicas(3)
+    homes, share = await converse(cluster.url)
     assert all(len(replicas) == 1 for replicas in homes.values())
-    assert len(set.union(*homes.values())) == 2
-    assert cached / prompt > 0.5
+    assert len(set.union(*homes.values())) == 3
+    monkeypatch.setattr(application, "_ROUTER", "ray_serve.round_robin:RoundRobinRouter")
+    await asyncio.to_thread(cluster.deploy_here, {"replicas": 3})
+    cluster.wait_for_replicas(3)
+    _, in_turns = await converse(cluster.url)
+    print(f"cached share of prompts: {share:.0%} by prefix, {in_turns:.0%} in turns")
+    assert share >= 1.5 * in_turns
 
 
 async def test_other_apis(two: RayCluster) -> None:

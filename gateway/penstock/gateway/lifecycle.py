@@ -276,6 +276,11 @@ class Server:
         return self._is_live()
 
     @property
+    def ready(self) -> bool:
+        """The models are loaded, and it does not drain."""
+        return self._would_serve()
+
+    @property
     def drain(self) -> DrainState:
         return self._drain
 

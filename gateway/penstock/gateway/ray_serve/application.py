@@ -18,6 +18,7 @@ from penstock.gateway.ray_serve.settings import RaySettings
 _DEPLOYMENT = "penstock"
 _POLICY = "penstock.gateway.ray_serve.autoscaling:LoadPolicy"
 _ROUTER = "penstock.gateway.ray_serve.request_router:PrefixRouter"
+_TELL_READINESS_S = 2.0
 _LOOK_BACK_S = 10.0
 _UNLOADING_S = 10.0
 """That models get after the drain timeout."""
@@ -45,7 +46,9 @@ def build_application(deployment: Deployment) -> Application:
         **_size(ray),
     }
     if ray.routing == "prefix":
-        options["request_router_config"] = RequestRouterConfig(request_router_class=_ROUTER)
+        options["request_router_config"] = RequestRouterConfig(
+            request_router_class=_ROUTER, request_routing_stats_period_s=_TELL_READINESS_S
+        )
     if ray.placement_group is not None:
         options["placement_group_bundles"] = list(ray.placement_group.bundles)
         options["placement_group_strategy"] = ray.placement_group.strategy

@@ -12,8 +12,6 @@ from typing import Any
 
 import msgspec
 
-MARK = "penstock1:"
-"""What the header with the hashes begins with: its value comes from a proxy of ours."""
 LARGEST_BODY = 1 << 20
 """Bytes of bodies that are looked into."""
 _FIRST_STEP = 256
@@ -42,24 +40,21 @@ _decode = msgspec.json.Decoder(_Body).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def session_key(session: str) -> str:
-    """The hash of a session's name."""
+def session_hash(session: str) -> str:
     return _short(hashlib.blake2b(b"session\0" + session.encode(), digest_size=_DIGEST_BYTES))
 
 
-def request_key(body: bytes, session: str | None) -> str:
-    """The header's value: hashes of the prompt's beginnings, the shortest first, and last that of the session: what a
-    header says (`session`), or else the body's `prompt_cache_key`. Empty where there is none of these."""
+def request_hashes(body: bytes, session: str | None) -> tuple[str, ...]:
+    """Of the prompt's beginnings, the shortest first, and last that of the session: what a header says (`session`), or
+    else the body's `prompt_cache_key`."""
     try:
         request = _decode(body)
     except msgspec.MsgspecError:
-        return MARK + session_key(session) if session else ""
+        return (session_hash(session),) if session else ()
     if session is None and isinstance(request.prompt_cache_key, str):
         session = request.prompt_cache_key
-    hashes = list(prefix_hashes(_text(request)))
-    if session:
-        hashes.append(session_key(session))
-    return MARK + ".".join(hashes) if hashes else ""
+    of_session = [session_hash(session)] if session else []
+    return (*prefix_hashes(_text(request)), *of_session)
 
 
 def _text(request: _Body) -> bytes:

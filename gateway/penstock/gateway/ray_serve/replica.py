@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from penstock.gateway.configuration.config import Config, overlay
 from penstock.gateway.ray_serve import grpc_calls
 from penstock.gateway.ray_serve.replica_server import ReplicaServer
+from penstock.gateway.ray_serve.routing import READY
 
 _REPORT_SECONDS = 5.0
 _FIGURES = {
@@ -42,6 +43,9 @@ class PenstockReplica:
 
     async def check_health(self) -> None:
         self._server.check()
+
+    async def record_routing_stats(self) -> dict[str, bool]:
+        return {READY: self._server.ready}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         return self._server.load().figures()

@@ -51,6 +51,11 @@ class ReplicaServer:
         if not self._server.live:
             raise EngineDeadError("the models of this replica are down")
 
+    @property
+    def ready(self) -> bool:
+        """A request would be served now."""
+        return self._server.ready and all(engine.ready for engine in self._server.engines)
+
     def load(self) -> Load:
         return load_of([engine.stats for engine in self._server.engines], self._max_num_seqs)
 
@@ -59,6 +64,9 @@ class ReplicaServer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI: what the HTTP port of a server answers, apart from what would change one replica alone."""
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+            return
 
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -72,6 +80,13 @@ class ReplicaServer:
             await exchange.fail(refusal())
             return
         await self._server.app(scope, receive, named)
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    """Serve asks every app to start and to stop; this one has its own calls for that."""
+    for phase in ("startup", "shutdown"):
+        await receive()
+        await send({"type": f"lifespan.{phase}.complete"})
 
 
 def changes_one_replica(access: Access | None) -> bool:

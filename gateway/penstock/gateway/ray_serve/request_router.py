@@ -6,8 +6,8 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
 
-from penstock.gateway.ray_serve.prefix_key import MARK, session_key
-from penstock.gateway.ray_serve.routing import RouteTable
+from penstock.gateway.ray_serve.route_key import RouteKey
+from penstock.gateway.ray_serve.routing import READY, RouteTable
 
 
 class PrefixRouter(RequestRouter):
@@ -25,18 +25,21 @@ class PrefixRouter(RequestRouter):
             pending_request.routing_context.should_backoff = True
         found = {replica.replica_id: replica for replica in candidate_replicas}
         loads = {each: self._replica_queue_len_cache.get(each) or 0 for each in found}
-        return [[found[each]] for each in self._table.choose(_key(pending_request), loads)]
+        key = _key(pending_request)
+        avoid = [
+            each
+            for each, replica in found.items()
+            if each.unique_id in key.avoid or not replica.routing_stats.get(READY, True)
+        ]
+        return [[found[each]] for each in self._table.choose(key.hashes, loads, avoid)]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
-        self._table.sent(_key(pending_request), replica_id)
+        self._table.sent(_key(pending_request).hashes, replica_id)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
         self._table.keep(frozenset(replica.replica_id for replica in replicas))
 
 
-def _key(request: PendingRequest | None) -> list[str]:
-    session: str = (request.metadata.session_id if request is not None else "") or ""
-    if session.startswith(MARK):
-        return session.removeprefix(MARK).split(".")
-    return [session_key(session)] if session else []  # of gRPC, whose requests no guard has seen
+def _key(request: PendingRequest | None) -> RouteKey:
+    return RouteKey.read((request.metadata.session_id if request is not None else "") or "")

@@ -8,12 +8,14 @@ prompt of which only the system prompt is known costs that part once on each rep
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from math import ceil
 from typing import Generic, TypeVar
 
 Replica = TypeVar("Replica", bound=Hashable)
 
+READY = "ready"
+"""Among what a replica tells routers: false while it could not serve, for instance without its engine."""
 _MOST_HASHES = 200_000
 _ROOM = 4
 """Requests that a replica may always have more than the least busy one."""
@@ -35,12 +37,14 @@ class RouteTable(Generic[Replica]):
     def __len__(self) -> int:
         return len(self._seen)
 
-    def choose(self, key: Sequence[str], loads: Mapping[Replica, int]) -> list[Replica]:
+    def choose(
+        self, key: Sequence[str], loads: Mapping[Replica, int], avoid: Collection[Replica] = ()
+    ) -> list[Replica]:
         """All replicas of `loads`, the best one first. `key` has the shortest beginning first; `loads` says how many
-        requests each replica has."""
-        ranked = sorted(loads, key=lambda replica: (loads[replica], self._sent[replica]))
+        requests each replica has. Those to `avoid` come last."""
+        ranked = sorted(loads, key=lambda replica: (replica in avoid, loads[replica], self._sent[replica]))
         known = self._known(key, loads)
-        if known is not None and not _is_busy(known, loads):
+        if known is not None and known not in avoid and not _is_busy(known, loads):
             ranked.remove(known)
             ranked.insert(0, known)
         return ranked

@@ -4,7 +4,7 @@ A replica that is killed ends its streams without a word: Serve's proxy closes t
 lies around the proxy's app, in its process, so it is there when the replica is not any more. It
 
 - gives the request a key of its prompt's beginnings, for the request router (`prefix_key`),
-- sends a request again, to another replica, whose own has gone before the first byte of an answer,
+- sends a request again, to another replica, whose own has gone before the first byte of an answer, or has answered 503,
 - ends a stream that was cut with the error event of its protocol,
 - says Serve's own refusals (too many requests, no replica) as JSON in the caller's form, with Retry-After.
 
@@ -14,6 +14,7 @@ Tokens pass through it as the bytes that the replica sent.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,7 +22,8 @@ from penstock.engines.errors import DeadlineExceededError, EngineDeadError, Over
 from penstock.gateway.errors import error_headers
 from penstock.gateway.front.context import new_request_id
 from penstock.gateway.ray_serve.answer_forms import AnswerForm, answer_form
-from penstock.gateway.ray_serve.prefix_key import LARGEST_BODY, MARK, request_key
+from penstock.gateway.ray_serve.prefix_key import LARGEST_BODY, request_hashes
+from penstock.gateway.ray_serve.route_key import RouteKey
 
 logger = logging.getLogger("penstock.ray")
 
@@ -31,7 +33,8 @@ _MOST_TRIES = 3
 _RETRY_AFTER = 2.0
 _STREAMS = (b"text/event-stream", b"application/x-ndjson")
 _TIMED_OUT = 408
-_SERVES_OWN_REFUSALS = (_TIMED_OUT, 429, 503)
+_CANNOT_NOW = 503
+_SERVES_OWN_REFUSALS = (_TIMED_OUT, 429, _CANNOT_NOW)
 
 
 class StreamGuard:
@@ -49,12 +52,13 @@ class StreamGuard:
         await request.read()
         if request.gone:
             return
-        headers = self._with_key(scope["headers"], request)
+        key, headers = self._key(scope["headers"], request)
         tries = _MOST_TRIES if form.repeatable and request.whole else 1
         for tries_left in reversed(range(tries)):
-            answer = _Answer(form, send)
+            answer = _Answer(form, send, is_last=not tries_left)
+            told = [(self._session_header, str(key).encode())] if str(key) else []
             try:
-                await self._app({**scope, "headers": list(headers)}, request.replay(), answer.send)
+                await self._app({**scope, "headers": [*headers, *told]}, request.replay(), answer.send)
             except Exception:
                 logger.exception("the proxy failed")
             if answer.finished or request.gone:
@@ -62,17 +66,16 @@ class StreamGuard:
             if answer.begun or not tries_left:
                 await answer.fail()
                 return
-            logger.warning("%s: the replica has gone before it answered: trying another one", scope["path"])
+            if answer.refused_by:
+                key = replace(key, avoid=(*key.avoid, answer.refused_by))
+            logger.warning("%s: a replica has gone or cannot serve now: trying another one", scope["path"])
 
-    def _with_key(self, headers: list[tuple[bytes, bytes]], request: _Request) -> list[tuple[bytes, bytes]]:
-        given = next((value.decode("latin-1") for name, value in headers if name == self._session_header), None)
-        key = request_key(request.body, given) if request.whole else ""
-        if not key:
-            return headers if given is None or not given.startswith(MARK) else self._without_session(headers)
-        return [*self._without_session(headers), (self._session_header, key.encode())]
-
-    def _without_session(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        return [(name, value) for name, value in headers if name != self._session_header]
+    def _key(self, headers: list[tuple[bytes, bytes]], request: _Request) -> tuple[RouteKey, list[tuple[bytes, bytes]]]:
+        """And the headers without the one that becomes the key."""
+        given = [value.decode("latin-1") for name, value in headers if name == self._session_header]
+        session = given[0] if given else None
+        hashes = request_hashes(request.body if request.whole else b"", session)
+        return RouteKey(hashes), [(name, value) for name, value in headers if name != self._session_header]
 
 
 class _Request:
@@ -116,8 +119,12 @@ class _Request:
 class _Answer:
     """Of one replica. Its head is held back until there is something of its body."""
 
-    def __init__(self, form: AnswerForm, send: Send) -> None:
+    def __init__(self, form: AnswerForm, send: Send, *, is_last: bool) -> None:
+        """`is_last`: no other replica is asked, so that a refusal is the answer."""
         self._errors = form.errors
+        self._is_last = is_last
+        self.refused_by = ""
+        """The replica that has no place, or no engine now: 503, which is not passed on."""
         self._send = send
         self._head: Message | None = None
         self._refusal = 0
@@ -130,6 +137,8 @@ class _Answer:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._take_head(message)
+            return
+        if self.refused_by:
             return
         if self._refusal:
             if not message.get("more_body", False):
@@ -144,7 +153,11 @@ class _Answer:
 
     def _take_head(self, message: Message) -> None:
         headers = dict(message.get("headers", ()))
-        if REPLICA_HEADER not in headers and message["status"] in _SERVES_OWN_REFUSALS:
+        replica = headers.get(REPLICA_HEADER, b"").decode()
+        if replica and message["status"] == _CANNOT_NOW and not self._is_last:
+            self.refused_by = replica
+            return
+        if not replica and message["status"] in _SERVES_OWN_REFUSALS:
             self._refusal = message["status"]
             return
         self._head = message

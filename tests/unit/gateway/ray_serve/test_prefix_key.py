@@ -9,12 +9,14 @@ from itertools import takewhile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.ray_serve.prefix_key import MARK, prefix_hashes, request_key, session_key
+from penstock.gateway.ray_serve.prefix_key import prefix_hashes, request_hashes, session_hash
+from penstock.gateway.ray_serve.route_key import RouteKey
+
+NAMES = st.text("abcXYZ019-_", min_size=1)
 
 
 def key(body: object, session: str | None = None) -> list[str]:
-    found = request_key(json.dumps(body).encode(), session)
-    return found.removeprefix(MARK).split(".") if found else []
+    return list(request_hashes(json.dumps(body).encode(), session))
 
 
 def chat(*contents: str, **fields: object) -> dict[str, object]:
@@ -53,21 +55,32 @@ def test_another_model_or_other_tools_make_another_prompt():
 
 
 def test_a_session_is_the_last_hash_wherever_it_is_said():
-    assert key(chat("short"), "s")[-1] == session_key("s")
-    assert key(chat("short", prompt_cache_key="s")) == [session_key("s")]
-    assert key(chat("short", prompt_cache_key="t"), "s") == [session_key("s")]
+    assert key(chat("short"), "s")[-1] == session_hash("s")
+    assert key(chat("short", prompt_cache_key="s")) == [session_hash("s")]
+    assert key(chat("short", prompt_cache_key="t"), "s") == [session_hash("s")]
     assert key(chat("short")) == []
 
 
 def test_bodies_that_are_no_request_have_at_most_a_session():
     for body in (b"", b"[1, 2]", b"\xff\xfe", b'{"messages": '):
-        assert request_key(body, None) == ""
-        assert request_key(body, "s") == MARK + session_key("s")
+        assert request_hashes(body, None) == ()
+        assert request_hashes(body, "s") == (session_hash("s"),)
 
 
 def test_fields_of_other_types_than_they_should_have_are_the_replica_s_business():
-    assert isinstance(request_key(b'{"model": 3, "messages": {"a": [1]}, "prompt_cache_key": 5}', None), str)
+    assert request_hashes(b'{"model": 3, "messages": {"a": [1]}, "prompt_cache_key": 5}', None) == ()
 
 
 def test_the_key_of_the_longest_body_fits_into_a_header():
-    assert len(request_key(json.dumps(chat("x" * ((1 << 20) - 100))).encode(), "s")) < 2000
+    assert len(str(RouteKey(tuple(key(chat("x" * ((1 << 20) - 100)), "s"))))) < 2000
+
+
+@given(st.lists(NAMES).map(tuple), st.lists(NAMES).map(tuple))
+def test_a_router_reads_what_a_proxy_has_written(hashes, avoid):
+    written = RouteKey(hashes, avoid)
+    assert RouteKey.read(str(written)) == written
+
+
+def test_a_session_that_no_proxy_has_seen_is_a_key_as_well():
+    assert RouteKey.read("s") == RouteKey((session_hash("s"),))
+    assert RouteKey.read("") == RouteKey()

@@ -50,6 +50,12 @@ def test_a_busy_replica_does_not_get_what_it_knows():
     assert table.choose(["x"], {"a": 40, "b": 10, "c": 12})[0] == "b"
 
 
+def test_a_replica_that_cannot_serve_comes_last():
+    table: RouteTable[str] = RouteTable()
+    table.sent(["x"], "a")
+    assert table.choose(["x"], {"a": 0, "b": 7, "c": 5}, avoid=["a"]) == ["c", "b", "a"]
+
+
 def test_a_replica_that_has_ended_is_forgotten():
     table: RouteTable[str] = RouteTable()
     table.sent(["x"], "a")

@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from penstock.gateway.ray_serve.prefix_key import LARGEST_BODY, MARK, session_key
+from penstock.gateway.ray_serve.prefix_key import LARGEST_BODY, session_hash
+from penstock.gateway.ray_serve.route_key import MARK, RouteKey
 from penstock.gateway.ray_serve.stream_guard import REPLICA_HEADER, StreamGuard
 from protocol.asgi_client import AsgiCall
 
@@ -44,15 +45,16 @@ class Replicas:
             await send({"type": "http.response.start", "status": int(behaviour), "headers": []})
             await send({"type": "http.response.body", "body": b"Serve's words", "more_body": False})
             return
-        headers = [(b"content-type", self._content_type), (REPLICA_HEADER, b"r1")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        headers = [(b"content-type", self._content_type), (REPLICA_HEADER, b"r%d" % len(self.bodies))]
+        status = 503 if behaviour == "refuses" else 200
+        await send({"type": "http.response.start", "status": status, "headers": headers})
         if behaviour == "says its head":
             return
         await send({"type": "http.response.body", "body": TOKEN, "more_body": True})
         if behaviour == "waits":
             while (await receive())["type"] != "http.disconnect":
                 pass
-        elif behaviour == "answers":
+        elif behaviour in ("answers", "refuses"):
             await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
 
 
@@ -97,6 +99,20 @@ async def test_a_request_without_an_answer_goes_to_another_replica(fate):
     assert replicas.headers[0] == replicas.headers[2]
     assert call.messages[0]["status"] == 200
     assert len(call.messages) == 3
+
+
+async def test_a_replica_that_cannot_serve_now_is_not_asked_again():
+    replicas = Replicas("refuses", "refuses", "answers")
+    call = await guarded(replicas).run()
+    told = [RouteKey.read(headers.get(b"x-session-id", b"").decode()).avoid for headers in replicas.headers]
+    assert told == [(), ("r1",), ("r1", "r2")]
+    assert call.messages[0]["status"] == 200
+    assert call.messages[-1]["body"] == b"data: [DONE]\n\n"
+
+
+async def test_the_last_refusal_is_the_answer():
+    call = await guarded(Replicas("refuses", "refuses", "refuses")).run()
+    assert [message.get("status") for message in call.messages] == [503, None, None]
 
 
 async def test_after_some_tries_it_is_an_error_with_retry_after():
@@ -146,9 +162,9 @@ async def test_other_paths_and_methods_are_left_alone():
 async def test_the_session_header_carries_the_prompt_s_key():
     replicas = Replicas("answers")
     await guarded(replicas, body={"prompt": "x" * 1000}, headers={"x-session-id": "s"}).run()
-    key = replicas.headers[0][b"x-session-id"].decode()
-    assert key.startswith(MARK)
-    assert key.endswith("." + session_key("s"))
+    key = RouteKey.read(replicas.headers[0][b"x-session-id"].decode())
+    assert len(key.hashes) > 2
+    assert key.hashes[-1] == session_hash("s")
 
 
 async def test_a_client_cannot_bring_a_key_of_its_own():

@@ -66,6 +66,7 @@ def _size(ray: RaySettings) -> dict[str, Any]:
             **bounds,
             upscale_delay_s=scaling.upscale_delay_s,
             downscale_delay_s=scaling.downscale_delay_s,
+            metrics_interval_s=_LOOK_BACK_S / 5,
             look_back_period_s=_LOOK_BACK_S,
             policy=AutoscalingPolicy(policy_function=_POLICY, policy_kwargs={**bounds, **targets}),
         )

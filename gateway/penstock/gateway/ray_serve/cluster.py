@@ -8,6 +8,7 @@ import ray
 from ray import serve
 from ray.serve.config import ControllerOptions, HTTPOptions, gRPCOptions
 
+from penstock.engines.errors import EngineError
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.front.addresses import url_host
 from penstock.gateway.front.first_steps import reachable_host
@@ -21,7 +22,7 @@ logger = logging.getLogger("penstock")
 
 def deploy(deployment: Deployment) -> str:
     """Starts Serve where it does not run yet, and the application. Returns its URL when it serves. Raises
-    ConfigError."""
+    ConfigError, EngineError."""
     settings = deployment.ray
     try:
         ray.init(settings.address or "auto", log_to_driver=False, logging_level=logging.WARNING)
@@ -37,7 +38,10 @@ def deploy(deployment: Deployment) -> str:
         ),
         controller_options=ControllerOptions(runtime_env={"env_vars": ENVIRONMENT}),
     )
-    serve.run(build_application(deployment), name=settings.name, route_prefix=settings.route_prefix)
+    try:
+        serve.run(build_application(deployment), name=settings.name, route_prefix=settings.route_prefix)
+    except RuntimeError as error:  # with the end of a replica's log
+        raise EngineError(f"the application did not start: {error}") from None
     return f"http://{url_host(reachable_host(settings.host))}:{settings.http_port}{settings.route_prefix}"
 
 

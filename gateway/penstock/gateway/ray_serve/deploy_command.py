@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from penstock.engines.errors import EngineError
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.ray_serve.deployment_file import Deployment, read_deployment
 
@@ -49,16 +49,17 @@ def _run(parser: argparse.ArgumentParser, given: dict[str, Any]) -> int:
 
 
 def _deploy(deployment: Deployment) -> int:
-    from penstock.gateway.ray_serve.proxy import ENVIRONMENT
-
-    os.environ.update(ENVIRONMENT)  # Ray reads it when it is imported
     try:
         from penstock.gateway.ray_serve.cluster import deploy
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "ray":
             raise
         raise ConfigError(_NOT_INSTALLED) from None
-    url = deploy(deployment)
+    try:
+        url = deploy(deployment)
+    except EngineError as error:
+        print(error.message, file=sys.stderr)
+        return 1
     print(f"{deployment.ray.name} is running: {url}")
     return 0
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import yaml
 
+from penstock.gateway import cli
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.ray_serve.deploy_command import serve_config
 from penstock.gateway.ray_serve.deployment_file import Deployment, read_deployment
@@ -61,6 +64,14 @@ def test_what_cannot_be_is_refused_by_name(settings, said):
     with pytest.raises(ConfigError) as caught:
         read_deployment({"engine": "simulated", **settings}, environ={})
     assert said in str(caught.value)
+
+
+def test_without_ray_the_command_says_what_to_install(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    (tmp_path / "penstock.yaml").write_text("engine: simulated\n")
+    with pytest.raises(SystemExit):
+        cli.main(["deploy", "ray", str(tmp_path / "penstock.yaml")])
+    assert "pip install 'penstock[ray]'" in capsys.readouterr().err
 
 
 def test_keys_let_other_machines_in():

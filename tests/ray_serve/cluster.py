@@ -26,8 +26,15 @@ SIMULATED = {
     "max_num_seqs": 64,
     "log_level": "warning",
 }
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 _STORE = 100 << 20
-_NODE: dict[str, Any] = {"num_cpus": 8, "object_store_memory": _STORE, "include_dashboard": False}
+_AGENTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
+
+
+def _node() -> dict[str, Any]:
+    """With the ports of its agents: a raylet that has to ask for them waits half a minute, and then ends itself."""
+    ports = {name: _free_port() for name in _AGENTS}
+    return {"num_cpus": 8, "object_store_memory": _STORE, "include_dashboard": False, **ports}
 
 
 class RayCluster:
@@ -37,7 +44,7 @@ class RayCluster:
         self._file = folder / "penstock.yaml"
         self.http_port, self.grpc_port = _free_port(), _free_port()
         self.url = f"http://127.0.0.1:{self.http_port}"
-        self._cluster = Cluster(initialize_head=True, head_node_args=_NODE)
+        self._cluster = Cluster(initialize_head=True, head_node_args=_node())
         self._second: Any = None
         self.add_node()
 
@@ -46,7 +53,7 @@ class RayCluster:
         return str(self._cluster.address)
 
     def add_node(self) -> None:
-        self._second = self._cluster.add_node(**_NODE)
+        self._second = self._cluster.add_node(**_node())
 
     def remove_node(self) -> None:
         """As a machine that is lost: nothing on it gets to end."""
@@ -73,7 +80,7 @@ class RayCluster:
             env=environ,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,
             check=False,
         )
         assert done.returncode == 0, done.stderr[-4000:]
@@ -84,11 +91,11 @@ class RayCluster:
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
-                if (process.cmdline() or [""])[0].startswith("ray::ServeReplica:penstock"):
+                if "ServeReplica:penstock" in (process.cmdline() or [""])[0]:
                     found.append(process)
         return found
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float = 120) -> None:
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 300) -> None:
         ends = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < ends, "it did not come"

@@ -17,7 +17,7 @@ from penstock.gateway.ray_serve import application
 from ray_serve.cluster import SIMULATED, RayCluster
 from ray_serve.streams import SteadyLoad, chat, outcomes
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +27,7 @@ def two(cluster: RayCluster) -> RayCluster:
 
 
 async def test_a_stream_is_that_of_a_server_of_its_own(two: RayCluster) -> None:
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in SIMULATED.items() if isinstance(value, str | int)]
-    with serving(*flags, "--served-model-name=m") as server:
+    with serving("--engine=simulated", "--served-model-name=m", f"--sim-step-ms={SIMULATED['sim_step_ms']}") as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
             alone = await chat(client, "What does os.path.join do?")
     async with httpx.AsyncClient(base_url=two.url, timeout=60) as client:

@@ -28,13 +28,7 @@ SIMULATED = {
 }
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 _STORE = 100 << 20
-_AGENTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
-
-
-def _node() -> dict[str, Any]:
-    """With the ports of its agents: a raylet that has to ask for them waits half a minute, and then ends itself."""
-    ports = {name: _free_port() for name in _AGENTS}
-    return {"num_cpus": 8, "object_store_memory": _STORE, "include_dashboard": False, **ports}
+_NODE: dict[str, Any] = {"num_cpus": 8, "object_store_memory": _STORE, "include_dashboard": False}
 
 
 class RayCluster:
@@ -44,7 +38,7 @@ class RayCluster:
         self._file = folder / "penstock.yaml"
         self.http_port, self.grpc_port = _free_port(), _free_port()
         self.url = f"http://127.0.0.1:{self.http_port}"
-        self._cluster = Cluster(initialize_head=True, head_node_args=_node())
+        self._cluster = Cluster(initialize_head=True, head_node_args=_NODE)
         self._second: Any = None
         self.add_node()
 
@@ -53,7 +47,7 @@ class RayCluster:
         return str(self._cluster.address)
 
     def add_node(self) -> None:
-        self._second = self._cluster.add_node(**_node())
+        self._second = self._cluster.add_node(**_NODE)
 
     def remove_node(self) -> None:
         """As a machine that is lost: nothing on it gets to end."""
@@ -80,7 +74,7 @@ class RayCluster:
             env=environ,
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=300,
             check=False,
         )
         assert done.returncode == 0, done.stderr[-4000:]
@@ -95,7 +89,7 @@ class RayCluster:
                     found.append(process)
         return found
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float = 300) -> None:
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 120) -> None:
         ends = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < ends, "it did not come"

@@ -17,7 +17,7 @@ from penstock.gateway.ray_serve import application
 from ray_serve.cluster import SIMULATED, RayCluster
 from ray_serve.streams import SteadyLoad, chat, outcomes
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")

@@ -120,6 +120,7 @@ LAYERS = (
     {"embedding_models"},
     {"command_line_model", "front_ports", "open_ports"},
     {"front_server", "lifecycle"},
+    {"ray_serve"},
     {"cli"},
 )
 """Of the gateway's packages and modules: each imports only those above it, and itself."""
@@ -203,6 +204,13 @@ def test_only_runners_that_are_made_of_torch_import_it() -> None:
         if not name_of(path).startswith(NEEDS_TORCH):
             found = {name.split(".")[0] for name in imported(path)} & {"torch", "transformers", "vllm", "tensorrt_llm"}
             assert not found, f"{name_of(path)} imports {found}"
+
+
+def test_only_one_package_knows_ray() -> None:
+    """And the command line reaches it without: Ray is loaded when something is deployed."""
+    for path in sources(*MAY_IMPORT, "loadtest"):
+        if not name_of(path).startswith("gateway/penstock/gateway/ray_serve/"):
+            assert "ray" not in {name.split(".")[0] for name in imported(path)}, name_of(path)
 
 
 def run_python(code: str) -> str:

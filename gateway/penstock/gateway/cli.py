@@ -20,6 +20,7 @@ from penstock.gateway.configuration.flags import add_sections, switches
 from penstock.gateway.configuration.triton_flags import TRITON_REFUSED
 from penstock.gateway.front.key_command import add_key_command
 from penstock.gateway.llm.hub_command import add_hub_commands
+from penstock.gateway.ray_serve.deploy_command import add_deploy_command
 from penstock.gateway.repository.check_command import add_check_command
 from penstock.gateway.terminal_chat import add_chat_command
 
@@ -108,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     add_hub_commands(commands, _FORMATTER)
     add_bench_command(commands, _FORMATTER)
     add_check_command(commands, _FORMATTER, _check)
+    add_deploy_command(commands, _FORMATTER)
     for command in entry_points(group="penstock.commands"):
         command.load()(commands, add_sections, _FORMATTER)
     return parser

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp
 
+from penstock.engines.client.engine import Engine
 from penstock.engines.errors import PenstockError
 from penstock.gateway.batches.run_batch import BatchFile
 from penstock.gateway.command_line_model import CommandLineModel
@@ -51,6 +52,7 @@ from penstock.gateway.composition import (
 from penstock.gateway.configuration.config import Config, ConfigError, overlay
 from penstock.gateway.embedding_models import EmbeddingModels
 from penstock.gateway.front.descriptors import connections_within_limit
+from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.exposure import check_exposure
 from penstock.gateway.front.first_steps import Kind, first_steps, reachable_host
 from penstock.gateway.front.journal import Hook, RequestJournal
@@ -62,7 +64,10 @@ from penstock.gateway.front.service_manager import ServiceManager
 from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.server import HttpServer, ServerSettings
+from penstock.gateway.kserve.grpc.health import Health
+from penstock.gateway.kserve.grpc.rpc import Guard
 from penstock.gateway.kserve.grpc.server import GrpcServer
+from penstock.gateway.kserve.grpc.service import Service, build_service
 from penstock.gateway.llm.endpoint_metrics import EndpointMetrics
 from penstock.gateway.metrics.custom import CustomMetrics
 from penstock.gateway.metrics.gpu import GpuMetrics
@@ -114,14 +119,8 @@ def serve(config: Config, file: BatchFile | None = None) -> int:
     board = LoadingBoard(manager.watching(view))
     try:
         check_exposure(config)
-        others = config.repository.model_repository or config.embeddings.embedding_model or config.upstream.upstream
-        wanted = config.model.model is not None or not others
-        if not wanted and (config.adapters.lora or config.adapters.lora_directory):
-            raise ConfigError("lora: there is no MODEL; a model in a repository has its adapters in its model.json")
-        if not wanted and config.cache.kv_events is not None:
-            raise ConfigError("kv-events: there is no MODEL; a model in a repository has it in its model.json")
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            return runner.run(_Server(config, board, manager, with_model=wanted).run(file))
+            return runner.run(Server(config, board, manager).run(file))
     except (ConfigError, PenstockError) as error:
         logger.error("%s", error)
         return 1
@@ -139,11 +138,24 @@ def _new_front_folder(config: Config) -> FrontFolder | None:
     return FrontFolder(count) if count > 1 else None
 
 
-class _Server:
-    """Everything that lives as long as the process."""
+def _with_model(config: Config) -> bool:
+    """Whether the command names one, or means the demo model. Raises ConfigError."""
+    others = config.repository.model_repository or config.embeddings.embedding_model or config.upstream.upstream
+    wanted = config.model.model is not None or not others
+    if not wanted and (config.adapters.lora or config.adapters.lora_directory):
+        raise ConfigError("lora: there is no MODEL; a model in a repository has its adapters in its model.json")
+    if not wanted and config.cache.kv_events is not None:
+        raise ConfigError("kv-events: there is no MODEL; a model in a repository has it in its model.json")
+    return wanted
 
-    def __init__(self, config: Config, board: LoadingBoard, manager: ServiceManager, *, with_model: bool) -> None:
-        """`with_model`: the command names one, or means the demo model."""
+
+class Server:
+    """Everything that lives as long as the process. `run` is its life in a process of its own; `start` and `stop` are
+    for a program that has an event loop and signals already."""
+
+    def __init__(self, config: Config, board: LoadingBoard, manager: ServiceManager | None = None) -> None:
+        """`manager` is told how far the server is. Raises ConfigError."""
+        manager = manager or ServiceManager()
         self._config = config
         self._manager = manager
         server = config.server
@@ -164,7 +176,7 @@ class _Server:
         self._pooling = build_pooling(config, self._dataplane, pools)
         self._embeddings = EmbeddingModels(config, self._pooling, self._models, budget, board)
         self._model: CommandLineModel | None = None
-        if with_model:
+        if _with_model(config):
             self._model = CommandLineModel(
                 config, self._dataplane, self._models, budget, board, self._embeddings, new_door
             )
@@ -216,7 +228,7 @@ class _Server:
         self._batches = build_batches(config, self._database, self._endpoints, settings)
         self._responses = build_responses(config, self._database, settings)
         self._settings = settings
-        app = build_app(
+        self.app = build_app(
             self._dataplane,
             settings,
             self._kserve,
@@ -226,8 +238,9 @@ class _Server:
             self._traffic.table,
             self._ledger,
         )
+        """What the HTTP port answers."""
         self._http = HttpServer(
-            app,
+            self.app,
             ServerSettings(
                 host=server.address("http"),
                 port=server.http_port,
@@ -250,7 +263,7 @@ class _Server:
                 config, self._http, operator, self._new_grpc_server, self._signals
             )
         else:
-            self._ports = self._front_ports(self._folder, app, operator)
+            self._ports = self._front_ports(self._folder, self.app, operator)
             metrics.elsewhere = self._ports.fronts
         self._loaded = False
 
@@ -310,14 +323,52 @@ class _Server:
         others_ready = any(model.ready for model in self._models.models())
         return is_live(failed, others_ready, strict=self._config.server.strict_liveness)
 
+    @property
+    def engines(self) -> list[Engine]:
+        """Of the language models that are loaded."""
+        return [model.engine for _, model in self._dataplane.loaded_models()]
+
+    @property
+    def live(self) -> bool:
+        return self._is_live()
+
+    @property
+    def ready(self) -> bool:
+        """The models are loaded, and it does not drain."""
+        return self._would_serve()
+
+    @property
+    def drain(self) -> DrainState:
+        return self._drain
+
+    def grpc_service(self) -> Service:
+        """What the gRPC port answers, for another transport. Raises ConfigError."""
+        restrictions = build_restrictions(self._config)[1]
+        guard = Guard(self._keys, self._drain, self._journal, restrictions, self._intake, self._load_reports)
+        return build_service(self._kserve, guard, Health(self._would_serve), grpc_settings(self._config))
+
+    async def start(self) -> None:
+        """Opens the ports that are allowed, and loads the models. Raises ConfigError, PenstockError; `stop` frees what
+        was there."""
+        self._begin()
+        await self._ports.open()
+        await self._load(None)
+
+    async def stop(self) -> None:
+        """Drains, and frees everything."""
+        await self._shut_down()
+
+    def _begin(self) -> None:
+        self._intake.lag.start()
+        self._responses.start()
+
     async def run(self, file: BatchFile | None = None) -> int:
         """Until a signal comes, or the file is answered. Returns the exit status."""
         self._signals.handle()
         if self._config.server.api_key_file:
             self._signals.on_hangup(self._read_keys_again)
-        self._intake.lag.start()
+        self._begin()
         self._manager.start_watchdog(self._is_live)
-        self._responses.start()
         if file is not None:
             file.check(self._endpoints, self._settings)
         await self._ports.open()

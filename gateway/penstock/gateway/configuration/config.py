@@ -100,12 +100,19 @@ def overlay(config: Config, settings: Mapping[str, Any]) -> Config:
 
 
 def load_config(
-    flags: Mapping[str, Any], *, file: Path | None = None, environ: Mapping[str, str] = os.environ
+    flags: Mapping[str, Any],
+    *,
+    file: Path | None = None,
+    table: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] = os.environ,
 ) -> Config:
-    """Flags win over PENSTOCK_* variables, those over the file, and that over the defaults. Raises ConfigError."""
+    """Flags win over PENSTOCK_* variables, those over the file, and that over the defaults. `table`: what such a file
+    holds, where it is read already. Raises ConfigError."""
     settings: dict[str, Any] = {}
     if file is not None:
-        settings |= _read_file(file)
+        settings |= _settings(read_table(file), str(file))
+    if table is not None:
+        settings |= _settings(table, "the given table")
     settings |= _read_environment(environ)
     settings |= flags
     tree: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
@@ -184,8 +191,8 @@ def _nearest(name: str) -> str:
     return f"; did you mean {_PREFIX}{known.upper()}?" if known else ""
 
 
-def _read_file(path: Path) -> dict[str, Any]:
-    """Settings by name, in their sections or at the top level, `-` or `_` in names."""
+def read_table(path: Path) -> dict[str, Any]:
+    """A configuration file as it stands. Raises ConfigError."""
     try:
         text = path.read_text()
         raw = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
@@ -193,6 +200,11 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"config: cannot read {path}: {error}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"config: {path}: a configuration is a table of settings")
+    return raw
+
+
+def _settings(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """By name; they stand in their sections or at the top level, with `-` or `_` in names."""
     flat: dict[str, Any] = {}
     for key, value in raw.items():
         flat |= value if key in SECTIONS and isinstance(value, dict) else {key: value}
@@ -201,7 +213,8 @@ def _read_file(path: Path) -> dict[str, Any]:
     settings |= {name: [settings[name]] for name in several if isinstance(settings[name], str)}
     for name in settings:
         if name not in _SECTION_OF:
-            raise ConfigError(f"config: {path}: there is no setting called {name!r}")
+            hint = "; the table is for `penstock deploy ray`" if name == "ray" else ""
+            raise ConfigError(f"config: {where}: there is no setting called {name!r}{hint}")
     return settings
 
 

@@ -96,7 +96,7 @@ def build_app(
     responses: ResponseService | None = None,
     traffic: TrafficTable | None = None,
     ledger: UsageLedger | None = None,
-) -> ASGIApp:
+) -> App:
     """The public port: the OpenAI API, the Anthropic API, and KServe v2 below /v2, behind the same keys."""
     adapters = AdapterControl(dataplane)
     pooling = pooling or PoolingPlane(dataplane)
@@ -324,6 +324,14 @@ class App:
         finally:
             exchange.close_record()
             self._journal.end(exchange.context)
+
+    def access(self, scope: Scope) -> Access | None:
+        """Of the route that a request asks for; None where there is none."""
+        if self.kserve is not None and self._is_kserve(self.kserve, scope["path"]):
+            found = self.kserve.find(scope)
+            return None if isinstance(found, HttpError) else found.access
+        route = self.routes.find(dict(scope))
+        return None if isinstance(route, HttpError) else route.access
 
     def _is_kserve(self, kserve: KServeApp, path: str) -> bool:
         """/v2/rerank is Cohere's, and everything else below /v2 KServe's."""

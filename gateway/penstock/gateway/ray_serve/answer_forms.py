@@ -1,0 +1,58 @@
+"""How each of our paths says that its replica has gone, for proxies, which know nothing else of a request."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from penstock.gateway.anthropic.errors import ANTHROPIC_ERRORS
+from penstock.gateway.http.error_form import OPENAI_ERRORS, ErrorForm
+from penstock.gateway.kserve.errors import kserve_error_body, kserve_status
+from penstock.gateway.ollama.errors import OLLAMA_ERRORS
+
+
+class KServeErrors:
+    id_headers = (b"x-request-id",)
+
+    def status(self, error: Exception) -> int:
+        return kserve_status(error)
+
+    def body(self, error: Exception, request_id: str) -> bytes:
+        return kserve_error_body(error)
+
+    def last_events(self, error: Exception, request_id: str) -> bytes:
+        return b"data: " + kserve_error_body(error) + b"\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    errors: ErrorForm
+    repeatable: bool
+    """A request of which nothing has been answered may be sent to another replica: it changes nothing but caches. A
+    classic model may do whatever it likes."""
+
+
+_KSERVE = KServeErrors()
+_TEXT = AnswerForm(OPENAI_ERRORS, repeatable=True)
+_ROUTES = (
+    (r"/v1/(chat/completions|completions|responses|embeddings|rerank|score|classify)", _TEXT),
+    (r"/v2/rerank|/rerank|/score|/classify|/pooling|/tokenize|/detokenize", _TEXT),
+    (r"/v1/messages(/count_tokens)?", AnswerForm(ANTHROPIC_ERRORS, repeatable=True)),
+    (r"/api/(chat|generate|embed|embeddings)", AnswerForm(OLLAMA_ERRORS, repeatable=True)),
+    (r"/v2/models/.+/(infer|generate|generate_stream)", AnswerForm(_KSERVE, repeatable=False)),
+)
+_PATHS = [(re.compile(rf"(?:.*)(?:{pattern})/?"), form) for pattern, form in _ROUTES]
+
+
+def error_form(path: str) -> ErrorForm:
+    """Of any path of ours."""
+    if path.startswith("/v2/"):
+        return _KSERVE
+    return next((form.errors for pattern, form in _PATHS if pattern.fullmatch(path)), OPENAI_ERRORS)
+
+
+def answer_form(method: str, path: str) -> AnswerForm | None:
+    """None for what is not inference. Any prefix may stand before the path."""
+    if method != "POST":
+        return None
+    return next((form for pattern, form in _PATHS if pattern.fullmatch(path)), None)

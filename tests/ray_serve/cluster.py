@@ -1,0 +1,122 @@
+"""A Ray cluster of two nodes on this machine, and what is deployed there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import ray
+import yaml
+from ray.cluster_utils import Cluster
+
+SIMULATED = {
+    "engine": "simulated",
+    "served_model_name": ["m"],
+    "sim_step_ms": 20,
+    "max_num_seqs": 64,
+    "log_level": "warning",
+}
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+_STORE = 100 << 20
+_NODE: dict[str, Any] = {"num_cpus": 8, "object_store_memory": _STORE, "include_dashboard": False}
+
+
+class RayCluster:
+    """The head has the only proxy, so that removing the other node cuts no client off."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "penstock.yaml"
+        self.http_port, self.grpc_port = _free_port(), _free_port()
+        self.url = f"http://127.0.0.1:{self.http_port}"
+        self._cluster = Cluster(initialize_head=True, head_node_args=_NODE)
+        self._second: Any = None
+        self.add_node()
+
+    @property
+    def address(self) -> str:
+        return str(self._cluster.address)
+
+    def add_node(self) -> None:
+        self._second = self._cluster.add_node(**_NODE)
+
+    def remove_node(self) -> None:
+        """As a machine that is lost: nothing on it gets to end."""
+        self._cluster.remove_node(self._second, allow_graceful=False)
+
+    def _tables(self, ray_table: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+        ports = {"http_port": self.http_port, "grpc_port": self.grpc_port, "grpc": True}
+        table = {"address": self.address, "proxies": "HeadOnly", "cpus": 1, **ports, **ray_table}
+        return {**SIMULATED, **settings, "ray": table}
+
+    def deploy_here(self, ray_table: dict[str, Any], **settings: Any) -> None:
+        """In this process."""
+        from penstock.gateway.ray_serve.cluster import deploy
+        from penstock.gateway.ray_serve.deployment_file import read_deployment
+
+        deploy(read_deployment(self._tables(ray_table, settings), environ={}))
+
+    def deploy(self, ray_table: dict[str, Any], **settings: Any) -> None:
+        """As a user does; returns when it serves."""
+        self._file.write_text(yaml.safe_dump(self._tables(ray_table, settings)))
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock.gateway.cli", "deploy", "ray", str(self._file)],
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        assert self.url in done.stdout
+
+    def replicas(self) -> list[psutil.Process]:
+        """The actors of replicas."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if "ServeReplica:penstock" in (process.cmdline() or [""])[0]:
+                    found.append(process)
+        return found
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 120) -> None:
+        ends = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < ends, "it did not come"
+            time.sleep(0.2)
+
+    def wait_for_replicas(self, number: int) -> None:
+        """That answer."""
+        seen: set[str] = set()
+
+        def all_seen() -> bool:
+            with suppress(httpx.HTTPError):
+                answer = httpx.get(f"{self.url}/v1/models", timeout=30)
+                seen.add(answer.headers.get("x-penstock-replica", ""))
+            return len(seen - {""}) >= number
+
+        self.wait_for(all_seen)
+
+    def kill(self, process: psutil.Process) -> None:
+        process.send_signal(signal.SIGKILL)
+
+    def stop(self) -> None:
+        if ray.is_initialized():
+            ray.shutdown()
+        self._cluster.shutdown()
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

@@ -17,7 +17,10 @@ from typing import Any
 
 import httpx
 import psutil
+import pytest
 from openai import OpenAI
+
+from penstock.gateway import cli
 
 _LISTENING = re.compile(r"listening on https?://\S+:(\d+) \(gRPC (\d+), metrics (\d+)\)")
 
@@ -31,15 +34,25 @@ def block(language: str, about: str) -> str:
     return found
 
 
+ANY_PORTS = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
+
+
+def refusal(log: pytest.LogCaptureFixture, *flags: str) -> str:
+    """The one error of a server that cannot start. It runs in this process, since another one would take a second."""
+    assert cli.main(["serve", *ANY_PORTS, *flags]) == 1
+    [error] = [record for record in log.records if record.levelname == "ERROR"]
+    assert error.exc_info is None
+    return error.getMessage()
+
+
 class Server:
     """Starts with `flags`; the log is kept in `log`. `open_files` is the process's limit."""
 
     def __init__(self, *flags: str, environ: dict[str, str] | None = None, open_files: int | None = None) -> None:
-        ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
         clean = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
         limit = [] if open_files is None else ["prlimit", f"--nofile={open_files}"]
         self.process = subprocess.Popen(
-            [*limit, sys.executable, "-m", "penstock.gateway.cli", "serve", *ports, *flags],
+            [*limit, sys.executable, "-m", "penstock.gateway.cli", "serve", *ANY_PORTS, *flags],
             stderr=subprocess.PIPE,
             text=True,
             env=clean | (environ or {}),

@@ -59,7 +59,7 @@ def counts(server: Server, model: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_twenty_reloads_at_fifty_requests_a_second_lose_nothing(tmp_path: Path) -> None:
+def test_ten_reloads_at_fifty_requests_a_second_lose_nothing(tmp_path: Path) -> None:
     write_model(tmp_path, "add", "ADDED = 0\n" + ADD)
     with serving("--model-repository", str(tmp_path), "--model-control-mode=explicit", "--load-model=add") as server:
         server.wait_for_log(r"ready: 1 models")
@@ -79,7 +79,7 @@ def test_twenty_reloads_at_fifty_requests_a_second_lose_nothing(tmp_path: Path) 
         for thread in asking:
             thread.start()
         client = triton_http.InferenceServerClient(server.url.removeprefix("http://"), network_timeout=60)
-        for round_ in range(1, 21):
+        for round_ in range(1, 11):
             write_model(tmp_path, "add", f"ADDED = {round_}\n" + ADD)
             client.load_model("add")
             # answered by the new version from the moment on at which loading is said to be over
@@ -90,19 +90,19 @@ def test_twenty_reloads_at_fifty_requests_a_second_lose_nothing(tmp_path: Path) 
         client.close()
         assert {status for status, _ in answers} == {200}
         values = [value for _, value in answers]
-        assert set(values) <= set(range(1, 22))
+        assert set(values) <= set(range(1, 12))
 
 
 @pytest.mark.slow
-def test_ten_thousand_cancelled_requests_leave_nothing_behind(tmp_path: Path) -> None:
+def test_three_thousand_cancelled_requests_leave_nothing_behind(tmp_path: Path) -> None:
     write_model(tmp_path, "add", "ADDED = 0\n" + ADD)
     with serving("--model-repository", str(tmp_path)) as server:
         server.wait_for_log(r"ready: 1 models")
-        ended = asyncio.run(_cancel_many(server.grpc, total=10_000))
+        ended = asyncio.run(_cancel_many(server.grpc, total=3_000))
         wait_until(lambda: counts(server, "add")["inference_stats"]["success"]["count"] > 0)
-        assert sum(ended.values()) == 10_000
+        assert sum(ended.values()) == 3_000
         assert set(ended) <= {"answered", "cancelled", "refused"}
-        assert ended["cancelled"] > 1000
+        assert ended["cancelled"] > 300
 
         def nothing_waits() -> bool:
             lines = httpx.get(server.operator + "/metrics").text.splitlines()
@@ -111,7 +111,7 @@ def test_ten_thousand_cancelled_requests_leave_nothing_behind(tmp_path: Path) ->
         wait_until(nothing_waits)
         assert server.post("/v2/models/add/infer", body(5)).json()["outputs"][0]["data"] == [5]
         stats = counts(server, "add")["inference_stats"]
-        assert stats["success"]["count"] + stats["fail"]["count"] <= 10_001
+        assert stats["success"]["count"] + stats["fail"]["count"] <= 3_001
         assert stats["success"]["count"] >= ended["answered"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 import tomllib
@@ -43,9 +44,14 @@ def penstock_packages(path: Path) -> set[str]:
     return {name.split(".")[1] for name in imported(path) if name.startswith("penstock.")}
 
 
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports(path: Path) -> Iterator[str]:
     """Modules that are imported anywhere, with the names taken from them: "a.b" and "a.b.c" for `from a.b import c`."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -56,6 +62,7 @@ def imports(path: Path) -> Iterator[str]:
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
+@functools.cache
 def imported(path: Path) -> set[str]:
     return set(imports(path))
 
@@ -234,6 +241,11 @@ def test_penstock_has_its_llm_and_all_rooms() -> None:
             "print(penstock.LLM is LLM, hasattr(penstock, 'LLMs'))"
         )
         assert run_python(code) == "True False"
+
+
+def test_a_gateway_loads_no_openvino() -> None:
+    """The engine's process does: it would take the gateway most of a second to start, and memory."""
+    assert run_python("import sys, penstock.gateway.lifecycle; print('openvino' in sys.modules)") == "False"
 
 
 def test_an_engine_process_of_simulated_models_loads_no_openvino() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import openvino.opset15 as ops
 
+from penstock.engines.openvino.decoder_spec import Activation
 from penstock.engines.openvino.weights import Node
 
 
@@ -13,7 +14,7 @@ def _gelu_tanh(x: Node) -> Node:
     return ops.gelu(x, "tanh")
 
 
-ACTIVATIONS: dict[str, Callable[[Node], Node]] = {
+ACTIVATIONS: dict[Activation, Callable[[Node], Node]] = {
     "silu": ops.swish,
     "gelu_pytorch_tanh": _gelu_tanh,
     "gelu_new": _gelu_tanh,

@@ -7,6 +7,8 @@ from typing import Literal
 
 from penstock.engines.openvino.rope import Rope
 
+Activation = Literal["silu", "gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu", "relu"]
+"""Of MLPs, by the names that config.json has for them."""
 QKNorm = Literal["", "each head", "all heads", "each head, weightless"]
 """Whether queries and keys are normed before they are rotated, and over what. Without weights, it is only those that
 are rotated, and makes no difference whether before or after."""
@@ -119,8 +121,7 @@ class DecoderSpec:
     """For each layer, how many tokens it attends to, the token itself included; 0: all before it."""
     query_scale: float
     """Of the products of queries and keys."""
-    activation: str
-    """One of `activations.ACTIVATIONS`."""
+    activation: Activation
     embedding_scale: float
     """Of the embeddings, not of a head that is tied to them."""
     norms: LayerNorms

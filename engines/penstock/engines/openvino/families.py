@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.formats.text_part import TEXT_PARTS, text_settings
 from penstock.engines.kit.cache_size import check_model_sizes
-from penstock.engines.openvino.activations import ACTIVATIONS
-from penstock.engines.openvino.decoder_spec import DecoderSpec
+from penstock.engines.openvino.decoder_spec import Activation, DecoderSpec
 from penstock.engines.openvino.families_experts import EXPERT_FAMILIES, gpt_oss_in_gguf
 from penstock.engines.openvino.families_layer_norm import LAYER_NORM_FAMILIES
 from penstock.engines.openvino.families_rms_norm import RMS_NORM_FAMILIES
@@ -91,9 +90,9 @@ def _spec(family: Family, c: Mapping[str, Any]) -> DecoderSpec:
     if heads % kv_heads or not head_dim or head_dim % 2:
         raise UnsupportedError(f"{heads} heads of size {head_dim} on {kv_heads} for keys and values do not go together")
     activation = c.get(family.activation_key, "silu")
-    if activation not in ACTIVATIONS:
+    if activation not in get_args(Activation):
         raise UnsupportedError(
-            f"{family.activation_key}={activation!r} is not supported; supported are {', '.join(ACTIVATIONS)}"
+            f"{family.activation_key}={activation!r} is not supported; supported are {', '.join(get_args(Activation))}"
         )
     windows = family.sliding_windows(c)
     rotates = family.rotates(c, windows)

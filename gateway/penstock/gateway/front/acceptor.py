@@ -1,14 +1,18 @@
-"""A listening socket that changes its certificates while it accepts."""
+"""A listening socket: takes connections in, with certificates that may change meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from penstock.gateway.front.listening import listener
 from penstock.gateway.front.tls import Certificates, ReloadedCertificates, TlsSettings
+
+logger = logging.getLogger(__name__)
 
 _KERNEL_BACKLOG = 128 << 10
 """Bytes that the kernel may hold for a client whose window is full. Its default of megabytes would hide for long that a
@@ -16,10 +20,18 @@ client does not read, and that a slow one does."""
 _CLOSING_SECONDS = 3600.0
 """That a TLS connection may take to close. Readers that are slow may need long; those that do not read at all the
 protocol cuts off by itself."""
+_AT_ONCE = 32
+"""Connections that are accepted before others are served again."""
+_PAUSE_SECONDS = 1.0
+"""Without accepting, while the process or the system has no room for another connection."""
 
 
 class Acceptor:
-    """Binds, then accepts from `start` to `close`."""
+    """Binds, then accepts from `start` to `close`.
+
+    It accepts by itself, since `create_server` of uvloop takes one connection in each turn of the loop: where turns are
+    long because there is much to do, new clients would wait until the others have gone.
+    """
 
     def __init__(
         self, tls: TlsSettings, protocol: Callable[[], asyncio.BaseProtocol], handshake_seconds: float, backlog: int
@@ -30,8 +42,12 @@ class Acceptor:
         self._handshake_seconds = handshake_seconds
         self._backlog = backlog
         self._socket: socket.socket | None = None
-        self._listener: asyncio.Server | None = None
+        self._tls: dict[str, Any] = {}
+        """For new connections."""
+        self._beginning: set[asyncio.Task[None]] = set()
+        """Connections that are being set up: tasks that nobody holds may vanish."""
         self._following: asyncio.Task[None] | None = None
+        self._pause: asyncio.TimerHandle | None = None
 
     def bind(self, host: str, port: int, *, reuse_port: bool = False) -> int:
         """The bound port. Raises OSError."""
@@ -43,26 +59,46 @@ class Acceptor:
         return int(bound.getsockname()[1])
 
     async def start(self) -> None:
-        await self._listen(self._certificates.current if self._certificates is not None else None)
         if self._certificates is not None:
-            self._following = asyncio.create_task(self._certificates.follow(self._listen))
+            await self._use(self._certificates.current)
+            self._following = asyncio.create_task(self._certificates.follow(self._use))
+        self._resume()
 
-    async def _listen(self, certificates: Certificates | None) -> None:
-        """Accepts with these certificates from now on. Each listener has its own copy of the socket's descriptor, so
-        that none of the connections that wait in the kernel is lost when the next one takes over."""
-        if self._socket is None:
-            return
-        tls: dict[str, Any] = {}
-        if certificates is not None:
-            tls["ssl"] = certificates.context
-            tls["ssl_handshake_timeout"] = self._handshake_seconds
-            tls["ssl_shutdown_timeout"] = _CLOSING_SECONDS
-        former = self._listener
-        copy = self._socket.dup()
+    async def _use(self, certificates: Certificates) -> None:
+        self._tls = {
+            "ssl": certificates.context,
+            "ssl_handshake_timeout": self._handshake_seconds,
+            "ssl_shutdown_timeout": _CLOSING_SECONDS,
+        }
+
+    def _resume(self) -> None:
+        self._pause = None
+        if self._socket is not None:
+            asyncio.get_running_loop().add_reader(self._socket, self._accept, self._socket)
+
+    def _accept(self, bound: socket.socket) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                connection = bound.accept()[0]
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionError:  # the client has gone again
+                continue
+            except OSError as error:  # too many open files, no memory: the loop would call this again at once
+                logger.warning("no connection can be accepted now: %s", error)
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(bound)
+                self._pause = loop.call_later(_PAUSE_SECONDS, self._resume)
+                return
+            connection.setblocking(False)
+            task = asyncio.create_task(self._begin(connection))
+            self._beginning.add(task)
+            task.add_done_callback(self._beginning.discard)
+
+    async def _begin(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(self._protocol, sock=copy, backlog=self._backlog, **tls)
-        if former is not None:
-            former.close()
+        with suppress(OSError):  # the client has gone, its handshake has failed or took too long
+            await loop.connect_accepted_socket(self._protocol, connection, **self._tls)
 
     def reload_certificates(self) -> None:
         """For new connections; does nothing without TLS."""
@@ -73,8 +109,9 @@ class Acceptor:
         """Connections live on. Idempotent."""
         if self._following is not None:
             self._following.cancel()
-        if self._listener is not None:
-            self._listener.close()
+        if self._pause is not None:
+            self._pause.cancel()
         if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
             self._socket.close()
             self._socket = None

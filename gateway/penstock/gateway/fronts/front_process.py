@@ -53,9 +53,10 @@ class FrontProcess:
         sockets: Mapping[str, socket.socket],
         drain: DrainState,
         quota_of: Callable[[bytes], Quota | None],
-        count: Callable[[RequestUsage], None],
+        add_usage: Callable[[RequestUsage], None],
     ) -> None:
-        """`sockets`: what it listens on, by the port's kind. `count` is called for each of its requests that ends."""
+        """`sockets`: what it listens on, by the port's kind. `add_usage` is told what
+        each of its requests has used."""
         self.number = number
         self.reported: Reported | None = None
         """The newest."""
@@ -65,7 +66,7 @@ class FrontProcess:
         self._sockets = sockets
         self._drain = drain
         self._desk = QuotaDesk(quota_of)
-        self._count = count
+        self._add_usage = add_usage
         self._holds = FrontHolds()
         self._process: asyncio.subprocess.Process | None = None
         self._channel: Channel[FromFront] | None = None
@@ -152,7 +153,7 @@ class FrontProcess:
             case Ended():
                 self._desk.ended(message)
             case Counted():
-                self._count(message.usage)
+                self._add_usage(message.usage)
             case Reported():
                 self.reported = message
                 self.on_report(message)

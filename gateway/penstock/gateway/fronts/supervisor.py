@@ -72,7 +72,7 @@ class Fronts:
         models: ModelStore,
         drain: DrainState,
         quota_of: Callable[[bytes], Quota | None],
-        count: Callable[[RequestUsage], None],
+        add_usage: Callable[[RequestUsage], None],
         routed: Callable[[], Collection[str]],
         all_gone: Callable[[], None],
     ) -> None:
@@ -83,7 +83,7 @@ class Fronts:
         self._models = models
         self._drain = drain
         self._quota_of = quota_of
-        self._count = count
+        self._add_usage = add_usage
         self._routed = routed
         self._all_gone = all_gone
         self._slots: list[Slot] = []
@@ -109,7 +109,7 @@ class Fronts:
         self._tasks += [asyncio.create_task(self._watch(slot)) for slot in self._slots]
 
     async def _start(self, slot: Slot) -> None:
-        front = FrontProcess(slot.number, slot.sockets, self._drain, self._quota_of, self._count)
+        front = FrontProcess(slot.number, slot.sockets, self._drain, self._quota_of, self._add_usage)
         front.on_report = partial(self._take_statistics, front)
         slot.front = front
         await front.start(self._first(slot.number), *self._new_table())

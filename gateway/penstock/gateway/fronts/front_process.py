@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import count
 
 from penstock.classic.statistics import ModelStatistics
 from penstock.engines.errors import EngineError, NotReadyError

@@ -63,7 +63,7 @@ PROBES = {"/health", "/health/live", "/health/ready", "/ping"}
 LOCKED = {"red": "key-one", "blue": "key-two"}
 
 
-def metrics() -> tuple[bytes, str]:
+async def metrics() -> tuple[bytes, str]:
     return b"penstock_up 1\n", "text/plain; version=0.0.4"
 
 

@@ -124,7 +124,7 @@ async def test_every_parameter_arrives() -> None:
             include_stop_str_in_output=True,
             skip_special_tokens=False,
             cache_salt="salt",
-            user="ignored",
+            user="a person",
             unknown_field={"deep": [1]},
         ),
         policy="priority",
@@ -156,6 +156,7 @@ async def test_every_parameter_arrives() -> None:
         priority=-5,
         context=request.context,
         cache_salt="salt",
+        session="a person",
     )
 
 

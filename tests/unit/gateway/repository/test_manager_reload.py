@@ -184,6 +184,7 @@ async def test_twenty_reloads_and_no_failed_request(repository: FakeRepository, 
         async def client() -> None:
             while not ended.is_set():
                 answers.append(await ask(manager, "a"))
+                await asyncio.sleep(0.001)  # threads load models, and need the interpreter for it
 
         clients = [asyncio.create_task(client()) for _ in range(8)]
         for number in range(20):

@@ -171,7 +171,7 @@ def test_fields_of_one_backend_pass_there_and_with_unknown_backends(backend: str
 @pytest.mark.parametrize("backend", sorted(OWN_BACKENDS))
 def test_kind_model_is_for_backends_that_place_themselves(backend: str) -> None:
     found = config(f"backend: '{backend}' instance_group [ {{ kind: KIND_MODEL }} ]")
-    if backend in ("penstock", "vllm", "tensorrtllm"):
+    if backend in ("openai", "penstock", "vllm", "tensorrtllm"):
         check_supported(found)
     else:
         with pytest.raises(

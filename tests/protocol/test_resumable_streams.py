@@ -50,10 +50,6 @@ def read(
         return 200, events
 
 
-def without_head(data: str) -> str:
-    return data[data.find('"choices"') :]
-
-
 @pytest.mark.parametrize("kind", PATHS)
 def test_a_client_gets_the_rest(server: Server, kind: str) -> None:
     path, body = PATHS[kind]
@@ -65,9 +61,8 @@ def test_a_client_gets_the_rest(server: Server, kind: str) -> None:
     assert status == 200
     found = first + again + rest
     assert len({event_id for event_id, _ in found}) == len(found)
-    texts = [without_head(data) for _, data in whole]
     assert "".join(map(_text, found)) == "".join(map(_text, whole))
-    assert without_head(found[-2][1]) == texts[-2]
+    assert '"finish_reason":"length"' in found[-2][1]
     assert len({data[:60] for _, data in found[:-1]}) == 1, "one answer, with one id"
 
 

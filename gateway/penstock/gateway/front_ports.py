@@ -48,7 +48,7 @@ from penstock.gateway.usage.ledger import UsageLedger
 logger = logging.getLogger("penstock")
 
 _CORES_OF_FRONT, _MOST_BY_ITSELF = 8, 8
-_STOP_SECONDS = 10.0
+_STOP_SECONDS = 15.0
 """That fronts may take to close their connections, before they are killed."""
 
 
@@ -246,11 +246,13 @@ class FrontPorts:
     # The end
 
     async def drain(self) -> None:
-        """Once this process drains, fronts take no new requests either; before that, clients only see that it is not
-        ready. Ports are open until `stop`, and probes are answered."""
+        """Once this process drains, fronts take no new requests either; before that, they send clients elsewhere. Ports
+        are open until `stop`, and probes are answered."""
         self._health.close()
         if self._shared.settings.drain.draining:
             self.fronts.drain()
+        else:
+            self.fronts.leave()
 
     async def stop(self) -> None:
         self._health.close()

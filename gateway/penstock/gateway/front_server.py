@@ -64,6 +64,7 @@ from penstock.gateway.fronts.messages import (
     Holds,
     Idle,
     Keys,
+    Leave,
     Listed,
     ListRequests,
     Logs,
@@ -94,6 +95,8 @@ from penstock.gateway.usage.ledger import usage_of
 logger = logging.getLogger("penstock")
 
 _LEAST_BODY_BYTES = 64 << 20
+_PASSED_ON, _LEAST_PASSED_ON = 4096, 256
+"""Requests that fronts pass on to the supervisor at a time: of all together, and of each."""
 _GRPC_GRACE = 1.0
 _ENGINE_WAIT = 30.0
 """Seconds after which a front tells that an engine cannot be reached, and tries again."""
@@ -175,7 +178,7 @@ class _Front:
         kserve = build_kserve(config, self._models.store, dataplane, pools, ServerHealth())
         kserve = replace(kserve, shared_memory=link.shared_memory, tracing=link.tracing)
         self._logs = kserve.logs
-        forwarder = Forwarder(str(Path(begin.folder) / REQUESTS))
+        forwarder = Forwarder(str(Path(begin.folder) / REQUESTS), max(_LEAST_PASSED_ON, _PASSED_ON // begin.fronts))
         app = FrontApp(self._models, settings, kserve, forwarder, self._quotas)
         self._http = self._new_http_server(app, config, sockets["http"]) if "http" in sockets else None
         guard = FrontGuard(
@@ -271,13 +274,20 @@ class _Front:
             case ListRequests():
                 found = chosen(self._journal.in_flight(), message.limit, message.tenant, message.model)
                 self._channel.send(Listed(id=message.id, chosen=found))
+            case Leave():
+                self._drain.leave()
+                self._send_clients_elsewhere()
             case Drain():
                 self._drain.begin()
-                if self._http is not None:
-                    self._http.drain()
+                self._send_clients_elsewhere()
                 self._draining = asyncio.create_task(self._tell_when_idle())
             case Expire():
                 self._drain.expire()
+
+    def _send_clients_elsewhere(self) -> None:
+        for port in (self._http, self._grpc):
+            if port is not None:
+                port.drain()
 
     async def _tell_when_idle(self) -> None:
         await self._drain.wait_idle()

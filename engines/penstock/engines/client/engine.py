@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.messages import AddRequest, EngineStats
@@ -76,4 +76,13 @@ class Engine(Protocol):
     async def stop(self, reason: str = "The server was stopped.") -> None:
         """Ends what is still running with EngineDeadError and frees everything. `start` may be called again where the
         engine has a process of its own."""
+        ...
+
+
+@runtime_checkable
+class Drainable(Protocol):
+    """An engine that other servers may use, too."""
+
+    async def drain(self) -> None:
+        """They get no new requests in; returns when the engine works for none of them."""
         ...

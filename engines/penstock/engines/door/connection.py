@@ -120,8 +120,8 @@ class DoorConnection:
         if not self._messages.closed:
             if last_words is not None:
                 self.send([encode(last_words)])
+            self._raw.disable_monitor()  # first: ZeroMQ's thread would wait for ever for a reader that has gone
             self._events.close()
-            self._raw.disable_monitor()
             self._messages.close(_LINGER_MS)
 
 

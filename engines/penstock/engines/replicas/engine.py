@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from penstock.engines.client.engine import Engine
+from penstock.engines.client.engine import Drainable, Engine
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.messages import AddRequest, EngineStats
 from penstock.engines.contract.model_info import ModelInfo
@@ -62,6 +62,11 @@ class ReplicatedEngine:
         """Replica -> when it is next told to load what it is missing."""
         self._told_moves = 0
         """Moved samples that the log has told of."""
+
+    async def drain(self) -> None:
+        """Of each replica that other servers can use, too."""
+        engines = [replica.engine for replica in self.replicas]
+        await asyncio.gather(*(engine.drain() for engine in engines if isinstance(engine, Drainable)))
 
     # -- what the gateway looks at ---------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 import grpc
 from starlette.types import Receive, Scope, Send
 
-from penstock.engines.errors import NotReadyError
+from penstock.engines.errors import NotReadyError, OverloadedError, PenstockError
 from penstock.gateway.errors import error_json
 from penstock.gateway.fronts.passing import BODY, END, MESSAGE, Answered, Asked, Called, Finished, Passage
 from penstock.gateway.http.exchange import ARRIVAL_KEY
@@ -22,34 +22,51 @@ _RETRY_AFTER = 2.0
 
 
 class Forwarder:
-    def __init__(self, path: str) -> None:
-        """`path`: of the supervisor's socket."""
+    def __init__(self, path: str, most: int) -> None:
+        """`path`: of the supervisor's socket. `most` requests are passed on at a time: each is a connection, and the
+        supervisor must have descriptors left."""
         self._path = path
+        self._most = most
+        self._open = 0
+
+    async def _passage(self) -> Passage:
+        """To be given back. Raises NotReadyError, OverloadedError."""
+        if self._open >= self._most:
+            raise OverloadedError("Too many requests wait for the server's main process.", retry_after=_RETRY_AFTER)
+        self._open += 1
+        try:
+            return await Passage.to(self._path)
+        except BaseException as error:
+            self._open -= 1
+            if isinstance(error, OSError):
+                raise _shutting_down() from None
+            raise
+
+    def _give_back(self, passage: Passage) -> None:
+        passage.close()
+        self._open -= 1
 
     async def http(self, scope: Scope, receive: Receive, send: Send, body: bytes | None = None) -> None:
         """An ASGI application. `body`: where it has been read already."""
         try:
-            passage = await Passage.to(self._path)
-        except OSError:
-            await _unavailable(send)
+            passage = await self._passage()
+        except PenstockError as error:
+            await _refuse(send, error)
             return
         asking = asyncio.create_task(_ask(scope, receive, passage, body))
         try:
             await _relay_answer(passage, send)
         finally:
             asking.cancel()
-            passage.close()
+            self._give_back(passage)
             await asyncio.gather(asking, return_exceptions=True)
 
     async def open(self, path: str, rpc: Rpc, write: Callable[[bytes], Awaitable[None]]) -> ForwardedCall:
-        """An RPC, whose answers go to `write`. Raises NotReadyError."""
-        try:
-            passage = await Passage.to(self._path)
-        except OSError:
-            raise NotReadyError("The server is shutting down.", retry_after=_RETRY_AFTER) from None
+        """An RPC, whose answers go to `write`. Raises NotReadyError, OverloadedError."""
+        passage = await self._passage()
         metadata = list(rpc.invocation_metadata())
         passage.say(Called(path=path, metadata=metadata, seconds=rpc.time_remaining()))
-        return ForwardedCall(passage, write)
+        return ForwardedCall(passage, write, self._give_back)
 
     async def call(self, path: str, rpc: Rpc, first: bytes | None = None) -> None:
         """All of an RPC of any kind. `first`: a message that has been read already."""
@@ -83,8 +100,11 @@ class Forwarder:
 class ForwardedCall:
     """An RPC that the supervisor answers."""
 
-    def __init__(self, passage: Passage, write: Callable[[bytes], Awaitable[None]]) -> None:
+    def __init__(
+        self, passage: Passage, write: Callable[[bytes], Awaitable[None]], give_back: Callable[[Passage], None]
+    ) -> None:
         self._passage = passage
+        self._give_back: Callable[[Passage], None] | None = give_back
         self._relaying = asyncio.create_task(_relay_messages(passage, write))
 
     async def send(self, message: bytes) -> None:
@@ -100,9 +120,11 @@ class ForwardedCall:
         return await self._relaying
 
     def close(self) -> None:
-        """Nobody wants it any more."""
+        """Nobody wants it any more. Idempotent."""
         self._relaying.cancel()
-        self._passage.close()
+        give_back, self._give_back = self._give_back, None
+        if give_back is not None:
+            give_back(self._passage)
 
 
 async def _ask(scope: Scope, receive: Receive, passage: Passage, body: bytes | None) -> None:
@@ -153,12 +175,15 @@ async def _relay_answer(passage: Passage, send: Send) -> None:
                 return
     except ConnectionError:
         if not started:
-            await _unavailable(send)
+            await _refuse(send, _shutting_down())
 
 
-async def _unavailable(send: Send) -> None:
-    """The supervisor is gone, or has given the request up without an answer."""
-    error = NotReadyError("The server is shutting down.", retry_after=_RETRY_AFTER)
+def _shutting_down() -> NotReadyError:
+    """The supervisor is gone, or has given a request up without an answer."""
+    return NotReadyError("The server is shutting down.", retry_after=_RETRY_AFTER)
+
+
+async def _refuse(send: Send, error: PenstockError) -> None:
     body = error_json(error)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 503, "headers": [*headers, (b"retry-after", b"2")]})

@@ -129,6 +129,10 @@ class FrontModels:
             logger.warning("%s is not served here yet: %s", entry.names[0], error)
             await engine.stop()
             return False
+        except Exception:  # whatever it is, the supervisor serves the model meanwhile
+            logger.exception("%s is not served here yet", entry.names[0])
+            await engine.stop()
+            return False
         except BaseException:
             await engine.stop()
             raise

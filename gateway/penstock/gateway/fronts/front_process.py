@@ -26,6 +26,7 @@ from penstock.gateway.fronts.messages import (
     FromSupervisor,
     Holds,
     Idle,
+    Leave,
     Listed,
     ListRequests,
     Report,
@@ -204,6 +205,10 @@ class FrontProcess:
         if not answer.done():
             self._asked.pop(message.id, None)
         return answer.result() if answer.done() and not answer.cancelled() else None
+
+    def leave(self) -> None:
+        """Its clients are asked to go elsewhere."""
+        self.send(Leave())
 
     def drain(self) -> None:
         """No new requests from now on; the drain waits for those that run."""

@@ -150,8 +150,11 @@ class _SplitStream:
             try:
                 await self._passed.send(data)
             except ConnectionError:
-                await self._end(self._passed)
-                self._passed = None
+                passed, self._passed = self._passed, None
+                try:
+                    await self._end(passed)
+                finally:
+                    passed.close()
 
     async def _end(self, passed: ForwardedCall) -> None:
         """Raises CancelledError where the supervisor has ended its part with a status, which the caller is told."""

@@ -43,6 +43,7 @@ class _Asked(msgspec.Struct):
     """What decides who serves a request; of whatever type a client sends it."""
 
     model: Any = ""
+    stream: Any = False
     store: Any = False
     keep_alive: Any = None
 
@@ -54,16 +55,16 @@ class FrontApp(App):
     def __init__(
         self, models: FrontModels, settings: AppSettings, kserve: KServe, forwarder: Forwarder, quotas: QuotaClient
     ) -> None:
-        def own(endpoint: ASGIApp, name: Callable[[str], str] = str) -> ASGIApp:
-            return _Own(endpoint, lambda body: _is_served(body, models, name), settings, forwarder, quotas)
+        def own(endpoint: ASGIApp, name: Callable[[str], str] = str, *, resumable: bool = False) -> ASGIApp:
+            return _Own(endpoint, lambda body: _is_served(body, models, name, resumable), settings, forwarder, quotas)
 
         def ollama(given: str) -> str:
             return model_name(given, models.serves)
 
-        dataplane = models.dataplane
+        dataplane, resumable = models.dataplane, settings.resumable_streams > 0
         endpoints = {
-            "/v1/chat/completions": own(ChatCompletions(dataplane, settings)),
-            "/v1/completions": own(Completions(dataplane, settings)),
+            "/v1/chat/completions": own(ChatCompletions(dataplane, settings), resumable=resumable),
+            "/v1/completions": own(Completions(dataplane, settings), resumable=resumable),
             "/v1/messages": own(Messages(dataplane, settings)),
             "/v1/messages/count_tokens": own(CountTokens(dataplane, settings)),
             "/api/chat": own(Chat(dataplane, settings), ollama),
@@ -103,6 +104,7 @@ class _FrontDoor(Door):
     """What a request may use is asked for when it is certain that it is served here."""
 
     def begin(self, exchange: Exchange) -> None:
+        exchange.load = self._load
         self._lag.check()
 
 
@@ -140,13 +142,14 @@ class _Own:
         await self._endpoint(scope, receive, send)
 
 
-def _is_served(body: bytes, models: FrontModels, name: Callable[[str], str]) -> bool:
-    """Whether nothing but a model of this front is needed. So is nothing for a body that cannot be read: its error."""
+def _is_served(body: bytes, models: FrontModels, name: Callable[[str], str], resumable: bool) -> bool:
+    """Whether nothing but a model of this front is needed. So is nothing for a body that cannot be read: its error.
+    `resumable`: streams outlive their connections, and their clients may come back to another front."""
     try:
         check_json(body)
         asked = _decode(body)
     except (InvalidRequestError, msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
         return True
-    if asked.store or asked.keep_alive is not None or not isinstance(asked.model, str):
+    if asked.store or (resumable and asked.stream) or asked.keep_alive is not None or not isinstance(asked.model, str):
         return False
     return models.serves(name(asked.model))

@@ -140,6 +140,10 @@ class ListRequests(_Message, frozen=True, kw_only=True):
     model: str | None
 
 
+class Leave(_Message, frozen=True, kw_only=True):
+    """Clients are asked to go elsewhere; what comes is served."""
+
+
 class Drain(_Message, frozen=True, kw_only=True):
     """No new requests; to be answered by `Idle`."""
 
@@ -152,7 +156,9 @@ class Stop(_Message, frozen=True, kw_only=True):
     """The front closes its ports and ends."""
 
 
-FromSupervisor = Begin | Table | Keys | Granted | ReadAgain | Logs | Report | ListRequests | Drain | Expire | Stop
+FromSupervisor = (
+    Begin | Table | Keys | Granted | ReadAgain | Logs | Report | ListRequests | Leave | Drain | Expire | Stop
+)
 
 # From a front
 

@@ -62,6 +62,7 @@ class QuotaClient:
 
     async def count(self, context: RequestContext) -> None:
         """As `RequestContext.count`. Raises RateLimitedError."""
+        context.infers = True
         quota = context.principal.quota
         if not isinstance(quota, DistantQuota):
             context.count()

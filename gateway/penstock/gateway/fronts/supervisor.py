@@ -113,6 +113,10 @@ class Fronts:
         front.on_report = partial(self._take_statistics, front)
         slot.front = front
         await front.start(self._first(slot.number), *self._new_table())
+        if self._drain.draining:
+            front.drain()
+        elif self._drain.leaving:
+            front.leave()
 
     def _new_table(self) -> tuple[Table, Used]:
         return self._table.new(self._routed())
@@ -160,8 +164,8 @@ class Fronts:
             await asyncio.sleep(_BACKOFF * (len(slot.deaths) - 1))
             try:
                 await self._start(slot)
-            except EngineError as error:
-                logger.error("%s", error.message)
+            except (EngineError, OSError) as error:
+                logger.error("front %d cannot be started: %s", slot.number, error)
             else:
                 self._restarts += 1
                 logger.warning("front %d is back", slot.number)
@@ -224,6 +228,10 @@ class Fronts:
         return [listed.chosen for listed in await asyncio.gather(*asked) if listed is not None]
 
     # The end
+
+    def leave(self) -> None:
+        for front in self.serving:
+            front.leave()
 
     def drain(self) -> None:
         for front in self.serving:

@@ -26,6 +26,8 @@ _LOG_BYTES = 1 << 20
 """Of the events of one stream. A client that is further behind gets an error."""
 _MOST_STREAMS = 256
 """That are being made; more are streams like any other, without ids."""
+_MOST_ENDED = 4096
+"""Answers that are whole and still kept, however short they are."""
 _ENDED_BYTES = 64 << 20
 """Of the events of all streams that have ended."""
 _LONGEST_NUMBER = 9
@@ -88,7 +90,7 @@ class ResumableStreams:
         try:
             await stream.begin(exchange, generate, respond)
         except BaseException:
-            self._forget(stream)
+            self.forget(stream)
             raise
         await stream.send(exchange, -1)
 
@@ -98,11 +100,14 @@ class ResumableStreams:
             return
         self._ended[stream.name] = stream
         self._ended_bytes += stream.log.bytes
-        asyncio.get_running_loop().call_later(self.seconds, self._forget, stream)
-        while self._ended_bytes > _ENDED_BYTES:
-            self._forget(next(iter(self._ended.values())))
+        stream.forgotten = asyncio.get_running_loop().call_later(self.seconds, self.forget, stream)
+        while self._ended_bytes > _ENDED_BYTES or len(self._ended) > _MOST_ENDED:
+            self.forget(next(iter(self._ended.values())))
 
-    def _forget(self, stream: ResumableStream) -> None:
+    def forget(self, stream: ResumableStream) -> None:
+        """Who asks for it from now on is told that there is no such stream."""
+        if stream.forgotten is not None:
+            stream.forgotten.cancel()
         self._streams.pop(stream.name, None)
         if self._ended.pop(stream.name, None) is not None:
             self._ended_bytes -= stream.log.bytes
@@ -120,6 +125,8 @@ class ResumableStream:
         self._context = context
         self._num_readers = 0
         self._leaving: asyncio.TimerHandle | None = None
+        self.forgotten: asyncio.TimerHandle | None = None
+        """When an answer that is whole is kept no longer."""
         self._task: asyncio.Task[None] | None = None
 
     async def begin(
@@ -172,7 +179,10 @@ class ResumableStream:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._context.end()  # for a task that was cancelled before it ran
         self.log.end()
-        self._streams.ended(self)
+        if task.cancelled():  # the answer is not whole
+            self._streams.forget(self)
+        else:
+            self._streams.ended(self)
 
     def _write(self, data: bytes) -> None:
         """Events of the answer, without comments, get their ids."""
@@ -190,6 +200,8 @@ class ResumableStream:
             await exchange.start_stream()
             async for frames in self.log.follow(after, self._streams.settings.heartbeat_s or None):
                 await exchange.raw_send({"type": "http.response.body", "body": frames, "more_body": True})
+            if self._task is not None and self._task.cancelled():  # just as this client came back
+                raise CancelledError("The stream was given up: its client had been away for too long.")
             await exchange.finish(b"")
         finally:
             self._num_readers -= 1

@@ -11,10 +11,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.engines.client.engine import Engine
+from penstock.engines.client.engine import Drainable, Engine
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.formats.gguf.files import SUFFIX, all_parts
-from penstock.engines.process import ProcessEngine
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.llm.adapters import Adapter, AdapterSet
 from penstock.gateway.llm.call_counter import CallCounter
@@ -121,7 +120,7 @@ class LoadedModel:
 
     async def drain(self) -> None:
         """Other servers that use its engine get no new requests in; returns when it works for nobody."""
-        if isinstance(self.engine, ProcessEngine):
+        if isinstance(self.engine, Drainable):
             await self.engine.drain()
 
     async def stop(self) -> None:

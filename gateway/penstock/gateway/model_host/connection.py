@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol, Generic[Message]):
         on_lost: Callable[[], None],
     ) -> None:
         """The files, which are closed at the end, are those of the two arenas."""
-        self._files = receive_file, send_file
+        self._files: tuple[int, ...] = (receive_file, send_file)
         self._inbox = ReceiveArena(receive_file)
         self._outbox = SendArena(send_file, _ARENA_BYTES, _ARENA_BYTES)
         self._decode = decode
@@ -233,5 +233,6 @@ class Connection(asyncio.Protocol, Generic[Message]):
         self._on_lost()
 
     def _close_files(self) -> None:
-        for file in self._files:
+        files, self._files = self._files, ()
+        for file in files:
             os.close(file)  # what is mapped stays mapped

@@ -25,6 +25,8 @@ WHAT_FITS = -1
 """As `max_tokens`: llama.cpp's and LangChain's way to ask for all that the context leaves."""
 _MAX_TOKENS = 2**31 - 1
 _MAX_CACHE_SALT = 128
+_MAX_SESSION = 128
+"""Characters by which sessions are told apart."""
 _SHORT_RETENTION = 5 * 60
 """What OpenAI keeps a prompt in memory for, at least."""
 _LONG_RETENTION = 24 * 60 * 60
@@ -56,7 +58,7 @@ def chat_generate_request(
         prediction=_prediction(request, model),
         tenant=fair_tenant(context, request.safety_identifier or request.user, settings.policy),
         cache_retention=_cache_retention(request),
-        session=request.prompt_cache_key or request.safety_identifier or request.user or "",
+        session=(request.prompt_cache_key or request.safety_identifier or request.user or "")[:_MAX_SESSION],
         priority=tier_priority(request.service_tier, settings.policy) if request.priority is None else wanted.priority,
     )
 
@@ -150,7 +152,7 @@ def _generate_request(
         context=context,
         tenant=fair_tenant(context, request.user, settings.policy),
         cache_salt=_cache_salt(request.cache_salt),
-        session=request.user or "",
+        session=(request.user or "")[:_MAX_SESSION],
     )
 
 

@@ -65,7 +65,8 @@ class OnDemandLoads:
         await asyncio.to_thread(self._read_backends)
 
     async def exists(self, name: str) -> bool:
-        if name not in self._catalogue.names and self._clock() - self._looked >= _LOOK_SECONDS:
+        idle = self._looking is None or self._looking.done()
+        if name not in self._catalogue.names and idle and self._clock() - self._looked >= _LOOK_SECONDS:
             self._looked = self._clock()
             self._looking = asyncio.create_task(self._look_again())
         if name not in self._catalogue.names and self._looking is not None:

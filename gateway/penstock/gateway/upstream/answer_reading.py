@@ -12,7 +12,8 @@ from penstock.gateway.upstream.failures import Redactor, broken_answer, in_band_
 
 Fields = dict[str, msgspec.Raw]
 NULL = b"null"
-_MAX_CHOICES = 128
+_MAX_CHOICES = 4096
+"""A list of prompts has a choice, or n, for each."""
 
 
 class _Details(msgspec.Struct):

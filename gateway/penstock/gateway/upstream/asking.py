@@ -43,6 +43,7 @@ class Asking:
             streams=request.streams,
             seconds=settings.first_token_timeout if request.streams else settings.answer_timeout,
             redact=Redactor([authorization.removeprefix(_BEARER), *self._secrets]),
+            own_key=not settings.client_key,
         )
 
     def probe_headers(self) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
+from penstock.engines.errors import AuthenticationError
 from penstock.gateway.errors import UpstreamError, UpstreamTimeoutError, UpstreamUnavailableError
 from penstock.gateway.upstream.connection_pool import CannotConnect
 from penstock.gateway.upstream.failures import AttemptFailed, Redactor, broken_answer, failed_answer, retry_seconds
@@ -33,6 +34,8 @@ class Question:
     seconds: float
     """Until the first byte."""
     redact: Redactor
+    own_key: bool = True
+    """All requests show the server the same key: what it says of that key holds for all of them."""
 
 
 class OpenAnswer:
@@ -63,14 +66,16 @@ class OpenAnswer:
 async def attempt(server: UpstreamServer, question: Question) -> OpenAnswer:
     """Raises AttemptFailed."""
     loop = asyncio.get_running_loop()
+    is_trial = not server.health.healthy
     server.in_flight += 1
+    server.trials += is_trial
     began = loop.time()
     try:
         connection, first = await _first_byte(server, question)
     except AttemptFailed as failure:
         server.in_flight -= 1
         server.ended[failure.kind] += 1
-        _judge(server, failure, loop.time())
+        _judge(server, failure, question, loop.time())
         if failure.unhealthy or isinstance(failure.error, UpstreamError):
             logger.warning("upstream %s at %s: %s", question.model, server.label, failure.error.message)
         raise
@@ -78,17 +83,19 @@ async def attempt(server: UpstreamServer, question: Question) -> OpenAnswer:
         server.in_flight -= 1
         server.ended["cancelled"] += 1
         raise
+    finally:
+        server.trials -= is_trial
     server.first_byte.observe(loop.time() - began)
     server.health.answered()
     return OpenAnswer(server, connection, first)
 
 
-def _judge(server: UpstreamServer, failure: AttemptFailed, now: float) -> None:
+def _judge(server: UpstreamServer, failure: AttemptFailed, question: Question, now: float) -> None:
     if failure.unhealthy:
         server.health.failed(now)
     else:
         server.health.answered()
-        if failure.kind == "429" and failure.retry_after is not None:
+        if question.own_key and failure.kind == "429" and failure.retry_after is not None:
             server.health.rests(now + min(failure.retry_after, _MOST_REST))
 
 
@@ -116,6 +123,9 @@ async def _first_byte(server: UpstreamServer, question: Question) -> tuple[HttpC
 
 async def _check_head(connection: HttpConnection, question: Question) -> None:
     """Raises AttemptFailed for everything but the beginning of the answer that was asked for."""
+    if connection.status in (401, 403) and not question.own_key:
+        refusal = AuthenticationError(f"The server behind `{question.model}` does not accept your key.")
+        raise AttemptFailed(refusal, str(connection.status), again=False, unhealthy=False)
     if connection.status != 200:
         retry_after = retry_seconds(connection.headers.get(b"retry-after"))
         try:

@@ -18,6 +18,10 @@ class CannotConnect(Exception):
     """No byte of the request has left."""
 
 
+_CLOSING_SECONDS = 1.0
+"""A server that was closing an idle connection shows it at once; later it may have had the request."""
+
+
 class ConnectionPool:
     def __init__(self, url: BaseUrl, tls: ssl.SSLContext | None, connect_timeout: float) -> None:
         self._url = url
@@ -31,11 +35,12 @@ class ConnectionPool:
         the other server was closing is sent again on a new one. Raises CannotConnect, BrokenAnswer."""
         connection = self._take()
         if connection is not None:
+            sent = asyncio.get_running_loop().time()
             try:
                 await self._sent(connection, request)
                 return connection
             except BrokenAnswer:
-                if connection.began:
+                if connection.began or asyncio.get_running_loop().time() - sent > _CLOSING_SECONDS:
                     raise
         return await self._sent(await self._connect(), request)
 

@@ -18,8 +18,10 @@ from penstock.gateway.errors import (
     UpstreamUnavailableError,
 )
 
-RETRYABLE = frozenset({429, 502, 503, 504})
-"""Statuses by which a server says that it has not done anything."""
+RETRYABLE = frozenset({429, 502, 503})
+"""Statuses by which a server says that it has not done anything. 504 is not among them: it may have computed."""
+_REFUSALS = (400, 413, 422, "400", "413", "422")
+"""Codes of errors that come in a stream, with which vLLM refuses a request."""
 _MOST_RETRY_AFTER = 3600.0
 _MAX_DETAIL = 400
 _SHORTEST_SECRET = 6
@@ -101,6 +103,10 @@ def in_band_error(model: str, error: bytes, redact: Redactor) -> PenstockError:
     told = _told(b'{"error":' + error + b"}", redact)
     if told.is_about_length:
         return ContextLengthError(told.message, param=told.param)
+    if told.code in _REFUSALS:
+        return InvalidRequestError(
+            told.message or f"The server behind `{model}` refused the request.", param=told.param
+        )
     says = f": {told.message}" if told.message else "."
     return UpstreamError(f"The server behind `{model}` ended its answer with an error{says}")
 
@@ -150,7 +156,7 @@ def _told(body: bytes, redact: Redactor) -> _Told:
         return _Told()
     message, param = fields.get("message") or fields.get("detail"), fields.get("param")
     return _Told(
-        redact(message)[:_MAX_DETAIL] if isinstance(message, str) else "",
+        " ".join(redact(message).split())[:_MAX_DETAIL] if isinstance(message, str) else "",
         fields.get("code"),
-        param if isinstance(param, str) and param else None,
+        redact(param)[:_MAX_DETAIL] if isinstance(param, str) and param else None,
     )

@@ -106,10 +106,11 @@ class KServeUpstream:
 
 
 def _parameters(request: InferRequest) -> dict[str, Any]:
-    """The tensor's JSON if there is one, else the request's parameters."""
+    """The tensor's JSON if there is one, else the request's parameters without headers, which are for this server."""
     given = text(request, "sampling_parameters")
     if given is None:
-        return dict(request.parameters)
+        headers = context_of(request).headers
+        return {name: value for name, value in request.parameters.items() if name.lower().encode() not in headers}
     body = given.encode() or b"{}"
     if len(body) > _MAX_SAMPLING_BYTES:
         raise InvalidRequestError(f"sampling_parameters: they are longer than {_MAX_SAMPLING_BYTES} bytes")

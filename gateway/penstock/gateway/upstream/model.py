@@ -7,9 +7,15 @@ from collections import Counter
 from collections.abc import Callable
 from typing import cast
 
-from penstock.engines.errors import DeadlineExceededError, InvalidRequestError, PenstockError, UnsupportedError
+from penstock.engines.errors import (
+    AuthenticationError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    PenstockError,
+    UnsupportedError,
+)
 from penstock.gateway.configuration.upstream_settings import Api, UpstreamSettings
-from penstock.gateway.errors import UpstreamUnavailableError
+from penstock.gateway.errors import UpstreamError, UpstreamUnavailableError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.deadline import until
 from penstock.gateway.front.record import Stage
@@ -28,6 +34,9 @@ FindFallback = Callable[[str], "UpstreamModel | None"]
 """None: a model of this server has the name, or none has."""
 IsOwn = Callable[[str, Api], bool]
 """Whether a model of this server has the name, and can be asked so."""
+
+_THE_CALLER_S = (InvalidRequestError, DeadlineExceededError, AuthenticationError)
+"""Errors that no other model would answer differently."""
 
 
 class UpstreamModel:
@@ -96,7 +105,7 @@ class UpstreamModel:
         try:
             return await self._answer_itself(exchange, request, api)
         except PenstockError as error:
-            if exchange.started or isinstance(error, InvalidRequestError | DeadlineExceededError):
+            if exchange.started or isinstance(error, _THE_CALLER_S):
                 raise
             first_error = error
         context = exchange.context
@@ -113,7 +122,7 @@ class UpstreamModel:
                 self._falls_back(context, name)
                 return await other._answer_itself(exchange, request, api, shown=self.name)
             except PenstockError as error:
-                if exchange.started or isinstance(error, InvalidRequestError | DeadlineExceededError):
+                if exchange.started or isinstance(error, _THE_CALLER_S):
                     raise
         context.record.target = ""
         raise first_error
@@ -148,13 +157,15 @@ class UpstreamModel:
             raise UpstreamUnavailableError(message, retry_after=1)
         context.record.enter(Stage.UPSTREAM)
         question = self._asking.question(context, request, api)
+        usage = context.record.usage = Usage(prompt_tokens=request.prompt_estimate)
         self.calls.begin()
         try:
             answer = await self.fleet.ask(question)
-        except BaseException:
+        except BaseException as error:
             self.calls.end()
+            if isinstance(error, PenstockError):  # a client that gave up pays for what it asked
+                context.record.usage = None
             raise
-        usage = context.record.usage = Usage(prompt_tokens=request.prompt_estimate)
         return Asked(self, answer, AnswerReader(shown, usage, question.redact))
 
 
@@ -169,7 +180,7 @@ class Asked:
 
     def failed(self, error: PenstockError) -> None:
         """What it says, or does not say, is an error."""
-        self.answer.end(error.code, well=isinstance(error, InvalidRequestError))
+        self.answer.end(error.code, well=not isinstance(error, UpstreamError))
 
     def end(self) -> None:
         """Idempotent. What is not complete is given up."""

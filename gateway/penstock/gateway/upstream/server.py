@@ -24,13 +24,15 @@ class UpstreamServer:
         self.pool = ConnectionPool(self.url, tls if self.url.secure else None, settings.connect_timeout)
         self.health = ServerHealth(settings.eject_after, settings.eject_seconds)
         self.in_flight = 0
+        self.trials = 0
+        """Attempts that began while it was ejected, until their first byte."""
         self.ended: Counter[str] = Counter()
         """Requests, by the status of their answer or what went wrong."""
         text = "Seconds until the first byte of a stream, or until the head of another answer."
         self.first_byte = Histogram("penstock_upstream_first_byte_seconds", text, _FIRST_BYTE)
 
     def takes_requests(self, now: float) -> bool:
-        return self.health.takes_requests(now, self.in_flight)
+        return self.health.takes_requests(now, self.trials)
 
     def request(self, method: str, path: str, headers: Headers, body: bytes = b"") -> bytes:
         """The bytes of a request. `path` is one behind the url's, or from the root if it begins with a slash."""

@@ -31,10 +31,10 @@ class ServerHealth:
         """Neither ejected nor on trial, and there."""
         return self._ejected_until is None and self._missed < _MISSED_PROBES
 
-    def takes_requests(self, now: float, in_flight: int) -> bool:
+    def takes_requests(self, now: float, trials: int) -> bool:
         if self._missed >= _MISSED_PROBES or now < self._rests_until:
             return False
-        return self._ejected_until is None or (now >= self._ejected_until and in_flight == 0)
+        return self._ejected_until is None or (now >= self._ejected_until and trials == 0)
 
     def seconds_until(self, now: float) -> float:
         """Until it may take requests again, as far as that is known."""

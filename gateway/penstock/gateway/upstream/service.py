@@ -51,8 +51,9 @@ class Upstreams:
         self._user_agent = f"penstock/{version}"
         self._heartbeat_s = heartbeat_s
         self._request_timeout = request_timeout
-        self._watched: dict[str, _Watched] = {}
-        self.metrics = UpstreamMetrics(lambda: [each.model for each in self._watched.values()])
+        self._watched: dict[str, list[_Watched]] = {}
+        """The newest last: the one that it replaces stays until it is removed, as the load may still fail."""
+        self.metrics = UpstreamMetrics(lambda: [each[-1].model for each in self._watched.values()])
 
     def build(self, settings: UpstreamSettings) -> UpstreamModel:
         """Reads the files that the settings name. Raises ConfigError."""
@@ -71,30 +72,31 @@ class Upstreams:
 
     def add(self, model: UpstreamModel) -> None:
         """From now on its name is known; one of this kind that had it is replaced. Raises AlreadyExistsError."""
-        old = self._watched.get(model.name)
-        if old is None:
+        if model.name not in self._watched:
             self._dataplane.reserve(model.name, _REFUSAL.format(name=model.name))
-        elif old.task is not None:
-            old.task.cancel()
         watching = asyncio.create_task(_watch(model)) if model.settings.health else None
-        self._watched[model.name] = _Watched(model, watching)
+        self._watched.setdefault(model.name, []).append(_Watched(model, watching))
         self._models.by_name[model.name] = model
 
     async def remove(self, model: UpstreamModel) -> None:
-        """Its name is unknown, unless another model has it by now; returns when what runs has ended."""
-        found = self._watched.get(model.name)
-        if found is not None and found.model is model:
-            if found.task is not None:
-                found.task.cancel()
-            del self._watched[model.name], self._models.by_name[model.name]
-            self._dataplane.release(model.name)
+        """Its name is unknown, unless another model has it; returns when what runs has ended."""
+        known = self._watched.get(model.name, [])
+        for each in [each for each in known if each.model is model]:
+            known.remove(each)
+            if each.task is not None:
+                each.task.cancel()
+            if known:
+                self._models.by_name[model.name] = known[-1].model
+            else:
+                del self._watched[model.name], self._models.by_name[model.name]
+                self._dataplane.release(model.name)
         await model.calls.wait_idle()
         for server in model.fleet.servers:
             server.pool.close()
 
     def stop(self) -> None:
         """At the server's end: closes what is idle."""
-        for model, task in self._watched.values():
+        for model, task in (each for known in self._watched.values() for each in known):
             if task is not None:
                 task.cancel()
             for server in model.fleet.servers:
@@ -111,7 +113,7 @@ class Upstreams:
 
     def _find(self, name: str) -> UpstreamModel | None:
         found = self._watched.get(name)
-        return None if found is None else found.model
+        return None if found is None else found[-1].model
 
     def _is_own(self, name: str, api: Api) -> bool:
         generates = api != "embeddings"

@@ -105,7 +105,7 @@ class StreamReader:
         if data.strip() == _DONE:
             self.done = True
             return b""
-        fields = self._answer.fields(data)
+        fields = self._answer.fields(_in_one_line(data))
         if "choices" not in fields and "usage" not in fields:
             raise broken_answer(self._answer.model, "an event has no choices")
         choices = self._answer.choices(fields["choices"]) if "choices" in fields else []
@@ -133,3 +133,13 @@ class StreamReader:
             self._ended.add(choice.index)
             self._open.discard(choice.index)
             self.finish_reasons += (choice.finish_reason,)
+
+
+def _in_one_line(data: bytes) -> bytes:
+    """White space between JSON's tokens may break lines, and would end the event that a client gets."""
+    if b"\n" not in data and b"\r" not in data:
+        return data
+    try:
+        return msgspec.json.format(data, indent=-1)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return data  # its reader says what is wrong

@@ -66,6 +66,8 @@ def usage_of(context: RequestContext) -> RequestUsage | None:
     record, principal = context.record, context.principal
     if not record.model or record.outcome in _NOT_COUNTED:
         return None
+    if context.background and record.outcome is Outcome.REFUSED:
+        return None  # a batch asks again
     usage = None if record.outcome is Outcome.REFUSED else record.usage
     return RequestUsage(
         key=principal.key,
@@ -208,7 +210,7 @@ def _query(by: Sequence[str], start: date, end: date, only: dict[str, str], most
     names = [name for name in COLUMNS if name in by]
     sums = "sum(requests), sum(failed), sum(prompt_tokens), sum(completion_tokens), sum(cached_tokens)"
     where = "".join(f" AND {name} = ?" for name in COLUMNS if name in only)
-    group = f" GROUP BY {', '.join(names)} ORDER BY {', '.join(names)}" if names else " HAVING count(*) > 0"
+    group = f" GROUP BY {', '.join(names)} ORDER BY {', '.join(names)}" if names else " GROUP BY NULL"
     query = f"SELECT {', '.join([sums, *names])} FROM usage WHERE day BETWEEN ? AND ?{where}{group} LIMIT ?"
     values: list[str | int] = [
         start.isoformat(),

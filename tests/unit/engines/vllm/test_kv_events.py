@@ -20,7 +20,9 @@ def test_vllm_reads_our_events() -> None:
         BlocksStored(1, [SECOND], FIRST, [3, 4], 2, ""),
         BlocksRemoved(1, [SECOND]),
     ]
-    batch = msgspec.msgpack.decode(encoded(events_of(entries, (KVGroup(2), KVGroup(2, 8))), 7.5), type=vllm.KVEventBatch)
+    batch = msgspec.msgpack.decode(
+        encoded(events_of(entries, (KVGroup(2), KVGroup(2, 8))), 7.5), type=vllm.KVEventBatch
+    )
     first, second = public_hash(FIRST), public_hash(SECOND)
     assert (batch.ts, batch.data_parallel_rank) == (7.5, 0)
     cleared, stored, windowed, removed = batch.events

@@ -28,7 +28,7 @@ REDACT = Redactor(["", "sk-123"])
         (500, 502, False, True),
         (502, 502, True, True),
         (503, 503, True, True),
-        (504, 504, True, True),
+        (504, 504, False, True),
         (418, 502, False, False),
     ],
 )

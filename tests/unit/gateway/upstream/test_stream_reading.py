@@ -86,7 +86,7 @@ def test_an_end_may_be_said_in_two_ways(last: bytes) -> None:
     [
         (b"data: nonsense\n\n", "not JSON"),
         (b"data: [1]\n\n", "not JSON"),
-        (b'data: {"choices": [{"index": 128}]}\n\n', "choices"),
+        (b'data: {"choices": [{"index": 4096}]}\n\n', "choices"),
         (b'data: {"choices": {"a": 1}}\n\n', "choices"),
         (b'data: {"id": "x"}\n\n', "no choices"),
         (b"data: \xff\xfe\n\n", "not JSON"),

@@ -48,6 +48,7 @@ def text_of(driver: Driver, request: int) -> str:
 
 @pytest.mark.parametrize("grammar", KINDS.values(), ids=list(KINDS))
 def test_a_grammar_goes_on_behind_what_another_engine_has_put_out(candidate, grammar):
+    candidate.needs("our scheduler")
     asked = {**ASKED, "temperature": 1.0, "seed": 3, "grammar": grammar}
     driver = driver_of(candidate)
     [whole] = driver.add(prompt(10), **asked)

@@ -29,15 +29,17 @@ from penstock.gateway.front.access import Restrictions, read_restrictions
 from penstock.gateway.front.access_log import AccessLog
 from penstock.gateway.front.auth import ApiKeys, key_digest, key_id
 from penstock.gateway.front.context import ALL_ROLES, USER_ROLES, Principal, Role
+from penstock.gateway.front.descriptors import connections_within_limit
 from penstock.gateway.front.exposure import asks_for_keys, browser_rules
 from penstock.gateway.front.intake import Intake
-from penstock.gateway.front.journal import RequestJournal
+from penstock.gateway.front.journal import Hook, RequestJournal
 from penstock.gateway.front.key_file import read_keys
 from penstock.gateway.front.load_report import LoadReporter, ReportForm
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.front.server_health import ServerHealth
 from penstock.gateway.front.tls import TlsSettings
 from penstock.gateway.front.work_pool import WorkPools
+from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.http.text_models import TextModels
 from penstock.gateway.kserve.context import KServe
@@ -392,6 +394,25 @@ def build_spans(config: Config) -> RequestSpans | None:
         return open_spans(given.otlp_endpoint, given.otlp_sample, config.server.id)
     except ValueError as error:
         raise ConfigError(f"otlp-endpoint: {error}") from None
+
+
+def build_journal(access_log: AccessLog | None, spans: RequestSpans | None, *on_end: Hook) -> RequestJournal:
+    """`on_end`: who else is told of requests that have ended; they are told first."""
+    hooks = list(on_end)
+    if access_log is not None:
+        hooks.append(access_log)
+    if spans is None:
+        return RequestJournal(hooks)
+    return RequestJournal([*hooks, spans.end], [spans.begin], [spans.leave])
+
+
+def connection_limits(config: Config) -> ConnectionLimits:
+    """Of an HTTP port, within what the process may have open."""
+    return ConnectionLimits(
+        keep_alive_timeout=config.server.keep_alive,
+        body_timeout=config.server.body_timeout,
+        max_connections=connections_within_limit(ConnectionLimits().max_connections),
+    )
 
 
 def build_keys(config: Config, ledger: UsageLedger) -> ApiKeys:

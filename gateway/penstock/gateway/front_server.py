@@ -19,28 +19,28 @@ from dataclasses import replace
 from pathlib import Path
 from socket import socket
 
+import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock.engines.door.attached import AttachedEngine
 from penstock.engines.door.spec import DoorAddress
 from penstock.engines.errors import PenstockError
-from penstock.engines.process import WatchdogConfig
 from penstock.gateway.composition import (
     app_settings,
     build_access_log,
+    build_journal,
     build_kserve,
     build_load_reports,
     build_restrictions,
     build_spans,
+    connection_limits,
     grpc_settings,
     tls_settings,
 )
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.front.auth import ApiKeys
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.front.descriptors import connections_within_limit
 from penstock.gateway.front.intake import Intake
-from penstock.gateway.front.journal import Hook, RequestJournal
 from penstock.gateway.front.loops import loop_factory
 from penstock.gateway.front.server_health import ServerHealth
 from penstock.gateway.front.server_log import set_up_log
@@ -80,9 +80,10 @@ from penstock.gateway.fronts.model_counts import take
 from penstock.gateway.fronts.quotas import QuotaClient
 from penstock.gateway.fronts.samples import samples_of
 from penstock.gateway.grpc_transport.server import Http2Transport
-from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.server import HttpServer, ServerSettings
+from penstock.gateway.kserve.grpc.server import http2_transport
 from penstock.gateway.llm.dataplane import DataPlane
+from penstock.gateway.llm.engine_sharing import watchdog_config
 from penstock.gateway.metrics.http_port import HttpPortMetrics
 from penstock.gateway.metrics.intake import IntakeMetrics
 from penstock.gateway.metrics.registry import Metrics
@@ -166,7 +167,7 @@ class _Front:
         requests = RequestMetrics()
         ended = EndedRequests()
         load = build_load_reports(config, dataplane, ended)
-        self._journal = self._new_journal(requests, ended, self._tell_usage)
+        self._journal = build_journal(self._access_log, self._spans, requests, ended, self._tell_usage)
         requests.in_flight = self._journal.in_flight
         self._metrics = Metrics(
             lambda: (requests, IntakeMetrics(self._intake, pools), *self._port_metrics(), self), list
@@ -188,14 +189,6 @@ class _Front:
         self._grpc = self._new_grpc_server(service, config, sockets["grpc"]) if "grpc" in sockets else None
         self._draining: asyncio.Task[None] | None = None
 
-    def _new_journal(self, *hooks: Hook) -> RequestJournal:
-        on_end = list(hooks)
-        if self._access_log is not None:
-            on_end.append(self._access_log)
-        if self._spans is None:
-            return RequestJournal(on_end)
-        return RequestJournal([*on_end, self._spans.end], [self._spans.begin], [self._spans.leave])
-
     def _tell_usage(self, context: RequestContext) -> None:
         found = usage_of(context)
         if found is not None:
@@ -203,43 +196,21 @@ class _Front:
 
     def _new_http_server(self, app: FrontApp, config: Config, listener: socket) -> HttpServer:
         server = config.server
-        limits = ConnectionLimits(
-            keep_alive_timeout=server.keep_alive,
-            body_timeout=server.body_timeout,
-            max_connections=connections_within_limit(ConnectionLimits().max_connections),
-            send_timeout=server.send_timeout,
-        )
         settings = ServerSettings(
             listener=listener,
             tls=tls_settings(config, "http"),
-            limits=limits,
+            limits=replace(connection_limits(config), send_timeout=server.send_timeout),
             intake=self._intake,
             http2=server.allow_http2,
         )
         return HttpServer(app, settings)
 
     def _new_grpc_server(self, service: FrontService, config: Config, listener: socket) -> Http2Transport:
-        settings = grpc_settings(config)
-        return Http2Transport(
-            settings.host,
-            settings.port,
-            settings.tls,
-            settings.connections(),
-            settings.limits(),
-            service.service,
-            self._intake.bodies,
-            self._intake.unread,
-            listener,
-        )
+        return http2_transport(grpc_settings(config), service.service, self._intake, listener)
 
     def _attach(self, door: DoorAddress) -> AttachedEngine:
-        server = self._begin.config.server
-        usual = WatchdogConfig()
-        watchdog = WatchdogConfig(
-            timeout=server.watchdog_timeout,
-            ready_timeout=server.ready_timeout or min(usual.ready_timeout, server.watchdog_timeout / 2),
-            load_timeout=_ENGINE_WAIT,
-        )
+        watchdog = watchdog_config(self._begin.config.server)
+        watchdog = msgspec.structs.replace(watchdog, load_timeout=_ENGINE_WAIT)
         return AttachedEngine(door, watchdog, name=f"front {self._begin.number}")
 
     def _hold(self, holds: Holds) -> None:

@@ -32,6 +32,7 @@ from penstock.gateway.composition import (
     build_batches,
     build_budget,
     build_dataplane,
+    build_journal,
     build_keys,
     build_kserve,
     build_ledger,
@@ -43,6 +44,7 @@ from penstock.gateway.composition import (
     build_responses,
     build_restrictions,
     build_spans,
+    connection_limits,
     granted_keys,
     grpc_settings,
     metrics_settings,
@@ -51,18 +53,15 @@ from penstock.gateway.composition import (
 )
 from penstock.gateway.configuration.config import Config, ConfigError, overlay
 from penstock.gateway.embedding_models import EmbeddingModels
-from penstock.gateway.front.descriptors import connections_within_limit
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.exposure import check_exposure
 from penstock.gateway.front.first_steps import Kind, first_steps, reachable_host
-from penstock.gateway.front.journal import Hook, RequestJournal
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.front.loops import loop_factory
 from penstock.gateway.front.server_health import ServerHealth, is_live
 from penstock.gateway.front.server_log import log_handler, set_up_log
 from penstock.gateway.front.service_manager import ServiceManager
 from penstock.gateway.front.work_pool import WorkPools
-from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.server import HttpServer, ServerSettings
 from penstock.gateway.kserve.grpc.health import Health
 from penstock.gateway.kserve.grpc.rpc import Guard
@@ -212,18 +211,14 @@ class Server:
         self._spans = build_spans(config)
         ended = EndedRequests()
         self._load_reports = build_load_reports(config, self._dataplane, ended)
-        journal = self._build_journal(requests, ended, self._ledger)
+        journal = build_journal(self._access_log, self._spans, requests, ended, self._ledger)
         requests.in_flight = journal.in_flight
         self._keys = build_keys(config, self._ledger)
         settings = app_settings(config, self._keys, metrics, journal, health, self._load_reports, self._other_servers)
         self._journal = journal
         self._drain = settings.drain
         self._intake = settings.intake
-        limits = ConnectionLimits(
-            keep_alive_timeout=server.keep_alive,
-            body_timeout=server.body_timeout,
-            max_connections=connections_within_limit(ConnectionLimits().max_connections),
-        )
+        limits = connection_limits(config)
         self._endpoints = batch_endpoints(self._dataplane, settings, self._pooling)
         self._batches = build_batches(config, self._database, self._endpoints, settings)
         self._responses = build_responses(config, self._database, settings)
@@ -305,14 +300,6 @@ class Server:
         return (
             [] if isinstance(self._ports, OpenPorts) else await self._ports.fronts.list_requests(limit, tenant, model)
         )
-
-    def _build_journal(self, *hooks: Hook) -> RequestJournal:
-        on_end = list(hooks)
-        if self._access_log is not None:
-            on_end.append(self._access_log)
-        if self._spans is None:
-            return RequestJournal(on_end)
-        return RequestJournal([*on_end, self._spans.end], [self._spans.begin])
 
     def _would_serve(self) -> bool:
         return self._loaded and self._models.ready and self._pooling.ready and not self._drain.leaving

@@ -1,6 +1,6 @@
 """What enters and leaves the prefix cache, noted for those who keep an index of it elsewhere.
 
-Whoever carries out all entries in order has the same set of hashes as `BlockPool`.
+A reader that carries out all entries in order has the same set of hashes as `BlockPool`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An engine whose process somebody else started and watches."""
+"""An engine whose process another server started and watches."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class AttachedEngine:
         self._keeper = asyncio.create_task(self._keep())
 
     async def _connect_somehow(self) -> None:
-        """Tries until somebody is there. Raises EngineError when that refuses."""
+        """Tries until the engine answers. Raises EngineError when that refuses."""
         pause = _FIRST_PAUSE
         hung_up = 0
         while True:

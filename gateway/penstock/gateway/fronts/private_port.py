@@ -81,7 +81,7 @@ async def _answer(app: ASGIApp, asked: Asked, passage: Passage) -> None:
         return {"type": "http.request", "body": data if kind == BODY else b"", "more_body": kind == BODY}
 
     async def send(message: Message) -> None:
-        with suppress(ConnectionError):  # whoever watches learns of it by `receive`
+        with suppress(ConnectionError):  # the task that watches learns of it by `receive`
             if message["type"] == "http.response.start":
                 passage.say(Answered(status=message["status"], headers=list(message["headers"])))
                 return

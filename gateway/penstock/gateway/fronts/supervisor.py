@@ -57,7 +57,7 @@ class Slot:
         return len(self.deaths) <= _MAX_DEATHS
 
     def close(self) -> None:
-        """Whoever waits on these sockets is refused; the kernel spreads connections over the others."""
+        """Clients that wait on these sockets are refused; the kernel spreads connections over the others."""
         for each in self.sockets.values():
             each.close()
 

@@ -1,4 +1,4 @@
-"""The events of a stream that is made whether somebody reads or not, for clients that come later, or again."""
+"""The events of a stream that is made with or without a reader, for clients that come later, or again."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class AdapterSet:
         del self._loaded[adapter.name]
 
     def follow(self, keys: Collection[str], max_loaded: int) -> None:
-        """The adapters are those of an engine that somebody else has started, which knows them by these keys."""
+        """The adapters are those of an engine that another server has started, which knows them by these keys."""
         self.max_loaded = max_loaded
         for adapter in list(self):
             if adapter.key not in keys:

@@ -112,6 +112,15 @@ def attached_engine(
     )
 
 
+def watchdog_config(server: ServerConfig) -> WatchdogConfig:
+    """How long an engine may take, wherever it runs."""
+    return WatchdogConfig(
+        timeout=server.watchdog_timeout,
+        ready_timeout=server.ready_timeout or min(WatchdogConfig().ready_timeout, server.watchdog_timeout / 2),
+        load_timeout=server.load_timeout,
+    )
+
+
 def _check_default(section: msgspec.Struct, setting: str) -> None:
     default = type(section)()
     for name in section.__struct_fields__:

@@ -22,7 +22,6 @@ from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.host.placement import Placement, find_place
 from penstock.engines.kv_events.settings import KVEventsConfig
 from penstock.engines.offload.folder import secret_key
-from penstock.engines.process import WatchdogConfig
 from penstock.engines.process.liveness import Liveness, Watched
 from penstock.engines.registry import EngineSpec
 from penstock.engines.replicas.state import Replicated
@@ -34,12 +33,11 @@ from penstock.gateway.configuration.sections import (
     CacheConfig,
     EngineConfig,
     LanguageModelConfig,
-    ServerConfig,
 )
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.llm.adapters import Adapter, AdapterSet, new_adapter, parse_adapters, parse_directory
 from penstock.gateway.llm.engine_choice import choose_engine
-from penstock.gateway.llm.engine_sharing import attached_engine, door_spec, engine_elsewhere
+from penstock.gateway.llm.engine_sharing import attached_engine, door_spec, engine_elsewhere, watchdog_config
 from penstock.gateway.llm.model_metrics import ModelMetrics
 from penstock.gateway.llm.model_texts import read_texts, read_tokenizer, text_settings
 from penstock.gateway.llm.models import LoadedModel, ModelSource, find_model
@@ -128,7 +126,7 @@ def _engine(
     adapters = AdapterSet()
     elsewhere = engine_elsewhere(config, source)
     if elsewhere is not None:
-        return attached_engine(config, *elsewhere, _watchdog(config.server), on_step, adapters), adapters
+        return attached_engine(config, *elsewhere, watchdog_config(config.server), on_step, adapters), adapters
     replication = config.replication
     spec = None
     if replication.replicas:
@@ -143,7 +141,7 @@ def _engine(
             return make(0, spec, 1), adapters
     from penstock.gateway.llm.replicas import replicated_engine
 
-    return replicated_engine(config, source, spec, make, _watchdog(config.server), on_step), adapters
+    return replicated_engine(config, source, spec, make, watchdog_config(config.server), on_step), adapters
 
 
 def _liveness(engine: Engine) -> Callable[[], Liveness] | None:
@@ -165,19 +163,11 @@ def _one_engine(
         budget,
         names[0],
         spec,
-        _watchdog(config.server),
+        watchdog_config(config.server),
         one_of=one_of,
         log_level=config.server.logging_level,
         on_step=on_step,
         on_loading=silent if board is None or number else board.reporter(names),
-    )
-
-
-def _watchdog(server: ServerConfig) -> WatchdogConfig:
-    return WatchdogConfig(
-        timeout=server.watchdog_timeout,
-        ready_timeout=server.ready_timeout or min(WatchdogConfig().ready_timeout, server.watchdog_timeout / 2),
-        load_timeout=server.load_timeout,
     )
 
 

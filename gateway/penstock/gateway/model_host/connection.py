@@ -80,7 +80,7 @@ class Connection(asyncio.Protocol, Generic[Message]):
         self._transport: asyncio.Transport | None = None
         self._out: list[bytes] = []
         self._lent = 0
-        """Blocks that somebody here still reads."""
+        """Blocks that are still read here."""
         self._giving_back: asyncio.TimerHandle | None = None
 
     async def open(self, sock: socket.socket) -> None:

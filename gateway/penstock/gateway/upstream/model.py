@@ -35,7 +35,7 @@ FindFallback = Callable[[str], "UpstreamModel | None"]
 IsOwn = Callable[[str, Api], bool]
 """Whether a model of this server has the name, and can be asked so."""
 
-_THE_CALLER_S = (InvalidRequestError, DeadlineExceededError, AuthenticationError)
+_CALLERS_ERRORS = (InvalidRequestError, DeadlineExceededError, AuthenticationError)
 """Errors that no other model would answer differently."""
 
 
@@ -105,7 +105,7 @@ class UpstreamModel:
         try:
             return await self._answer_itself(exchange, request, api)
         except PenstockError as error:
-            if exchange.started or isinstance(error, _THE_CALLER_S):
+            if exchange.started or isinstance(error, _CALLERS_ERRORS):
                 raise
             first_error = error
         context = exchange.context
@@ -122,7 +122,7 @@ class UpstreamModel:
                 self._falls_back(context, name)
                 return await other._answer_itself(exchange, request, api, shown=self.name)
             except PenstockError as error:
-                if exchange.started or isinstance(error, _THE_CALLER_S):
+                if exchange.started or isinstance(error, _CALLERS_ERRORS):
                     raise
         context.record.target = ""
         raise first_error

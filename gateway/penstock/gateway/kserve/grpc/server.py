@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from socket import socket
 
 from penstock.gateway.front.access import Restrictions
 from penstock.gateway.front.auth import ApiKeys
@@ -10,6 +11,7 @@ from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.intake import Intake
 from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.front.load_report import LoadReporter
+from penstock.gateway.grpc_transport.connection import FindHandler
 from penstock.gateway.grpc_transport.server import Http2Transport
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.grpcio_transport import GrpcioTransport
@@ -71,13 +73,21 @@ class GrpcServer:
 def _transport(settings: GrpcSettings, service: Service, intake: Intake) -> Http2Transport | GrpcioTransport:
     if settings.transport == "grpcio":
         return GrpcioTransport(settings, service)
+    return http2_transport(settings, service.service, intake)
+
+
+def http2_transport(
+    settings: GrpcSettings, find_handler: FindHandler, intake: Intake, listener: socket | None = None
+) -> Http2Transport:
+    """`find_handler` gives what serves an RPC. `listener` listens already; None: it binds the settings' address."""
     return Http2Transport(
         settings.host,
         settings.port,
         settings.tls,
         settings.connections(),
         settings.limits(),
-        service.service,
+        find_handler,
         intake.bodies,
         intake.unread,
+        listener,
     )

@@ -209,8 +209,8 @@ class Stream:
             if due > perf_counter() + _EARLY:
                 mock.timer.call_at(due, self.write)
                 return
+            now = perf_counter()  # before the write: no client can have read it earlier
             connection.transport.write(self._data(self._next, end))
-            now = perf_counter()
             tokens = end - self._next
             record.writes += [now] * tokens
             record.late += [now - due] * tokens

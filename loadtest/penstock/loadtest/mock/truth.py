@@ -21,7 +21,7 @@ class Record(msgspec.Struct, kw_only=True):
     wanted: int
     """Tokens."""
     writes: list[float] = []
-    """For each token, when it was handed to the kernel."""
+    """For each token, just before it was handed to the kernel."""
     late: list[float] = []
     """For each token, seconds by which that was after it was due."""
 

@@ -114,7 +114,8 @@ def llama_tree(peers_folder: PeersFolder, log: Path) -> Path:
     tree = peers_folder.sources / f"{name.replace('-', '_')}-{version}"
     if not tree.is_dir():
         peers_folder.sources.mkdir(parents=True, exist_ok=True)
-        pip = [sys.executable, "-m", "pip", "download", "--no-binary", ":all:", "--no-deps"]
+        # of this package alone: what it is built with would be built, too, with cmake first
+        pip = [sys.executable, "-m", "pip", "download", "--no-binary", name, "--no-deps"]
         run([*pip, "--dest", peers_folder.sources, LLAMA_CPP], log)
         with tarfile.open(tree.with_name(f"{tree.name}.tar.gz")) as archive:
             archive.extractall(peers_folder.sources, filter="data")

@@ -163,7 +163,10 @@ async def test_a_step_s_response_may_name_the_sequence_of_those_behind_it(caplog
         [given] = seen
         assert (given.correlation_id, given.sequence_start, given.sequence_end) == ("new", True, True)
         assert "different sequences" in caplog.text
-        assert response.parameters == {"sequence_id": "new", "sequence_start": True, "sequence_end": True}
+        assert response.parameters == {"sequence_id": 3, "sequence_start": True, "sequence_end": False}
+        last = ensemble_of(shelf, x_to_y("new", "X", "Y"), name="last")
+        told = {"sequence_id": "new", "sequence_start": False, "sequence_end": True}
+        assert (await last.infer(request(X=[[1]]))).parameters == told
         wrong = ensemble_of(shelf, x_to_y("bad", "X", "Y"), name="f")
         with pytest.raises(EngineError, match="model 'bad' says of its response's sequence"):
             await wrong.infer(request(X=[[1]]))

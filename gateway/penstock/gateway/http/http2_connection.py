@@ -112,9 +112,8 @@ class MultiplexedConnection(SocketConnection):
         size = _REQUEST_BYTES + head.size
         try:
             asked = self._asked(head)
-            most = self._port.http_limits.max_connections
-            most += _FOR_PROBES if asked.path in QUIET_ROUTES else 0
-            if len(self._port.tasks) >= most:
+            beyond = len(self._port.tasks) - self._port.http_limits.max_connections
+            if beyond >= 0 and (beyond >= _FOR_PROBES or asked.path not in QUIET_ROUTES):
                 raise OverloadedError("Too many requests at a time.", retry_after=1)
             self.share.take(size)
         except PenstockError as error:

@@ -26,6 +26,8 @@ class TranslatingEndpoint(GeneratingEndpoint[_R]):
     async def _answered_elsewhere(self, exchange: Exchange, request: _R, model: OtherModel) -> str | None:
         """None when that is done; else the model of this server that is to answer. Raises PenstockError."""
         exchange.context.principal.require_model(self._model_name(request))
+        if await self._answered_without_text(exchange, request):
+            return None
         chat = await self._other_chat(request, exchange.context)
         pulse = self._settings.heartbeat_s if request.stream else None
         async with model.chat(exchange, chat, pulse=pulse or None) as answer:
@@ -33,6 +35,10 @@ class TranslatingEndpoint(GeneratingEndpoint[_R]):
                 return answer
             await self._respond_from(exchange, request, answer)
         return None
+
+    async def _answered_without_text(self, exchange: Exchange, request: _R) -> bool:
+        """Whether that is done: some requests need no answer of the other server. Raises PenstockError."""
+        return False
 
     @abstractmethod
     async def _other_chat(self, request: _R, context: RequestContext) -> OtherChat:

@@ -11,7 +11,7 @@ import msgspec
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.bodies import parse
-from penstock.gateway.generating.other_chats import OtherAnswer, OtherChat, OtherModel
+from penstock.gateway.generating.other_chats import OtherAnswer, OtherChat
 from penstock.gateway.generating.sse import stream
 from penstock.gateway.generating.translating_endpoint import TranslatingEndpoint
 from penstock.gateway.http.exchange import Exchange
@@ -45,16 +45,14 @@ class _Endpoint(TranslatingEndpoint[_R]):
         keep(self._dataplane.find(self._model_name(request), context=exchange.context)[0].sleep, request.keep_alive)
         return self._respond_from(exchange, request, generation)
 
-    async def _answered_elsewhere(self, exchange: Exchange, request: _R, model: OtherModel) -> str | None:
+    async def _answered_without_text(self, exchange: Exchange, request: _R) -> bool:
         if request.keep_alive is not None and not seconds_of(request.keep_alive):
-            raise UnsupportedError(
-                "keep_alive: the other server decides how long it keeps its model.", param="keep_alive"
-            )
-        if not self._is_empty(request):
-            return await super()._answered_elsewhere(exchange, request, model)
-        exchange.context.principal.require_model(self._model_name(request))
-        await self._answer_without_text(exchange, request, "load")
-        return None
+            message = "keep_alive: the other server decides how long it keeps its model."
+            raise UnsupportedError(message, param="keep_alive")
+        if self._is_empty(request):
+            await self._answer_empty(exchange, request, "load")
+            return True
+        return False
 
     def _respond_from(self, exchange: Exchange, request: _R, generation: Generation | OtherAnswer) -> Awaitable[None]:
         if request.stream is False:
@@ -81,10 +79,10 @@ class _Endpoint(TranslatingEndpoint[_R]):
             if not leaves:
                 await model.sleep.awake()
             keep(model.sleep, request.keep_alive)
-        await self._answer_without_text(exchange, request, "unload" if leaves else "load")
+        await self._answer_empty(exchange, request, "unload" if leaves else "load")
         return True
 
-    async def _answer_without_text(self, exchange: Exchange, request: _R, reason: str) -> None:
+    async def _answer_empty(self, exchange: Exchange, request: _R, reason: str) -> None:
         empty = {"message": {"role": "assistant", "content": ""}} if self.is_chat else {"response": ""}
         body = {"model": request.model, "created_at": now(), **empty, "done": True, "done_reason": reason}
         await exchange.respond(200, msgspec.json.encode(body))

@@ -70,7 +70,7 @@ class FakeHost:
     loads: list[tuple[str, str | None, Mapping[str, bytes]]] = field(default_factory=list)
     unloads: list[tuple[str, bool]] = field(default_factory=list)
 
-    def model(self, name: str, version: int = -1) -> InferModel:
+    def model(self, name: str, version: int = -1, request: InferRequest | None = None) -> InferModel:
         if name not in self.models or version not in (-1, 1):
             raise ModelNotFoundError(f"Request for unknown model: '{name}' is not found")
         return self.models[name]

@@ -107,6 +107,31 @@ def first_fails(times: int, answer: bytes) -> Behaviour:
     return behave
 
 
+def _with_delta(fields: dict[str, Any]) -> bytes:
+    found = delta(None)
+    found["choices"][0]["delta"] = fields
+    return event(found)
+
+
+def _called(**piece: Any) -> bytes:
+    return _with_delta({"tool_calls": [{"index": 0, **piece}]})
+
+
+AGENT = [
+    _with_delta({"reasoning_content": "Which "}),
+    _with_delta({"reasoning_content": "city?"}),
+    event(delta("Let me ")),
+    event(delta("look.")),
+    _called(id="call_1", type="function", function={"name": "weather", "arguments": ""}),
+    _called(id="call_1", function={"name": "weather", "arguments": '{"city":'}),
+    _called(function={"arguments": ' "Oslo"}'}),
+    event(delta(None, "tool_calls")),
+    event(USAGE),
+    event("[DONE]"),
+]
+"""A thought, a text, and a call of a tool, of which one piece repeats the name."""
+
+
 async def _silent(server: BadServer, asked: Asked, caller: Caller) -> None:
     await server.until_closed(caller)
 
@@ -154,6 +179,7 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "silent": _silent,
     "slow": _slow_after_first,
     "endless": _endless,
+    "agent": raw(OK_HEAD + b"".join(chunk(frame) for frame in AGENT) + b"0\r\n\r\n"),
 }
 
 

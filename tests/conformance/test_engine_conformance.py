@@ -429,7 +429,7 @@ def test_blocks_behind_a_window_are_given_back(candidate):
 
 
 @pytest.mark.every_family
-def test_blocks_that_a_window_leaves_are_somebody_else_s_at_once(candidate):
+def test_blocks_that_a_window_leaves_are_free_for_others_at_once(candidate):
     """Prompts come in as fast as blocks are given back, and overwrite them."""
     candidate.needs("windows")
     driver = driver_of(candidate, max_num_batched_tokens=64)

@@ -44,7 +44,7 @@ def minus(after: Any, before: Any) -> Any:
 
 
 def _grown_sizes(after: list[Any], before: list[Any]) -> list[Any]:
-    """Of `batch_stats`: by size, whichever sizes a server has seen before (one that was started anew has seen none)."""
+    """Of `batch_stats`: by size, whichever sizes a server has seen before (one that was just started has seen none)."""
     known = {item["batch_size"]: item for item in before}
     grown = [minus(item, {**known.get(item["batch_size"], {}), "batch_size": 0}) for item in after]
     return [counts for counts in grown if counts.keys() != {"batch_size"}]

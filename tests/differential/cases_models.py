@@ -148,7 +148,7 @@ def left(peer: Peer) -> Any:
     label = queue.name("b").encode()
     request = infer_request("queue_delay", ("INPUT0", "BYTES", [1, 1], len(label).to_bytes(4, "little") + label))
     answer = call(peer, "ModelInfer", request, seconds=0.3)
-    del answer["details"]  # the client's own words or the server's, whoever looks at the clock first
+    del answer["details"]  # the client's own words or the server's, whichever looks at the clock first
     first = queue.open()
     queue.send("c")  # it would come behind the one that left
     return [answer, first["answers"], queue.open()]

@@ -177,7 +177,7 @@ async def test_a_call_that_is_still_tokenized_keeps_its_adapter(shop: Shop, monk
         await asyncio.sleep(0)
 
 
-async def test_in_place_the_old_weights_serve_whoever_has_begun(shop: Shop) -> None:
+async def test_in_place_the_old_weights_serve_requests_that_have_begun(shop: Shop) -> None:
     await shop.control.load("a", "one")
     before = await shop.text("a")
     [old] = shop.in_engine

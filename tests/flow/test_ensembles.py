@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers_classic import output, request, until
+from helpers_classic import Execute, output, request, until
 from helpers_ensembles import DECOUPLED, X_TO_Y, add, config_of, count_up, ensemble_of, shelf_with, step, x_to_y
 from penstock.classic.base import Batch
 from penstock.classic.ensemble.model import EnsembleModel
-from penstock.classic.messages import InferResponse
+from penstock.classic.messages import InferRequest, InferResponse
+from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError, NotReadyError, UnsupportedError
 
 TWO_OUTPUTS = X_TO_Y + 'output { name: "Z" data_type: TYPE_INT32 dims: [ 1 ] }'
@@ -130,6 +131,45 @@ async def test_what_the_caller_says_is_passed_down() -> None:
             assert [getattr(one, n) for n in names] == [getattr(made, n) for n in names]
             assert one.sequence_start
             assert not one.sequence_end
+
+
+def sends(number: int, **told: Any) -> Execute:
+    """Adds the number, and says more with the response."""
+
+    def execute(batch: Batch) -> None:
+        for call in batch.calls:
+            array = call.request.inputs["X"].array + np.int32(number)
+            call.send(InferResponse([Tensor("Y", "INT32", array)], told))
+
+    return execute
+
+
+async def test_a_step_s_response_may_name_the_sequence_of_those_behind_it(caplog: pytest.LogCaptureFixture) -> None:
+    """As in Triton. What it does not say stays as it was, and where two disagree, the first holds."""
+    seen: list[InferRequest] = []
+
+    def look(batch: Batch) -> None:
+        seen.extend(call.request for call in batch.calls)
+        add_up(batch)
+
+    two = config_of("look", SUM)
+    new, old = sends(1, sequence_id="new", sequence_end=True), sends(2, sequence_id=5)
+    async with shelf_with(new=new, old=old, look=(look, two), bad=sends(1, sequence_id=True)) as shelf:
+        both = step("look", {"A": "t", "B": "u"}, {"Y": "Y"})
+        model = ensemble_of(shelf, x_to_y("new", "X", "t"), x_to_y("old", "X", "u"), both)
+        asked_for = request(X=[[1]])
+        asked_for.correlation_id, asked_for.sequence_start = 3, True
+        response = await model.infer(asked_for)
+        [given] = seen
+        assert (given.correlation_id, given.sequence_start, given.sequence_end) == ("new", True, True)
+        assert "different sequences" in caplog.text
+        assert response.parameters == {"sequence_id": 3, "sequence_start": True, "sequence_end": False}
+        last = ensemble_of(shelf, x_to_y("new", "X", "Y"), name="last")
+        told = {"sequence_id": "new", "sequence_start": False, "sequence_end": True}
+        assert (await last.infer(request(X=[[1]]))).parameters == told
+        wrong = ensemble_of(shelf, x_to_y("bad", "X", "Y"), name="f")
+        with pytest.raises(EngineError, match="model 'bad' says of its response's sequence"):
+            await wrong.infer(request(X=[[1]]))
 
 
 def refuse(batch: Batch) -> None:

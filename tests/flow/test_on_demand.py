@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -336,20 +337,59 @@ async def test_waiting_for_room_holds_up_no_load_that_fits(tmp_path: Path) -> No
         await waiting
 
 
-async def test_an_ensemble_in_use_keeps_its_models(tmp_path: Path) -> None:
-    tensors = """
-        input { name: "X" data_type: TYPE_INT32 dims: [ 1 ] }
-        output { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] }
-    """
-    step = """
-        ensemble_scheduling { step { model_name: "p50" model_version: -1
-            input_map { key: "X" value: "X" } output_map { key: "Y" value: "Y" } } }
-    """
-    async with serving(tmp_path, "c60") as stand:
-        stand.repository.put("p50", "tag", config=tensors)
-        stand.repository.put("whole", "tag")
-        (tmp_path / "whole" / "config.pbtxt").write_text('platform: "ensemble"' + tensors + step)
+TENSORS = """
+    input { name: "X" data_type: TYPE_INT32 dims: [ 1 ] }
+    output { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] }
+"""
+
+
+def put_ensemble(stand: Stand, folder: Path, *models: str) -> None:
+    """`whole`, one of these models behind the other."""
+    steps, names = "", ["X", *(f"t{number}" for number in range(1, len(models))), "Y"]
+    for number, model in enumerate(models):
+        stand.repository.put(model, "tag", config=TENSORS)
+        maps = [
+            f'{kind} {{ key: "{key}" value: "{value}" }}'
+            for kind, key, value in (("input_map", "X", names[number]), ("output_map", "Y", names[number + 1]))
+        ]
+        steps += f'step {{ model_name: "{model}" model_version: -1 {" ".join(maps)} }}'
+    stand.repository.put("whole", "tag")
+    text = f'platform: "ensemble" {TENSORS} ensemble_scheduling {{ {steps} }}'
+    (folder / "whole" / "config.pbtxt").write_text(text)
+    stand.on_demand._loads._looked = -1e9  # type: ignore[attr-defined]
+
+
+async def test_an_ensemble_whose_models_do_not_fit_together_is_refused_at_once(tmp_path: Path) -> None:
+    async with serving(tmp_path, "c10") as stand:
+        put_ensemble(stand, tmp_path, "p60", "q70")
+        used = await stand.ask("c10")
+        told = await stand.outcome("whole")
+        assert "does not fit into memory" in told
+        assert "an ensemble needs it at the same time as" in told
+        assert not stand.on_demand.is_closing("c10")
+        assert {"whole", "c10"} & set(stand.loaded) == {"c10"}
+        used.end()
+
+
+async def test_a_storage_that_hangs_holds_up_no_request_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.gateway.repository.on_demand_loads._LONGEST_LOOK_SECONDS", 0.01)
+    async with serving(tmp_path, "m") as stand:
+        answers = threading.Event()
+        names = stand.repository.model_names
+        stand.repository.model_names = lambda: answers.wait() and names()  # type: ignore[method-assign,return-value]
         stand.on_demand._loads._looked = -1e9  # type: ignore[attr-defined]
+        try:
+            with pytest.raises(ModelNotFoundError):
+                await stand.ask("unknown")
+        finally:
+            answers.set()
+
+
+async def test_an_ensemble_in_use_keeps_its_models(tmp_path: Path) -> None:
+    async with serving(tmp_path, "c60") as stand:
+        put_ensemble(stand, tmp_path, "p50")
         context = RequestContext()
         await stand.on_demand.use("whole", context)
         assert stand.loaded == ["p50", "whole"]

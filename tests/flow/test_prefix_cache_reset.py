@@ -1,4 +1,4 @@
-"""An emptied prefix cache: what comes later is computed anew, and what runs is not harmed."""
+"""An emptied prefix cache: what comes later is computed again, and what runs is not harmed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def read(stream: RequestStream) -> tuple[list[int], int]:
 
 
 @pytest.mark.parametrize("kind", ["runner", "own scheduler"])
-async def test_prompts_are_computed_anew(kind: str) -> None:
+async def test_prompts_are_computed_again(kind: str) -> None:
     served = engine(kind)
     await served.start()
     try:

@@ -367,6 +367,8 @@ def test_requests_beyond_those_of_all_connections_are_turned_away(serve: Serve) 
         client.ask(PATH, 7, TEXT)
         assert client.answer(7).status == 503
         assert "retry-after" in client.answer(7).heads[0]
+        client.ask("/health", 9)
+        assert client.answer(9).status == 200, "a full server is well"
 
 
 def test_tokens_merge_for_a_client_whose_window_is_closed(serve: Serve) -> None:

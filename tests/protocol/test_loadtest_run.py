@@ -254,7 +254,7 @@ async def test_a_server_in_a_process_of_its_own_is_watched() -> None:
     plain = {"url": url, "model": "mock", "duration": 1.5, "concurrency": 16, "calibrate": False}
     report = await LoadTest(options(plain), Onlooker()).run()
     server.stdin.close()
-    assert await server.wait() == 0, "it ends with whoever started it"
+    assert await server.wait() == 0, "it ends with the process that started it"
     assert report.server is not None
     assert report.server.cores is not None
     assert report.server.cores > 0

@@ -285,7 +285,7 @@ def test_metrics_add_up():
         values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("penstock_"))
         assert values['penstock_requests_finished_total{finish_reason="length",model="m"}'] == "6.0"
         assert values['penstock_generation_tokens_total{model="m"}'] == "30.0"
-        # three prompts of three tokens, and each second sample computes the last one anew for its logits
+        # three prompts of three tokens, and each second sample computes the last one again for its logits
         assert values['penstock_prompt_tokens_total{model="m"}'] == "12.0"
         assert values['penstock_time_to_first_token_seconds_count{model="m"}'] == "6.0"
         assert values['penstock_inter_token_latency_seconds_count{model="m"}'] == "24.0"

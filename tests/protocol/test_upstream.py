@@ -79,6 +79,7 @@ def _settings(folder: Path, inner: Server, bad: BadServer, silent: BadServer, ot
         {"name": "hedged", "url": [silent.url, other.url], "hedge_after": 0.1, **QUICK, "first_token_timeout": 30},
         {"name": "narrow", "url": bad.url, "model": "slow", "max_in_flight": 1, **QUICK, "idle_timeout": 60},
         {"name": "ejected", "url": bad.url, "model": "500", **QUICK, "eject_after": 2, "eject_seconds": 600},
+        {"name": "breaks", "url": bad.url, "model": "cut", **QUICK, "eject_after": 2, "eject_seconds": 600},
     ]
 
 
@@ -246,6 +247,11 @@ def test_a_server_that_fails_again_and_again_gets_no_requests(fleet: Fleet) -> N
     assert int(answers[-1].headers["retry-after"]) > 500
 
 
+def test_a_server_whose_streams_always_break_gets_no_requests(fleet: Fleet) -> None:
+    answers = [ask(fleet, "breaks", stream=True) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 503]
+
+
 def test_what_another_server_is_sent(fleet: Fleet) -> None:
     span = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     headers = ADMIN | {"traceparent": span, "x-request-id": "my-id"}
@@ -303,16 +309,172 @@ def test_vectors(fleet: Fleet) -> None:
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 5}),
-        ("/v1/responses", {"input": "hello"}),
-        ("/api/chat", {"messages": MESSAGES}),
+        ("/v1/messages/count_tokens", {"messages": MESSAGES}),
         ("/tokenize", {"prompt": "hello"}),
+        ("/v1/messages", {"messages": [*MESSAGES, {"role": "assistant", "content": "go on"}], "max_tokens": 5}),
+        ("/v1/responses", {"input": "x", "include": ["message.output_text.logprobs"]}),
+        ("/api/generate", {"prompt": "x", "raw": True}),
+        ("/api/chat", {"messages": MESSAGES, "keep_alive": 0}),
     ],
 )
-def test_other_apis_say_by_which_it_can_be_asked(fleet: Fleet, path: str, body: dict[str, Any]) -> None:
+def test_what_another_server_cannot_be_asked_is_refused(fleet: Fleet, path: str, body: dict[str, Any]) -> None:
     answer = HTTP.post(fleet.front.url + path, json=body | {"model": "remote"}, headers=ADMIN)
     assert answer.status_code == 400
-    assert "another server's" in answer.text
+    assert "other server" in answer.text
+
+
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}}
+FUNCTION = {"name": "weather", "parameters": WEATHER}
+CALLED = {"id": "c0", "name": "weather", "input": {"city": "Rome"}}
+ASKED_BY: dict[str, dict[str, Any]] = {
+    "/v1/messages": {
+        "max_tokens": 50,
+        "stop_sequences": ["END"],
+        "system": "be short",
+        "messages": [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": [{"type": "tool_use", **CALLED}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c0", "content": "sunny"}]},
+        ],
+        "tools": [{"name": "weather", "input_schema": WEATHER}],
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+    },
+    "/v1/responses": {
+        "max_output_tokens": 50,
+        "instructions": "be short",
+        "input": [
+            {"role": "user", "content": "hi"},
+            {"type": "function_call", "call_id": "c0", "name": "weather", "arguments": '{"city": "Rome"}'},
+            {"type": "function_call_output", "call_id": "c0", "output": "sunny"},
+        ],
+        "tools": [{"type": "function", **FUNCTION}],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+    },
+    "/api/chat": {
+        "options": {"num_predict": 50, "stop": ["END"]},
+        "messages": [
+            {"role": "system", "content": "be short"},
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "tool_calls": [{"function": {"name": "weather", "arguments": {"city": "Rome"}}}]},
+            {"role": "tool", "content": "sunny"},
+        ],
+        "tools": [{"type": "function", "function": FUNCTION}],
+    },
+}
+
+
+def post(fleet: Fleet, path: str, model: str, **more: Any) -> httpx.Response:
+    body = ASKED_BY[path] | {"model": model, "stream": False} | more
+    return HTTP.post(fleet.front.url + path, json=body, headers=ADMIN)
+
+
+@pytest.mark.parametrize("path", ASKED_BY)
+def test_other_apis_become_chats(fleet: Fleet, path: str) -> None:
+    assert post(fleet, path, "agent").status_code == 200
+    sent = fleet.bad.last("agent").body
+    system, user, assistant, tool = sent["messages"]
+    assert (system["content"], user["content"], tool["content"]) == ("be short", "hi", "sunny")
+    [call] = assistant["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"city": "Rome"}
+    assert tool["tool_call_id"] == call["id"]
+    assert sent["tools"] == [{"type": "function", "function": FUNCTION}]
+    assert (sent["max_tokens"], sent["stream"]) == (50, True)
+    if path != "/api/chat":
+        assert (sent["tool_choice"], sent["parallel_tool_calls"]) == ("required", False)
+    if path != "/v1/responses":
+        assert sent["stop"] == ["END"]
+    assert None not in sent.values()
+
+
+def test_an_answer_in_anthropics_form(fleet: Fleet) -> None:
+    whole = post(fleet, "/v1/messages", "agent").json()
+    thought, text, call = whole["content"]
+    assert (thought["thinking"], text["text"]) == ("Which city?", "Let me look.")
+    assert (call["type"], call["id"], call["name"], call["input"]) == (
+        "tool_use",
+        "call_1",
+        "weather",
+        {"city": "Oslo"},
+    )
+    assert (whole["model"], whole["stop_reason"]) == ("agent", "tool_use")
+    usage = {"input_tokens": 3, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 4, "output_tokens": 3}
+    assert whole["usage"] == usage
+    streamed = post(fleet, "/v1/messages", "agent", stream=True).text
+    data = [json.loads(line[6:]) for line in streamed.split("\n") if line.startswith("data: ")]
+    opened = [each["content_block"]["type"] for each in data if each["type"] == "content_block_start"]
+    assert opened == ["thinking", "text", "tool_use"]
+    assert (data[-2]["usage"], data[-1]["type"]) == (usage, "message_stop")
+    hidden = post(fleet, "/v1/messages", "agent", thinking={"type": "adaptive", "display": "omitted"}).json()
+    assert [block["type"] for block in hidden["content"]] == ["text", "tool_use"]
+
+
+def test_an_answer_in_the_form_of_responses(fleet: Fleet) -> None:
+    whole = post(fleet, "/v1/responses", "agent").json()
+    thought, text, call = whole["output"]
+    assert thought["content"][0]["text"] == "Which city?"
+    assert text["content"][0]["text"] == "Let me look."
+    assert (call["type"], call["call_id"], call["arguments"]) == ("function_call", "call_1", '{"city": "Oslo"}')
+    assert (whole["status"], whole["usage"]["input_tokens"], whole["usage"]["output_tokens"]) == ("completed", 7, 3)
+    follow = {"type": "function_call_output", "call_id": "call_1", "output": "rain"}
+    next_one = post(fleet, "/v1/responses", "agent", previous_response_id=whole["id"], input=[follow])
+    assert next_one.status_code == 200
+    assert [each["role"] for each in fleet.bad.last("agent").body["messages"]][-2:] == ["assistant", "tool"]
+    streamed = post(fleet, "/v1/responses", "agent", stream=True).text
+    last = json.loads(streamed.strip().split("data: ")[-1])
+    assert last["type"] == "response.completed"
+    assert [item["type"] for item in last["response"]["output"]] == ["reasoning", "message", "function_call"]
+
+
+def test_an_answer_in_ollamas_form(fleet: Fleet) -> None:
+    whole = post(fleet, "/api/chat", "agent:latest").json()
+    message = whole["message"]
+    assert (message["thinking"], message["content"]) == ("Which city?", "Let me look.")
+    assert message["tool_calls"] == [{"function": {"name": "weather", "arguments": {"city": "Oslo"}}}]
+    assert (whole["done"], whole["prompt_eval_count"], whole["eval_count"]) == (True, 7, 3)
+    body = {"model": "good", "prompt": "say it", "system": "now"}
+    answer = HTTP.post(f"{fleet.front.url}/api/generate", json=body, headers=ADMIN)
+    assert "".join(json.loads(line)["response"] for line in answer.text.splitlines()) == "all good"
+    messages = [{"role": "system", "content": "now"}, {"role": "user", "content": "say it"}]
+    assert fleet.bad.last("good").body["messages"] == messages
+
+
+def test_the_text_is_the_same_by_all_apis(fleet: Fleet) -> None:
+    direct = ask(fleet, "remote", max_tokens=12, temperature=0).json()["choices"][0]["message"]["content"]
+    body = {"model": "remote", "messages": MESSAGES, "max_tokens": 12, "temperature": 0}
+    answer = HTTP.post(f"{fleet.front.url}/v1/messages", json=body, headers=ADMIN).json()
+    assert answer["content"][0]["text"] == direct
+    assert answer["stop_reason"] == "max_tokens"
+
+
+FAILED = {"/v1/messages": "event: error", "/v1/responses": "response.failed", "/api/chat": '{"error":'}
+
+
+@pytest.mark.parametrize("path", ASKED_BY)
+def test_errors_have_the_form_of_the_api(fleet: Fleet, path: str) -> None:
+    assert post(fleet, path, "500").status_code == 502
+    assert post(fleet, path, "first-error-event", stream=True).status_code == 502
+    assert post(fleet, path, "cut").status_code == 502
+    broken = post(fleet, path, "cut", stream=True)
+    assert broken.status_code == 200
+    assert FAILED[path] in broken.text
+    assert "the connection ended before the answer did" in broken.text
+    silent = post(fleet, path, "slow", stream=True).text
+    assert "silent for 1 seconds" in silent
+    if path == "/v1/messages":
+        assert "event: ping" in silent
+
+
+@pytest.mark.parametrize("path", ASKED_BY)
+def test_a_model_of_this_server_answers_other_apis_when_no_server_can(fleet: Fleet, path: str) -> None:
+    body: dict[str, Any] = {"model": "falls-back", "stream": False}
+    responses = {"input": "say hello", "max_output_tokens": 5}
+    body |= responses if path == "/v1/responses" else {"messages": MESSAGES, "max_tokens": 5}
+    user = {"authorization": "Bearer user"}
+    answer = HTTP.post(fleet.front.url + path, json=body, headers=user)
+    assert answer.status_code == 200
+    assert answer.headers["x-penstock-target"] == "own-llm"
+    assert HTTP.post(fleet.front.url + path, json=body | {"model": "good"}, headers=user).status_code == 403
 
 
 def test_the_list_of_models(fleet: Fleet) -> None:

@@ -208,6 +208,11 @@ class InstanceContext:
     """CPU, GPU or MODEL; AUTO is resolved."""
     device_id: int = 0
 
+    def require_cpu(self, reason: str) -> None:
+        """For backends that put no instance on a GPU. Raises ValueError."""
+        if self.kind == "GPU":
+            raise ValueError(f"instance '{self.name}' must be KIND_CPU: {reason}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelContext:
@@ -265,11 +270,14 @@ class Metric(Protocol):
 class Host(Protocol):
     """What a backend may ask of the server, on the event loop."""
 
-    def model(self, name: str, version: int = -1) -> InferModel:
-        """A ready model; -1: the newest version. Raises ModelNotFoundError, NotReadyError."""
+    def model(self, name: str, version: int = -1, request: InferRequest | None = None) -> InferModel:
+        """A ready model; -1: the newest version. With the `request` that it is for, names that several models serve
+        are known, too, and the request gets one of these. Raises ModelNotFoundError, NotReadyError."""
         ...
 
-    def model_ready(self, name: str, version: int = -1) -> bool: ...
+    def model_ready(self, name: str, version: int = -1) -> bool:
+        """Whether a request for it, or for one of several models behind the name, would be served."""
+        ...
 
     async def use_model(self, name: str, deadline: float | None) -> Callable[[], None]:
         """Before `model`, where the server loads models on demand: returns when this one is there, and what to call

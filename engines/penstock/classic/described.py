@@ -114,6 +114,11 @@ def check(config: ModelConfig, described: DescribedModel) -> None:
     _check_all(config, "output", [*config.output, *state_outputs(config)], described.outputs)
 
 
+def scalars_of(tensors: Iterable[DescribedTensor]) -> list[str]:
+    """Names of those without dimensions."""
+    return [tensor.name for tensor in tensors if not tensor.shape]
+
+
 def _check_all(
     config: ModelConfig,
     kind: str,

@@ -81,6 +81,8 @@ class InferRequest:
     """Where an ensemble adds up what its steps take."""
     asked_in: Execution | None = None
     """The execution of another model that waits for the answer."""
+    origin: Caller | None = None
+    """Of a request that a model makes: the caller for whom it does so, where that is known."""
 
 
 @dataclass(slots=True, eq=False)

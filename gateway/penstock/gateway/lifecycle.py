@@ -183,6 +183,7 @@ class Server:
         self._traffic = TrafficService(
             config.traffic.traffic, self._models, self._dataplane, self._pooling, refusal=refusal
         )
+        self._models.host.route(self._traffic.models, self._traffic.table.names.__contains__)
         health = ServerHealth(self._is_live, self._would_serve, board.texts)
         self._kserve = build_kserve(config, self._traffic.models, self._dataplane, pools, health, on_demand)
         repository = self._models

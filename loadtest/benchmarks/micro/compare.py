@@ -10,9 +10,9 @@ from benchmarks.micro.stats import Stats
 LEAST_NOISE = 0.05
 """Of times: what the same code differs by from process to process on a quiet machine."""
 BUSY = 0.1
-"""Share of the machine that others may use: whoever shares a core or its caches may double every time."""
+"""Share of the machine that others may use: sharing a core or its caches may double every time."""
 COUNT_NOISE = 0.02
-"""Of instruction counts: where objects happen to lie in memory decides how often a pool of memory is set up anew."""
+"""Of instruction counts: where objects happen to lie in memory decides how often a pool of memory is set up."""
 
 
 @dataclass(frozen=True, slots=True)

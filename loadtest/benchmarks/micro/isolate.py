@@ -21,7 +21,7 @@ _ROOT = str(Path(benchmarks.__file__).parents[1])
 _LONGEST = 1800.0
 """Seconds; a child that takes longer hangs."""
 _FIXED = {
-    "PYTHONHASHSEED": "0",  # else sets and dicts are laid out anew in every process
+    "PYTHONHASHSEED": "0",  # else sets and dicts are laid out differently in every process
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",

@@ -25,7 +25,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pins(self) -> list[str]:
-        """What it is made of: with other ones it is set up anew."""
+        """What it is made of: with other ones it is set up again."""
         return [*self.requirements, *self.sources]
 
 

@@ -17,7 +17,7 @@ _QUEUE_DELAY_US = 100
 
 
 def make_repositories(peers_folder: PeersFolder, *, onnx: bool) -> None:
-    """Made anew each time: they are small, and Triton's backend writes into them. `onnx`: also with that runtime, for
+    """Made again each time: they are small, and Triton's backend writes into them. `onnx`: also with that runtime, for
     which the package must be here."""
     for name in ("triton", "mlserver", "onnx"):
         shutil.rmtree(peers_folder.repository(name), ignore_errors=True)

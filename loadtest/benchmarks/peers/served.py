@@ -33,7 +33,7 @@ class Served:
     def __init__(
         self, process: Process, launch: Launch, ports: Ports, tokenizer: str, calibrations: dict[str, Calibration]
     ) -> None:
-        """`calibrations`: what the client costs by itself, by protocol; filled by whoever is first to speak it."""
+        """`calibrations`: what the client costs by itself, by protocol; filled by the first server that speaks it."""
         self.process = process
         self._calibrations = calibrations
         self.launch = launch

@@ -59,7 +59,7 @@ class PeersSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         tuple[str, ...],
         Meta(
             description="documents in which what stands between <!-- peers: tables -->, or <!-- peers: short -->, and "
-            "<!-- /peers --> is written anew"
+            "<!-- /peers --> is replaced"
         ),
     ] = ()
 

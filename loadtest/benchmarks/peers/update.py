@@ -1,4 +1,4 @@
-"""Tables within documents: what stands between two marks is written anew."""
+"""Tables within documents: what stands between two marks is replaced."""
 
 from __future__ import annotations
 

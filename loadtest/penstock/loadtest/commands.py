@@ -65,7 +65,7 @@ def _mock(commands: Any, add_sections: AddSections, formatter: type[argparse.Hel
         help="a server that answers at given times, to check load tests with",
         usage="penstock loadtest mock [options]",
         description="Serves the OpenAI API and generate_stream with answers at exactly given times, whatever the "
-        "load. GET /truth says when it really wrote each token; DELETE /truth begins anew.",
+        "load. GET /truth says when it really wrote each token; DELETE /truth forgets all of that.",
         argument_default=argparse.SUPPRESS,
         formatter_class=formatter,
     )

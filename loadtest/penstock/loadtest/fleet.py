@@ -157,7 +157,7 @@ def kill(process: asyncio.subprocess.Process) -> None:
 async def _ended(process: asyncio.subprocess.Process) -> None:
     """asyncio waits for the end of the pipes, too, and sees no end behind what nobody reads."""
     if process.stdout is not None:
-        with suppress(RuntimeError):  # somebody reads it
+        with suppress(RuntimeError):  # it is being read
             await process.stdout.read()
     await process.wait()
 

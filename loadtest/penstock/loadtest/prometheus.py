@@ -95,7 +95,7 @@ def _counts(name: str, kinds: dict[str, str]) -> bool:
 
 
 def increases(before: Page, after: Page) -> dict[str, float]:
-    """By how much counters have grown, of those that have. One that has fallen began anew: then its value is what it
+    """By how much counters have grown, of those that have. One that has fallen began again: then its value is what it
     has grown by."""
     grown = {name: value - before.counters.get(name, 0.0) for name, value in after.counters.items()}
     return {name: round(after.counters[name] if value < 0 else value, 6) for name, value in grown.items() if value}

@@ -16,7 +16,7 @@ _WIDTH = 48
 
 
 class Terminal:
-    """Redrawn in place, by whoever has news: a thread of its own would take the clients' time. Gone at the end, when
+    """Redrawn in place, without a thread of its own, which would take the clients' time. Gone at the end, when
     the report comes."""
 
     seconds = 0.25

@@ -115,7 +115,7 @@ def _check_machine(other_cores: float | None, clock_ms: float, seconds: float, d
     if other_cores is not None and other_cores > _FOREIGN_SHARE * cores:
         doubts.append(f"something else used {other_cores:.1f} of this machine's {cores} cores")
     if abs(clock_ms) > max(_CLOCK_MS, 1e3 * _CLOCK_SHARE * seconds):
-        doubts.append(f"the time of day moved {clock_ms:.0f} ms against the clock: set anew, or a suspended machine")
+        doubts.append(f"the time of day moved {clock_ms:.0f} ms against the clock: set by hand, or a suspended machine")
 
 
 def _check_floor(figures: Figures, floor: Mapping[str, float], doubts: list[str]) -> None:

@@ -1,6 +1,6 @@
 """A client process: `python -m penstock.loadtest.worker`, frames on stdin and stdout.
 
-It does nothing but send and take times; whoever started it shows progress, watches the server and computes.
+It does nothing but send and take times; the process that started it shows progress, watches the server and computes.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ async def _flushed(writer: asyncio.StreamWriter) -> None:
     try:
         await writer.drain()
     except ConnectionError:
-        return  # whoever would read it is gone
+        return  # its reader is gone
 
 
 def main() -> int:

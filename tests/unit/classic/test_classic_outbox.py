@@ -22,7 +22,7 @@ async def test_every_response_arrives_in_order_and_wakes_an_idle_loop() -> None:
         for call, response in part:
             outbox.post(call, response)
 
-    # Each thread begins when the loop has seen all of the one before, so each has to wake it anew.
+    # Each thread begins when the loop has seen all of the one before, so each has to wake it again.
     for start in (0, 100):
         threading.Thread(target=post, args=(posted[start : start + 100],)).start()
         await until(lambda: len(received) == start + 100)  # noqa: B023

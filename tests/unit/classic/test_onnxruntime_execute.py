@@ -51,7 +51,7 @@ def test_what_was_read_from_the_network_is_taken_as_it_is(tmp_path: Path) -> Non
         ([("OUTPUT1",), ("OUTPUT0",)], ["OUTPUT0", "OUTPUT1"]),
     ],
 )
-def test_only_outputs_that_somebody_wants_are_computed(
+def test_only_outputs_that_are_asked_for_are_computed(
     tmp_path: Path, asked: list[tuple[str, ...]], computed: list[str]
 ) -> None:
     instance = loaded(save(add_sub(), tmp_path / "m"))

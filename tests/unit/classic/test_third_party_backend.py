@@ -1,4 +1,4 @@
-"""A backend that somebody else wrote: found by its entry point, run by the shim, shown in the documentation."""
+"""A backend of another package: found by its entry point, run by the shim, shown in the documentation."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_what_takes_too_long_is_given_up(host: Host, driver: Driver) -> None:
     error: Any = driver.ends[slow].error
     assert error.code == OverloadedError.code
     host.gate.set()
-    # What comes of it now is nobody's, and the next request begins anew.
+    # What comes of it now is nobody's, and the next request begins again.
     [again] = ask(driver, SLOW)
     driver.run()
     assert driver.ends[again].error is None

@@ -178,7 +178,7 @@ def test_where_the_machine_does_not_tell_only_a_limit_holds() -> None:
 
 @pytest.fixture
 def gpu_machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Two GPUs of 1000 MiB; somebody else has 50 MiB of the first."""
+    """Two GPUs of 1000 MiB; another process has 50 MiB of the first."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     machine = Machine(1000 * MIB)
     machine.gpus = [GpuMemory("GPU-a", 1000 * MIB, 50 * MIB), GpuMemory("GPU-b", 1000 * MIB, 0)]

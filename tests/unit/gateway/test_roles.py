@@ -187,7 +187,7 @@ async def test_settings_are_read_by_many_and_changed_by_admins(method: str, mess
         assert await rpc(type(message)(), metadata=metadata) == before
 
 
-async def test_a_message_of_somebody_without_a_key_is_not_received() -> None:
+async def test_a_message_without_a_key_is_not_received() -> None:
     """The call ends though its message never comes."""
     async with serving(add_sub(), keys=api_keys({"team": "sesame"})) as running:
         method = running.channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")

@@ -208,7 +208,7 @@ def test_growth_without_blocks_changes_nothing() -> None:
     assert (blocks(table), table.capacity) == (before, 4)
 
 
-def test_whoever_writes_first_after_a_fork_gets_a_copy() -> None:
+def test_the_first_writer_after_a_fork_gets_a_copy() -> None:
     kv = manager(8, 4)
     leader, _ = admit(kv, list(range(6)))
     shared = blocks(leader)[1]

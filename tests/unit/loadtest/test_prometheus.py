@@ -102,6 +102,6 @@ def test_what_has_grown() -> None:
     after = parse(PENSTOCK.replace('_sum{model="a"} 1.5', '_sum{model="a"} 2.25').replace("1e3", "40") + NEW, "a")
     assert increases(before, after) == {
         "penstock_queue_time_seconds_sum": 0.75,
-        "penstock_generation_tokens_total": 40,  # the server began anew
+        "penstock_generation_tokens_total": 40,  # the server began again
         "new_total": 9,
     }

@@ -70,7 +70,7 @@ def test_many_at_once_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch
 
 
 def test_nothing_is_written_to_what_is_being_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The descriptor may be somebody else's by then."""
+    """The descriptor may be another file's by then."""
 
     async def main() -> None:
         server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.classic.model_config import ModelConfig
+from penstock.classic.model_files import check_file_name
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 
 FILENAME = "batchstrategy.py"
 LIBRARY = "batchstrategy.so"
 PARAMETER = "TRITON_BATCH_STRATEGY_PATH"
 """Triton's. Here it names a Python file, from the model's folder."""
-_LONGEST_PATH = 1024
 _NO_LIBRARY = (
     "model '{model}' has a library for custom batching ({library}), which is not loaded here: write its rules in"
     f" Python, in a file {FILENAME} in the model's folder (docs/batching.md#custom-batching)"
@@ -30,12 +30,13 @@ def find_strategy(config: ModelConfig, model_folder: Path, version_folder: Path)
         raise InvalidRequestError(
             f"{PARAMETER} cannot be specified with sequence batcher, using default batching strategy"
         )
-    if named is not None and (len(named) > _LONGEST_PATH or not named.isprintable()):
-        raise InvalidRequestError(
-            f"{PARAMETER} of {config.name} is no path: it is too long, or has unprintable characters"
-        )
+    if named is not None and not named.isprintable():
+        raise InvalidRequestError(f"{PARAMETER} of {config.name} has unprintable characters")
     if named is not None and named.endswith(".py"):
-        found: Path | None = _inside(model_folder, named, config.name)
+        check_file_name(PARAMETER, named)
+        found: Path | None = model_folder / named
+        if not (model_folder / named).is_file():
+            raise InvalidRequestError(f"{PARAMETER} of {config.name}: there is no file '{named}' in the model's folder")
     else:
         found = _first(FILENAME, version_folder, model_folder)
         library = named or _first(LIBRARY, version_folder, model_folder)
@@ -49,17 +50,3 @@ def find_strategy(config: ModelConfig, model_folder: Path, version_folder: Path)
 
 def _first(name: str, *folders: Path) -> Path | None:
     return next((path for folder in folders if (path := folder / name).is_file()), None)
-
-
-def _inside(folder: Path, named: str, model: str) -> Path:
-    parts = named.split("/")
-    path = folder / named
-    if any(part in ("", ".", "..") for part in parts):
-        raise InvalidRequestError(f"{PARAMETER} must be a relative path inside the model's folder for {model}")
-    try:
-        found = path.is_file()
-    except OSError:  # a name longer than the file system has
-        found = False
-    if not found:
-        raise InvalidRequestError(f"{PARAMETER} of {model}: there is no file '{named[:256]}' in the model's folder")
-    return path

@@ -72,8 +72,10 @@ class EnsembleModel:
 
     @property
     def ready(self) -> bool:
-        host = self._context.host
-        return not self._stopping and all(host.model_ready(step.model, step.version) for step in self._plan.steps)
+        try:
+            return not self._stopping and all(model.ready for model in self.step_models().values())
+        except PenstockError:
+            return False
 
     @property
     def takes_infer(self) -> bool:

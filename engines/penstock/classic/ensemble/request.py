@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.classic.base import InferModel
 from penstock.classic.ensemble.plan import Step
+from penstock.classic.ensemble.sequence import SequencePlace, first_of, place_of, told_by
 from penstock.classic.ensemble.wiring import shapes_fit
 from penstock.classic.messages import InferRequest, InferResponse, Timings
 from penstock.classic.signature import ModelSignature
@@ -23,6 +24,8 @@ class Value(NamedTuple):
     """None: its producer left it out, or the caller an optional input."""
     batch: int
     """The batch size of the request that it belongs to; 0 where that has no batch dimension."""
+    sequence: SequencePlace | None = None
+    """What its producer's response says; None: nothing."""
 
 
 Values = Mapping[str, Value]
@@ -74,7 +77,7 @@ class EnsembleRequest:
             self._ended(asked)
         if response.error is not None:
             raise response.error
-        return _outputs(asked, response.outputs or ())
+        return _outputs(asked, response)
 
     async def stream(self, step: Step, values: Values, take: Callable[[Values, bool], Awaitable[None]]) -> None:
         """Gives `take` the outputs of each response of a decoupled step, and whether it is the last one. Raises
@@ -86,7 +89,7 @@ class EnsembleRequest:
                     if response.error is not None:
                         raise response.error
                     if response.outputs is not None:
-                        await take(_outputs(asked, response.outputs), response.final)
+                        await take(_outputs(asked, response), response.final)
         finally:
             self._ended(asked)
 
@@ -95,22 +98,20 @@ class EnsembleRequest:
         says to which sequence it belongs."""
         signature = self._signature
         found = []
-        for name in self._request.outputs or signature.outputs:
+        names = self._request.outputs or tuple(signature.outputs)
+        for name in names:
             wanted = signature.outputs[name]
             dims = wanted.dims if wanted.reshape is None else wanted.reshape
             tensor = _fitted(values[name], dims, batched=self._batch > 0)
             if tensor is not None:
                 found.append(Tensor(name, tensor.datatype, signature.to_client(name, tensor.array)))
-        outer = self._request
-        sequence = {
-            "sequence_id": outer.correlation_id,
-            "sequence_start": outer.sequence_start,
-            "sequence_end": outer.sequence_end,
-        }
-        return InferResponse(found, sequence, final=final)
+        told = (values[name].sequence for name in names)
+        sequence = first_of(told, place_of(self._request), f"ensemble '{signature.model}'")
+        return InferResponse(found, sequence.parameters, final=final)
 
     def _asked(self, step: Step, values: Values) -> _Asked:
-        """As in Triton, each step is told what the caller has said: id, priority, time-out, sequence, parameters."""
+        """As in Triton, each step is told what the caller has said: id, priority, time-out, sequence, parameters. What
+        its inputs' producers have said of the sequence goes before that."""
         model = self._models[step.index]
         signature = model.signature
         inputs = {}
@@ -119,6 +120,8 @@ class EnsembleRequest:
             if fitted is not None:
                 inputs[name] = Tensor(name, fitted.datatype, fitted.array)
         outer = self._request
+        told = (values[tensor].sequence for tensor in step.inputs.values())
+        sequence = first_of(told, place_of(outer), f"model '{model.name}' in an ensemble")
         request = InferRequest(
             inputs=inputs,
             id=outer.id,
@@ -127,9 +130,9 @@ class EnsembleRequest:
             priority=outer.priority,
             timeout_us=outer.timeout_us,
             deadline=outer.deadline,
-            correlation_id=outer.correlation_id,
-            sequence_start=outer.sequence_start,
-            sequence_end=outer.sequence_end,
+            correlation_id=sequence.id,
+            sequence_start=sequence.start,
+            sequence_end=sequence.end,
             tenant=outer.tenant,
             caller=outer.caller,
             trace=outer.trace and outer.trace.child(model.name, model.version),
@@ -149,9 +152,11 @@ class EnsembleRequest:
             asked.request.caller.called(asked.model.name, asked.started, time.monotonic())
 
 
-def _outputs(asked: _Asked, tensors: Iterable[Tensor]) -> Values:
-    given = {tensor.name: tensor for tensor in tensors}
-    return {tensor: Value(given.get(name), asked.batch) for name, tensor in asked.step.outputs.items()}
+def _outputs(asked: _Asked, response: InferResponse) -> Values:
+    """Raises EngineError."""
+    given = {tensor.name: tensor for tensor in response.outputs or ()}
+    told = told_by(asked.model.name, asked.request, response.parameters) if response.parameters else None
+    return {tensor: Value(given.get(name), asked.batch, told) for name, tensor in asked.step.outputs.items()}
 
 
 def _fitted(value: Value, dims: Sequence[int], *, batched: bool) -> Tensor | None:

@@ -74,11 +74,7 @@ class FilModel(BackendModel):
         self.answers = answers
 
     def load_instance(self, context: InstanceContext) -> FilInstance:
-        if context.kind == "GPU":
-            raise ValueError(
-                f"instance '{context.name}' of model '{self.config.name}' must be KIND_CPU or KIND_AUTO:"
-                " the fil backend computes on the CPU"
-            )
+        context.require_cpu("the fil backend computes on the CPU")
         return FilInstance(self)
 
 

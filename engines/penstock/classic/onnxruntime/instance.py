@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.classic.base import BackendInstance, Batch
-from penstock.classic.described import DescribedModel
+from penstock.classic.described import DescribedModel, scalars_of
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.onnxruntime import library, values
 from penstock.classic.onnxruntime.options import run_options
 from penstock.classic.outputs import wanted_outputs
+from penstock.classic.scalars import Scalars
 from penstock.classic.sequences.tensors import state_outputs
 from penstock.classic.tensors import Array
 from penstock.classic.text import to_bytes, to_text
@@ -34,10 +35,7 @@ class OnnxRuntimeInstance(BackendInstance):
         inputs = (*described.inputs, *described.optional_inputs)
         self._text_inputs = [tensor.name for tensor in inputs if tensor.datatype == "BYTES"]
         self._text_outputs = {tensor.name for tensor in described.outputs if tensor.datatype == "BYTES"}
-        # configurations write a scalar as [1]
-        self._scalar_inputs = [tensor.name for tensor in inputs if not tensor.shape]
-        scalars = {tensor.name for tensor in described.outputs if not tensor.shape}
-        self._scalar_outputs = {tensor.name: tuple(tensor.dims) for tensor in outputs if tensor.name in scalars}
+        self._scalars = Scalars(scalars_of(inputs), scalars_of(described.outputs), outputs)
         bfloat16 = any(tensor.datatype == "BF16" for tensor in (*inputs, *described.outputs))
         self._run: _Run = self._run_values if bfloat16 else self._run_arrays
         # an operator that fails on a CPU fails for the data it was given; on a GPU, that may be its memory
@@ -48,9 +46,7 @@ class OnnxRuntimeInstance(BackendInstance):
         for name in self._text_inputs:
             if name in feed:
                 feed[name] = to_text(name, feed[name])
-        for name in self._scalar_inputs:
-            if name in feed and feed[name].size == 1:
-                feed[name] = feed[name].reshape(())
+        self._scalars.for_model(feed)
         names = wanted_outputs(batch.calls, self._outputs, self._states)
         try:
             found = self._run(names, feed)
@@ -59,9 +55,7 @@ class OnnxRuntimeInstance(BackendInstance):
         outputs = dict(zip(names, found, strict=True))
         for name in self._text_outputs & outputs.keys():
             outputs[name] = to_bytes(outputs[name])
-        for name, dims in self._scalar_outputs.items():
-            if name in outputs and outputs[name].size == 1:
-                outputs[name] = outputs[name].reshape(dims)
+        self._scalars.as_configured(outputs)
         batch.scatter(outputs)
 
     def _run_arrays(self, names: Sequence[str], feed: Mapping[str, Array]) -> Sequence[Array]:

@@ -57,10 +57,7 @@ class OpenVINOModel(BackendModel):
         self._creating = threading.Lock()
 
     def load_instance(self, context: InstanceContext) -> OpenVINOInstance:
-        if context.kind == "GPU":
-            raise ValueError(
-                f"instance '{context.name}' must be KIND_CPU: the parameter TARGET_DEVICE names OpenVINO's devices"
-            )
+        context.require_cpu("the parameter TARGET_DEVICE names OpenVINO's devices")
         with self._creating:
             request = self._compiled.create_infer_request()
         return OpenVINOInstance(request, self._config, self._described, self._options)

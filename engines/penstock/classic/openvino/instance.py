@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from penstock.classic.base import BackendInstance, Batch
-from penstock.classic.described import DescribedModel
+from penstock.classic.described import DescribedModel, scalars_of
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.openvino import library
 from penstock.classic.openvino.options import Options
 from penstock.classic.openvino.values import from_tensor, to_tensor
 from penstock.classic.outputs import wanted_outputs
+from penstock.classic.scalars import Scalars
 from penstock.classic.sequences.tensors import state_outputs
 from penstock.classic.tensors import Array
 from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError
@@ -34,15 +35,13 @@ class OpenVINOInstance(BackendInstance):
         places = {tensor.name: index for index, tensor in enumerate(described.outputs)}
         self._outputs = {tensor.name: places[tensor.name] for tensor in outputs}
         self._states = {state.output_name for state in config.sequence_batching.state}
-        # configurations write a scalar as [1]
-        self._scalar_inputs = {tensor.name for tensor in described.inputs if not tensor.shape}
-        scalars = {tensor.name for tensor in described.outputs if not tensor.shape}
-        self._scalar_outputs = {tensor.name: tuple(tensor.dims) for tensor in outputs if tensor.name in scalars}
+        self._scalars = Scalars(scalars_of(described.inputs), scalars_of(described.outputs), outputs)
         self._keeps_state = bool(request.query_state())
 
     def execute(self, batch: Batch) -> None:
         feed = batch.gather()
         rows = len(next(iter(feed.values()))) if self._static_batch else 0
+        self._scalars.for_model(feed)
         wanted = wanted_outputs(batch.calls, tuple(self._outputs), self._states)
         try:
             self._infer(feed, rows)
@@ -51,9 +50,7 @@ class OpenVINOInstance(BackendInstance):
             raise
         except Exception as error:
             raise self._explained(error) from error
-        for name, dims in self._scalar_outputs.items():
-            if name in outputs and outputs[name].size == 1:
-                outputs[name] = outputs[name].reshape(dims)
+        self._scalars.as_configured(outputs)
         batch.scatter({name: array[:rows] for name, array in outputs.items()} if rows else outputs)
 
     def _infer(self, feed: Mapping[str, Array], rows: int) -> None:
@@ -61,16 +58,11 @@ class OpenVINOInstance(BackendInstance):
             # what a request has left behind is nothing to the next one
             self._request.reset_state()
         # the request only points to their memory, which must last until it has been read
-        tensors = {name: to_tensor(name, self._shaped(name, array, rows)) for name, array in feed.items()}
+        tensors = {name: to_tensor(name, self._padded(array, rows) if rows else array) for name, array in feed.items()}
         for name, tensor in tensors.items():
             self._request.set_input_tensor(self._inputs[name], tensor)
         self._request.start_async()
         self._request.wait()
-
-    def _shaped(self, name: str, array: Array, rows: int) -> Array:
-        if name in self._scalar_inputs and array.size == 1:
-            array = array.reshape(())
-        return self._padded(array, rows) if rows else array
 
     def _padded(self, array: Array, rows: int) -> Array:
         """Filled up to the one batch size that the model has; what the added rows give is dropped."""

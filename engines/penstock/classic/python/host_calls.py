@@ -157,6 +157,7 @@ class HostCalls:
                 sequence_end=bool(flags & 2),
                 tenant=_shared((request.tenant for request in outer), ""),
                 asked_in=self._execution(made_for),
+                origin=_shared((request.caller or request.origin for request in outer), None),
             ),
         )
 
@@ -166,20 +167,20 @@ class HostCalls:
         return [self._calls[number] for number in about[-1] if number in self._calls]
 
     @asynccontextmanager
-    async def _model(self, name: str, version: int, deadline: float | None) -> AsyncIterator[InferModel]:
+    async def _model(self, name: str, version: int, request: InferRequest) -> AsyncIterator[InferModel]:
         """For the block, in which the server does not unload it."""
         try:
-            end = await self._host.use_model(name, deadline)
+            end = await self._host.use_model(name, request.deadline)
         except NotReadyError as error:
             raise NotReadyError(f"Failed for execute the inference request. {error.message}") from error
         try:
-            yield self._ready_model(name, version)
+            yield self._ready_model(name, version, request)
         finally:
             end()
 
-    def _ready_model(self, name: str, version: int) -> InferModel:
+    def _ready_model(self, name: str, version: int, request: InferRequest) -> InferModel:
         try:
-            return self._host.model(name, version)
+            return self._host.model(name, version, request)
         except (ModelNotFoundError, NotReadyError) as error:
             text = f"Failed for execute the inference request. Model '{name}' is not ready."
             raise type(error)(text) from error
@@ -207,7 +208,7 @@ class HostCalls:
     async def _infer(self, number: int, arguments: list[Any], tail: memoryview) -> None:
         try:
             name, version, request = self._request(arguments, tail)
-            async with self._model(name, version, request.deadline) as model:
+            async with self._model(name, version, request) as model:
                 if not model.takes_infer:
                     raise UnsupportedError(
                         f"Model {name} is using the decoupled. The current BLS request call doesn't support models "
@@ -232,7 +233,7 @@ class HostCalls:
         final = False
         try:
             name, version, request = self._request(arguments, tail)
-            async with self._model(name, version, request.deadline) as model:
+            async with self._model(name, version, request) as model:
                 with self._traced(arguments[0], model, request), closing(model.stream(request)) as responses:
                     async for response in responses:
                         await window.acquire()

@@ -74,11 +74,7 @@ class TensorFlowModel(BackendModel):
         self._loading = threading.Lock()
 
     def load_instance(self, context: InstanceContext) -> TensorFlowInstance:
-        if context.kind == "GPU":
-            raise ValueError(
-                f"instance '{context.name}' of model '{self._config.name}' must be KIND_CPU or KIND_AUTO: the"
-                " tensorflow backend computes on the CPU"
-            )
+        context.require_cpu("the tensorflow backend computes on the CPU")
         with self._loading:
             if not self._graphs or self._users >= self._settings.session_share:
                 self._graphs.append(self._load())

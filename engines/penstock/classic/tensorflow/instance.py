@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from penstock.classic.base import BackendInstance, Batch
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.outputs import wanted_outputs
+from penstock.classic.scalars import Scalars
 from penstock.classic.sequences.tensors import state_outputs
 from penstock.classic.tensorflow import library
 from penstock.classic.tensorflow.graph import LoadedGraph
@@ -26,20 +27,14 @@ class TensorFlowInstance(BackendInstance):
         outputs = [*config.output, *state_outputs(config)]
         self._outputs = tuple(tensor.name for tensor in outputs)
         self._states = {state.output_name for state in config.sequence_batching.state}
-        # configurations write a scalar as [1]
-        self._scalar_inputs = {name for name, tensor in graph.inputs.items() if tensor.shape.rank == 0}
-        self._scalar_outputs = {
-            tensor.name: tuple(tensor.dims) for tensor in outputs if graph.outputs[tensor.name].shape.rank == 0
-        }
+        self._scalars = Scalars(_scalars(graph.inputs), _scalars(graph.outputs), outputs)
         self._prepared: dict[tuple[str, ...], Callable[..., Sequence[Array]]] = {}
         """By the outputs that are asked for: a run that is prepared takes a third of the time around the graph."""
 
     def execute(self, batch: Batch) -> None:
         assert self._graph is not None
         feed = batch.gather()
-        for name in self._scalar_inputs:
-            if name in feed and feed[name].size == 1:
-                feed[name] = feed[name].reshape(())
+        self._scalars.for_model(feed)
         names = tuple(wanted_outputs(batch.calls, self._outputs, self._states))
         run = self._run(self._graph, names)
         errors = library.load().errors
@@ -51,9 +46,9 @@ class TensorFlowInstance(BackendInstance):
             # an operator that fails on a CPU fails for the data it was given
             raise InvalidRequestError(f"model '{self._name}' failed: {library.explain(error)}") from error
         outputs = dict(zip(names, found, strict=True))
-        for name, dims in self._scalar_outputs.items():
-            if name in outputs:
-                outputs[name] = _array(outputs[name]).reshape(dims)
+        for name in self._scalars.outputs.keys() & outputs.keys():
+            outputs[name] = _array(outputs[name])
+        self._scalars.as_configured(outputs)
         batch.scatter(outputs)
 
     def _run(self, graph: LoadedGraph, names: tuple[str, ...]) -> Callable[..., Sequence[Array]]:
@@ -68,6 +63,10 @@ class TensorFlowInstance(BackendInstance):
     def unload(self) -> None:
         self._prepared.clear()
         self._graph = None
+
+
+def _scalars(tensors: Mapping[str, Any]) -> list[str]:
+    return [name for name, tensor in tensors.items() if tensor.shape.rank == 0]
 
 
 def _array(found: Any) -> Array:

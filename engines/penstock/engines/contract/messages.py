@@ -192,7 +192,7 @@ class UnloadAdapter(msgspec.Struct, tag="unload_adapter", frozen=True):
 
 
 class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache", frozen=True):
-    """Empties the prefix cache: what comes later is computed anew. Requests under way keep their blocks. Answered by a
+    """Empties the prefix cache: what comes later is computed again. Requests under way keep their blocks. Answered by a
     CallReply with the same `call`."""
 
     call: int

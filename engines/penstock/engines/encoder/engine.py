@@ -47,7 +47,7 @@ class EncoderEngine:
         self._encoder: Encoder | None = None
         self._queue = queue
         self._changed = threading.Condition()
-        """Holds the queue: whoever looks into it has this."""
+        """Hold it to look into the queue."""
         self._waiters: dict[EncodeRequest, asyncio.Future[None]] = {}
         self._stopping = False
         self._thread: threading.Thread | None = None

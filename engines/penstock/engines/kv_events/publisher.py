@@ -55,7 +55,7 @@ class KVEventPublisher:
         self._thread = _PublishingThread(config, self._context)
         for endpoint in config.exposed:
             logger.warning(
-                "%s: whoever reaches this address can read the tokens of all prompts and answers, without a key",
+                "%s: every client of this address can read the tokens of all prompts and answers, without a key",
                 endpoint,
             )
         self._send([AllBlocksCleared()])

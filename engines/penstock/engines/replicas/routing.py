@@ -5,7 +5,7 @@ The rule of `RoutingPolicy.PREFIX` counts everything in tokens that have to be c
     cost = prompt - cached            what is left to compute of the prompt
          + waiting                    the same of others that were sent there and have had no token yet
          + REQUEST_TOKENS * requests  those that run or wait there: each takes a part of every step
-         + missing                    tokens that no block is free for: somebody has to wait or to be preempted
+         + missing                    tokens that no block is free for: a request has to wait or to be preempted
          - SESSION_TOKENS             where the request's session was last
 
 The least cost wins; of equals, the replica that was chosen least recently. So a cached prefix is worth exactly what it

@@ -59,7 +59,7 @@ class SimulatedBatcher:
         return self._scheduler.has_requests or bool(self._dying)
 
     def start(self, request: StartRequest) -> None:
-        self._num_started += 1  # stands for the time of arrival: whoever is handed over first goes first
+        self._num_started += 1  # stands for the time of arrival: first come, first served
         self._scheduler.add(
             AddRequest(
                 (request.id,),

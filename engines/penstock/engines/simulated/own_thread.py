@@ -48,7 +48,7 @@ class OwnThread:
         try:
             while self._carry_out(self._next_orders()):
                 made = self._batcher.step()
-                # first the blocks: whoever is woken looks how many there are
+                # first the blocks: the reader that is woken looks how many there are
                 self.num_free_blocks = self._batcher.num_free_blocks
                 self._pipe.put(made)
         except Exception as error:

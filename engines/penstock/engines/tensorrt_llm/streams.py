@@ -163,7 +163,7 @@ class Streams:
         self._watchdog.sample(sample.num_active)
         has_grown = sample.num_free_blocks > self.num_free_blocks
         self.num_free_blocks = sample.num_free_blocks
-        if has_grown:  # somebody may wait for blocks
+        if has_grown:  # a request may wait for blocks
             self._pipe.ring()
 
     async def _look_after(self) -> None:
@@ -205,7 +205,7 @@ class Streams:
         self._flush_soon()
 
     def _flush_soon(self) -> None:
-        """After everything that is ready by now: whoever fetches wakes once for all of it."""
+        """After everything that is ready by now: its reader wakes once for all of it."""
         if not self._flushing:
             self._flushing = True
             asyncio.get_running_loop().call_soon(self._flush)

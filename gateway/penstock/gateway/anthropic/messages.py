@@ -9,20 +9,22 @@ import msgspec
 from penstock.gateway.anthropic.answers import content_blocks, message_object, new_id, stop_fields
 from penstock.gateway.anthropic.chat import generate_request, read_chat
 from penstock.gateway.anthropic.events import MessageEvents
+from penstock.gateway.anthropic.other_chat import other_chat
 from penstock.gateway.anthropic.schemas import MessagesRequest
 from penstock.gateway.anthropic.thinking import thinking_budget
 from penstock.gateway.anthropic.unsupported import UNSUPPORTED
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.bodies import parse
 from penstock.gateway.generating.collect import collect
-from penstock.gateway.generating.endpoint import GeneratingEndpoint
+from penstock.gateway.generating.other_chats import OtherAnswer, OtherChat
 from penstock.gateway.generating.sse import stream
+from penstock.gateway.generating.translating_endpoint import TranslatingEndpoint
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.llm.dataplane import GenerateRequest, Generation
 from penstock.tokenizers import Part, TextPart, ToolCallPart
 
 
-class Messages(GeneratingEndpoint[MessagesRequest]):
+class Messages(TranslatingEndpoint[MessagesRequest]):
     schema, unsupported = MessagesRequest, UNSUPPORTED
 
     def _parse(self, body: bytes) -> MessagesRequest:
@@ -38,15 +40,26 @@ class Messages(GeneratingEndpoint[MessagesRequest]):
         prompt = await chat.prompt(self._dataplane, context)
         return shape.applied(wanted, prompt)
 
+    async def _other_chat(self, request: MessagesRequest, context: RequestContext) -> OtherChat:
+        return other_chat(request)
+
+    def _renamed(self, request: MessagesRequest, model: str) -> MessagesRequest:
+        return msgspec.structs.replace(request, model=model)
+
     def _respond(
         self, exchange: Exchange, request: MessagesRequest, wanted: GenerateRequest, generation: Generation
+    ) -> Awaitable[None]:
+        return self._respond_from(exchange, request, generation)
+
+    def _respond_from(
+        self, exchange: Exchange, request: MessagesRequest, generation: Generation | OtherAnswer
     ) -> Awaitable[None]:
         if not request.stream:
             return self._answer(exchange, request, generation)
         events = MessageEvents(request.model, generation.usage)
         return stream(exchange, generation, events, opening=events.opening, ending=events.ending)
 
-    async def _answer(self, exchange: Exchange, request: MessagesRequest, generation: Generation) -> None:
+    async def _answer(self, exchange: Exchange, request: MessagesRequest, generation: Generation | OtherAnswer) -> None:
         [collected] = await collect(generation, 1)
         parts: list[Part] = collected.parts or ([TextPart(collected.text)] if collected.text else [])
         called = any(isinstance(part, ToolCallPart) for part in parts)

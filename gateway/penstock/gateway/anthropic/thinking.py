@@ -10,7 +10,7 @@ from penstock.gateway.generating.answer_stages import check_reasoning_parser
 from penstock.gateway.generating.thought_budget import AskedBudget, asked_budget
 from penstock.gateway.llm.model_parsers import ModelParsers
 
-_ENABLED = {"enabled": True, "adaptive": True, "disabled": False}
+ENABLED = {"enabled": True, "adaptive": True, "disabled": False}
 
 
 def template_kwargs(thinking: Thinking | None, output: OutputConfig | None, parsers: ModelParsers) -> dict[str, Any]:
@@ -18,11 +18,11 @@ def template_kwargs(thinking: Thinking | None, output: OutputConfig | None, pars
     UnsupportedError."""
     kwargs: dict[str, Any] = {}
     if thinking is not None:
-        if thinking.type not in _ENABLED:
+        if thinking.type not in ENABLED:
             raise InvalidRequestError("thinking.type must be enabled, adaptive or disabled.", param="thinking.type")
         if thinking.type == "enabled":
             check_reasoning_parser(parsers, "thinking")
-        kwargs["enable_thinking"] = _ENABLED[thinking.type]
+        kwargs["enable_thinking"] = ENABLED[thinking.type]
     if output is not None and output.effort is not None and parsers.reasoning is not None:
         kwargs["reasoning_effort"] = output.effort
     return kwargs

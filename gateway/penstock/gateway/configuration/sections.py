@@ -16,7 +16,7 @@ Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0)]
 ListeningPort = Literal["http", "grpc", "metrics"]
 Name = Annotated[str, Meta(min_length=1)]
-"""Never empty: `--api-key "$KEY"` without a KEY must not let in whoever sends an empty one, nor everybody."""
+"""Never empty: `--api-key "$KEY"` without a KEY must not let in clients that send an empty one, or no key at all."""
 
 
 class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

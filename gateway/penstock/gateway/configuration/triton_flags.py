@@ -1,4 +1,4 @@
-"""Triton's flags that have no counterpart here, and why: whoever brings a start script is told what to change."""
+"""Triton's flags that have no counterpart here, and why: the errors tell what to change in a start script."""
 
 from __future__ import annotations
 

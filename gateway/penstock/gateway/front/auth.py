@@ -58,7 +58,7 @@ class ApiKeys:
     def principal(self, authorization: bytes | None) -> Principal:
         """The one whose key `Authorization: Bearer <key>` carries. Raises AuthenticationError.
 
-        The look-up is by digest, so its time tells nothing about a key that somebody tries out.
+        The look-up is by digest, so its time tells an attacker nothing about the keys.
         """
         if not self.needed or (authorization is None and self.without_key is not None):
             return self.without_key or ANYONE

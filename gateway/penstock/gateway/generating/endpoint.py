@@ -48,7 +48,9 @@ class GeneratingEndpoint(ABC, Generic[_R]):
             own = await self._settings.text_models.answered(exchange, self.text_api, body)
             if own is None:
                 return
-            request = self._parse(own)
+            request = await self._for_own_model(exchange, self._parse(own))
+            if request is None:
+                return
             exchange.read_deadline()
             resumable = self._resumable if request.stream else None
             if resumable is not None and await resumable.resume(exchange, body):
@@ -72,6 +74,10 @@ class GeneratingEndpoint(ABC, Generic[_R]):
                 await self._respond(exchange, request, wanted, generation)
             finally:
                 generation.close()
+
+    async def _for_own_model(self, exchange: Exchange, request: _R) -> _R | None:
+        """The request for a model of this server; None when another server has answered it. Raises PenstockError."""
+        return request
 
     async def _answer_at_once(self, exchange: Exchange, request: _R) -> bool:
         """Whether that is done: some requests need no generation."""

@@ -12,6 +12,7 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 
 from penstock.engines.errors import OverloadedError, PenstockError
 from penstock.gateway.errors import HttpError
+from penstock.gateway.front.record import QUIET_ROUTES
 from penstock.gateway.http.exchange import Headers
 from penstock.gateway.http.http2_heads import AskedHead, asked_head, error_answer, grpc_refusal, is_grpc
 from penstock.gateway.http.http2_stream import HttpStream, whole_answer
@@ -31,6 +32,9 @@ _REQUEST_BYTES = 4 << 10
 _LONG_BODY = 64 << 10
 _MAX_WINDOW = 4 << 20
 """Of a long body so much may be on its way at a time."""
+_FOR_PROBES = 64
+"""Requests beyond the limit, for those who ask whether the server is well: a full server is. Over HTTP/1.1, too, a
+connection that is there gets its answer."""
 _GRPC_REFUSAL = grpc_refusal(b"This port serves HTTP; gRPC has a port of its own (--grpc-port)")
 
 
@@ -108,7 +112,8 @@ class MultiplexedConnection(SocketConnection):
         size = _REQUEST_BYTES + head.size
         try:
             asked = self._asked(head)
-            if len(self._port.tasks) >= self._port.http_limits.max_connections:
+            beyond = len(self._port.tasks) - self._port.http_limits.max_connections
+            if beyond >= 0 and (beyond >= _FOR_PROBES or asked.path not in QUIET_ROUTES):
                 raise OverloadedError("Too many requests at a time.", retry_after=1)
             self.share.take(size)
         except PenstockError as error:

@@ -182,7 +182,7 @@ def is_hub_id(model: str | None) -> bool:
 
 
 def default_params(folder: Path) -> dict[str, Any]:
-    """Sampling defaults from generation_config.json. A model that says do_sample false wants to be greedy."""
+    """Sampling defaults from generation_config.json. do_sample false means greedy."""
     try:
         raw = json.loads((folder / "generation_config.json").read_text())
     except FileNotFoundError:

@@ -42,8 +42,8 @@ class FrameReader:
         self._needed = ALIGNMENT
 
     def feed(self, data: bytes) -> list[tuple[memoryview, memoryview]]:
-        """Head and tail of each frame that is complete now. They are views: a tail stays usable as long as somebody
-        holds it. Raises BrokenFrameError."""
+        """Head and tail of each frame that is complete now. They are views: a tail stays usable as long as it is
+        referenced. Raises BrokenFrameError."""
         if self._rest:
             self._rest += data
             if len(self._rest) < self._needed:

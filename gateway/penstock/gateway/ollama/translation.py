@@ -24,10 +24,14 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 
 
 def openai_chat(
-    request: ChatRequest | GenerateRequest, name: str, model: ServedModel, tools: list[dict[str, Any]] | None
+    request: ChatRequest | GenerateRequest,
+    name: str,
+    tools: list[dict[str, Any]] | None,
+    model: ServedModel | None = None,
 ) -> openai.ChatRequest:
-    """Still without messages. Raises InvalidRequestError, UnsupportedError."""
-    if request.think not in (None, False):
+    """Still without messages. `model`: None where another server has it. Raises InvalidRequestError,
+    UnsupportedError."""
+    if model is not None and request.think not in (None, False):
         check_reasoning_parser(model.parsers, "think")
     return openai.ChatRequest(
         model=name,
@@ -35,7 +39,7 @@ def openai_chat(
         tools=tools or None,
         tool_choice="auto" if tools else None,
         include_reasoning=request.think is not False,
-        chat_template_kwargs=_thinking(request.think, model.template_variables),
+        chat_template_kwargs=_thinking(request.think, None if model is None else model.template_variables),
         response_format=_response_format(request.format),
         **_sampling(request.options or Options()),
     )

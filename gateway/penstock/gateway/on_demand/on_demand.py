@@ -11,8 +11,8 @@ import asyncio
 import copy
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -60,6 +60,8 @@ class _Load:
 
 _current: ContextVar[_Load | None] = ContextVar("current_load_on_demand", default=None)
 """The load that the current task belongs to: the models of an ensemble are loaded for the ensemble."""
+_together: ContextVar[frozenset[str]] = ContextVar("models_that_are_loaded_together", default=frozenset())
+"""All models of the ensembles that the current task loads models for: none of them makes room for another one."""
 
 
 class OnDemand:
@@ -179,13 +181,29 @@ class OnDemand:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    @contextmanager
+    def together(self, names: frozenset[str]) -> Iterator[None]:
+        """Tasks that begin within this load models of one ensemble, which is made of all these."""
+        token = _together.set(_together.get() | names)
+        try:
+            yield
+        finally:
+            _together.reset(token)
+
     # What the memory budget asks
 
     async def make_room(self, name: str, check: Check) -> bool:
         """Unloads what has to go for this model; False if that cannot be. Raises MemoryBudgetError when the model would
         not even fit if everything were unloaded that may be."""
-        kept = self._residents.kept()
-        check([each for each in self._loads.stored() if each not in kept and each != name])
+        together = _together.get() - {name}
+        stays = self._residents.kept() | together
+        try:
+            check([each for each in self._loads.stored() if each not in stays and each != name])
+        except MemoryBudgetError as error:
+            if not together:
+                raise
+            beside = ", ".join(sorted(together))
+            raise MemoryBudgetError(f"{error.message}; an ensemble needs it at the same time as {beside}") from None
 
         def enough(gone: Collection[str]) -> bool:
             with suppress(MemoryBudgetError):
@@ -200,14 +218,16 @@ class OnDemand:
             async with self._loads.without_slot():
                 while not enough(()):
                     now = self._clock()
-                    if victims := choose(_without(name, self._residents.free(now, self._loads.is_busy)), enough):
+                    if victims := choose(
+                        _without({name, *together}, self._residents.free(now, self._loads.is_busy)), enough
+                    ):
                         closed |= self._close(victims)
                         await self._retire(victims, FOR_ROOM, "room")
                         break
                     if load is None or not load.waiting:
                         return False
                     load.needs_room = True
-                    used = _without(name, self._residents.replaceable(now, self._loads.keeps_sequences))
+                    used = _without({name, *together}, self._residents.replaceable(now, self._loads.keeps_sequences))
                     closed |= self._close(choose(used, enough) or ())
                     safe_until = self._residents.next_end_of_safety(now)
                     await self._change(_LOOK_SECONDS if safe_until is None else min(_LOOK_SECONDS, safe_until - now))
@@ -362,8 +382,8 @@ class OnDemand:
                 await self._changed.wait()
 
 
-def _without(name: str, names: Iterable[str]) -> list[str]:
-    return [each for each in names if each != name]
+def _without(staying: Collection[str], names: Iterable[str]) -> list[str]:
+    return [each for each in names if each not in staying]
 
 
 def _not_loaded(name: str, reason: str, seconds: float) -> NotReadyError:

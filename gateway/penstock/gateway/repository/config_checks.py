@@ -17,6 +17,7 @@ from penstock.classic.model_config import (
     ModelOutput,
     ModelQueuePolicy,
 )
+from penstock.classic.model_files import check_file_name
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.metrics.latencies import FIRST_RESPONSE
 from penstock.gateway.repository.config_fields import OWN_BACKENDS, SELF_PLACED_BACKENDS
@@ -271,12 +272,3 @@ def check_warmup(config: ModelConfig, *, complete: bool) -> None:
                 raise InvalidRequestError(f"{subject} of '{config.name}': input '{name}' has a dimension below 1")
             if source == "input_data_file":
                 check_file_name("input_data_file", data.input_data_file)
-
-
-def check_file_name(field: str, path: str) -> None:
-    """A path that a configuration names must stay in its folder. Raises InvalidRequestError."""
-    parts = path.split("/")
-    # file systems raise errors of their own for longer names
-    is_too_long = len(path) > 1024 or any(len(part.encode()) > 255 for part in parts)
-    if is_too_long or not path.isprintable() or any(part in ("", ".", "..") for part in parts):
-        raise InvalidRequestError(f"{field} must be a relative path inside the model's folder", param=field)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from penstock.classic.base import InferModel, Metric
+from penstock.classic.messages import InferRequest
 from penstock.engines.errors import NotReadyError, PenstockError
 from penstock.gateway.kserve.store import ModelStore
 from penstock.gateway.on_demand.on_demand import OnDemand
@@ -28,18 +29,26 @@ class RepositoryHost:
 
     def __init__(self, store: ModelStore, metric: MetricFactory | None, on_demand: OnDemand | None = None) -> None:
         self._store = store
+        self._public = store
+        self.is_public: Callable[[str], bool] = lambda name: False
+        """Whether a name has traffic rules."""
         self._metric = metric
         self._on_demand = on_demand
 
-    def model(self, name: str, version: int = -1) -> InferModel:
-        found = self._store.model(name, "" if version == -1 else str(version))
+    def route(self, public: ModelStore, is_public: Callable[[str], bool]) -> None:
+        """From now on requests of models find what clients find in `public`: also names that several models serve."""
+        self._public, self.is_public = public, is_public
+
+    def model(self, name: str, version: int = -1, request: InferRequest | None = None) -> InferModel:
+        wanted = "" if version == -1 else str(version)
+        found = self._store.model(name, wanted) if request is None else self._public.model(name, wanted, request)
         if not found.ready:
             raise NotReadyError(f"model '{name}' is not ready")
         return found
 
     def model_ready(self, name: str, version: int = -1) -> bool:
         try:
-            return self.model(name, version).ready
+            return self._public.model(name, "" if version == -1 else str(version)).ready
         except PenstockError:
             return False
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 
 from penstock.classic.base import InferModel
@@ -143,7 +144,7 @@ class ModelRepository:
         return all(name in serving and serving[name].ready for name in (*self._wanted, *self._added))
 
     def add(self, model: InferModel) -> None:
-        """A model that belongs to no repository: whoever adds it starts and stops it. Raises AlreadyExistsError."""
+        """A model that belongs to no repository: its owner starts and stops it. Raises AlreadyExistsError."""
         name = model.name
         if name in self._serving or name in self._entries or name in self._catalogue.names:
             raise AlreadyExistsError(f"there is already a model '{name}'")
@@ -361,6 +362,9 @@ class ModelRepository:
         explicit = self._settings.control_mode == "explicit"
         await asyncio.to_thread(self._catalogue.refresh)
         unknown = sorted(models - self._catalogue.names - self._added)
+        for name in filter(self.host.is_public, unknown):
+            told = f"ensemble {ensemble}: '{name}' is a name with traffic rules, which no step can have; name a model"
+            raise InvalidRequestError(told)
         if unknown:
             raise InvalidRequestError(
                 f"ensemble {ensemble} contains models that are not available or ambiguous: {', '.join(unknown)}"
@@ -368,7 +372,8 @@ class ModelRepository:
         names = [name for name in sorted(models - self._added) if name not in self._serving or not explicit]
         if explicit:
             self._implied.update(name for name in names if name not in self._wanted)
-        loads = [self._operations.run(name, self._load_stored(name, only_changed=not explicit)) for name in names]
+        with self._on_demand.together(models) if self._on_demand is not None else nullcontext():
+            loads = [self._operations.run(name, self._load_stored(name, only_changed=not explicit)) for name in names]
         results = dict(zip(names, await asyncio.gather(*loads, return_exceptions=True), strict=True))
         for name in sorted(models):
             if name not in self._serving:

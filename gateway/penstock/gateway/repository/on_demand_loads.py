@@ -21,6 +21,8 @@ logger = logging.getLogger("penstock")
 
 _LOOK_SECONDS = 5.0
 """How often a name that is not known has the repositories looked at again."""
+_LONGEST_LOOK_SECONDS = 10.0
+"""After so long nobody waits for a look: a storage that hangs must not hold up requests for other names."""
 
 
 class Operations(Protocol):
@@ -70,7 +72,8 @@ class OnDemandLoads:
             self._looked = self._clock()
             self._looking = asyncio.create_task(self._look_again())
         if name not in self._catalogue.names and self._looking is not None:
-            await asyncio.wait((self._looking,))  # one look for all that ask
+            left = self._looked + _LONGEST_LOOK_SECONDS - self._clock()
+            await asyncio.wait((self._looking,), timeout=max(0.0, left))  # one look for all that ask
         return name in self._catalogue.names
 
     async def _look_again(self) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from penstock.classic.model_config import DataType, ModelConfig, ModelSequenceBatching
+from penstock.classic.model_files import check_file_name
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.gateway.repository.config_checks import check_file_name
 from penstock.gateway.repository.config_fields import SELF_PLACED_BACKENDS
 
 _Control = ModelSequenceBatching.Control

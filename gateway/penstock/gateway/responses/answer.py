@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.errors import public_message, wire_shape
-from penstock.gateway.llm.dataplane import GenerateRequest, Usage
+from penstock.gateway.llm.dataplane import Usage
 from penstock.gateway.responses.items import new_id
 from penstock.gateway.responses.schemas import Reasoning, ResponsesRequest, TextOptions
 
@@ -19,9 +19,9 @@ class ResponseObject:
     """Of one request: what it says of itself from the beginning."""
 
     def __init__(
-        self, request: ResponsesRequest, wanted: GenerateRequest, usage: Usage, *, store: bool, tier: str
+        self, request: ResponsesRequest, usage: Usage, *, temperature: float, top_p: float, store: bool, tier: str
     ) -> None:
-        """`tier`: of `real_tier`."""
+        """`temperature` and `top_p` hold where the request is silent. `tier`: of `real_tier`."""
         self.id = new_id("resp")
         self.usage = usage
         """Goes on counting while the response is made."""
@@ -46,12 +46,12 @@ class ResponseObject:
             "safety_identifier": request.safety_identifier,
             "service_tier": tier,
             "store": store,
-            "temperature": wanted.params.temperature,
+            "temperature": temperature,
             "text": {"format": text.format or {"type": "text"}, "verbosity": text.verbosity or "medium"},
             "tool_choice": request.tool_choice or "auto",
             "tools": request.tools or [],
             "top_logprobs": request.top_logprobs or 0,
-            "top_p": wanted.params.top_p if request.top_p is None else request.top_p,
+            "top_p": top_p if request.top_p is None else request.top_p,
             "truncation": "disabled",
             "user": request.user,
         }

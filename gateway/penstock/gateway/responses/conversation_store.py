@@ -1,4 +1,4 @@
-"""Conversations: items that requests and responses add to, until somebody deletes them."""
+"""Conversations: items that requests and responses add to, until they are deleted."""
 
 from __future__ import annotations
 

@@ -12,12 +12,14 @@ import msgspec
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.bodies import parse
-from penstock.gateway.generating.endpoint import GeneratingEndpoint
+from penstock.gateway.generating.other_chats import OtherAnswer, OtherChat
 from penstock.gateway.generating.sse import stream
+from penstock.gateway.generating.translating_endpoint import TranslatingEndpoint
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane, GenerateRequest, Generation, Usage
 from penstock.gateway.openai.chat_generation import chat_generation
+from penstock.gateway.openai.other_chat import other_chat
 from penstock.gateway.openai.service_tier import real_tier
 from penstock.gateway.responses.answer import ResponseObject
 from penstock.gateway.responses.asked import Asked, Keeping
@@ -36,7 +38,7 @@ _BACKGROUND_ROUTE = "/v1/responses/background"
 """In records: the request itself is answered at once."""
 
 
-class CreateResponse(GeneratingEndpoint[Asked]):
+class CreateResponse(TranslatingEndpoint[Asked]):
     schema, unsupported = ResponsesRequest, UNSUPPORTED
 
     def __init__(self, dataplane: DataPlane, settings: AppSettings, responses: ResponseService) -> None:
@@ -74,9 +76,7 @@ class CreateResponse(GeneratingEndpoint[Asked]):
     async def _wanted(self, asked: Asked, context: RequestContext) -> GenerateRequest:
         request = asked.request
         self._dataplane.model(request.model, context)
-        earlier = await asked.earlier(self._responses, context.tenant)
-        before = "previous_response_id" if request.conversation_id is None else "conversation"
-        messages = template_messages(request.instructions, earlier, asked.items, before)
+        messages = await self._messages(asked, context)
         chat = chat_request(request)
         with in_words_of_responses():
             wanted = await chat_generation(self._dataplane, self._settings, chat, messages, context)
@@ -84,6 +84,13 @@ class CreateResponse(GeneratingEndpoint[Asked]):
             message = "include: this model's answers may have reasoning or calls, for which there are no logprobs here."
             raise UnsupportedError(message, param="include")
         return replace(wanted, grammar_field=name_of_responses(wanted.grammar_field))
+
+    async def _messages(self, asked: Asked, context: RequestContext) -> list[dict[str, Any]]:
+        """As chat templates know them, with those that the request goes on from. Raises PenstockError."""
+        request = asked.request
+        earlier = await asked.earlier(self._responses, context.tenant)
+        before = "previous_response_id" if request.conversation_id is None else "conversation"
+        return template_messages(request.instructions, earlier, asked.items, before)
 
     async def _answer_at_once(self, exchange: Exchange, asked: Asked) -> bool:
         if not asked.request.background:
@@ -102,8 +109,7 @@ class CreateResponse(GeneratingEndpoint[Asked]):
         wanted = await self._wanted(asked, context)
         background.check_room(tenant)  # others have come meanwhile
         keeping = Keeping(self._responses, asked, tenant)
-        tier = real_tier(asked.request.service_tier, wanted)
-        response = ResponseObject(asked.request, wanted, Usage(), store=True, tier=tier)
+        response = _object(asked, wanted, Usage(), store=True)
         queued = msgspec.json.encode(response.queued())
         if not keeping.fits(queued):
             raise InvalidRequestError("The conversation is too large to be kept.", param="input")
@@ -119,9 +125,36 @@ class CreateResponse(GeneratingEndpoint[Asked]):
     def _respond(
         self, exchange: Exchange, asked: Asked, wanted: GenerateRequest, generation: Generation
     ) -> Awaitable[None]:
-        store = self._stores and asked.request.store is not False
-        tier = real_tier(asked.request.service_tier, wanted)
-        response = ResponseObject(asked.request, wanted, generation.usage, store=store, tier=tier)
+        return self._send(
+            exchange, asked, _object(asked, wanted, generation.usage, store=self._kept(asked)), generation
+        )
+
+    async def _other_chat(self, asked: Asked, context: RequestContext) -> OtherChat:
+        if asked.request.background:
+            message = "background: models of other servers make no responses in the background."
+            raise UnsupportedError(message, param="background")
+        if asked.include.logprobs:
+            raise UnsupportedError("include: models of other servers have no logprobs here.", param="include")
+        chat = chat_request(asked.request)
+        return other_chat(chat, await self._messages(asked, context))
+
+    def _renamed(self, asked: Asked, model: str) -> Asked:
+        return Asked(msgspec.structs.replace(asked.request, model=model), asked.stream)
+
+    def _respond_from(self, exchange: Exchange, asked: Asked, answer: OtherAnswer) -> Awaitable[None]:
+        given = asked.request.temperature
+        temperature = 1.0 if given is None else given
+        response = ResponseObject(
+            asked.request, answer.usage, temperature=temperature, top_p=1.0, store=self._kept(asked), tier="default"
+        )
+        return self._send(exchange, asked, response, answer)
+
+    def _kept(self, asked: Asked) -> bool:
+        return self._stores and asked.request.store is not False
+
+    def _send(
+        self, exchange: Exchange, asked: Asked, response: ResponseObject, generation: Generation | OtherAnswer
+    ) -> Awaitable[None]:
         keep = Keeping(self._responses, asked, exchange.context.tenant).keep
         if not asked.stream:
             return self._answer(exchange, Output(asked.include), generation, response, keep)
@@ -133,7 +166,7 @@ class CreateResponse(GeneratingEndpoint[Asked]):
         self,
         exchange: Exchange,
         output: Output,
-        generation: Generation,
+        generation: Generation | OtherAnswer,
         response: ResponseObject,
         keep: Callable[[dict[str, Any]], None],
     ) -> None:
@@ -143,3 +176,10 @@ class CreateResponse(GeneratingEndpoint[Asked]):
         ended = response.ended(output.items, output.finish_reason)
         keep(ended)
         await exchange.respond(200, msgspec.json.encode(ended))
+
+
+def _object(asked: Asked, wanted: GenerateRequest, usage: Usage, *, store: bool) -> ResponseObject:
+    params, tier = wanted.params, real_tier(asked.request.service_tier, wanted)
+    return ResponseObject(
+        asked.request, usage, temperature=params.temperature, top_p=params.top_p, store=store, tier=tier
+    )

@@ -57,7 +57,7 @@ def kind_of(part: Part) -> object:
 
 
 class Output:
-    """Of one response. A subclass may tell somebody of it as it grows."""
+    """Of one response. A subclass may send it as it grows."""
 
     def __init__(self, include: Include) -> None:
         self.items: list[dict[str, Any]] = []

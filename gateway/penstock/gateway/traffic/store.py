@@ -8,7 +8,7 @@ from penstock.classic.base import InferModel
 from penstock.classic.messages import InferRequest
 from penstock.engines.errors import ModelNotFoundError, NotReadyError, PenstockError, UnsupportedError
 from penstock.gateway.configuration.traffic_rules import Target
-from penstock.gateway.front.context import RequestContext
+from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.kserve.store import IndexEntry, ModelStore
 from penstock.gateway.traffic.public_model import PublicModel
 from penstock.gateway.traffic.table import PublicName, TrafficTable
@@ -87,7 +87,9 @@ class TrafficStore:
         request: InferRequest,
     ) -> InferModel:
         """One of those `wanted` of those `found`. Raises NotReadyError."""
-        context = request.caller if isinstance(request.caller, RequestContext) else RequestContext()
+        context = request.caller or request.origin
+        if not isinstance(context, RequestContext):
+            context = RequestContext(principal=Principal(tenant=request.tenant))
         route, now = public.route, self._table.clock()
         if not request.correlation_id:
             target = route.choose(public.key(context), found, now, wanted)

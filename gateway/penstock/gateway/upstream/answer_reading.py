@@ -9,9 +9,12 @@ import msgspec
 
 from penstock.gateway.llm.generation import Usage
 from penstock.gateway.upstream.failures import Redactor, broken_answer, in_band_error
+from penstock.gateway.upstream.held_answers import HeldAnswer
 
 Fields = dict[str, msgspec.Raw]
 NULL = b"null"
+_MAX_ANSWER = 128 << 20
+"""Bytes: 2048 embeddings as JSON are about 80 MiB."""
 _MAX_CHOICES = 4096
 """A list of prompts has a choice, or n, for each."""
 
@@ -60,16 +63,31 @@ _fields = msgspec.json.Decoder(Fields)
 class AnswerReader:
     """Of one answer."""
 
-    def __init__(self, model: str, usage: Usage, redact: Redactor) -> None:
-        """`model` is the public name; `usage` is filled in."""
+    def __init__(self, model: str, usage: Usage, redact: Redactor, held: HeldAnswer, *, choices: int) -> None:
+        """`model` is the public name; `usage` is filled in; so many `choices` were asked for."""
         self.model = model
         self.usage = usage
+        self.held = held
+        self.asked_choices = choices
         self.has_usage = False
         """Whether the other server has said it."""
         self._shown_model = msgspec.Raw(msgspec.json.encode(model))
         self._redact = redact
+        self._kept = 0
 
-    def fields(self, data: bytes) -> Fields:
+    def hold(self, size: int) -> None:
+        """The answer has so many bytes in memory now. Raises UpstreamError where one alone may not have as many,
+        OverloadedError where all may not."""
+        if self._kept + size > _MAX_ANSWER:
+            raise broken_answer(self.model, f"it is longer than {_MAX_ANSWER} bytes")
+        self.held.note(self._kept + size)
+
+    def keep(self, size: int) -> None:
+        """So many bytes stay in memory until the answer ends. Raises as `hold`."""
+        self._kept += size
+        self.hold(0)
+
+    def fields(self, data: bytes | bytearray) -> Fields:
         """Of an answer or an event, with the public name. Raises PenstockError for an error in it."""
         try:
             fields = _fields.decode(data)
@@ -103,7 +121,7 @@ class AnswerReader:
         usage.prompt_tokens = _count(found.prompt_tokens)
         usage.completion_tokens = _count(found.completion_tokens)
         if found.prompt_tokens_details is not None:
-            usage.cached_tokens = _count(found.prompt_tokens_details.cached_tokens)
+            usage.cached_tokens = min(usage.prompt_tokens, _count(found.prompt_tokens_details.cached_tokens))
         if found.completion_tokens_details is not None:
             usage.reasoning_tokens = _count(found.completion_tokens_details.reasoning_tokens)
 

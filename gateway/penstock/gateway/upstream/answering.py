@@ -15,9 +15,6 @@ from penstock.gateway.upstream.relay import Bounds, Relay, note_first_token, sil
 from penstock.gateway.upstream.request_body import BYTES_OF_TOKEN
 from penstock.gateway.upstream.stream_reading import LAST, StreamReader
 
-_MAX_ANSWER = 128 << 20
-"""Bytes: 2048 embeddings as JSON are about 80 MiB."""
-
 
 async def relay(
     exchange: Exchange, answer: OpenAnswer, answer_reader: AnswerReader, bounds: Bounds, *, shows_usage: bool
@@ -74,21 +71,18 @@ async def pass_on(
     exchange: Exchange, answer: OpenAnswer, reader: AnswerReader, bounds: Bounds, *, has_choices: bool
 ) -> None:
     """`has_choices`: else it has rows of data. Raises PenstockError, with no byte sent."""
-    pieces: list[bytes] = []
-    size = 0
+    body = bytearray()  # pieces may be of very few bytes
     while piece := await next_piece(answer, reader, bounds):
-        pieces.append(piece)
-        size += len(piece)
-        if size > _MAX_ANSWER:
-            raise broken_answer(reader.model, f"it is longer than {_MAX_ANSWER} bytes")
-    fields = reader.fields(b"".join(pieces))
+        reader.hold(len(body) + len(piece))
+        body += piece
+    fields = reader.fields(body)
     expected = "choices" if has_choices else "data"
     if expected not in fields:
         raise broken_answer(reader.model, f"it has no {expected}")
     if "usage" in fields:
         reader.read_usage(fields["usage"])
     if not reader.has_usage and has_choices:
-        reader.usage.completion_tokens = size // BYTES_OF_TOKEN
+        reader.usage.completion_tokens = len(body) // BYTES_OF_TOKEN
     if has_choices:
         ends = [choice.finish_reason for choice in reader.choices(fields["choices"])]
         exchange.context.record.finish_reasons = tuple(reason for reason in ends if reason is not None)

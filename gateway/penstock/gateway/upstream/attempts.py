@@ -17,6 +17,7 @@ logger = logging.getLogger("penstock")
 
 _MOST_ERROR = 64 << 10
 """Bytes of an error's body that are read."""
+_WHOLE = "200"
 _MOST_REST = 60.0
 """Seconds for which a server that said so with 429 is left alone, at most."""
 
@@ -48,18 +49,21 @@ class OpenAnswer:
         """The first piece of a stream."""
         self._ended = False
 
-    def end(self, kind: str, *, well: bool = True) -> None:
-        """Idempotent. `kind` is a label of metrics: "200" for an answer that is whole."""
+    def end(self, kind: str, *, well: bool | None = None) -> None:
+        """Idempotent. `kind` is a label of metrics: "200" for an answer that is whole. `well`: what that says about the
+        server; None: nothing."""
         if self._ended:
             return
         self._ended = True
-        if kind == "200":
+        if kind == _WHOLE:
             self.server.pool.give_back_at_end(self.connection)
         else:
             self.server.pool.give_back(self.connection)
         self.server.in_flight -= 1
         self.server.ended[kind] += 1
-        if not well:
+        if well or kind == _WHOLE:
+            self.server.health.answered()
+        elif well is not None:
             self.server.health.failed(asyncio.get_running_loop().time())
 
 
@@ -86,7 +90,7 @@ async def attempt(server: UpstreamServer, question: Question) -> OpenAnswer:
     finally:
         server.trials -= is_trial
     server.first_byte.observe(loop.time() - began)
-    server.health.answered()
+    server.health.began()
     return OpenAnswer(server, connection, first)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -14,6 +14,8 @@ from penstock.classic.statistics import ModelStatistics
 from penstock.classic.validation import check_request
 from penstock.engines.errors import InvalidRequestError, NotReadyError, PenstockError, UnsupportedError
 from penstock.gateway.front.bounded_json import check_json, decode_json
+from penstock.gateway.front.context import RequestContext
+from penstock.gateway.llm.kserve.only_response import only_response
 from penstock.gateway.llm.kserve.sampling_inputs import context_of
 from penstock.gateway.llm.kserve.tensor_form import TensorForm, flag, text
 from penstock.gateway.upstream.kserve_stream import KServeStream
@@ -34,6 +36,14 @@ FORM = TensorForm(
 """The part of the vLLM backend's that a text completion has."""
 _MAX_SAMPLING_BYTES = 1 << 20
 _WRITTEN_HERE = frozenset({"model", "prompt", "stream", "stream_options", "echo", "n"})
+
+
+class _Asked(NamedTuple):
+    request: UpstreamRequest
+    context: RequestContext
+    prefix: str
+    """What stands before the text."""
+    streams: bool
 
 
 class KServeUpstream:
@@ -57,30 +67,29 @@ class KServeUpstream:
         return not self._stopping and self._model.fleet.available
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """For requests that do not stream: those have exactly one response."""
-        responses = self.stream(request)
-        if responses.streams:
-            responses.close()
-            raise UnsupportedError("a request that streams has many responses; it needs a stream to carry them")
-        try:
-            response = await responses.__anext__()
-        finally:
-            responses.close()
-        if response.error is not None:
-            raise response.error
-        return response
+        asked = self._read(request)
+        return await only_response(lambda: self._begun(asked), streams=asked.streams)
 
     def stream(self, request: InferRequest) -> KServeStream:
+        return self._begun(self._read(request))
+
+    def _begun(self, asked: _Asked) -> KServeStream:
+        asked.context.pay_tokens(asked.request.expected_tokens)
+        return KServeStream(
+            self._model, asked.context, asked.request, self.statistics, asked.prefix, streams=asked.streams
+        )
+
+    def _read(self, request: InferRequest) -> _Asked:
         try:
             if self._stopping:
                 raise NotReadyError(f"Model '{self.name}' is not ready.", retry_after=2)
             check_request(request, self.signature)
-            return self._read(request)
+            return self._text_completion(request)
         except PenstockError:
             self.statistics.failed(0, "REJECTED")
             raise
 
-    def _read(self, request: InferRequest) -> KServeStream:
+    def _text_completion(self, request: InferRequest) -> _Asked:
         if "completions" not in self._model.apis:
             raise UnsupportedError(f"The model `{self.name}` of another server has no text completions.")
         prompt = text(request, "text_input")
@@ -94,11 +103,8 @@ class KServeUpstream:
             if name in _WRITTEN_HERE:
                 raise UnsupportedError(f"The sampling parameter '{name}' is not supported.")
         body = msgspec.json.encode({**given, "prompt": prompt, "stream": True})
-        asked = UpstreamRequest(body, "completions")
         prefix = "" if streams or excluded else prompt
-        context = context_of(request)
-        context.pay_tokens(asked.expected_tokens)
-        return KServeStream(self._model, context, asked, self.statistics, prefix, streams=streams)
+        return _Asked(UpstreamRequest(body, "completions"), context_of(request), prefix, streams)
 
     async def stop(self) -> None:
         self._stopping = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from io import StringIO
 from typing import Any
 
 import msgspec
@@ -14,7 +15,8 @@ from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.deadline import until
 from penstock.gateway.llm.kserve.tensor_form import strings
 from penstock.gateway.upstream.answering import next_piece
-from penstock.gateway.upstream.model import Asked, UpstreamModel
+from penstock.gateway.upstream.asked import Asked
+from penstock.gateway.upstream.model import UpstreamModel
 from penstock.gateway.upstream.relay import Bounds, note_first_token
 from penstock.gateway.upstream.request_body import UpstreamRequest
 from penstock.gateway.upstream.stream_reading import StreamReader
@@ -56,9 +58,7 @@ class KServeStream:
             raise StopAsyncIteration
         try:
             async with until(self._context.deadline, DeadlineExceededError("The request's time was over.")):
-                texts = [await self._text()]
-                while not self._over and not (self.streams and texts[-1]):
-                    texts.append(await self._text())
+                text = await self._shown()
         except PenstockError as error:
             self._responded()
             if self._asked is not None:
@@ -66,7 +66,7 @@ class KServeStream:
             self._end(error)
             return InferResponse(None, error=error)
         self._responded()
-        shown, self._prefix = self._prefix + "".join(texts), ""
+        shown, self._prefix = self._prefix + text, ""
         response = InferResponse([strings("text_output", [shown])], final=self._over)
         if self._over:
             self._end(None)
@@ -75,6 +75,20 @@ class KServeStream:
     def ready(self) -> InferResponse | None:
         """Nothing: whatever has come is in one response already."""
         return None
+
+    async def _shown(self) -> str:
+        """Of the next response: what has come, or all that comes. Raises PenstockError."""
+        piece = await self._text()
+        if self.streams and piece:
+            return piece
+        whole = StringIO()  # pieces may be of very few characters
+        whole.write(piece)
+        while not self._over and not (self.streams and piece):
+            piece = await self._text()
+            if self._asked is not None:
+                self._asked.reader.keep(len(piece))
+            whole.write(piece)
+        return whole.getvalue()
 
     async def _text(self) -> str:
         """What has come since the last time; may be empty. Raises PenstockError."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
-from typing import cast
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing
+from typing import TypeVar, cast
+
+import msgspec
 
 from penstock.engines.errors import (
     AuthenticationError,
@@ -15,18 +18,21 @@ from penstock.engines.errors import (
     UnsupportedError,
 )
 from penstock.gateway.configuration.upstream_settings import Api, UpstreamSettings
-from penstock.gateway.errors import UpstreamError, UpstreamUnavailableError
+from penstock.gateway.errors import UpstreamUnavailableError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.deadline import until
 from penstock.gateway.front.record import Stage
+from penstock.gateway.generating.other_chats import OtherAnswer, OtherChat
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.llm.call_counter import CallCounter
 from penstock.gateway.llm.generation import Usage
 from penstock.gateway.upstream.answer_reading import AnswerReader
 from penstock.gateway.upstream.answering import pass_on, relay
+from penstock.gateway.upstream.asked import Asked
 from penstock.gateway.upstream.asking import PATHS, Asking
-from penstock.gateway.upstream.attempts import OpenAnswer
+from penstock.gateway.upstream.chat_answer import ChatAnswer
 from penstock.gateway.upstream.fleet import Fleet
+from penstock.gateway.upstream.held_answers import HeldAnswer, HeldAnswers
 from penstock.gateway.upstream.relay import Bounds
 from penstock.gateway.upstream.request_body import UpstreamRequest
 
@@ -35,6 +41,8 @@ FindFallback = Callable[[str], "UpstreamModel | None"]
 IsOwn = Callable[[str, Api], bool]
 """Whether a model of this server has the name, and can be asked so."""
 
+_T = TypeVar("_T")
+_LATE = "The request's time was over."
 _CALLERS_ERRORS = (InvalidRequestError, DeadlineExceededError, AuthenticationError)
 """Errors that no other model would answer differently."""
 
@@ -49,6 +57,7 @@ class UpstreamModel:
         asking: Asking,
         find_fallback: FindFallback,
         is_own: IsOwn,
+        held: HeldAnswers,
         *,
         heartbeat_s: float,
         request_timeout: float | None,
@@ -67,6 +76,7 @@ class UpstreamModel:
         self._asking = asking
         self._find_fallback = find_fallback
         self._is_own = is_own
+        self._held = held
         self._heartbeat_s = heartbeat_s
         self._request_timeout = request_timeout
 
@@ -75,23 +85,62 @@ class UpstreamModel:
 
     async def answer(self, exchange: Exchange, api: str, body: bytes) -> bytes | None:
         context = exchange.context
-        context.principal.require_model(self.name)
         asked = cast("Api", api)
-        if asked not in self.apis:
-            raise self._not_offered(asked)
-        context.record.model = self.name
-        request = UpstreamRequest(body, asked)
-        exchange.read_deadline()
-        if self._request_timeout is not None and not context.background:
-            context.limit(self._request_timeout)
-        context.pay_tokens(request.expected_tokens)
+        request = self._admitted(exchange, asked, body)
         try:
-            async with until(context.deadline, DeadlineExceededError("The request's time was over.")):
-                await self._answer(exchange, request, asked)
+            async with until(context.deadline, DeadlineExceededError(_LATE)):
+                await self._first_good(
+                    exchange, asked, lambda model: model._answer_itself(exchange, request, asked, shown=self.name)
+                )
         except _OwnModel as own:
             context.pay_tokens(-request.expected_tokens)  # that model does it, too
             return request.renamed(own.name)
         return None
+
+    @asynccontextmanager
+    async def chat(
+        self, exchange: Exchange, chat: OtherChat, *, pulse: float | None
+    ) -> AsyncIterator[OtherAnswer | str]:
+        """As OtherModel has it."""
+        context = exchange.context
+        body = msgspec.json.encode({**chat.fields, "model": self.name, "stream": True})
+        request = self._admitted(exchange, "chat", body)
+
+        async def begun(model: UpstreamModel) -> ChatAnswer:
+            asked = await model.begin(context, request, "chat", self.name)
+            bounds = Bounds(model.settings.idle_timeout, pulse or 0)
+            answer = ChatAnswer(asked, context, bounds, show_reasoning=chat.show_reasoning)
+            try:
+                return await answer.begin()
+            except BaseException as error:
+                answer.close()
+                if isinstance(error, PenstockError):
+                    context.record.usage = None
+                raise
+
+        async with until(context.deadline, DeadlineExceededError(_LATE)):
+            try:
+                answer = await self._first_good(exchange, "chat", begun)
+            except _OwnModel as own:
+                context.pay_tokens(-request.expected_tokens)
+                yield own.name
+                return
+            with closing(answer):
+                yield answer
+
+    def _admitted(self, exchange: Exchange, api: Api, body: bytes) -> UpstreamRequest:
+        """Raises PenstockError."""
+        context = exchange.context
+        context.principal.require_model(self.name)
+        if api not in self.apis:
+            raise self._not_offered(api)
+        context.record.model = self.name
+        request = UpstreamRequest(body, api)
+        exchange.read_deadline()
+        if self._request_timeout is not None and not context.background:
+            context.limit(self._request_timeout)
+        context.pay_tokens(request.expected_tokens)
+        return request
 
     def _not_offered(self, api: Api) -> UnsupportedError:
         offered = ", ".join(f"/v1/{PATHS[each]}" for each in self.apis)
@@ -100,10 +149,10 @@ class UpstreamModel:
             param="model",
         )
 
-    async def _answer(self, exchange: Exchange, request: UpstreamRequest, api: Api) -> None:
-        """By this model, or where it cannot by the first of its fallbacks that can. Raises PenstockError, _OwnModel."""
+    async def _first_good(self, exchange: Exchange, api: Api, ask: Callable[[UpstreamModel], Awaitable[_T]]) -> _T:
+        """Of this model, or where it cannot of the first of its fallbacks that can. Raises PenstockError, _OwnModel."""
         try:
-            return await self._answer_itself(exchange, request, api)
+            return await ask(self)
         except PenstockError as error:
             if exchange.started or isinstance(error, _CALLERS_ERRORS):
                 raise
@@ -120,7 +169,7 @@ class UpstreamModel:
                 continue
             try:
                 self._falls_back(context, name)
-                return await other._answer_itself(exchange, request, api, shown=self.name)
+                return await ask(other)
             except PenstockError as error:
                 if exchange.started or isinstance(error, _CALLERS_ERRORS):
                     raise
@@ -131,11 +180,9 @@ class UpstreamModel:
         context.record.target = name
         self.fell_back[name] += 1
 
-    async def _answer_itself(
-        self, exchange: Exchange, request: UpstreamRequest, api: Api, shown: str | None = None
-    ) -> None:
+    async def _answer_itself(self, exchange: Exchange, request: UpstreamRequest, api: Api, shown: str) -> None:
         """`shown` is the public name in the answer. Raises PenstockError."""
-        asked = await self.begin(exchange.context, request, api, shown or self.name)
+        asked = await self.begin(exchange.context, request, api, shown)
         bounds = Bounds(self.settings.idle_timeout, self._heartbeat_s)
         try:
             if request.streams:
@@ -166,30 +213,9 @@ class UpstreamModel:
             if isinstance(error, PenstockError):  # a client that gave up pays for what it asked
                 context.record.usage = None
             raise
-        return Asked(self, answer, AnswerReader(shown, usage, question.redact))
-
-
-class Asked:
-    """A model's answer that has begun: counted until its end."""
-
-    def __init__(self, model: UpstreamModel, answer: OpenAnswer, reader: AnswerReader) -> None:
-        self.answer = answer
-        self.reader = reader
-        self._model = model
-        self._ended = False
-
-    def failed(self, error: PenstockError) -> None:
-        """What it says, or does not say, is an error."""
-        self.answer.end(error.code, well=not isinstance(error, UpstreamError))
-
-    def end(self) -> None:
-        """Idempotent. What is not complete is given up."""
-        if not self._ended:
-            self._ended = True
-            self.answer.end("cancelled")
-            self._model.calls.end()
-            self._model.tokens["prompt"] += self.reader.usage.prompt_tokens
-            self._model.tokens["completion"] += self.reader.usage.completion_tokens
+        held = HeldAnswer(self._held)
+        reader = AnswerReader(shown, usage, question.redact, held, choices=request.choices)
+        return Asked(answer, reader, self.calls, self.tokens)
 
 
 class _OwnModel(Exception):

@@ -31,6 +31,7 @@ class _Read(msgspec.Struct):
     max_tokens: float | None = None
     max_completion_tokens: float | None = None
     store: bool | None = None
+    prompt: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class UpstreamRequest:
@@ -49,6 +50,7 @@ class UpstreamRequest:
         if read.stream_options is not None and not self.streams:
             raise InvalidRequestError("stream_options needs stream to be true.", param="stream_options")
         self.shows_usage = read.stream_options is not None and bool(read.stream_options.include_usage)
+        self.choices = int(read.n or 1) * (_prompts(read.prompt) if api == "completions" else 1)
         asked = (read.max_completion_tokens or read.max_tokens or 0) * (read.n or 1)
         self.prompt_estimate = len(body) // BYTES_OF_TOKEN
         self.expected_tokens = self.prompt_estimate + round(min(max(0.0, asked), _MOST_EXPECTED))
@@ -66,3 +68,15 @@ class UpstreamRequest:
     def renamed(self, model: str) -> bytes:
         """For another model of this server."""
         return msgspec.json.encode({**self._fields, "model": model})
+
+
+def _prompts(raw: msgspec.Raw) -> int:
+    """A text and a list of token ids are one prompt, a list of these is several."""
+    if _first_byte(raw) != b"[":
+        return 1
+    items = msgspec.json.decode(raw, type=list[msgspec.Raw])
+    return len(items) if items and _first_byte(items[0]) in (b'"', b"[") else 1
+
+
+def _first_byte(raw: msgspec.Raw) -> bytes:
+    return bytes(memoryview(raw)[:1])

@@ -16,6 +16,7 @@ from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.upstream.api_key import ApiKey
 from penstock.gateway.upstream.asking import Asking
 from penstock.gateway.upstream.fleet import Fleet
+from penstock.gateway.upstream.held_answers import HeldAnswers
 from penstock.gateway.upstream.metrics import UpstreamMetrics
 from penstock.gateway.upstream.model import UpstreamModel
 from penstock.gateway.upstream.server import UpstreamServer, probe
@@ -23,8 +24,8 @@ from penstock.gateway.upstream.server import UpstreamServer, probe
 logger = logging.getLogger("penstock")
 
 _REFUSAL = (
-    "The model `{name}` is another server's. It can be asked by /v1/chat/completions, /v1/completions and "
-    "/v1/embeddings, and cannot be a target of traffic rules."
+    "The model `{name}` is another server's. It can be asked by chats of every API, /v1/completions and "
+    "/v1/embeddings. Only that server could do this, and it cannot be a target of traffic rules."
 )
 
 
@@ -45,12 +46,15 @@ class Upstreams:
         version: str,
         heartbeat_s: float,
         request_timeout: float | None,
+        answer_memory: int,
     ) -> None:
+        """`answer_memory`: bytes of all answers that may be in memory until more of them has come."""
         self._models = models
         self._dataplane = dataplane
         self._user_agent = f"penstock/{version}"
         self._heartbeat_s = heartbeat_s
         self._request_timeout = request_timeout
+        self._held = HeldAnswers(answer_memory)
         self._watched: dict[str, list[_Watched]] = {}
         """The newest last: the one that it replaces stays until it is removed, as the load may still fail."""
         self.metrics = UpstreamMetrics(lambda: [each[-1].model for each in self._watched.values()])
@@ -66,6 +70,7 @@ class Upstreams:
             Asking(settings, key, self._user_agent),
             self._find,
             self._is_own,
+            self._held,
             heartbeat_s=self._heartbeat_s,
             request_timeout=self._request_timeout,
         )

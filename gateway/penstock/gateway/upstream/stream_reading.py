@@ -30,12 +30,11 @@ class StreamReader:
         self._shows_usage = shows_usage
         self._open: set[int] = set()
         self._ended: set[int] = set()
-        self._pieces: list[bytes] = []
-        """Of a line that is not complete."""
-        self._size = 0
-        self._data: list[bytes] = []
+        self._rest = bytearray()
+        """Of a line that is not complete. Pieces and lines may be of very few bytes, so they are put together at
+        once."""
+        self._data: bytes | bytearray | None = None
         """Of the event whose lines are read."""
-        self._data_size = 0
 
     def feed(self, piece: bytes) -> bytes:
         """The frames of all events that are complete now. Nothing that follows the stream's last word counts."""
@@ -49,14 +48,16 @@ class StreamReader:
                     frames.append(frame)
                 if self.done:
                     break
+            self._answer.hold(len(self._rest) + len(self._data or b""))
         except PenstockError as error:
             self.error = error
         return b"".join(frames)
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is missing: a stream may leave out its last word, if all of its choices have ended."""
-        return self.done or (bool(self._ended) and not self._open)
+        """Whether nothing is missing: a stream may leave out its last word, if all choices that were asked for have
+        ended."""
+        return self.done or (len(self._ended) >= self._answer.asked_choices and not self._open)
 
     def end(self) -> None:
         """There are no more bytes. Raises UpstreamError for a stream that ended in the middle."""
@@ -68,16 +69,15 @@ class StreamReader:
         if b"\n" not in piece:
             self._keep(piece)
             return []
-        lines = b"".join([*self._pieces, piece]).split(b"\n")
-        self._pieces, self._size = [], 0
+        lines = (bytes(self._rest) + piece).split(b"\n") if self._rest else piece.split(b"\n")
+        self._rest.clear()
         self._keep(lines.pop())
         return lines
 
     def _keep(self, rest: bytes) -> None:
         if rest:
-            self._pieces.append(rest)
-            self._size += len(rest)
-            self._check_size(self._size)
+            self._rest += rest
+            self._check_size(len(self._rest))
 
     def _check_size(self, size: int) -> None:
         if size > MAX_EVENT:
@@ -88,18 +88,24 @@ class StreamReader:
         if line.endswith(b"\r"):
             line = line[:-1]
         if line.startswith(b"data:"):
-            value = line[6:] if line[5:6] == b" " else line[5:]
-            self._data.append(value)
-            self._data_size += len(value) + 1
-            self._check_size(self._data_size)
+            self._add(line[6:] if line[5:6] == b" " else line[5:])
             return b""
         if line:
             return COMMENT if line.startswith(b":") else b""
-        if not self._data:
+        if self._data is None:
             return b""
-        data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
-        self._data, self._data_size = [], 0
+        data, self._data = bytes(self._data), None
         return self._event(data)
+
+    def _add(self, value: bytes) -> None:
+        """One more line of the event."""
+        if self._data is None:
+            self._data = value
+        else:
+            if isinstance(self._data, bytes):
+                self._data = bytearray(self._data)
+            self._data += b"\n" + value
+        self._check_size(len(self._data))
 
     def _event(self, data: bytes) -> bytes:
         if data.strip() == _DONE:

@@ -34,7 +34,7 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     """Of the tensors that a client makes."""
     defer: bool = False
-    """Answers may come as they are read, with Answer.rest left to whoever asked: streams of thousands of tokens take
+    """Answers may come as they are read, with Answer.rest left to the caller: streams of thousands of tokens take
     milliseconds to take apart, in which the tokens of others would seem late."""
 
 

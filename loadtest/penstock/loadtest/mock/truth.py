@@ -37,7 +37,7 @@ class Truth:
 
     def summary(self, *, each: bool = False) -> dict[str, Any]:
         """The figures as a client would name them, in milliseconds; `each`: the records, too."""
-        # numpy, only now: until somebody asks, this server is nothing but its loop
+        # numpy, only when a client asks for times: until then this server is nothing but its loop
         from penstock.loadtest.metrics import Distribution, summarize
 
         origin = min((record.received for record in self.records), default=0.0)

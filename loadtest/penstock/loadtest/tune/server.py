@@ -78,11 +78,11 @@ def _stop(process: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 def _check_free(url: str) -> None:
-    """Raises LoadTestError when somebody listens there: that server would be measured."""
+    """Raises LoadTestError when a server listens there: that server would be measured."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     with contextlib.suppress(OSError), socket.create_connection((parts.hostname or "127.0.0.1", port), timeout=5.0):
-        raise LoadTestError(f"somebody listens on {parts.netloc} already; that server would be measured")
+        raise LoadTestError(f"a server listens on {parts.netloc} already; that server would be measured")
 
 
 def free_ports(count: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Parts of the tables that are measured anew, and the others that stay."""
+"""Parts of the tables that are measured again, and the others that stay."""
 
 from __future__ import annotations
 

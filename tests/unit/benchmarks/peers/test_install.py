@@ -61,7 +61,7 @@ def test_an_environment_is_made_once_and_again_for_other_versions(
     assert len(commands) == 4
 
 
-def test_another_source_is_built_anew(folder: PeersFolder, commands: list[list[str]]) -> None:
+def test_another_source_is_built_again(folder: PeersFolder, commands: list[list[str]]) -> None:
     built = Peer(name="some", title="Some", requirements=("some==1",), sources=("source==1",))
     folder.record("some").parent.mkdir()
     install.install(folder, built)

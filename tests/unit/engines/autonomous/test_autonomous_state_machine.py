@@ -147,7 +147,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert stats.generation_tokens == sum(len(sample.got) for sample in self.samples.values())
 
     def _check_order(self, started: list[AddRequest]) -> None:
-        """Nobody that waits was ahead of somebody that was handed over; `fair` has an order among tenants besides."""
+        """No request that waits was ahead of one that was handed over; `fair` has an order among tenants besides."""
         for message in started:
             waiting: list[Request] = list(self.rig.core.intake.waiting)
             if self.rig.core.config.policy is Policy.FAIR:

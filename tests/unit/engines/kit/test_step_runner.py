@@ -132,7 +132,7 @@ def test_logprobs_of_prompts(scored: int) -> None:
     assert driver.tokens[bystander] == alone([3, 1], 9, 0, [0])[0]
 
 
-def test_whoever_has_nan_fails_alone() -> None:
+def test_a_request_with_nan_fails_alone() -> None:
     driver = Driver(make(), max_num_seqs=8)
     [ill], [well] = driver.add([1, POISON], 5), driver.add([1, 2], 5)
     [scored] = driver.add([1, POISON, 2], 5, prompt_logprobs=0)

@@ -55,7 +55,7 @@ class WatchedRunner(SimulatedRunner):
         """Steps that came to a result."""
         self.known: set[int] = set()
         self.problems: list[str] = []
-        """An exception would look like a failed step: findings are kept until somebody asks."""
+        """An exception would look like a failed step: findings are kept until a test asks."""
 
     def submit(self, step: SchedulerOutput) -> None:
         self.steps.append(step)

@@ -54,7 +54,7 @@ def test_equal_steps_do_not_spoil_what_was_learned() -> None:
     assert pace.seconds(256, 256 * 500) == pytest.approx(machine(256, 256 * 500), rel=0.1)
 
 
-def test_a_machine_that_becomes_slower_is_learned_anew() -> None:
+def test_a_machine_that_becomes_slower_is_learned_again() -> None:
     rng, pace = random.Random(1), taught()
     for _ in range(600):
         tokens = rng.choice([1, 16, 256])

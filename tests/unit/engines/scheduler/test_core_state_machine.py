@@ -378,7 +378,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _check_preemptions(self) -> None:
         """P10. Each preemption doubles what must stay free at the next admission. After as many as the pool's size has
-        doublings a request starts only when nobody else runs, and from then on only somebody who comes later and goes
+        doublings a request starts only when nobody else runs, and from then on only one that comes later and goes
         before it can take its blocks: under `fcfs` samples whose leader had taken their place in the order."""
         scheduler = self.rig.scheduler
         doublings = ceil(log2(scheduler.kv.pool.num_blocks))

@@ -95,7 +95,7 @@ def test_shares_are_counted_in_weighted_tokens_each_once() -> None:
 def test_samples_pay_for_their_prompt_once() -> None:
     rig = make_rig(32, policy=Policy.FAIR, enable_prefix_caching=False)
     rig.run(rig.request(range(10), n=3, max_tokens=3, tenant="a"))
-    # after the fork each follower computes the prompt's last token anew, for which nobody is charged
+    # after the fork each follower computes the prompt's last token again, for which nobody is charged
     assert fair_queue(rig).counter("a") == 10 * INPUT_WEIGHT + 3 * 2 * OUTPUT_WEIGHT
 
 

@@ -103,7 +103,7 @@ def test_either_can_be_given_up(how: str, victim: int) -> None:
     assert rig.scheduler.intake.num_waiting_for_prompts == 0
 
 
-def test_it_is_computed_again_if_whoever_computed_it_was_preempted() -> None:
+def test_it_is_computed_again_if_its_first_request_was_preempted() -> None:
     rig = make_rig(12, max_num_seqs=3, max_num_batched_tokens=8)
     rig.step(rig.request([7], max_tokens=30))
     rig.step(rig.request(PROMPT, max_tokens=2), rig.request(PROMPT, max_tokens=2))

@@ -80,7 +80,7 @@ def test_so_many_traces_and_no_more() -> None:
     assert traced(tracing, 5) == [0]
 
 
-def test_other_changes_do_not_count_anew() -> None:
+def test_other_changes_do_not_count_again() -> None:
     tracing = Tracing()
     tracing.update(ON | {"trace_count": "3"}, "m")
     assert traced(tracing, 2, "m") == [0, 1]

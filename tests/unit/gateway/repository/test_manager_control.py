@@ -233,7 +233,7 @@ async def test_added_models(repository: FakeRepository, loader: FakeLoader) -> N
         llm.ready = False
         assert not manager.ready
         assert states(manager) == ["a", "llm 1 LOADING"]
-    assert not llm.unloaded, "whoever added it stops it"
+    assert not llm.unloaded, "its owner stops it"
 
 
 async def test_an_added_model_with_the_name_of_a_stored_one(repository: FakeRepository, loader: FakeLoader) -> None:

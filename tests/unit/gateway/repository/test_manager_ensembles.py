@@ -12,7 +12,7 @@ import pytest
 from helpers_repository import FakeLoader, FakeRepository, serving, states, until
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
-from penstock.engines.errors import EngineError, InvalidRequestError
+from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError
 from penstock.gateway.repository.manager import ModelRepository
 
 IO = 'input { name: "X" data_type: TYPE_INT32 dims: [ 1 ] } output { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] }'
@@ -54,6 +54,14 @@ async def test_an_ensemble_is_loaded_after_its_models_whatever_the_order(
         assert manager.ready
         assert states(manager) == [f"{name} 1 READY" for name in "0abe"]
         assert len(loader.models) == 2
+
+
+async def test_a_step_cannot_be_a_name_that_has_only_traffic_rules(repository: Repository, loader: FakeLoader) -> None:
+    repository.put_ensemble("f", "a", "split")
+    async with serving(repository, loader=loader) as manager:
+        manager.host.route(manager, {"split"}.__contains__)
+        with pytest.raises(PenstockError, match="'split' is a name with traffic rules"):
+            await manager.load("f")
 
 
 async def test_a_load_request_for_an_ensemble_loads_its_models_and_one_for_its_models_unloads_them(

@@ -56,7 +56,7 @@ async def test_in_silence_a_reader_gets_comments() -> None:
     assert found == event(1)
 
 
-async def test_the_oldest_events_go_and_whoever_needs_them_is_told() -> None:
+async def test_the_oldest_events_go_and_readers_that_need_them_are_told() -> None:
     log = EventLog(3 * len(event(0)), "starting_after")
     for number in range(6):
         add(log, number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from penstock.gateway.configuration.traffic_rules import (
 from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.front.record import Outcome
 from penstock.gateway.kserve.statistics import statistics
+from penstock.gateway.repository.host import RepositoryHost
 from penstock.gateway.traffic.routed_call import RoutedCall
 from penstock.gateway.traffic.shadows import Result
 from penstock.gateway.traffic.store import TrafficStore
@@ -127,6 +129,23 @@ async def test_sticky_requests_stay_and_when_weights_change_only_some_move(stick
     setup.put(A, WeightedTarget("b", weight=3), sticky=sticky)
     second = [await setup.ask(of(number)) for number in range(60)]
     assert {(before, after) for before, after in zip(first, second, strict=True) if before != after} == {("a", "b")}
+
+
+async def test_a_request_that_a_model_makes_goes_where_its_client_s_does() -> None:
+    setup = Setup(floats("a"), floats("b"))
+    setup.put(A, B, sticky="header:x-user")
+    host = RepositoryHost(setup.own, None)
+    host.route(setup.store, setup.table.names.__contains__)
+    assert host.model_ready("public")
+    with pytest.raises(ModelNotFoundError):
+        host.model("public")  # as a step of an ensemble
+    for user in range(20):
+        client = request(headers={b"x-user": b"%d" % user})
+        target = await setup.ask(client)
+        made = replace(client, caller=None, origin=client.caller)
+        await host.model("public", -1, made).infer(made)
+        assert setup.own.model(target).requests[-1] is made  # type: ignore[attr-defined]
+        assert client.caller.record.target == target
 
 
 async def test_a_sequence_stays_on_its_target_whatever_becomes_of_weights() -> None:

@@ -8,8 +8,9 @@ import time
 
 import pytest
 
-from penstock.gateway.errors import wire_shape
-from penstock.gateway.upstream.failures import Redactor, failed_answer, retry_seconds
+from penstock.engines.errors import InvalidRequestError
+from penstock.gateway.errors import UpstreamError, wire_shape
+from penstock.gateway.upstream.failures import Redactor, failed_answer, in_band_error, retry_seconds
 
 REDACT = Redactor(["", "sk-123"])
 
@@ -59,6 +60,21 @@ def test_the_words_of_a_refusal_reach_the_caller_without_secrets(body: object) -
 @pytest.mark.parametrize("body", [b"", b"\xff", b"[1]", b'{"error": {"message": 5}}', b"[" * 60_000])
 def test_without_words_it_is_still_said_what_happened(body: bytes) -> None:
     assert "status 400" in failed_answer("m", 400, None, body, REDACT).error.message
+
+
+def test_other_servers_words_have_a_bound_and_one_line() -> None:
+    body = {"error": {"message": "a\n b\r\nc" + "x" * 5000, "param": "p" * 5000}}
+    error = failed_answer("m", 400, None, json.dumps(body).encode(), REDACT).error
+    assert error.message.startswith("a b cxxx")
+    assert (len(error.message), len(error.param or "")) == (400, 400)
+
+
+@pytest.mark.parametrize("code", [400, "422"])
+def test_a_refusal_within_a_stream_is_the_callers(code: object) -> None:
+    told = json.dumps({"message": "bad sk-123 value", "code": code, "param": "sk-123"}).encode()
+    error = in_band_error("m", told, REDACT)
+    assert (type(error), error.message, error.param) == (InvalidRequestError, "bad *** value", "***")
+    assert isinstance(in_band_error("m", b'{"message": "x", "code": 500}', REDACT), UpstreamError)
 
 
 def test_retry_after_is_seconds_or_a_date() -> None:

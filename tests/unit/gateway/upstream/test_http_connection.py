@@ -80,6 +80,15 @@ async def test_an_answer_that_breaks_off_is_not_asked_for_again() -> None:
             await read(pool)
 
 
+async def test_a_server_that_closes_late_may_have_had_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.gateway.upstream.connection_pool._CLOSING_SECONDS", -1.0)
+    async with scripted(OK, b"", OK) as (script, pool):
+        await read(pool)
+        with pytest.raises(BrokenAnswer):
+            await read(pool)
+        assert script.answers == [OK]
+
+
 @pytest.mark.parametrize(
     "answer",
     [

@@ -30,6 +30,11 @@ class HealthMachine(RuleBasedStateMachine):
         self.now += seconds
 
     @rule()
+    def begins(self) -> None:
+        self.health.began()
+        self.ejected_until, self.missed = None, 0
+
+    @rule()
     def answers(self) -> None:
         self.health.answered()
         self.failures, self.ejected_until, self.span, self.missed = 0, None, SECONDS, 0
@@ -38,12 +43,10 @@ class HealthMachine(RuleBasedStateMachine):
     def fails(self) -> None:
         self.health.failed(self.now)
         self.failures += 1
-        if self.ejected_until is None:
-            if self.failures >= EJECT_AFTER:
-                self.ejected_until = self.now + self.span
-        elif self.now >= self.ejected_until:  # on trial
-            self.span = min(2 * self.span, 60.0)
+        on_trial = self.ejected_until is not None and self.now >= self.ejected_until
+        if on_trial or (self.ejected_until is None and self.failures >= EJECT_AFTER):
             self.ejected_until = self.now + self.span
+            self.span = min(2 * self.span, 60.0)
 
     @rule(seconds=st.sampled_from([1.0, 30.0]))
     def asks_for_rest(self, seconds: float) -> None:
@@ -70,6 +73,17 @@ class HealthMachine(RuleBasedStateMachine):
 
 
 TestHealth = HealthMachine.TestCase
+
+
+def test_answers_that_begin_and_break_eject_a_server() -> None:
+    health = ServerHealth(EJECT_AFTER, SECONDS)
+    for _ in range(EJECT_AFTER):
+        health.began()
+        health.failed(0.0)
+    assert not health.takes_requests(SECONDS - 1, 0)
+    health.began()  # on trial, again
+    health.failed(SECONDS)
+    assert health.seconds_until(SECONDS) == 2 * SECONDS
 
 
 @given(st.lists(st.booleans(), max_size=300), st.floats(0, 1))

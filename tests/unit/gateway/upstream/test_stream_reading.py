@@ -10,18 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers_upstream import USAGE, delta, event
-from penstock.engines.errors import ContextLengthError
+from penstock.engines.errors import ContextLengthError, OverloadedError
 from penstock.gateway.errors import UpstreamError
 from penstock.gateway.llm.generation import Usage
 from penstock.gateway.upstream.answer_reading import AnswerReader
 from penstock.gateway.upstream.failures import Redactor
+from penstock.gateway.upstream.held_answers import HeldAnswer, HeldAnswers
 from penstock.gateway.upstream.stream_reading import MAX_EVENT, StreamReader
 
 GOOD = [event(delta(None)), event(delta("Grü")), event(delta("ße\n\n!")), event(delta(None, "stop")), event(USAGE)]
 
 
-def reader(*, shows_usage: bool = False) -> StreamReader:
-    return StreamReader(AnswerReader("public", Usage(prompt_tokens=99), Redactor(["secret"])), shows_usage=shows_usage)
+def reader(*, shows_usage: bool = False, choices: int = 1, room: int = 1 << 30) -> StreamReader:
+    held = HeldAnswer(HeldAnswers(room))
+    answer = AnswerReader("public", Usage(prompt_tokens=99), Redactor(["secret"]), held, choices=choices)
+    return StreamReader(answer, shows_usage=shows_usage)
 
 
 def usage_of(stream: StreamReader) -> Usage:
@@ -72,6 +75,32 @@ def test_a_stream_that_ends_in_the_middle_is_broken(story: bytes) -> None:
     stream.feed(story)
     with pytest.raises(UpstreamError, match="ended in the middle"):
         stream.end()
+
+
+def test_all_choices_that_were_asked_for_have_to_end() -> None:
+    stream = reader(choices=2)
+    stream.feed(GOOD[1] + event(delta(None, "stop")))
+    with pytest.raises(UpstreamError, match="ended in the middle"):
+        stream.end()
+    stream.feed(event(delta(None, "stop", index=1)))
+    stream.end()
+
+
+def test_an_event_of_several_lines_is_one_line() -> None:
+    assert reader().feed(b'data: {"id": 1,\ndata:  "choices": []}\n\n') == b'data: {"id":1,"choices":[]}\n\n'
+
+
+@pytest.mark.parametrize("line", [b"x", b"data: x\n"])
+def test_what_is_not_complete_has_a_bound_for_all_answers(line: bytes) -> None:
+    stream = reader(room=1 << 20)
+    stream.feed(line * 70_000)
+    held = stream._answer.held._answers
+    assert held.held
+    for _ in range(20):
+        stream.feed(line * (1 << 16))
+    assert isinstance(stream.error, OverloadedError)
+    stream._answer.held.note(0)
+    assert held.held == 0
 
 
 @pytest.mark.parametrize("last", [event(delta(None, "stop")), event("[DONE]")])

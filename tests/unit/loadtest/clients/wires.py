@@ -114,7 +114,7 @@ class RawServer:
         self.requests: list[bytes] = []
         self.connections = 0
         self.gone = asyncio.Event()
-        """Somebody has disconnected."""
+        """A client has disconnected."""
         self.url = ""
         self.tasks: set[asyncio.Task[Any]] = set()
 

@@ -96,7 +96,7 @@ NUMBERS = {name: number for number, name in enumerate([*list(NUMPY)[:-1], "BYTES
 
 
 class ReceivedTensor(Tensor):
-    """A tensor of a message; the array over it is made when somebody asks for it."""
+    """A tensor of a message; the array over it is made when it is first asked for."""
 
     __slots__ = ("_arena", "_loan", "_place", "_tail")
 

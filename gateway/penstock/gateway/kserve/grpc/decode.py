@@ -23,7 +23,7 @@ _LONG_MESSAGE = 1 << 16
 
 @dataclass(slots=True)
 class OutputOptions:
-    """What the caller wants to be done with one output."""
+    """What the caller asks for one output."""
 
     classes: int = 0
     """Answer with that many best classes; 0: with the tensor."""

@@ -31,7 +31,7 @@ def read_parameters(parameters: ParameterMap) -> dict[str, Parameter]:
 
 
 def take_request_parameters(request: InferRequest, parameters: ParameterMap) -> bool:
-    """Spreads them over the request; True when the caller wants to be told the end by an empty response.
+    """Spreads them over the request; True when the caller asks for an empty response at the end.
 
     Raises InvalidRequestError.
     """

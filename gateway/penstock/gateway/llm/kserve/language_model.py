@@ -14,10 +14,10 @@ from penstock.engines.errors import (
     InvalidRequestError,
     NotReadyError,
     PenstockError,
-    UnsupportedError,
 )
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.llm.kserve.language_stream import CANCELLED, LanguageStream
+from penstock.gateway.llm.kserve.only_response import only_response
 from penstock.gateway.llm.kserve.tensor_form import Form, TextRequest
 from penstock.gateway.llm.kserve.vllm_form import VLLM_FORM
 from penstock.gateway.llm.models import LoadedModel
@@ -66,18 +66,8 @@ class LanguageModel:
     model_folder: Path | None = None
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """For requests that do not stream: those have exactly one response."""
         text = self._read(request)
-        if text.stream:
-            raise UnsupportedError("a request that streams has many responses; it needs a stream to carry them")
-        responses = self._stream(request, text)
-        try:
-            response = await responses.__anext__()
-        finally:
-            responses.close()
-        if response.error is not None:
-            raise response.error
-        return response
+        return await only_response(lambda: self._stream(request, text), streams=text.stream)
 
     def stream(self, request: InferRequest) -> LanguageStream:
         return self._stream(request, self._read(request))

@@ -1,0 +1,80 @@
+"""Requests of Anthropic's API for models of other servers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.gateway.anthropic.other_chat import other_chat
+from penstock.gateway.anthropic.schemas import MessagesRequest
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+def fields(**given: Any) -> dict[str, Any]:
+    body = {"model": "m", "max_tokens": 2000, "messages": MESSAGES} | given
+    found = dict(other_chat(msgspec.convert(body, MessagesRequest)).fields)
+    return {name: value for name, value in found.items() if name not in ("messages", "max_tokens")}
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ({}, {}),
+        ({"thinking": {"type": "adaptive"}}, {}),
+        ({"thinking": {"type": "disabled"}}, {"chat_template_kwargs": {"enable_thinking": False}}),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+            {"chat_template_kwargs": {"enable_thinking": True}, "thinking_token_budget": 1024},
+        ),
+        ({"output_config": {"effort": "low"}}, {"reasoning_effort": "low"}),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True},
+                }
+            },
+        ),
+        ({"top_k": 5, "metadata": {"user_id": "u"}}, {"top_k": 5, "user": "u"}),
+        ({"tools": [{"name": "f", "input_schema": SCHEMA}], "tool_choice": {"type": "none"}}, {}),
+    ],
+)
+def test_fields(given: dict[str, Any], sent: dict[str, Any]) -> None:
+    assert fields(**given) == sent
+
+
+def test_tools() -> None:
+    tools = [{"name": "f", "input_schema": SCHEMA, "strict": True}, {"name": "g", "input_schema": SCHEMA}]
+    sent = fields(tools=tools, tool_choice={"type": "tool", "name": "g"})
+    strict = {"name": "f", "parameters": SCHEMA, "strict": True}
+    other = {"name": "g", "parameters": SCHEMA}
+    assert sent["tools"] == [{"type": "function", "function": each} for each in (strict, other)]
+    assert sent["tool_choice"] == {"type": "function", "function": {"name": "g"}}
+
+
+def test_earlier_thoughts_are_not_sent() -> None:
+    thought = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "yes"}]
+    messages = [*MESSAGES, {"role": "assistant", "content": thought}, *MESSAGES]
+    body = {"model": "m", "max_tokens": 5, "messages": messages}
+    sent = other_chat(msgspec.convert(body, MessagesRequest)).fields["messages"]
+    assert sent == [*MESSAGES, {"role": "assistant", "content": "yes"}, *MESSAGES]
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"messages": [*MESSAGES, {"role": "assistant", "content": "so"}]}, UnsupportedError),
+        ({"thinking": {"type": "deep"}}, InvalidRequestError),
+        ({"thinking": {"type": "enabled", "budget_tokens": 5000}}, InvalidRequestError),
+        ({"max_tokens": 0}, InvalidRequestError),
+    ],
+)
+def test_what_is_refused(given: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        fields(**given)

@@ -51,7 +51,10 @@ def replicated_engine(
         if spec is not None:
             fingerprint = partial(_fingerprint, spec, digests)
     settings = ReplicaSettings(
-        policy=RoutingPolicy(given.replica_routing), resume=given.resume != "off", resume_wait=given.resume_wait
+        policy=RoutingPolicy(given.replica_routing),
+        resume=given.resume != "off",
+        resume_required=given.resume == "on",
+        resume_wait=given.resume_wait,
     )
     return ReplicatedEngine(engines, settings, num_elsewhere=len(given.replica_address), fingerprint=fingerprint)
 

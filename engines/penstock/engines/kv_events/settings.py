@@ -33,9 +33,7 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Each replica has ports of its own: its rank is added to those of the first one, as vLLM does with
         data-parallel ranks. Raises ValueError where there are not so many ports, or two would need the same one."""
         if self.replay and abs(_port(self.endpoint) - _port(self.replay)) < replicas:
-            raise ValueError(
-                f"kv-events-replay: {replicas} replicas need so many ports from kv-events on; leave them free"
-            )
+            raise ValueError(f"kv-events-replay: {replicas} replicas need it {replicas} ports or more from kv-events")
         replay = self.replay and _moved(self.replay, rank)
         return msgspec.structs.replace(self, endpoint=_moved(self.endpoint, rank), replay=replay, rank=rank)
 

@@ -123,13 +123,14 @@ class RequestContext:
         fresh |= {"_bodies": None, "_body_bytes": 0, "is_handed_over": False}
         return replace(self, id=new_request_id(), arrival=time.monotonic(), record=record, **fresh)
 
-    def count(self) -> None:
-        """From now until its `end`, the request counts against what its key may use. Raises RateLimitedError."""
+    def count(self, *, reads: bool = False) -> None:
+        """From now until its `end`, the request counts against what its key may use. `reads`: it gets what another
+        request works for, which has the place among those at one time. Raises RateLimitedError."""
         self.infers = True
         quota = self.principal.quota
         if quota is not None:
-            quota.begin()
-            self.quota = quota
+            quota.begin(place=not reads)
+            self.quota = None if reads else quota
 
     def hand_over_to(self, other: RequestContext) -> None:
         """What this request counts against and holds, the other one does from now on: it goes on with its work."""

@@ -73,7 +73,7 @@ def test_replicas_are_engines_of_one_model() -> None:
         ),
         (
             {"kv_events": "tcp://127.0.0.1:5557", "kv_events_replay": "tcp://127.0.0.1:5558", "replicas": 2},
-            "kv-events-replay: 2 replicas need a port 2 or more away",
+            "kv-events-replay: 2 replicas need it 2 ports or more",
         ),
         ({"kv_events": "tcp://127.0.0.1:65535", "replicas": 2}, "kv-events: 'tcp://127.0.0.1:65536'"),
     ],

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+
 import pytest
 
-from penstock.gateway.front.context import RequestContext
+from penstock.gateway.front.auth import ApiKeys, key_digest
+from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.front.journal import RequestJournal
+from penstock.gateway.front.quota import Limits, Quota
 from penstock.gateway.generating import resumable_streams
 from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.llm.dataplane import GenerateRequest
 from penstock.gateway.ports.http_apps import App, build_app
 from penstock.gateway.usage.ledger import usage_of
 from protocol.asgi_client import AsgiCall, call
-from protocol.fake_dataplane import FakeDataPlane
+from protocol.fake_dataplane import FakeDataPlane, Step, delta
 
 BODY = {"model": "tiny", "prompt": "hi", "stream": True}
+KEY = {"authorization": "Bearer k"}
 
 
 async def streamed(app: App, last: str | None = None) -> AsgiCall:
@@ -55,3 +62,38 @@ async def test_a_stream_is_one_request_of_its_key_however_often_it_is_read() -> 
     await streamed(app, first_id(await streamed(app)))
     assert len(ended) == 3
     assert [found.model for found in map(usage_of, ended) if found is not None] == ["tiny"]
+
+
+async def test_who_reads_on_shares_the_place_of_the_work_and_nobody_else_does() -> None:
+    """A key for one request at a time: its client has lost the connection, and comes back."""
+    going_on = asyncio.Event()
+
+    def script(request: GenerateRequest) -> Iterator[Step]:
+        yield [delta(0, "one")]
+        yield going_on
+        yield [delta(0, " two", "stop")]
+
+    quota = Quota(Limits(concurrent_requests=1, requests_per_minute=10), clock=lambda: 0.0)
+    keys = ApiKeys({key_digest(b"k"): Principal(tenant="t", key="k", quota=quota)})
+    app = build_app(FakeDataPlane(script), AppSettings(resumable_streams=60, keys=keys))
+    asked = AsgiCall(app, "/v1/completions", BODY, headers=KEY)
+    asking = asyncio.create_task(asked.run())
+    while len(asked.messages) < 2:
+        await asyncio.sleep(0)
+    asked.disconnect()
+    await asking
+    last = {"last-event-id": first_id(asked)}
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    assert (await call(app, "/v1/completions", BODY, headers=KEY)).status == 429
+    assert (await call(app, "/v1/completions", BODY | {"prompt": "ho"}, headers=KEY | last)).status == 429
+    assert (await call(app, "/v1/completions", BODY | {"stream": False}, headers=KEY | last)).status == 429
+    assert (await call(app, "/v1/chat/completions", chat, headers=KEY | last)).status == 429
+    again = AsgiCall(app, "/v1/completions", BODY, headers=KEY | last)
+    reading = asyncio.create_task(again.run())
+    while not again.messages:
+        await asyncio.sleep(0)
+    going_on.set()
+    await reading
+    assert again.status == 200
+    assert b" two" in b"".join(again.bodies)
+    assert (quota.in_flight, dict(quota.headers())[b"x-ratelimit-remaining-requests"]) == (0, b"8")

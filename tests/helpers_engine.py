@@ -26,6 +26,13 @@ from penstock.engines.core import EngineCore
 from penstock.engines.scheduler.config import SchedulerConfig
 
 
+class _Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 class Driver:
     """An engine core with an inbox, that checks its own integrity after every step and at idle."""
 
@@ -33,14 +40,14 @@ class Driver:
 
     def __init__(self, engine: ModelRunner | ContinuousBatcher, **scheduler: Any) -> None:
         """A runner forgets everything; what a batcher holds or has cached stays."""
-        self.now = 0.0
+        self._clock = _Clock()  # knows nothing of the driver: a core without cycles frees its descriptors at once
         config = SchedulerConfig(**scheduler)
         self._wakeup: int | None = None
         if is_runner(engine):
             engine.reset()
-            self.core = EngineCore(engine, config, lambda: self.now)
+            self.core = EngineCore(engine, config, self._clock)
         else:
-            self.core = AutonomousCore(engine, config, lambda: self.now)
+            self.core = AutonomousCore(engine, config, self._clock)
             self._wakeup = engine.wakeup
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, RequestOutput] = {}
@@ -48,6 +55,14 @@ class Driver:
         """How many tokens of each prompt were."""
         self._inbox: list[DownMessage] = []
         self._next_id = 1
+
+    @property
+    def now(self) -> float:
+        return self._clock.now
+
+    @now.setter
+    def now(self, now: float) -> None:
+        self._clock.now = now
 
     def add(
         self,

@@ -13,6 +13,7 @@ from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.errors import NotReadyError
 from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
 
 
 class MortalEngine:
@@ -27,6 +28,12 @@ class MortalEngine:
         self.fingerprint: str | None = None
         self.gone = False
         """It will not come back."""
+        self.counted: int | None = None
+        """What it says to have taken in, if that is not what it has."""
+
+    def becomes(self, config: SimulatedConfig) -> None:
+        """From its next start on."""
+        self._make = lambda: SimulatedRunner(config)
 
     @property
     def _engine(self) -> InlineEngine:
@@ -48,6 +55,8 @@ class MortalEngine:
 
     @property
     def stats(self) -> EngineStats:
+        if self.counted is not None:
+            return EngineStats(admitted=self.counted)
         return EngineStats() if self._alive is None else self._alive.stats
 
     async def start(self) -> None:

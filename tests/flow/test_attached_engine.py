@@ -28,7 +28,9 @@ from penstock.engines.errors import (
     QueueFullError,
 )
 from penstock.engines.process import ProcessEngine, WatchdogConfig
+from penstock.engines.process.liveness import Health, Liveness
 from penstock.engines.registry import EngineSpec
+from penstock.engines.replicas.merged_stats import MergedStats
 from penstock.engines.scheduler.config import SchedulerConfig
 
 Owner = tuple[ProcessEngine, DoorAddress]
@@ -224,6 +226,51 @@ async def test_an_engine_that_hangs_is_not_ready_for_anybody(own: Own, attach: A
     await until(lambda: engine.ready)
 
 
+class StoodStill(Liveness):
+    """As a process sees an engine right after it was stopped (SIGSTOP) for long: what has come is unread."""
+
+    looks = 0
+
+    def judge(self, now: float) -> Health:
+        self.looks += 1
+        return Health.HUNG if self.looks == 1 else super().judge(now)
+
+
+async def test_a_client_that_stood_still_looks_again_before_it_calls_an_engine_dead(own: Own, attach: Attach) -> None:
+    _, door = await own()
+    engine = await attach(door, watchdog=WatchdogConfig(ready_timeout=0.4, timeout=30))
+    stream = submit(engine, max_tokens=200)
+    await anext(stream)
+    engine.liveness = still = StoodStill(WatchdogConfig(), time.monotonic())
+    assert ends(await collect(stream)) == [(FinishReason.LENGTH, None)]
+    await until(lambda: still.looks > 2)
+    assert engine.num_restarts == 0
+
+
+async def test_counters_go_on_when_a_connection_breaks(own: Own, attach: Attach) -> None:
+    """Of one engine and of the sum over replicas: what is counted again would be twice the load."""
+    owner, door = await own()
+    engine, merged = await attach(door), MergedStats(1)
+    for number in range(3):
+        await collect(submit(engine, prompt=[number + 1]))
+    await until(lambda: engine.stats.finished == {"length": 3})
+    before = merged.merge([engine.stats])
+    assert engine._connection is not None
+    engine._connection.end("the network broke")
+    while engine.ready:
+        await asyncio.sleep(0)
+    broken = merged.merge([engine.stats])
+    assert (broken.num_blocks, engine.stats.num_blocks) == (0, 0)
+    await until(lambda: engine.ready)
+    assert ends(await collect(submit(engine))) == [(FinishReason.LENGTH, None)]
+    await until(lambda: engine.stats.finished == {"length": 4})
+    after = merged.merge([engine.stats])
+    seen = [(each.admitted, each.generation_tokens, each.finished) for each in (before, broken, after)]
+    assert seen == [(3, 24, {"length": 3}), (3, 24, {"length": 3}), (4, 32, {"length": 4})]
+    assert engine.stats.own_admitted == 1, "of this connection"
+    assert owner.num_restarts == 0
+
+
 async def test_the_owner_decides_which_adapters_there_are(own: Own, attach: Attach, tmp_path: Path) -> None:
     owner, door = await own()
     told: list[tuple[tuple[str, ...], int]] = []
@@ -369,4 +416,17 @@ async def test_an_engine_that_dies_while_it_drains_is_waited_for_no_longer(own: 
     assert owner.pid is not None
     os.kill(owner.pid, signal.SIGKILL)
     await draining
+    assert ends(await collect(running)) == [(FinishReason.ERROR, "engine_dead")]
+
+
+async def test_an_engine_that_is_stopped_while_it_drains_is_waited_for_no_longer(own: Own, attach: Attach) -> None:
+    owner, door = await own()
+    engine = await attach(door)
+    running = submit(engine, max_tokens=4000)
+    await anext(running)
+    draining = asyncio.create_task(owner.drain())
+    await until(lambda: not engine.ready)
+    await owner.stop()
+    async with asyncio.timeout(10):
+        await draining
     assert ends(await collect(running)) == [(FinishReason.ERROR, "engine_dead")]

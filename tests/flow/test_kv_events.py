@@ -88,7 +88,7 @@ class Follower:
         self.next_number += 1
         timestamp, events, rank = msgspec.msgpack.decode(batch)
         assert timestamp > 1e9
-        assert rank == 0
+        assert rank == 3
         for event in events:
             self._apply(event)
 
@@ -130,7 +130,7 @@ Start = Callable[..., Driver]
 
 @pytest.fixture
 def config() -> KVEventsConfig:
-    return KVEventsConfig(endpoint=free_endpoint(), replay=free_endpoint(), topic="kv@host@m")
+    return KVEventsConfig(endpoint=free_endpoint(), replay=free_endpoint(), topic="kv@host@m", rank=3)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,9 +18,11 @@ from penstock.engines.client.engine import Engine
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.client.stream_table import StreamTable
 from penstock.engines.contract.messages import AddRequest, FinishReason, RequestOutput, SamplingParams
+from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import EngineDeadError, EngineError, NotReadyError, QueueFullError
 from penstock.engines.replicas import dispatcher, engine
 from penstock.engines.replicas.engine import ReplicatedEngine
+from penstock.engines.replicas.replica import Replica
 from penstock.engines.replicas.settings import ReplicaSettings, RoutingPolicy
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
 
@@ -386,6 +389,68 @@ async def test_engines_that_compute_in_other_ways_do_not_resume_each_other() -> 
     await busy(replicas).die()
     assert (await reader.done()).errors == ["engine_dead"]
     await fleet.stop()
+
+
+async def test_one_that_comes_back_as_another_model_gets_nothing(
+    make: MakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_LOOK_SECONDS", 3600.0)
+    fleet, [first, second] = await make(2, policy=RoutingPolicy.ROUND_ROBIN)
+    await second.die()
+    second.becomes(SimulatedConfig(vocab_size=5000))
+    await second.start()
+    for k in range(3):
+        await Reader(fleet.submit([request(fleet, [k])])).done()
+    assert (len(first.received), len(second.received)) == (3, 0)
+    assert [state.ready for state in fleet.replica_states()] == [True, False]
+    await first.die()
+    assert second.ready
+    assert not fleet.ready, "the only engine that is there gets no requests"
+    with pytest.raises(NotReadyError):
+        fleet.submit([request(fleet, [9])])
+
+
+async def test_a_stream_does_not_go_on_where_its_tokens_would_have_been_others(make: MakeFleet) -> None:
+    fleet, [replica] = await make(1, resume_wait=0.05)
+    reader = Reader(fleet.submit([request(fleet, [1, 2, 3])]))
+    await reader.until(3)
+    await replica.die()
+    replica.fingerprint = "another"
+    await replica.start()
+    assert (await reader.done()).errors == ["engine_dead"]
+    assert (await Reader(fleet.submit([request(fleet, [1, 2, 3])])).done()).errors == []
+
+
+async def test_where_streams_must_be_resumed_an_engine_that_cannot_is_an_error() -> None:
+    replicas = [mortal(), mortal()]
+    replicas[1].fingerprint = "another"
+    fleet = ReplicatedEngine(replicas, ReplicaSettings(resume_required=True))
+    with pytest.raises(EngineError, match="resume: the replicas' engines, or their settings, differ"):
+        await fleet.start()
+    alone = ReplicatedEngine([SelfScheduling(lambda: SimulatedRunner(CONFIG))], ReplicaSettings(resume_required=True))
+    with pytest.raises(EngineError, match="resume: an engine that uses its own scheduler"):
+        await alone.start()
+
+
+class SelfScheduling(MortalEngine):
+    @property
+    def info(self) -> ModelInfo:
+        return msgspec.structs.replace(super().info, supports_resume=False)
+
+
+async def test_what_an_engine_lost_is_told_once_also_where_its_counters_go_on() -> None:
+    replica = Replica(0, unreachable := mortal())
+    await unreachable.start()
+    unreachable.counted = 5
+    assert not replica.was_restarted()
+    replica.lost()
+    assert not replica.was_restarted(), "its connection broke, and its counters are what they were"
+    unreachable.counted = 0
+    assert not replica.was_restarted(), "it was its process that ended; that is known"
+    unreachable.counted = 3
+    assert not replica.was_restarted()
+    unreachable.counted = 1
+    assert replica.was_restarted()
 
 
 async def test_a_pulse_waits_for_the_replica_that_has_the_request(make: MakeFleet) -> None:

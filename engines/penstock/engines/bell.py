@@ -21,7 +21,8 @@ class Bell:
             self._rung = True
 
     def silence(self) -> None:
-        if self._rung:
+        """Nothing happens once it is closed: the descriptor may be another file's by now."""
+        if self._rung and self._close.alive:
             os.read(self.wakeup, 1)
             self._rung = False
 

@@ -188,6 +188,11 @@ class _Front:
         service = FrontService(kserve, guard, grpc_settings(config), self._models, forwarder)
         self._grpc = self._new_grpc_server(service, config, sockets["grpc"]) if "grpc" in sockets else None
         self._draining: asyncio.Task[None] | None = None
+        link.lost.add_done_callback(self._tell_lost)
+
+    def _tell_lost(self, lost: asyncio.Future[None]) -> None:
+        """No classic model answers here any more: another front has to take this one's place."""
+        self._channel.send(Failed(reason="its connection to the model host is lost"))
 
     def _tell_usage(self, context: RequestContext) -> None:
         found = usage_of(context)
@@ -305,6 +310,7 @@ class _Front:
             ports.append(self._grpc.stop(_GRPC_GRACE))
         await asyncio.gather(*ports)
         await self._models.stop()
+        self._link.lost.remove_done_callback(self._tell_lost)
         self._link.close()
         self._quotas.close()
         self._intake.lag.stop()

@@ -477,6 +477,8 @@ class Server:
 
     async def _idle(self) -> None:
         """Nothing is in flight, here or in other servers that use this one's engines."""
+        if self._folder is not None:  # fronts are such servers, too: what they have let in still comes to the engines
+            await self._drain.wait_idle()
         await asyncio.gather(self._drain.wait_idle(), *(model.drain() for model in self._dataplane.known_models()))
 
     async def _stop_models(self, ends: float) -> None:

@@ -35,6 +35,19 @@ def test_closed_it_can_still_be_rung_and_closed() -> None:
     bell.close()
 
 
+def test_closed_it_leaves_alone_what_has_its_descriptor_now() -> None:
+    bell = Bell()
+    bell.ring()
+    bell.close()
+    reader, writer = os.pipe()
+    os.dup2(reader, bell.wakeup)
+    os.write(writer, b"?")
+    bell.silence()
+    assert os.read(reader, 1) == b"?"
+    for descriptor in {reader, writer, bell.wakeup}:
+        os.close(descriptor)
+
+
 def test_dropped_it_gives_its_descriptors_back() -> None:
     bell = Bell()
     descriptor = bell.wakeup

@@ -333,6 +333,24 @@ class EngineStats(msgspec.Struct, array_like=True):
         """Samples that the reader of these stats has sent and the engine has taken in, or refused."""
         return self.admitted - self.admitted_of_others
 
+    def when_lost(self) -> EngineStats:
+        """The same of an engine that is out of reach: its counters are still true, its gauges and the reader's own
+        samples are gone."""
+        return msgspec.structs.replace(self, admitted_of_others=self.admitted, **dict.fromkeys(GAUGES, 0))
+
+
+GAUGES = (
+    "num_running",
+    "num_waiting",
+    "num_waiting_tokens",
+    "num_blocks",
+    "num_free_blocks",
+    "num_cached_blocks",
+    "offload_blocks",
+    "offload_bytes",
+)
+"""Fields of EngineStats that are of this moment; all others count."""
+
 
 class StepRecord(msgspec.Struct, array_like=True, frozen=True):
     """How long one step took, and how large it was."""

@@ -45,7 +45,7 @@ from penstock.engines.errors import (
     PermissionDeniedError,
     QueueFullError,
 )
-from penstock.engines.process.liveness import Health, Liveness, WatchdogConfig
+from penstock.engines.process.liveness import SECOND_LOOK, Health, Liveness, WatchdogConfig
 from penstock.engines.process.wire import encode
 
 logger = logging.getLogger(__name__)
@@ -181,7 +181,8 @@ class AttachedEngine:
         if before is not None and before.fingerprint != welcome.fingerprint:
             logger.warning("the engine at %s has other settings, or another model, than before", self._door.address)
         blocks = welcome.info.num_blocks
-        self._stats = EngineStats(num_blocks=blocks, num_free_blocks=blocks)  # until it sends its own
+        # until it sends its own: perhaps it is the same process, whose counters go on
+        self._stats = msgspec.structs.replace(self._stats, num_blocks=blocks, num_free_blocks=blocks)
         self._acknowledged = 0
         self._leaving = False
         self._clock = RemoteClock()
@@ -270,10 +271,12 @@ class AttachedEngine:
             done, _ = await asyncio.wait((connection.ended,), timeout=self._beat_interval)
             if done:
                 return connection.ended.result()
-            now = time.monotonic()
-            if self.liveness.judge(now) is Health.HUNG:
-                return self.liveness.complaint(now)
             self._ping()
+            if self.liveness.judge(time.monotonic()) is Health.HUNG:
+                done, _ = await asyncio.wait((connection.ended,), timeout=SECOND_LOOK)
+                now = time.monotonic()
+                if not done and self.liveness.judge(now) is Health.HUNG:
+                    return self.liveness.complaint(now)
 
     @property
     def _beat_interval(self) -> float:
@@ -291,7 +294,7 @@ class AttachedEngine:
         logger.error("the engine at %s is gone: %s; %d requests end with an error", self._door.address, reason, number)
         connection.close()
         self._connection = None
-        self._stats = EngineStats()
+        self._stats = self._stats.when_lost()
         message = "The engine died while it worked on this request."
         self._fail_all(EngineDeadError(message, retry_after=_RETRY_AFTER))
 
@@ -352,7 +355,7 @@ class AttachedEngine:
             await asyncio.gather(self._keeper, return_exceptions=True)
             self._keeper = None
         connection, self._connection = self._connection, None
-        self._stats = EngineStats()
+        self._stats = self._stats.when_lost()
         self._fail_all(EngineDeadError(reason))
         if connection is not None:
             connection.close(last_words=Goodbye())

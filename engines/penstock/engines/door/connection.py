@@ -46,10 +46,15 @@ class DoorConnection:
         """Events of handshakes that have failed."""
         try:
             socket = client_socket(context, door)
+            try:
+                monitor = socket.get_monitor_socket(_ENDS | _REFUSALS | _CUT_OFF)
+            except zmq.ZMQError:
+                socket.close()
+                raise
         except zmq.ZMQError as error:
             raise NoResourcesError(f"there can be no socket: {error}") from None
-        events = LoopSocket(socket.get_monitor_socket(_ENDS | _REFUSALS | _CUT_OFF), _receive_events, self._look)
-        self._events, self._messages = events, LoopSocket(socket, receive_all, self._take)
+        self._events = LoopSocket(monitor, _receive_events, self._look)
+        self._messages = LoopSocket(socket, receive_all, self._take)
         self._raw = socket
         try:
             socket.connect(door.address)

@@ -135,4 +135,5 @@ class Door:
         """Sends what there is, tells the clients why it is over, and goes."""
         self._exchange.end(reason)
         self._thread.join(_JOIN_SECONDS)
-        self._exchange.close()
+        if not self._thread.is_alive():  # else it still waits for these descriptors, and they are freed with it
+            self._exchange.close()

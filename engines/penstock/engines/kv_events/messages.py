@@ -51,9 +51,9 @@ class EventBatch(msgspec.Struct, array_like=True):
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def encoded(events: list[Event], now: float) -> bytes:
+def encoded(events: list[Event], now: float, rank: int = 0) -> bytes:
     """A batch. `now`: Unix seconds."""
-    return _encode(EventBatch(now, events))
+    return _encode(EventBatch(now, events, rank))
 
 
 def public_hash(block_hash: BlockHash) -> int:

@@ -47,6 +47,7 @@ class KVEventPublisher:
     def __init__(self, config: KVEventsConfig, kv: KVCacheManager) -> None:
         """Raises EngineError for an address that cannot be used."""
         self._groups = kv.groups
+        self._rank = config.rank
         self._log = kv.keep_log()
         self._next_number = 0
         self._context = zmq.Context()
@@ -71,7 +72,7 @@ class KVEventPublisher:
         number = self._next_number.to_bytes(8, "big")
         self._next_number += 1
         try:
-            self._outbox.send_multipart((number, encoded(events, time.time())), zmq.NOBLOCK)
+            self._outbox.send_multipart((number, encoded(events, time.time(), self._rank)), zmq.NOBLOCK)
         except zmq.Again:
             logger.debug("events are dropped: the thread that publishes them is behind")
 

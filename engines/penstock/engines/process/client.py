@@ -35,7 +35,7 @@ from penstock.engines.door.spec import DoorAddress
 from penstock.engines.errors import EngineDeadError, EngineError, NoResourcesError, NotReadyError, QueueFullError
 from penstock.engines.offload import CLOSING_SECONDS
 from penstock.engines.process.link import Link
-from penstock.engines.process.liveness import Health, Liveness, WatchdogConfig
+from penstock.engines.process.liveness import SECOND_LOOK, Health, Liveness, WatchdogConfig
 from penstock.engines.registry import EngineSpec
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 _TUNABLES = "glibc.malloc.hugetlb=1"
 """Weights are put into huge pages from the start, which makes steps faster; ignored where there are none."""
 _LAST_WORDS = 0.5
-"""Seconds to wait for the message of a process that has already ended, or that is about to be killed for silence."""
+"""Seconds to wait for the message of a process that has already ended."""
 _ENDING_TIME = 5.0
 """Seconds that a process has to end when it is told to."""
 _BACKOFF = 1.0
@@ -266,8 +266,7 @@ class ProcessEngine:
         try:
             while True:
                 if self.liveness.judge(time.monotonic()) is Health.HUNG:
-                    # perhaps this process stood still, and the engine's messages are unread
-                    await asyncio.wait((ended,), timeout=_LAST_WORDS)
+                    await asyncio.wait((ended,), timeout=SECOND_LOOK)
                 now = time.monotonic()
                 if self.liveness.judge(now) is Health.HUNG:
                     return self.liveness.complaint(now)
@@ -358,6 +357,7 @@ class ProcessEngine:
         self._streams.give_up()  # else the process would end only after what it computes
         link, self._link = self._link, None
         self._stats = EngineStats()
+        self._end_drain()
         self._fail_all(EngineDeadError(reason))
         await self._end_process()
         if link is not None:

@@ -14,6 +14,9 @@ _BEATS_WITHIN = 4
 _MOST_SECONDS_BETWEEN_BEATS = 1.0
 _LEAST_SECONDS_BETWEEN_BEATS = 0.05
 """More of them would keep two processes busy with nothing else."""
+SECOND_LOOK = 0.5
+"""Seconds until a process that seems to hang is judged once more: perhaps this process stood still, and what the other
+one has sent is unread."""
 
 
 class WatchdogConfig(msgspec.Struct, frozen=True, kw_only=True):

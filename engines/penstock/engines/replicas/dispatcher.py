@@ -45,8 +45,9 @@ _ANOTHER_MAY = (EngineDeadError.code, QueueFullError.code, NotReadyError.code)
 
 
 class Dispatcher:
-    """Lives on the event loop; starts nothing that waits. `waits` is called when a request has to wait for a replica:
-    `retry` has to be called from time to time until nothing is `waiting`."""
+    """Lives on the event loop; starts nothing that waits. `is_member` is asked for a replica before it gets anything.
+    `waits` is called when a request has to wait for a replica: `retry` has to be called from time to time until nothing
+    is `waiting`."""
 
     def __init__(
         self,
@@ -54,10 +55,12 @@ class Dispatcher:
         members: Membership,
         settings: ReplicaSettings,
         clock: Callable[[], float],
+        is_member: Callable[[Replica], bool],
         waits: Callable[[], None],
     ) -> None:
         self._replicas = replicas
         self._members = members
+        self._is_member = is_member
         self._settings = settings
         self._clock = clock
         self._waits = waits
@@ -145,6 +148,8 @@ class Dispatcher:
                 refusal = refusal or error
                 part.tried.add(replica.number)
                 continue
+            for sample in part.samples:
+                sample.fingerprint = self._members.fingerprint(replica.number)
             part.at(replica, stream, ids, router.to_compute(part.routed, replica.number))
             router.sent(part.routed, replica.number)
             stream.listen(partial(self._receive, part))
@@ -153,11 +158,16 @@ class Dispatcher:
 
     def _choices(self, part: Part, router: Router) -> list[Replica]:
         """Replicas that have not refused it yet, the best one first. One that is slow only where all are."""
-        able = [each for each in self._replicas if each.number in self._members and each.number not in part.tried]
-        able = [each for each in able if part.adapter not in each.missing]
+        able = [each for each in self._replicas if each.number not in part.tried and self._is_member(each)]
+        able = [each for each in able if part.adapter not in each.missing and self._may_go_on_at(each, part)]
         able = [each for each in able if each.engine.ready] or able
         ranked = router.rank(part.routed, [replica.load() for replica in able])
         return [self._replicas[number] for number in ranked]
+
+    def _may_go_on_at(self, replica: Replica, part: Part) -> bool:
+        """Its engine would have given the same tokens so far."""
+        given = self._members.fingerprint(replica.number)
+        return all(sample.fingerprint == given for sample in part.samples if sample.tokens)
 
     def abort(self, ids: Sequence[int]) -> None:
         """As `Engine.abort`."""

@@ -50,8 +50,9 @@ class ReplicatedEngine:
         self.replicas = [Replica(number, engine) for number, engine in enumerate(replicas)]
         self._num_own = len(replicas) - num_elsewhere
         self._members = Membership()
+        self._settings = settings or ReplicaSettings()
         self._dispatcher = Dispatcher(
-            self.replicas, self._members, settings or ReplicaSettings(), clock, self._look_soon
+            self.replicas, self._members, self._settings, clock, self._is_member, self._look_soon
         )
         self._merged = MergedStats(len(replicas))
         self._fingerprint = fingerprint
@@ -76,7 +77,7 @@ class ReplicatedEngine:
 
     @property
     def ready(self) -> bool:
-        return any(replica.engine.ready for replica in self.replicas)
+        return any(replica.engine.ready and self._is_member(replica) for replica in self.replicas)
 
     @property
     def failed(self) -> bool:
@@ -95,7 +96,7 @@ class ReplicatedEngine:
         return [
             ReplicaState(
                 replica=replica.number,
-                ready=replica.engine.ready,
+                ready=replica.engine.ready and self._is_member(replica),
                 failed=replica.engine.failed,
                 restarts=replica.life,
                 routed=replica.num_routed,
@@ -110,10 +111,13 @@ class ReplicatedEngine:
 
     async def start(self) -> None:
         """Returns when the engines of this server are there, or where it has none, one elsewhere. Raises EngineError
-        when one of the former cannot be loaded, or none of the latter be reached."""
+        when one of the former cannot be loaded, or none of the latter be reached, and where streams must be resumed and
+        cannot."""
         try:
             await self._start_own(self.replicas[: self._num_own])
             await self._reach(self.replicas[self._num_own :])
+            if self._settings.resume_required and self._members.why_not_resumed:
+                raise EngineError(f"resume: {self._members.why_not_resumed}")
             self._dispatcher.open()
         except BaseException as error:
             await asyncio.gather(self.stop("A replica could not be started."), return_exceptions=True)
@@ -133,11 +137,23 @@ class ReplicatedEngine:
 
     def _join(self, replica: Replica) -> None:
         """The engine is there, perhaps again, and perhaps another one. Raises EngineError when it does not fit."""
-        info, could_resume = replica.engine.info, self._members.can_resume
+        replica.checked = info = replica.engine.info
+        could_resume = self._members.can_resume
         told: str | None = getattr(replica.engine, "fingerprint", None)
         self._members.join(replica.number, info, self._fingerprint(info) if told is None else told)
-        if could_resume and not self._members.computes_the_same:
-            logger.warning("requests are not resumed: the replicas' engines, or their settings, differ")
+        if could_resume and self._settings.resume and self._members.why_not_resumed:
+            logger.warning("requests are not resumed: %s", self._members.why_not_resumed)
+
+    def _is_member(self, replica: Replica) -> bool:
+        """As its engine is now: one that has come back is compared with the others before it gets anything."""
+        try:
+            if replica.engine.info is not replica.checked:
+                self._join(replica)
+        except NotReadyError:
+            return False
+        except EngineError as error:
+            logger.error("%s", error.message)
+        return replica.number in self._members
 
     async def _reach(self, replicas: Sequence[Replica]) -> None:
         """Starts to look for engines elsewhere. Where this server has none of its own, returns when one is there."""
@@ -258,11 +274,8 @@ class ReplicatedEngine:
         if not replica.was_ready:
             logger.warning("replica %d is not ready", replica.number)
             return
-        try:
-            self._join(replica)
+        if self._is_member(replica):
             logger.warning("replica %d serves", replica.number)
-        except EngineError as error:
-            logger.error("%s", error.message)
 
     def _tell_moves(self) -> None:
         moves = self._dispatcher.moves

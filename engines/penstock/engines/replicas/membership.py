@@ -43,6 +43,10 @@ class Membership:
             raise NotReadyError("The model is still loading.", retry_after=1)
         return min(self._infos.values(), key=lambda info: info.context_length)
 
+    def fingerprint(self, number: int) -> str:
+        """Of a member."""
+        return self._fingerprints[number]
+
     def num_blocks(self, number: int) -> int:
         """Of its KV cache; what is not known is as the smallest."""
         return self._infos.get(number, self.info).num_blocks
@@ -50,8 +54,13 @@ class Membership:
     @property
     def can_resume(self) -> bool:
         """Whether one can go on with what another has begun: they compute the same."""
-        return self.computes_the_same and all(info.supports_resume for info in self._infos.values())
+        return bool(self._infos) and not self.why_not_resumed
 
     @property
-    def computes_the_same(self) -> bool:
-        return len(set(self._fingerprints.values())) == 1
+    def why_not_resumed(self) -> str:
+        """In words for the operator; empty: nothing is against it."""
+        if not all(info.supports_resume for info in self._infos.values()):
+            return "an engine that uses its own scheduler cannot go on with what another has begun"
+        if len(set(self._fingerprints.values())) > 1:
+            return "the replicas' engines, or their settings, differ"
+        return ""

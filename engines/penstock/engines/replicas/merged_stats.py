@@ -6,19 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from penstock.engines.contract.messages import EngineStats
+from penstock.engines.contract.messages import GAUGES, EngineStats
 
-_GAUGES = (
-    "num_running",
-    "num_waiting",
-    "num_waiting_tokens",
-    "num_blocks",
-    "num_free_blocks",
-    "num_cached_blocks",
-    "offload_blocks",
-    "offload_bytes",
-)
-_COUNTERS = tuple(name for name in EngineStats.__struct_fields__ if name not in (*_GAUGES, "finished"))
+_COUNTERS = tuple(name for name in EngineStats.__struct_fields__ if name not in (*GAUGES, "finished"))
 
 
 @dataclass(slots=True)
@@ -46,7 +36,7 @@ class MergedStats:
 
     def merge(self, stats: Sequence[EngineStats]) -> EngineStats:
         """`stats`: the newest of each engine, in the same order each time."""
-        merged = EngineStats(**{name: sum(getattr(each, name) for each in stats) for name in _GAUGES})
+        merged = EngineStats(**{name: sum(getattr(each, name) for each in stats) for name in GAUGES})
         finished: Counter[str] = Counter()
         for counted, newest in zip(self._counted, stats, strict=True):
             counted.look(newest)

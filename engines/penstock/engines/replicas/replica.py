@@ -7,6 +7,7 @@ from pathlib import Path
 
 from penstock.engines.client.engine import Engine
 from penstock.engines.client.stream import RequestStream
+from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.replicas.routing import ReplicaLoad
 
 
@@ -22,7 +23,11 @@ class Replica:
         """Adapters that it has yet to load: key -> folder."""
         self.was_ready = True
         """When it was last looked at."""
+        self.checked: ModelInfo | None = None
+        """What the engine was when it was last compared with the others'."""
         self._admitted = 0
+        self._is_told = False
+        """That all is gone, and nothing was admitted since."""
         self._unseen: deque[tuple[RequestStream, int]] = deque()
         """What it was sent and has not told of yet, with the number of samples."""
         self._to_compute = 0
@@ -54,14 +59,18 @@ class Replica:
         return ReplicaLoad(self.number, num_requests, self._to_compute + of_others, num_free)
 
     def was_restarted(self) -> bool:
-        """Whether the engine counts from 0 again since the last call: nothing of what it was sent is there any more."""
+        """Whether the engine counts from 0 again since the last call, and `lost` was not called for that already:
+        nothing of what it was sent is there any more."""
         admitted, before = self.engine.stats.admitted, self._admitted
         self._admitted = admitted
-        return admitted < before
+        if admitted == before:
+            return False
+        was_told, self._is_told = self._is_told, False
+        return admitted < before and not was_told
 
     def lost(self) -> None:
         """All that the engine held is gone."""
         self.life += 1
-        self._admitted = 0
+        self._is_told = True
         self._unseen.clear()
         self._to_compute = self._not_begun = 0

@@ -28,6 +28,8 @@ class Sample:
     """`RequestOutput.guessed`, as its client knows it."""
     num_deaths: int = 0
     """How many replicas in a row have died with it, and no token between."""
+    fingerprint: str = ""
+    """Of the engine that its tokens are from: only one with the same may go on behind them."""
 
     def take(self, output: RequestOutput) -> RequestOutput:
         """The same output under the client's id, with counts that go on where an earlier replica's ended."""

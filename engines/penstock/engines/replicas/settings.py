@@ -20,5 +20,7 @@ class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True):
     policy: RoutingPolicy = RoutingPolicy.PREFIX
     resume: bool = True
     """A request that has put out tokens goes on at another replica when its own dies; else it ends with an error."""
+    resume_required: bool = False
+    """The start fails where an engine cannot do that."""
     resume_wait: float = 60.0
     """Seconds for which such a request waits for a replica that can take it."""

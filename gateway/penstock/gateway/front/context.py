@@ -104,6 +104,8 @@ class RequestContext:
     """It asks a model for work, and has been let in (`count`)."""
     quota: Quota | None = None
     """Where this request is counted, from `count` on."""
+    is_handed_over: bool = False
+    """Another request does its work, and is the one whose usage counts."""
     _tokens_paid: int = 0
     _bodies: BodyBudget | None = None
     _body_bytes: int = 0
@@ -118,19 +120,21 @@ class RequestContext:
         """For another request of the same caller on the same stream, which arrives now."""
         record = RequestRecord(protocol=self.record.protocol, method=self.record.method, route=self.record.route)
         fresh: dict[str, Any] = {"routed": None, "_used": {}, "infers": False, "quota": None, "_tokens_paid": 0}
-        fresh |= {"_bodies": None, "_body_bytes": 0}
+        fresh |= {"_bodies": None, "_body_bytes": 0, "is_handed_over": False}
         return replace(self, id=new_request_id(), arrival=time.monotonic(), record=record, **fresh)
 
-    def count(self) -> None:
-        """From now until its `end`, the request counts against what its key may use. Raises RateLimitedError."""
+    def count(self, *, reads: bool = False) -> None:
+        """From now until its `end`, the request counts against what its key may use. `reads`: it gets what another
+        request works for, which has the place among those at one time. Raises RateLimitedError."""
         self.infers = True
         quota = self.principal.quota
         if quota is not None:
-            quota.begin()
-            self.quota = quota
+            quota.begin(place=not reads)
+            self.quota = None if reads else quota
 
     def hand_over_to(self, other: RequestContext) -> None:
         """What this request counts against and holds, the other one does from now on: it goes on with its work."""
+        self.is_handed_over = True
         other.routed = self.routed
         other.record.model, other.record.target = self.record.model, self.record.target
         other.quota, self.quota = self.quota, None

@@ -74,11 +74,12 @@ class Quota:
             if per_minute is not None
         }
 
-    def begin(self) -> None:
-        """Lets a request in, which has to `end`. Raises RateLimitedError."""
+    def begin(self, *, place: bool = True) -> None:
+        """Lets a request in, which has to `end`; without a `place` among those at one time it has not. Raises
+        RateLimitedError."""
         self.used.check(self.limits.tokens_per_day, self.limits.tokens_per_month)
         most = self.limits.concurrent_requests
-        if most is not None and self.in_flight >= most:
+        if place and most is not None and self.in_flight >= most:
             raise RateLimitedError(f"This key allows {most} requests at one time.", retry_after=1)
         for name, account in self._accounts.items():
             if account.left < 1:
@@ -87,7 +88,7 @@ class Quota:
                     retry_after=account.seconds_until(1),
                 )
         self._spend("requests", 1)
-        self.in_flight += 1
+        self.in_flight += place
 
     def spend_tokens(self, count: int) -> None:
         """A negative count is given back."""

@@ -146,6 +146,9 @@ class FrontProcess:
                 self._serving.set()
             case Failed():
                 self._failure = message.reason
+                if self.serving:
+                    logger.error("front %d: %s: it is ended", self.number, message.reason)
+                    self.kill()
             case Holds():
                 self._holds.told(message)
             case Ask():

@@ -168,7 +168,7 @@ class Serving(_Message, frozen=True, kw_only=True):
 
 
 class Failed(_Message, frozen=True, kw_only=True):
-    """The front cannot start."""
+    """The front cannot start, or cannot go on."""
 
     reason: str
 

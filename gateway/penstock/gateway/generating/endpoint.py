@@ -45,6 +45,9 @@ class GeneratingEndpoint(ABC, Generic[_R]):
         with exchange.call() as call:
             body = await exchange.body(self._settings.max_body_bytes)
             call.watch()
+            if exchange.counts_late:
+                reads = self._resumable is not None and self._resumable.is_read_by(exchange, body)
+                exchange.context.count(reads=reads)
             own = await self._settings.text_models.answered(exchange, self.text_api, body)
             if own is None:
                 return

@@ -53,6 +53,26 @@ class ResumableStreams:
     def has_room(self) -> bool:
         return len(self._streams) - len(self._ended) < _MOST_STREAMS
 
+    def may_be_read_by(self, exchange: Exchange) -> bool:
+        """Whether the request names a stream of its key that is still being made, and has a place among the key's
+        requests. Who reads needs no second one."""
+        stream = self._named(exchange)
+        return (
+            stream is not None
+            and stream.key == exchange.context.principal.key
+            and stream.path == exchange.scope["path"]
+            and not stream.log.ended
+        )
+
+    def is_read_by(self, exchange: Exchange, body: bytes) -> bool:
+        """The same, of a request whose body is there."""
+        stream = self._named(exchange)
+        return stream is not None and self.may_be_read_by(exchange) and stream.digest == _digest(exchange, body)
+
+    def _named(self, exchange: Exchange) -> ResumableStream | None:
+        name, _, _ = exchange.headers.get(HEADER, b"").decode("latin-1").rpartition("-")
+        return self._streams.get(name)
+
     async def resume(self, exchange: Exchange, body: bytes) -> bool:
         """Sends the rest of a stream to who names the last event that came. False: no event is named. Raises
         NotFoundError for a stream that is not kept, or another caller's, InvalidRequestError for another request's."""
@@ -85,7 +105,7 @@ class ResumableStreams:
         own = exchange.context.next_request()
         own.record.route = _ROUTE
         exchange.context.hand_over_to(own)
-        stream = ResumableStream(self, own, _digest(exchange, body))
+        stream = ResumableStream(self, own, exchange.scope["path"], _digest(exchange, body))
         self._streams[stream.name] = stream
         try:
             await stream.begin(exchange, generate, respond)
@@ -116,9 +136,10 @@ class ResumableStreams:
 class ResumableStream:
     """One answer."""
 
-    def __init__(self, streams: ResumableStreams, context: RequestContext, digest: bytes) -> None:
+    def __init__(self, streams: ResumableStreams, context: RequestContext, path: str, digest: bytes) -> None:
         self.name = secrets.token_hex(12)
-        self.tenant = context.tenant
+        self.tenant, self.key = context.tenant, context.principal.key
+        self.path = path
         self.digest = digest
         self.log = EventLog(_LOG_BYTES, _PARAM)
         self._streams = streams

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from penstock.gateway.front.access import Access, ApiGroup, check_restriction
 from penstock.gateway.http.browser_guard import BrowserGuard
 from penstock.gateway.http.exchange import Exchange
@@ -12,12 +14,14 @@ class Door:
     """Of one HTTP port. Callers without a key have to pass the browser guard: what comes from them may come from a web
     page, which knows no key."""
 
-    def __init__(self, settings: AppSettings) -> None:
+    def __init__(self, settings: AppSettings, may_read: Callable[[Exchange], bool] = lambda exchange: False) -> None:
+        """`may_read`: whether a request may be a reader (`Exchange.counts_late`), by its path and headers."""
         self._keys = settings.keys
         self._restrictions = settings.restrictions
         self._guard = BrowserGuard(settings.browsers)
         self._lag = settings.intake.lag
         self._load = settings.load
+        self._may_read = may_read
 
     def admit(self, exchange: Exchange, access: Access | None) -> None:
         """Lets the request in, and lets it begin. Raises as `let_in` and `begin`."""
@@ -46,7 +50,9 @@ class Door:
         """A request for inference counts from now on. Raises RateLimitedError, OverloadedError."""
         exchange.load = self._load
         self._lag.check()
-        exchange.context.count()
+        exchange.counts_late = self._may_read(exchange)
+        if not exchange.counts_late:
+            exchange.context.count()
 
 
 def _authorization(exchange: Exchange) -> bytes | None:

@@ -72,6 +72,8 @@ class Exchange:
         """What the answer carries, whichever it will be, beside its id."""
         self.load: LoadReporter | None = None
         """Of an exchange whose answer may carry the server's load."""
+        self.counts_late = False
+        """It may be the reader of another request's stream: its endpoint counts it, when that has seen the body."""
         self.error_form: ErrorForm = OPENAI_ERRORS
         self.context = read_context(self.headers)
         self.context.arrival = scope.get(ARRIVAL_KEY, self.context.arrival)

@@ -131,8 +131,8 @@ def _engine(
     spec = None
     if replication.replicas:
         spec = engine_spec(config, source, tokenizer, given, names)
-        if spec.scheduler.kv_events is not None and _engines(config) > 1:
-            raise ConfigError("kv-events: only an engine without replicas publishes them")
+        if spec.scheduler.kv_events is not None and replication.replica_address:
+            raise ConfigError("kv-events: engines elsewhere publish theirs where they are started")
         directory, room = parse_directory(config.adapters.lora_directory), spec.options.get("max_loras", 0)
         adapters = AdapterSet(given, directory=directory, max_loaded=room)
         if replication.replicas == 1 and replication.resume != "on" and not replication.replica_address:

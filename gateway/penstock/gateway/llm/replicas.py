@@ -51,7 +51,10 @@ def replicated_engine(
         if spec is not None:
             fingerprint = partial(_fingerprint, spec, digests)
     settings = ReplicaSettings(
-        policy=RoutingPolicy(given.replica_routing), resume=given.resume != "off", resume_wait=given.resume_wait
+        policy=RoutingPolicy(given.replica_routing),
+        resume=given.resume != "off",
+        resume_required=given.resume == "on",
+        resume_wait=given.resume_wait,
     )
     return ReplicatedEngine(engines, settings, num_elsewhere=len(given.replica_address), fingerprint=fingerprint)
 
@@ -94,8 +97,8 @@ def _is_on_gpus(spec: EngineSpec) -> bool:
 
 
 def replica_specs(spec: EngineSpec, count: int, *, on_gpus: bool) -> list[EngineSpec]:
-    """One for each: with its share of CPUs and NUMA nodes, or a GPU of its own, and with its own folder and share of
-    the tier behind the KV cache."""
+    """One for each: with its share of CPUs and NUMA nodes, or a GPU of its own, with its own folder and share of the
+    tier behind the KV cache, and with ports of its own for KV events. Raises ConfigError."""
     if count == 1:
         return [spec]
     asked = spec.placement
@@ -121,6 +124,16 @@ def replica_specs(spec: EngineSpec, count: int, *, on_gpus: bool) -> list[Engine
                 ),
             )
             for number, each in enumerate(found)
+        ]
+    events = tier.kv_events
+    if events is not None:
+        try:
+            own = [events.of_replica(number, count) for number in range(count)]
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        found = [
+            msgspec.structs.replace(each, scheduler=msgspec.structs.replace(each.scheduler, kv_events=each_events))
+            for each, each_events in zip(found, own, strict=True)
         ]
     if spec.door is not None:
         doors = [_door(spec.door, number) for number in range(count)]

@@ -131,7 +131,8 @@ def build_app(
     kserve_paths = {} if kserve_app is None else kserve_app.paths()
     routes.append(GuardedRoute("/openapi.json", OpenApi(settings, routes, kserve_paths), SEE_METADATA, methods=["GET"]))
     routes.append(GuardedRoute("/", About(settings, routes, kserve=kserve is not None), SEE_METADATA, methods=["GET"]))
-    return App(routes, settings, kserve_app)
+    door = Door(settings, resumable.may_be_read_by) if resumable is not None else None
+    return App(routes, settings, kserve_app, door)
 
 
 def _resumable_streams(settings: AppSettings) -> ResumableStreams | None:

@@ -64,7 +64,7 @@ class RequestUsage(msgspec.Struct, frozen=True, kw_only=True):
 def usage_of(context: RequestContext) -> RequestUsage | None:
     """Of a request that has ended; None: it is not counted."""
     record, principal = context.record, context.principal
-    if not record.model or record.outcome in _NOT_COUNTED:
+    if not record.model or record.outcome in _NOT_COUNTED or context.is_handed_over:
         return None
     if context.background and record.outcome is Outcome.REFUSED:
         return None  # a batch asks again

@@ -11,6 +11,7 @@ import pytest
 
 from penstock.engines.door.spec import DoorSpec
 from penstock.engines.host.placement import Placement
+from penstock.engines.kv_events.settings import KVEventsConfig
 from penstock.engines.registry import EngineSpec
 from penstock.engines.replicas.engine import ReplicatedEngine
 from penstock.engines.scheduler.config import SchedulerConfig
@@ -66,6 +67,15 @@ def test_replicas_are_engines_of_one_model() -> None:
         ({"replica_address": ["ipc:///x/d"], "lora_directory": "/"}, "replica-address: engines elsewhere do not have"),
         ({"engine": "auto", "engine_address": "ipc:///x/d", "replicas": 2}, "replicas: with engine-address there is"),
         ({"scheduler": "engine", "resume": "on"}, "resume: an engine that uses its own scheduler"),
+        (
+            {"kv_events": "tcp://127.0.0.1:5557", "replica_address": ["ipc:///x/d"]},
+            "kv-events: engines elsewhere publish theirs",
+        ),
+        (
+            {"kv_events": "tcp://127.0.0.1:5557", "kv_events_replay": "tcp://127.0.0.1:5558", "replicas": 2},
+            "kv-events-replay: 2 replicas need it 2 ports or more",
+        ),
+        ({"kv_events": "tcp://127.0.0.1:65535", "replicas": 2}, "kv-events: 'tcp://127.0.0.1:65536'"),
     ],
 )
 def test_what_cannot_be(settings: dict[str, Any], message: str) -> None:
@@ -99,6 +109,24 @@ def test_each_has_a_door() -> None:
         "ipc:///run/door",
         "ipc:///run/door-1",
     ]
+
+
+def test_each_publishes_kv_events_at_ports_of_its_own() -> None:
+    events = KVEventsConfig(endpoint="tcp://127.0.0.1:5557", replay="tcp://[::1]:5567", topic="kv@h@m")
+    given = msgspec.structs.replace(spec(), scheduler=SchedulerConfig(kv_events=events))
+    found = [each.scheduler.kv_events for each in replica_specs(given, 3, on_gpus=False)]
+    assert [(each.endpoint, each.replay, each.topic, each.rank) for each in found if each] == [
+        ("tcp://127.0.0.1:5557", "tcp://[::1]:5567", "kv@h@m", 0),
+        ("tcp://127.0.0.1:5558", "tcp://[::1]:5568", "kv@h@m", 1),
+        ("tcp://127.0.0.1:5559", "tcp://[::1]:5569", "kv@h@m", 2),
+    ]
+
+
+def test_who_must_resume_says_so_to_engines_elsewhere() -> None:
+    """What they can is known when they are reached."""
+    for resume, required in (("on", True), ("auto", False)):
+        engine = engine_of(engine="auto", replicas=0, replica_address=["ipc:///x/d"], resume=resume)
+        assert engine._settings.resume_required == required
 
 
 def test_each_has_a_gpu() -> None:

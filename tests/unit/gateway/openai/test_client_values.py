@@ -90,6 +90,12 @@ async def test_taken(path: str, fields: dict[str, Any]) -> None:
     await wanted(path, fields)
 
 
+@pytest.mark.parametrize(("path", "field"), [(CHAT, "user"), (TEXT, "user")])
+async def test_of_a_long_name_its_beginning_is_the_session(path: str, field: str) -> None:
+    """Replicas remember sessions: a client's megabytes are not kept for each."""
+    assert (await wanted(path, {field: "x" * 100_000})).session == "x" * 128
+
+
 INVALID, UNSUPPORTED = None, "unsupported_parameter"
 OBFUSCATION = "stream_options.include_obfuscation"
 REFUSED: list[tuple[str, dict[str, Any], str, str | None]] = [

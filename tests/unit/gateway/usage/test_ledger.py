@@ -17,7 +17,7 @@ from penstock.gateway.front.quota import Limits, Quota
 from penstock.gateway.front.record import Outcome
 from penstock.gateway.front.token_budget import TokensUsed
 from penstock.gateway.llm.generation import Usage
-from penstock.gateway.usage.ledger import Line, UsageLedger
+from penstock.gateway.usage.ledger import Line, UsageLedger, usage_of
 
 START = datetime(2026, 1, 30, 23, 0, tzinfo=UTC)
 
@@ -39,6 +39,21 @@ def ended(model: str, prompt: int, completion: int, *, key: str = "k", outcome: 
 
 async def totals(ledger: UsageLedger, *by: str) -> list[Line]:
     return (await ledger.lines(by, date(2026, 1, 1), date(2026, 12, 31), {}, 100))[0]
+
+
+def test_a_request_whose_work_another_one_does_is_not_counted_beside_it() -> None:
+    """A stream that can be resumed, or a response that is made in the background, is one request to its key."""
+    asked = ended("m", 10, 0)
+    worker = asked.next_request()
+    asked.hand_over_to(worker)
+    worker.record.usage = Usage(prompt_tokens=10, completion_tokens=5)
+    assert usage_of(asked) is None
+    found = usage_of(worker)
+    assert found is not None
+    assert (found.model, found.prompt_tokens, found.completion_tokens) == ("m", 10, 5)
+    later = asked.next_request()
+    later.record.model = "m"
+    assert usage_of(later) is not None, "of the same caller"
 
 
 async def test_what_was_used_is_there_after_a_restart(tmp_path: Path) -> None:

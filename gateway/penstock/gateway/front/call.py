@@ -1,19 +1,21 @@
 """A unit of work in flight: counted for the drain, and ended early when its client leaves or the drain expires.
 
 Cancellation is how everything below learns that nobody wants the result any more. gRPC cancels the task of a call whose
-client has left. uvicorn does not: there the transport gives a coroutine that ends when the client has left, and a
-watcher waits for it beside the task.
+client has left. HTTP does not: there the call asks to be told.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from types import TracebackType
 
 from penstock.engines.errors import NotReadyError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.drain import DrainState
+
+WatchClient = Callable[[Callable[[], None]], Callable[[], object]]
+"""Given what to call once the client has left; returns what ends that."""
 
 
 class ClientGone(Exception):
@@ -21,21 +23,19 @@ class ClientGone(Exception):
 
 
 class Call:
-    """`with Call(drain, context, disconnected) as call:`, then `call.watch()` as soon as the body is read.
+    """`with Call(drain, context, watch_client) as call:`, then `call.watch()` as soon as the body is read.
 
     Raises NotReadyError on entry while draining. When the client has left, the block is cancelled and left silently;
     when the drain expires, it is cancelled and NotReadyError comes out of it.
     """
 
-    __slots__ = ("_disconnected", "_drain", "_reason", "_record", "_task", "_watcher")
+    __slots__ = ("_drain", "_reason", "_record", "_stop_watching", "_task", "_watch_client")
 
-    def __init__(
-        self, drain: DrainState, context: RequestContext, disconnected: Callable[[], Awaitable[None]] | None = None
-    ) -> None:
+    def __init__(self, drain: DrainState, context: RequestContext, watch_client: WatchClient | None = None) -> None:
         self._drain = drain
         self._record = context.record
-        self._disconnected = disconnected
-        self._watcher: asyncio.Task[None] | None = None
+        self._watch_client = watch_client
+        self._stop_watching: Callable[[], object] | None = None
         self._reason: Exception | None = None
 
     def __enter__(self) -> Call:
@@ -44,12 +44,11 @@ class Call:
         return self
 
     def watch(self) -> None:
-        """From now on the transport's `disconnected` belongs to the watcher."""
-        if self._disconnected is not None:
-            self._watcher = asyncio.get_running_loop().create_task(self._watch(self._disconnected))
+        """From now on the call is cancelled when the client leaves."""
+        if self._watch_client is not None:
+            self._stop_watching = self._watch_client(self._client_left)
 
-    async def _watch(self, disconnected: Callable[[], Awaitable[None]]) -> None:
-        await disconnected()
+    def _client_left(self) -> None:
         self._cancel(ClientGone())
 
     def interrupt(self, error: NotReadyError) -> None:
@@ -65,8 +64,8 @@ class Call:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self._drain.release(self)
-        if self._watcher is not None:
-            self._watcher.cancel()
+        if self._stop_watching is not None:
+            self._stop_watching()
         if isinstance(self._reason or error, ClientGone):
             self._record.cancelled()
         if self._reason is None or self._task is None:

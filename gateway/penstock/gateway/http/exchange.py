@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from starlette.types import Message, Receive, Scope, Send
@@ -34,7 +35,7 @@ _STREAM_HEADERS = [
 
 
 class BodyWriter(Protocol):
-    """A short way past `send` for the pieces of a body that has begun."""
+    """Short ways past `send`, for the pieces of a body that has begun, and past `receive`, for the client's leaving."""
 
     written: int
     """Bytes of the response so far, its head and framing with them."""
@@ -45,6 +46,11 @@ class BodyWriter(Protocol):
 
     async def drain(self) -> None:
         """Returns when the client has taken most of what was written, or has left."""
+        ...
+
+    def watch_client(self, left: Callable[[], None]) -> Callable[[], object]:
+        """Calls `left` once the client leaves before its answer is complete, which may be at once. Call what is
+        returned to end that. For after the body has been read."""
         ...
 
 
@@ -102,11 +108,17 @@ class Exchange:
 
     def call(self) -> Call:
         """The work that this request asks for; `watch` it as soon as the body is read."""
-        return Call(self.drain, self.context, self._disconnected)
+        return Call(self.drain, self.context, self._watch_client)
 
-    async def _disconnected(self) -> None:
+    def _watch_client(self, left: Callable[[], None]) -> Callable[[], object]:
+        if self.body_writer is not None:
+            return self.body_writer.watch_client(left)
+        return asyncio.get_running_loop().create_task(self._until_client_leaves(left)).cancel
+
+    async def _until_client_leaves(self, left: Callable[[], None]) -> None:
         while (await self.receive())["type"] != "http.disconnect":
             pass
+        left()
 
     async def body(self, limit: int) -> bytes:
         """The whole JSON body. Raises as `read`, and HttpError 415."""

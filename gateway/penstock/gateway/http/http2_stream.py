@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message
@@ -93,6 +94,7 @@ class HttpStream:
         self._left: int | None = None
         """Bytes of the body that are missing, where its length was told."""
         self._room: asyncio.Future[None] | None = None
+        self._client_left: Callable[[], None] | None = None
 
     async def run(self, app: ASGIApp, scope: dict[str, Any]) -> None:
         scope[ARRIVAL_KEY] = time.monotonic()
@@ -202,6 +204,8 @@ class HttpStream:
         self._pieces.clear()
         _wake(self._more)
         _wake(self._room)
+        if self._client_left is not None:
+            self._client_left()
 
     def refuse(self, error: PenstockError) -> None:
         """Answers in the handler's stead where it has not begun to, and ends the stream."""
@@ -283,6 +287,16 @@ class HttpStream:
         while not self.gone and self._http2.unsent(self.id) > _HIGH_WATER:
             self._room = self._loop.create_future()
             await self._room
+
+    def watch_client(self, left: Callable[[], None]) -> Callable[[], object]:
+        if self.gone:
+            self._loop.call_soon(left)
+        else:
+            self._client_left = left
+        return self._stop_watching
+
+    def _stop_watching(self) -> None:
+        self._client_left = None
 
     def room(self) -> None:
         """Less waits for the client than before."""

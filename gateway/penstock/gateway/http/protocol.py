@@ -83,6 +83,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._receive_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
         self._unsent = 0
+        self._sender: ResponseSender | None = None
+        """Of the last request."""
         self.idle_since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -112,6 +114,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timers()
         super().connection_lost(exc)
+        if self._sender is not None:
+            self._sender.client_left()
         self._port_connections.remove(self)
 
     def _stop_timers(self) -> None:
@@ -219,7 +223,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not None:
             current = self.scope["http_version"] == "1.1"
-            sender = ResponseSender(self.transport, self.loop, self.flow, chunked=current)
+            self._sender = sender = ResponseSender(self.transport, self.loop, self.flow, chunked=current)
             self.cycle.transport = cast("asyncio.Transport", sender)
             self.scope[SENDER_KEY] = sender  # type: ignore[literal-required]
             if not current:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
@@ -19,7 +20,7 @@ class ResponseSender:
     A TLS transport is given long bodies in pieces: it counts as sent what it has passed on, and passes on each write as
     a whole."""
 
-    __slots__ = ("_chunked", "_flow", "_head", "_in_pieces", "_loop", "_started", "_transport", "written")
+    __slots__ = ("_chunked", "_flow", "_head", "_in_pieces", "_left", "_loop", "_started", "_transport", "written")
 
     def __init__(
         self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, flow: FlowControl, *, chunked: bool
@@ -32,6 +33,7 @@ class ResponseSender:
         self._chunked = chunked
         self._started = False
         self._head = b""
+        self._left: Callable[[], None] | None = None
         self.written = 0
         """Bytes of the response, its head and framing with them."""
 
@@ -69,6 +71,23 @@ class ResponseSender:
     async def drain(self) -> None:
         """Returns when the client has taken most of what was written, or has left."""
         await self._flow.drain()
+
+    def watch_client(self, left: Callable[[], None]) -> Callable[[], object]:
+        self._left = left
+        if self._transport.is_closing():
+            self._loop.call_soon(self.client_left)
+        else:
+            self._flow.resume_reading()  # a body that came at once stops it, and nobody receives any more
+        return self._stop_watching
+
+    def _stop_watching(self) -> None:
+        self._left = None
+
+    def client_left(self) -> None:
+        """The connection is lost, or nothing more is read from it."""
+        if self._left is not None:
+            left, self._left = self._left, None
+            left()
 
     def is_closing(self) -> bool:
         return self._transport.is_closing()

@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 Matched = tuple[Verbs | None, tuple[str, ...], str]
 """The verbs of a path, None where there is no such path; the names in it; and the path as the table has it."""
 _NOTHING: Matched = (None, (), "")
+_MOST_KNOWN = 1000
+_LONG_PATH = 300
+"""Characters. Clients make paths up: what is kept of them is bounded."""
 _NOT_OF_VERSIONS = ("trace", "setting")
 """Of a model as a whole."""
 
@@ -61,6 +64,8 @@ class KServeApp:
         self._of_model = model_routes(context)
         self._of_repository = repository_routes(context)
         self._of_region = {kind: region_routes(context, kind) for kind in ("system", "cuda")}
+        self._known: dict[tuple[str, str], Found] = {}
+        """By method and path, of paths that are written as they are meant."""
 
     @staticmethod
     def handles(path: str) -> bool:
@@ -88,11 +93,25 @@ class KServeApp:
 
     def find(self, scope: Scope) -> Found | HttpError:
         """The endpoint for a path and method; or what to answer."""
+        asked = (scope["method"], scope["path"])
+        encoded = b"%" in (scope.get("raw_path") or b"")
+        found = None if encoded else self._known.get(asked)
+        return found if found is not None else self._found(scope, asked, encoded)
+
+    def _found(self, scope: Scope, asked: tuple[str, str], encoded: bool) -> Found | HttpError:
+        method, path = asked
         verbs, names, route = self._match(scope)
         if verbs is None:
             return HttpError(404, "Not Found", code="route_not_found")
-        endpoint = verbs.get(scope["method"])
-        return Found(endpoint, names, route) if endpoint is not None else _method_not_allowed(verbs)
+        endpoint = verbs.get(method)
+        if endpoint is None:
+            return _method_not_allowed(verbs)
+        found = Found(endpoint, names, route)
+        if not encoded and len(path) < _LONG_PATH:
+            if len(self._known) == _MOST_KNOWN:
+                self._known.clear()
+            self._known[asked] = found
+        return found
 
     def endpoints(self) -> Iterator[Endpoint]:
         """Every one there is."""

@@ -309,7 +309,7 @@ def _compile(
     settle = settle_mixed if mixed else settle_dtype
     config = settle(core, config, all_integers=all_integers)
     precision = compute_precision(core, config)
-    kv_type = kv_cache_type(config, precision, files.spec.head_dim)
+    kv_type = kv_cache_type(config, precision, files.spec.head_dim, floats_only=bool(files.spec.score_cap))
     activations = activation_type(config, precision, integers is not None)  # refused before the weights are read
     if mixed:
         plans = with_large_steps(plans, min(files.model_len, config.max_num_batched_tokens))

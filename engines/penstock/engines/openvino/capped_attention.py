@@ -2,24 +2,28 @@
 
 The plugin's paged attention cannot cap scores. It still writes keys and values into the cache; its result is thrown
 away, and plain operations compute attention from the cache, in a loop over tiles: some queries of one request. Block
-tables, windows, prefix hits and offload are those of any other layer. Keys and values have to be floats.
+tables, windows, prefix hits and offload are those of any other layer. Keys and values have to be floats, and the
+computation f32: the plain operations would round scores to bf16, which is off by 0.125 at 50.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import openvino as ov
 import openvino.opset15 as ops
 
+from penstock.engines.errors import UnsupportedError
+from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.graph_nodes import f32, i32, i64, scaled
+from penstock.engines.openvino.kv_types import QUANTIZED_KV
 from penstock.engines.openvino.weights import Node
 
 _TILE = 64
 """Queries that are computed together. It bounds the memory for scores: heads * 64 * context floats."""
-_TABLES = ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins")
+_TABLES = ("past_lens", "subsequence_begins", "block_indices_begins")
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,24 @@ class CappedHeads:
     window: int
 
 
+def settle_capped(config: OpenVINOConfig) -> OpenVINOConfig:
+    """The settings of a model with such scores: dtype=auto is f32, and keys and values are f16 then. Raises
+    UnsupportedError for other types."""
+    for name, value, refused in (
+        ("dtype", config.dtype, ("bf16", "f16")),
+        ("kv_cache_dtype", config.kv_cache_dtype, QUANTIZED_KV),
+    ):
+        if value in refused:
+            raise UnsupportedError(
+                f"{name}={value} does not go with capped scores of attention, which this model has; use auto",
+                param=name,
+            )
+    if config.dtype == "f32":
+        return config
+    kv_type = "f16" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    return replace(config, dtype="f32", kv_cache_dtype=kv_type)
+
+
 def capped_attention(
     written: Node, q: Node, caches: Sequence[Node], inputs: Mapping[str, Node], shape: CappedHeads
 ) -> Node:
@@ -41,12 +63,13 @@ def capped_attention(
     as it has them."""
     begins = inputs["subsequence_begins"]
     tiles = ops.divide(ops.add(ops.subtract(_without_first(begins), _without_last(begins)), i32(_TILE - 1)), i32(_TILE))
-    outer = {name: inputs[name] for name in _TABLES}
     # Paged attention has to write the caches first: so the blocks that are read depend on the shape of its result.
     nothing = ops.multiply(ops.gather(ops.shape_of(written, "i32"), i64([0]), i64(0)), i32(0))
-    outer["block_indices"] = ops.add(outer["block_indices"], nothing)
+    blocks = ops.add(inputs["block_indices"], nothing)
+    outer = {name: inputs[name] for name in _TABLES}
     outer |= {"q": scaled(q, shape.scale / shape.cap), "tiles": tiles, "tile_ends": ops.cum_sum(tiles, i32(0))}
-    outer |= {"keys": caches[0], "values": caches[1]}
+    # The loop copies what it is given: so it gets the blocks of this step, not the whole caches.
+    outer |= {name: ops.gather(cache, blocks, i64(0)) for name, cache in zip(("keys", "values"), caches, strict=True)}
     inner = {name: _parameter_like(node) for name, node in outer.items()}
     number, done = ops.parameter([], np.int32), _parameter_like(written)
     places, rows = _tile(number, inner, shape)
@@ -74,9 +97,9 @@ def _tile(number: Node, inputs: Mapping[str, Node], shape: CappedHeads) -> tuple
     past = ops.subtract(_at(inputs["past_lens"], request), first)
     num_keys = ops.add(past, last)
     bounds = [_at(inputs["block_indices_begins"], each) for each in (request, following)]
-    table = ops.gather(inputs["block_indices"], ops.range(*bounds, i32(1), "i32"), i64(0))
-    # Behind the newest token a block holds anything, also NaN.
-    keys, values = (_by_head(ops.gather(inputs[name], table, i64(0)), num_keys, shape) for name in ("keys", "values"))
+    begin_block, end_block = (ops.unsqueeze(bound, i64(0)) for bound in bounds)
+    own = [ops.slice(inputs[name], begin_block, end_block, i32([1]), i32([0])) for name in ("keys", "values")]
+    keys, values = (_by_head(blocks, num_keys, shape) for blocks in own)
     group, d = shape.heads // shape.kv_heads, shape.head_size
     q = ops.reshape(ops.gather(inputs["q"], places, i64(0)), i64([0, shape.kv_heads, group, d]), True)
     q = ops.reshape(ops.transpose(q, i64([1, 2, 0, 3])), i64([shape.kv_heads, -1, d]), False)
@@ -98,10 +121,12 @@ def _mask(queries: Node, keys: Node, window: int) -> Node:
 
 
 def _by_head(blocks: Node, num_keys: Node, shape: CappedHeads) -> Node:
-    """[blocks, kv_heads, tokens, head_size] of the cache as [kv_heads, num_keys, head_size] f32."""
-    y = ops.transpose(ops.convert(blocks, "f32"), i64([1, 0, 2, 3]))
+    """[blocks, kv_heads, tokens, head_size] of the cache as [kv_heads, num_keys, head_size] f32. What lies behind the
+    newest token in a block may be anything, also NaN."""
+    y = ops.transpose(blocks, i64([1, 0, 2, 3]))
     y = ops.reshape(y, i64([shape.kv_heads, -1, shape.head_size]), False)
-    return ops.slice(y, i32([0]), ops.unsqueeze(num_keys, i64(0)), i32([1]), i32([1]))
+    y = ops.slice(y, i32([0]), ops.unsqueeze(num_keys, i64(0)), i32([1]), i32([1]))
+    return ops.convert(y, "f32")
 
 
 def _at(numbers: Node, place: Node) -> Node:

@@ -51,20 +51,14 @@ class KVType:
         return found
 
 
-def kv_cache_type(config: OpenVINOConfig, precision: str, head_size: int, *, floats_only: bool = False) -> KVType:
+def kv_cache_type(config: OpenVINOConfig, precision: str, head_size: int) -> KVType:
     """Raises InvalidRequestError for a type that does not go with the precision of the computation, UnsupportedError
-    for one that does not go with the model's heads. `floats_only`: neither do quantized ones (`capped_attention`)."""
+    for one that does not go with the model's heads."""
     allowed = _ALLOWED[precision]
     name = allowed[0] if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     if name not in allowed:
         raise InvalidRequestError(
             f"kv_cache_dtype={name} does not go with dtype={precision}; {', '.join(allowed)} do", param="kv_cache_dtype"
-        )
-    if floats_only and name in QUANTIZED_KV:
-        raise UnsupportedError(
-            f"kv_cache_dtype={name} does not go with capped scores of attention, which this model has; "
-            f"use {allowed[0]}",
-            param="kv_cache_dtype",
         )
     key, value = _key_and_value(name)
     if value != "u4":

@@ -126,10 +126,13 @@ def test_refusals(family: str, changes: dict[str, Any], named: str, tmp_path: Pa
         make_runner(tmp_path)
 
 
-def test_capped_scores_need_a_cache_in_floats(tmp_path: Path, make_runner: Any) -> None:
+def test_capped_scores_need_floats_of_32_bits(tmp_path: Path, make_runner: Any) -> None:
     make_model(tmp_path, "gemma2")
-    with pytest.raises(UnsupportedError, match="u8 does not go with capped scores"):
-        make_runner(tmp_path, kv_cache_dtype="u8")
+    for changes in ({"dtype": "bf16"}, {"kv_cache_dtype": "u8"}):
+        [(name, value)] = changes.items()
+        with pytest.raises(UnsupportedError, match=f"{name}={value} does not go with capped scores"):
+            make_runner(tmp_path, **changes)
+    assert " f32, weights as stored, kv f16," in make_runner(tmp_path, dtype="auto").info.runner
 
 
 def test_exaone_3(tmp_path: Path, make_runner: Any) -> None:

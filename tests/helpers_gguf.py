@@ -122,7 +122,7 @@ def _converted(
     if family in _PAIRS and part.endswith((".q_proj", ".k_proj")):
         count = heads if part.endswith(".q_proj") else key_heads
         values = values.reshape(count, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-    if family == "gemma3" and part.endswith("norm"):
+    if family in ("gemma2", "gemma3") and part.endswith("norm"):
         values = values + 1
     if family == "gpt2" and part.endswith((".c_attn", ".c_proj", ".c_fc")) and values.ndim > 1:
         values = values.T
@@ -201,6 +201,8 @@ def _write_settings(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]
         ("embedding_multiplier", writer.add_embedding_scale),
         ("residual_multiplier", writer.add_residual_scale),
         ("logits_scaling", writer.add_logit_scale),
+        ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
+        ("final_logit_softcapping", writer.add_final_logit_softcapping),
         ("use_parallel_residual", writer.add_parallel_residual),
     ):
         if key in config:
@@ -219,7 +221,7 @@ def _write_settings(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]
 
 def _write_windows(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]) -> None:
     """Other converters leave them out."""
-    if family not in ("gemma3", "olmo3", "exaone4", "gpt_oss", "phi3") or not config.get("sliding_window"):
+    if family not in ("gemma2", "gemma3", "olmo3", "exaone4", "gpt_oss", "phi3") or not config.get("sliding_window"):
         return
     writer.add_sliding_window(config["sliding_window"])
     if family in ("olmo3", "exaone4"):

@@ -21,6 +21,8 @@ from transformers import (
     Exaone4ForCausalLM,
     FalconConfig,
     FalconForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GenerationConfig,
@@ -145,6 +147,19 @@ OTHER_FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]
     "smollm3": (SmolLM3ForCausalLM, SmolLM3Config, {"no_rope_layer_interval": 2}),
     "olmo2": (Olmo2ForCausalLM, Olmo2Config, {}),
     "olmo3": (Olmo3ForCausalLM, Olmo3Config, {"num_hidden_layers": 4, "sliding_window": 24}),
+    "gemma2": (
+        Gemma2ForCausalLM,
+        Gemma2Config,
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 24,
+            "tie_word_embeddings": False,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
     "exaone4": (Exaone4ForCausalLM, Exaone4Config, {"num_hidden_layers": 4, "sliding_window": 24}),
     "phi3": (Phi3ForCausalLM, Phi3Config, {}),
     "mixtral": (MixtralForCausalLM, MixtralConfig, {"num_local_experts": 4}),
@@ -318,7 +333,7 @@ def reference_hidden(model: PreTrainedModel, token_ids: Sequence[int]) -> list[f
 
 def spread(model: PreTrainedModel) -> None:
     """Gemma adds 1 to the weights of its norms, and multiplies embeddings by the square root of their size."""
-    gemma = model.config.model_type == "gemma3_text"
+    gemma = model.config.model_type in ("gemma2", "gemma3_text")
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

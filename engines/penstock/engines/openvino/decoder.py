@@ -14,10 +14,11 @@ from penstock.engines.kit.layer_groups import group_layers
 from penstock.engines.openvino import experts
 from penstock.engines.openvino.activations import ACTIVATIONS
 from penstock.engines.openvino.alibi import alibi_slopes
+from penstock.engines.openvino.capped_attention import CappedHeads, capped_attention
 from penstock.engines.openvino.decoder_inputs import FEATURES, GROUP_INPUTS, group_suffix, step_inputs
 from penstock.engines.openvino.decoder_spec import Clamp, DecoderSpec, Experts
-from penstock.engines.openvino.graph_nodes import f32, i64, part, parts, scaled
-from penstock.engines.openvino.lora_graph import LoraGraph, Projection
+from penstock.engines.openvino.graph_nodes import capped, f32, i64, part, parts, scaled
+from penstock.engines.openvino.lora_graph import LOGITS_AT, LoraGraph, Projection
 from penstock.engines.openvino.paged_attention import paged_attention
 from penstock.engines.openvino.rope import Rope
 from penstock.engines.openvino.weights import Node, Weights, round_to
@@ -91,16 +92,25 @@ class DecoderBuilder:
             x = self._layer(x, n)
             states.append(x)
         x = self._norm(self._chosen(x), spec.names.norm, spec.hidden_size)
-        results = self._results(scaled(self._head(x), spec.logits_scale), x)
+        logits = scaled(self._head(x), spec.logits_scale)
+        results = self._results(capped(logits, spec.logits_cap), x)
         if self.lora:
             added = self.lora.logits(x, self._inputs["sampled_tokens_indices"], spec.vocab_size, spec.hidden_size)
-            results.append(ops.result(scaled(added, spec.logits_scale)))
+            results.append(ops.result(self._added(logits, scaled(added, spec.logits_scale))))
         if self._tap:
             joined = [states[n] for n in self._tap.layers]
             features = self._tap.combine(ops.concat(joined, 1) if len(joined) > 1 else joined[0])
             results.append(ops.result(features))
             results[-1].output(0).set_names({FEATURES})
         return self._model(results)
+
+    def _added(self, logits: Node, added: Node) -> Node:
+        """What adapters add to the logits that the model gives, in the rows that they change."""
+        cap = self._spec.logits_cap
+        if not cap:
+            return added
+        before = ops.gather(logits, self._inputs[LOGITS_AT], i64(0))
+        return ops.subtract(capped(ops.add(before, added), cap), capped(before, cap))
 
     def _begin(self) -> None:
         """Makes what all layers need."""
@@ -194,17 +204,22 @@ class DecoderBuilder:
         if spec.sinks:
             name = f"{spec.names.layers}.{n}.{spec.names.attention}.sinks"
             sinks = ops.reshape(self._weights.vector(name, spec.num_heads), i64([1, spec.num_heads, 1, 1]), False)
-        return paged_attention(
+        window = spec.sliding_windows[n]
+        y = paged_attention(
             (q, k, v),
             caches,
             inputs,
             kv_heads=spec.num_kv_heads,
             head_size=spec.head_dim,
             scale=spec.query_scale,
-            window=spec.sliding_windows[n],
+            window=window,
             slopes=alibi_slopes(spec.num_heads) if spec.alibi else (),
             sinks=sinks,
         )
+        if not spec.score_cap:
+            return y
+        shape = CappedHeads(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.query_scale, spec.score_cap, window)
+        return capped_attention(y, q, caches, inputs, shape)
 
     def _mlp(self, x: Node, n: int) -> Node:
         spec, prefix = self._spec, f"{self._spec.names.layers}.{n}.{self._spec.names.mlp}."

@@ -153,3 +153,7 @@ class DecoderSpec:
     """Each head has one more score among those of all tokens, which draws attention to nothing."""
     head_bias: bool = False
     experts: Experts | None = None
+    score_cap: float = 0.0
+    """Scores of attention become cap * tanh(score / cap); 0: they stay as they are."""
+    logits_cap: float = 0.0
+    """Likewise."""

@@ -19,7 +19,7 @@ from penstock.engines.openvino.families_experts import EXPERT_FAMILIES, gpt_oss_
 from penstock.engines.openvino.families_layer_norm import LAYER_NORM_FAMILIES
 from penstock.engines.openvino.families_rms_norm import RMS_NORM_FAMILIES
 from penstock.engines.openvino.family import Family
-from penstock.engines.openvino.layer_kinds import positive
+from penstock.engines.openvino.layer_kinds import CAPS, LOGITS_CAP, SCORE_CAP, cap_of, positive
 from penstock.engines.openvino.rope import context_length
 
 FAMILIES: dict[str, Family] = {**RMS_NORM_FAMILIES, **EXPERT_FAMILIES, **LAYER_NORM_FAMILIES}
@@ -31,8 +31,8 @@ _IN_GGUF = {
 
 _REFUSED = {
     "text_config": "multimodal models",
-    "attn_logit_softcapping": "soft-capped attention",
-    "final_logit_softcapping": "soft-capped logits",
+    SCORE_CAP: "soft-capped attention",
+    LOGITS_CAP: "soft-capped logits",
     "use_bidirectional_attention": "models that attend to later tokens",
     "qk_layernorm": "norms of queries and keys in this family",
     "clip_qkv": "queries, keys and values with a limit",
@@ -50,7 +50,7 @@ def parse_config(config: Mapping[str, Any], max_model_len: int | None = None) ->
     family = _family(config)
     for key, meaning in _REFUSED.items():
         value = config.get(key)
-        if value is not None and value is not False:
+        if value is not None and value is not False and not (family.caps and key in CAPS):
             raise UnsupportedError(f"config.json has {key}: {meaning} are not supported")
     parse_scheme(config)
     check_model_sizes(config)
@@ -135,4 +135,6 @@ def _spec(family: Family, c: Mapping[str, Any]) -> DecoderSpec:
         sinks=family.sinks,
         head_bias=family.head_bias,
         experts=family.experts(c),
+        score_cap=cap_of(c, SCORE_CAP),
+        logits_cap=cap_of(c, LOGITS_CAP),
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.engines.openvino.decoder_spec import LayerNorms, TensorNames
 from penstock.engines.openvino.family import Family
-from penstock.engines.openvino.layer_kinds import every_layer, partial_rope
+from penstock.engines.openvino.layer_kinds import every_layer, partial_rope, renamed
 
 _HIDDEN_TIMES = 4
 """MLPs of GPT-2 and those after it are this much wider than the hidden state, unless config.json says otherwise."""
@@ -53,7 +53,7 @@ def _neox_usual(c: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gpt2_usual(c: Mapping[str, Any]) -> dict[str, Any]:
-    usual = _renamed(
+    usual = renamed(
         c,
         hidden_size="n_embd",
         num_hidden_layers="n_layer",
@@ -68,18 +68,13 @@ def _gpt2_usual(c: Mapping[str, Any]) -> dict[str, Any]:
 
 def _bloom_usual(c: Mapping[str, Any]) -> dict[str, Any]:
     """ALiBi has no longest context; seq_length is what the model was trained with."""
-    usual = _renamed(c, hidden_size="n_embed", num_hidden_layers="n_layer", num_attention_heads="n_head")
+    usual = renamed(c, hidden_size="n_embed", num_hidden_layers="n_layer", num_attention_heads="n_head")
     return usual | {
         "num_key_value_heads": usual["num_attention_heads"],
         "max_position_embeddings": c.get("seq_length") or c.get("max_position_embeddings") or 2048,
         "intermediate_size": _wide(usual),
         "activation": "gelu_new",
     }
-
-
-def _renamed(c: Mapping[str, Any], **names: str) -> dict[str, Any]:
-    """By usual names, what is there under names of the family's own."""
-    return {usual: c[name] if c.get(name) is not None else c[usual] for usual, name in names.items()}
 
 
 def _wide(c: Mapping[str, Any]) -> int | None:

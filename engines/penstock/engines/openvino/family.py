@@ -56,3 +56,5 @@ class Family:
     sinks: bool = False
     head_bias: bool = False
     experts: Callable[[Mapping[str, Any]], Experts | None] = lambda c: None
+    caps: bool = False
+    """It may cap scores of attention and logits."""

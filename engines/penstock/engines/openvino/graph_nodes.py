@@ -36,3 +36,8 @@ def parts(x: Node, sizes: Sequence[int], axis: int) -> list[Node]:
 
 def scaled(x: Node, factor: float) -> Node:
     return x if factor == 1.0 else ops.multiply(x, f32(factor))
+
+
+def capped(x: Node, cap: float) -> Node:
+    """cap * tanh(x / cap); 0: x as it is."""
+    return ops.multiply(ops.tanh(ops.multiply(x, f32(1 / cap))), f32(cap)) if cap else x

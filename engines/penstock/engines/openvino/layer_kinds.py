@@ -1,4 +1,4 @@
-"""What config.json says of each layer: its window, and how its queries and keys are rotated."""
+"""What config.json says of each layer: its window, and how its queries and keys are rotated; and how it is read."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from typing import Any
 
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.rope import Rope, parse_rope, parse_ropes_of_layer_types, settings_in
+
+SCORE_CAP, LOGITS_CAP = CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+
+
+def renamed(c: Mapping[str, Any], **names: str) -> dict[str, Any]:
+    """By usual names, what is there under names of the family's own."""
+    return {usual: c[name] if c.get(name) is not None else c[usual] for usual, name in names.items()}
 
 
 def every_layer(c: Mapping[str, Any]) -> list[int]:
@@ -116,6 +123,11 @@ def exaone4_windows(c: Mapping[str, Any]) -> list[int]:
 def exaone4_rotates(c: Mapping[str, Any], windows: list[int]) -> list[bool]:
     """Beside layers with windows, those that attend to all tokens do not rotate."""
     return [bool(window) or not c.get("sliding_window") for window in windows]
+
+
+def cap_of(c: Mapping[str, Any], key: str) -> float:
+    """Of scores or logits; 0: none."""
+    return 0.0 if c.get(key) is None else positive(c, key)
 
 
 def count(c: Mapping[str, Any], key: str) -> int:

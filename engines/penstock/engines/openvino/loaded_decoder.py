@@ -27,6 +27,7 @@ from penstock.engines.kit.cache_size import check_model_sizes, max_model_len
 from penstock.engines.kit.features import FeatureStore
 from penstock.engines.kit.layer_groups import LayerGroup, group_layers
 from penstock.engines.openvino.attention_check import check_attention
+from penstock.engines.openvino.capped_attention import settle_capped
 from penstock.engines.openvino.checkpoint import Checkpoint, full_name
 from penstock.engines.openvino.config import QUANTIZED, OpenVINOConfig, WeightsType
 from penstock.engines.openvino.decoder import FeatureTap, build_decoder
@@ -308,6 +309,8 @@ def _compile(
     mixed = config.activations == "mixed"
     settle = settle_mixed if mixed else settle_dtype
     config = settle(core, config, all_integers=all_integers)
+    if files.spec.score_cap:
+        config = settle_capped(config)
     precision = compute_precision(core, config)
     kv_type = kv_cache_type(config, precision, files.spec.head_dim)
     activations = activation_type(config, precision, integers is not None)  # refused before the weights are read

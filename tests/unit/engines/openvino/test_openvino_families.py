@@ -45,6 +45,9 @@ DEFAULT = {"rope_type": "default", "rope_theta": 5e5}
         ("olmo2", {"attention_bias": True, "num_key_value_heads": 1}),
         ("olmo3", {}),
         ("olmo3", {"rope_parameters": {"full_attention": YARN, "sliding_attention": DEFAULT}}),
+        ("gemma2", {}),
+        ("gemma2", {"num_key_value_heads": 1, "final_logit_softcapping": None, "sliding_window": 32}),
+        ("gemma2", {"attn_logit_softcapping": None, "tie_word_embeddings": True}),
         ("exaone4", {}),
         ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
         ("phi3", {}),
@@ -121,6 +124,35 @@ def test_refusals(family: str, changes: dict[str, Any], named: str, tmp_path: Pa
     edit_config(tmp_path, **changes)
     with pytest.raises(UnsupportedError, match=named):
         make_runner(tmp_path)
+
+
+def test_capped_scores_need_floats_of_32_bits(tmp_path: Path, make_runner: Any) -> None:
+    make_model(tmp_path, "gemma2")
+    for changes in ({"dtype": "bf16"}, {"kv_cache_dtype": "u8"}):
+        [(name, value)] = changes.items()
+        with pytest.raises(UnsupportedError, match=f"{name}={value} does not go with capped scores"):
+            make_runner(tmp_path, **changes)
+    assert " f32, weights as stored, kv f16," in make_runner(tmp_path, dtype="auto").info.runner
+
+
+def test_exaone_3(tmp_path: Path, make_runner: Any) -> None:
+    """transformers reads its checkpoints as Llama's, with other names."""
+    make_model(tmp_path, "llama-llama3")
+    layer = {"self_attn.o_proj": "attn.attention.out_proj", "self_attn": "attn.attention", "gate_proj": "c_fc_0",
+             "up_proj": "c_fc_1", "down_proj": "c_proj", "input_layernorm": "ln_1",
+             "post_attention_layernorm": "ln_2"}  # fmt: skip
+    names = {"model.embed_tokens": "transformer.wte", "model.norm": "transformer.ln_f", "model.layers": "transformer.h"}
+    tensors = {}
+    for name, value in load_file(tmp_path / FILE).items():
+        for usual, own in (names | layer).items():
+            name = name.replace(usual, own)
+        tensors[name] = value
+    save_file(tensors, tmp_path / FILE, {"format": "pt"})
+    edit_config(tmp_path, architectures=["ExaoneForCausalLM"], model_type="exaone", num_hidden_layers=None,
+                num_layers=3, hidden_act=None, activation_function="silu", rms_norm_eps=None,
+                layer_norm_epsilon=1e-6)  # fmt: skip
+    wanted = reference_tokens(load_reference(tmp_path), prompt(70, 6), COUNT)
+    assert Driver(make_runner(tmp_path)).generate([prompt(70, 6)], COUNT) == [wanted]
 
 
 def test_patterns_in_letters(tmp_path: Path, make_runner: Any) -> None:

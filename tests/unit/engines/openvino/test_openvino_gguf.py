@@ -61,6 +61,7 @@ LONG = {"rope_parameters": LONGROPE, "max_position_embeddings": 512, "original_m
         ("smollm3", {"no_rope_layer_interval": 4, "num_hidden_layers": 4}),
         ("olmo2", {}),
         ("olmo3", {}),
+        ("gemma2", {"query_pre_attn_scalar": 16, "tie_word_embeddings": True}),
         ("exaone4", {}),
         ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
         ("phi3", {"sliding_window": 24}),

@@ -56,6 +56,7 @@ def answers(runner: OpenVINORunner, asked: list[tuple[str, list[int]]], count: i
         ("llama-biases", LINEAR_LAYERS),
         ("granite", (*LINEAR_LAYERS, "lm_head")),
         ("olmo2", LINEAR_LAYERS),
+        ("gemma2", ("v_proj", "down_proj", "lm_head")),
         ("phi3", ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")),
         ("gpt2", ("c_attn", "c_proj")),
         ("gpt-neox", ("query_key_value", "dense_4h_to_h")),

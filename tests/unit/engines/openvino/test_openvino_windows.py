@@ -67,7 +67,7 @@ def test_settings_of_older_checkpoints(tmp_path: Path, make_runner: Any) -> None
     assert Driver(make_runner(tmp_path)).generate([prompt(100, 1)], COUNT) == [wanted]
 
 
-@pytest.mark.parametrize("family", ["gemma3", "mistral", "qwen2-sliding"])
+@pytest.mark.parametrize("family", ["gemma2", "gemma3", "mistral", "qwen2-sliding"])
 @pytest.mark.parametrize("shared", [64, 96, 190])
 def test_prefix_hits_beyond_a_window(family: str, shared: int, tmp_path: Path, make_runner: Any) -> None:
     make_model(tmp_path, family)

@@ -11,16 +11,30 @@ from penstock.engines.formats.gguf.settings import FileSettings
 
 Config = Mapping[str, Any]
 
-_GEMMA3_27B_LAYERS = 62
-"""The one size of Gemma 3 that scales its queries by another number than head_dim."""
+_GEMMA2_27B_LAYERS, _GEMMA3_27B_LAYERS = 46, 62
+"""The one size of Gemma 2, and of Gemma 3, that scales its queries by another number than head_dim."""
 _USUAL_PATTERN = 4
 """Of OLMo 3 and EXAONE 4: each fourth layer attends to all tokens."""
 
 
+def gemma2(settings: FileSettings, config: Config) -> Config:
+    return {
+        "query_pre_attn_scalar": _gemma_scale(config, _GEMMA2_27B_LAYERS),
+        "sliding_window": settings.count("attention.sliding_window", 4096),
+        "attn_logit_softcapping": settings.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": settings.number("final_logit_softcapping", 30.0),
+    }
+
+
 def gemma3(settings: FileSettings, config: Config) -> Config:
-    is_27b = config["num_hidden_layers"] == _GEMMA3_27B_LAYERS
-    scale = config["hidden_size"] // config["num_attention_heads"] if is_27b else config["head_dim"]
+    scale = _gemma_scale(config, _GEMMA3_27B_LAYERS)
     return {"sliding_window_pattern": 6, "rope_local_base_freq": 1e4, "query_pre_attn_scalar": scale}
+
+
+def _gemma_scale(config: Config, layers_of_27b: int) -> int:
+    is_27b = config["num_hidden_layers"] == layers_of_27b
+    scale: int = config["hidden_size"] // config["num_attention_heads"] if is_27b else config["head_dim"]
+    return scale
 
 
 def granite(settings: FileSettings, config: Config) -> Config:

@@ -99,6 +99,12 @@ ARCHITECTURES = {
     "llama": _LLAMA,
     "qwen2": Architecture("Qwen2ForCausalLM"),
     "qwen3": Architecture("Qwen3ForCausalLM"),
+    "gemma2": Architecture(
+        "Gemma2ForCausalLM",
+        _named(_ATTENTION, _MLP, _FOUR_NORMS),
+        norms_plus_one=True,
+        settings=settings_of.gemma2,
+    ),
     "gemma3": Architecture(
         "Gemma3ForCausalLM",
         _named(_ATTENTION, _MLP, _FOUR_NORMS),
@@ -108,6 +114,7 @@ ARCHITECTURES = {
     "granite": replace(_LLAMA, hugging_face="GraniteForCausalLM", settings=settings_of.granite),
     "smollm3": replace(_LLAMA, hugging_face="SmolLM3ForCausalLM", settings=settings_of.smollm3),
     "olmo2": Architecture("Olmo2ForCausalLM", _named(_ATTENTION, _MLP, _NORMS_BEHIND), settings=settings_of.olmo2),
+    "exaone": Architecture("LlamaForCausalLM"),
     "exaone4": Architecture(
         "Exaone4ForCausalLM", _named(_ATTENTION, _MLP, _NORMS_BEHIND), settings=settings_of.exaone4
     ),

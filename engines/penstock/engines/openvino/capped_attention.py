@@ -1,0 +1,150 @@
+"""Attention whose scores are capped, cap * tanh(score / cap), as Gemma 2 has it.
+
+The plugin's paged attention cannot cap scores. It still writes keys and values into the cache; its result is thrown
+away, and plain operations compute attention from the cache, in a loop over tiles: some queries of one request. Block
+tables, windows, prefix hits and offload are those of any other layer. Keys and values have to be floats, and the
+computation f32: the plain operations would round scores to bf16, which is off by 0.125 at 50.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import openvino as ov
+import openvino.opset15 as ops
+
+from penstock.engines.errors import UnsupportedError
+from penstock.engines.openvino.config import OpenVINOConfig
+from penstock.engines.openvino.graph_nodes import f32, i32, i64, scaled
+from penstock.engines.openvino.kv_types import QUANTIZED_KV
+from penstock.engines.openvino.weights import Node
+
+_TILE = 64
+"""Queries that are computed together. It bounds the memory for scores: heads * 64 * context floats."""
+_TABLES = ("past_lens", "subsequence_begins", "block_indices_begins")
+
+
+@dataclass(frozen=True)
+class CappedHeads:
+    """`cap`: no score is farther from zero. `window`: tokens that a token sees, with itself; 0: all before it."""
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    scale: float
+    cap: float
+    window: int
+
+
+def settle_capped(config: OpenVINOConfig) -> OpenVINOConfig:
+    """The settings of a model with such scores: dtype=auto is f32, and keys and values are f16 then. Raises
+    UnsupportedError for other types."""
+    for name, value, refused in (
+        ("dtype", config.dtype, ("bf16", "f16")),
+        ("kv_cache_dtype", config.kv_cache_dtype, QUANTIZED_KV),
+    ):
+        if value in refused:
+            raise UnsupportedError(
+                f"{name}={value} does not go with capped scores of attention, which this model has; use auto",
+                param=name,
+            )
+    if config.dtype == "f32":
+        return config
+    kv_type = "f16" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    return replace(config, dtype="f32", kv_cache_dtype=kv_type)
+
+
+def capped_attention(
+    written: Node, q: Node, caches: Sequence[Node], inputs: Mapping[str, Node], shape: CappedHeads
+) -> Node:
+    """[T, heads * head_size]. `written`: the result of paged attention over the same tokens; `q`, `caches`, `inputs`:
+    as it has them."""
+    begins = inputs["subsequence_begins"]
+    tiles = ops.divide(ops.add(ops.subtract(_without_first(begins), _without_last(begins)), i32(_TILE - 1)), i32(_TILE))
+    # Paged attention has to write the caches first: so the blocks that are read depend on the shape of its result.
+    nothing = ops.multiply(ops.gather(ops.shape_of(written, "i32"), i64([0]), i64(0)), i32(0))
+    blocks = ops.add(inputs["block_indices"], nothing)
+    outer = {name: inputs[name] for name in _TABLES}
+    outer |= {"q": scaled(q, shape.scale / shape.cap), "tiles": tiles, "tile_ends": ops.cum_sum(tiles, i32(0))}
+    # The loop copies what it is given: so it gets the blocks of this step, not the whole caches.
+    outer |= {name: ops.gather(cache, blocks, i64(0)) for name, cache in zip(("keys", "values"), caches, strict=True)}
+    inner = {name: _parameter_like(node) for name, node in outer.items()}
+    number, done = ops.parameter([], np.int32), _parameter_like(written)
+    places, rows = _tile(number, inner, shape)
+    done_more = ops.scatter_update(done, places, rows, i64(0))
+    goes_on = ops.constant(np.array(True))
+    body = ov.Model([ops.result(done_more), ops.result(goes_on)], [number, *inner.values(), done], "tile")
+    loop = ops.loop(ops.reduce_sum(tiles, i64([0]), False), ops.constant(np.array(True)))
+    loop.set_function(body)
+    loop.set_special_body_ports([0, 1])
+    for name, node in outer.items():
+        loop.set_invariant_input(inner[name], _output(node))
+    loop.set_merged_input(done, written, done_more.output(0))
+    return loop.get_iter_value(done_more.output(0), -1)
+
+
+def _tile(number: Node, inputs: Mapping[str, Node], shape: CappedHeads) -> tuple[Node, Node]:
+    """Which of the step's tokens the tile has, and their attention [n, heads * head_size]."""
+    ends = inputs["tile_ends"]
+    request = ops.reduce_sum(ops.convert(ops.less_equal(ends, number), "i32"), i64([0]), False)
+    following = ops.add(request, i32(1))
+    tiles_before = ops.subtract(_at(ends, request), _at(inputs["tiles"], request))
+    first, last = (_at(inputs["subsequence_begins"], each) for each in (request, following))
+    begin = ops.add(first, ops.multiply(ops.subtract(number, tiles_before), i32(_TILE)))
+    places = ops.range(begin, ops.minimum(ops.add(begin, i32(_TILE)), last), i32(1), "i32")
+    past = ops.subtract(_at(inputs["past_lens"], request), first)
+    num_keys = ops.add(past, last)
+    bounds = [_at(inputs["block_indices_begins"], each) for each in (request, following)]
+    begin_block, end_block = (ops.unsqueeze(bound, i64(0)) for bound in bounds)
+    own = [ops.slice(inputs[name], begin_block, end_block, i32([1]), i32([0])) for name in ("keys", "values")]
+    keys, values = (_by_head(blocks, num_keys, shape) for blocks in own)
+    group, d = shape.heads // shape.kv_heads, shape.head_size
+    q = ops.reshape(ops.gather(inputs["q"], places, i64(0)), i64([0, shape.kv_heads, group, d]), True)
+    q = ops.reshape(ops.transpose(q, i64([1, 2, 0, 3])), i64([shape.kv_heads, -1, d]), False)
+    scores = ops.multiply(ops.tanh(ops.matmul(q, keys, False, True)), f32(shape.cap))
+    sees = _mask(ops.add(places, past), ops.range(i32(0), num_keys, i32(1), "i32"), shape.window)
+    length = ops.unsqueeze(num_keys, i64(0))
+    by_query = ops.concat([i32([shape.kv_heads, group, -1]), length], 0)
+    scores = ops.select(sees, ops.reshape(scores, by_query, False), f32(np.finfo(np.float32).min))
+    shares = ops.reshape(ops.softmax(scores, -1), ops.concat([i32([shape.kv_heads, -1]), length], 0), False)
+    y = ops.reshape(ops.matmul(shares, values, False, False), i64([shape.heads, -1, d]), False)
+    return places, ops.reshape(ops.transpose(y, i64([1, 0, 2])), i64([-1, shape.heads * d]), False)
+
+
+def _mask(queries: Node, keys: Node, window: int) -> Node:
+    """[queries, keys]: whether one sees the other, by their positions."""
+    distance = ops.subtract(ops.unsqueeze(queries, i64(1)), ops.unsqueeze(keys, i64(0)))
+    sees = ops.greater_equal(distance, i32(0))
+    return ops.logical_and(sees, ops.less(distance, i32(window))) if window else sees
+
+
+def _by_head(blocks: Node, num_keys: Node, shape: CappedHeads) -> Node:
+    """[blocks, kv_heads, tokens, head_size] of the cache as [kv_heads, num_keys, head_size] f32. What lies behind the
+    newest token in a block may be anything, also NaN."""
+    y = ops.transpose(blocks, i64([1, 0, 2, 3]))
+    y = ops.reshape(y, i64([shape.kv_heads, -1, shape.head_size]), False)
+    y = ops.slice(y, i32([0]), ops.unsqueeze(num_keys, i64(0)), i32([1]), i32([1]))
+    return ops.convert(y, "f32")
+
+
+def _at(numbers: Node, place: Node) -> Node:
+    return ops.gather(numbers, place, i64(0))
+
+
+def _without_first(numbers: Node) -> Node:
+    return ops.slice(numbers, i64([1]), i64([np.iinfo(np.int64).max]), i64([1]), i64([0]))
+
+
+def _without_last(numbers: Node) -> Node:
+    return ops.slice(numbers, i64([0]), i64([-1]), i64([1]), i64([0]))
+
+
+def _parameter_like(node: Node) -> Node:
+    output = _output(node)
+    return ops.parameter(output.get_partial_shape(), output.get_element_type())
+
+
+def _output(node: Node) -> Node:
+    return node if isinstance(node, ov.Output) else node.output(0)

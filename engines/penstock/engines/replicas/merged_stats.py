@@ -17,6 +17,7 @@ _GAUGES = (
     "num_cached_blocks",
     "offload_blocks",
     "offload_bytes",
+    "handover_bytes",
 )
 _COUNTERS = tuple(name for name in EngineStats.__struct_fields__ if name not in (*_GAUGES, "finished"))
 

@@ -38,6 +38,7 @@ from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.llm.adapters import Adapter, AdapterSet, new_adapter, parse_adapters, parse_directory
 from penstock.gateway.llm.engine_choice import choose_engine
 from penstock.gateway.llm.engine_sharing import attached_engine, door_spec, engine_elsewhere, watchdog_config
+from penstock.gateway.llm.handing_over import check_handover
 from penstock.gateway.llm.model_metrics import ModelMetrics
 from penstock.gateway.llm.model_texts import read_texts, read_tokenizer, text_settings
 from penstock.gateway.llm.models import LoadedModel, ModelSource, find_model
@@ -133,9 +134,11 @@ def _engine(
         spec = engine_spec(config, source, tokenizer, given, names)
         if spec.scheduler.kv_events is not None and _engines(config) > 1:
             raise ConfigError("kv-events: only an engine without replicas publishes them")
+        check_handover(config, spec)
         directory, room = parse_directory(config.adapters.lora_directory), spec.options.get("max_loras", 0)
         adapters = AdapterSet(given, directory=directory, max_loaded=room)
-        if replication.replicas == 1 and replication.resume != "on" and not replication.replica_address:
+        is_single = replication.replicas == 1 and replication.resume != "on" and not replication.replica_address
+        if is_single:
             if new_door is not None and spec.door is None:
                 spec = msgspec.structs.replace(spec, door=new_door())
             return make(0, spec, 1), adapters

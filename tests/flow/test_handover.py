@@ -141,6 +141,17 @@ async def test_what_is_overwritten_is_computed_again(make: MakeFleet) -> None:
     assert sum(sizes) <= 10 * (SLOT + 8)
 
 
+async def test_what_a_prefill_replica_has_cached_is_written_again(make: MakeFleet) -> None:
+    fleet = await make()
+    await fleet.ask(PROMPT)
+    fleet.memory.clear()
+    await fleet.decode[0].die()
+    await fleet.decode[0].start()
+    await asyncio.sleep(0.01)
+    assert await fleet.ask(PROMPT) == [expected(PROMPT)]
+    assert fleet.computed == [len(PROMPT) + len(PROMPT) % 4, len(PROMPT) % 4]
+
+
 async def test_what_is_damaged_is_computed_again(make: MakeFleet) -> None:
     fleet = await make()
     descriptor = fleet.memory._descriptors[0]

@@ -34,7 +34,7 @@ SETUPS: dict[str, dict[str, Any]] = {
     "prefill and decode": {"replicas": 2, "prefill_replicas": 1},
 }
 _STREAM_PROMPT, _ANSWER, _SETTLED = 16, 8, 4
-_KV_TOKENS = 1000
+_KV_TOKENS, _LONGEST = 1000, 4096
 _STEP_MS, _PREFILL_US = 10.0, 1000.0
 """Of a simulated engine that has the whole machine: of a step, and of each token of a prompt."""
 
@@ -58,9 +58,20 @@ class Stream:
 
     async def read(self) -> None:
         async for outputs in self._stream:
+            for output in outputs:
+                if output.error is not None:
+                    raise output.error.raised()
             self.times += [time.perf_counter()] * sum(len(output.token_ids) for output in outputs)
             if len(self.times) >= _SETTLED:
                 self.settled.set()
+
+    async def begun(self) -> None:
+        """Raises what ended it before."""
+        settled = asyncio.create_task(self.settled.wait())
+        await asyncio.wait((settled, self._task), return_when=asyncio.FIRST_COMPLETED)
+        if not settled.done():
+            settled.cancel()
+            await self._task
 
     async def cut_off(self) -> None:
         self._stream.close()
@@ -83,10 +94,10 @@ async def long_prompts(engine: Engine, rng: random.Random, count: int, prompt: i
 async def measure(engine: Engine, settings: Mapping[str, Any], seed: int) -> dict[str, float]:
     rng = random.Random(seed)
     await long_prompts(engine, rng, 1, settings["prompt"])
-    room = engine.info.max_model_len - _STREAM_PROMPT
+    room = min(engine.info.context_length, _LONGEST) - _STREAM_PROMPT
     streams = [Stream(engine, request(engine, rng, _STREAM_PROMPT, room)) for _ in range(settings["streams"])]
     for stream in streams:
-        await stream.settled.wait()
+        await stream.begun()
     began = time.perf_counter()
     ttfts = await long_prompts(engine, rng, settings["prompts"], settings["prompt"])
     seconds = time.perf_counter() - began

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -221,7 +221,7 @@ class Dispatcher:
             sample.moves()
         size = self._members.info.block_size
         known = part.routed.num_tokens // size * size
-        going = self._part(part.client, sorted(samples, key=lambda sample: sample.index))
+        going = self._part(part.client, _in_order(samples))
         going.routed = replace(going.routed, num_handed=known)
         going.is_handed_over = True
         self._go_on(going, RequestError.of(_nobody()), may_wait=True)
@@ -241,8 +241,7 @@ class Dispatcher:
         tried = set() if died and all(sample.num_deaths == 1 for sample in lost) else part.tried
         if part.replica is not None:
             tried = tried | {part.replica.number}
-        # in their order, by which an engine gives them their seeds
-        going = sorted((sample for sample in lost if self._may_go_on(sample)), key=lambda sample: sample.index)
+        going = _in_order(sample for sample in lost if self._may_go_on(sample))
         self._fail(part, [sample for sample in lost if sample not in going], error)
         if going:
             self._go_on(self._part(part.client, going, tried), error, may_wait=died)
@@ -335,6 +334,11 @@ class Dispatcher:
 
 def _nobody() -> NotReadyError:
     return NotReadyError("No replica of the model is ready.", retry_after=_RETRY_AFTER)
+
+
+def _in_order(samples: Iterable[Sample]) -> list[Sample]:
+    """By which an engine gives them their seeds."""
+    return sorted(samples, key=lambda sample: sample.index)
 
 
 def _messages(part: Part, ids: Sequence[int]) -> list[AddRequest]:

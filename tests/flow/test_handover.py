@@ -177,10 +177,14 @@ async def test_a_reset_empties_the_shared_memory(make: MakeFleet) -> None:
 
 
 async def test_a_stop_gives_the_memory_back(make: MakeFleet) -> None:
+    """A model that sleeps starts again later."""
     fleet = await make()
-    await fleet.ask(PROMPT)
-    await fleet.engine.stop()
-    assert [os.fstat(descriptor).st_size for descriptor in fleet.memory._descriptors] == [0, 0]
+    for _ in range(2):
+        assert await fleet.ask(PROMPT) == [expected(PROMPT)]
+        assert fleet.decode[0].stats.handover_loaded == BLOCKS
+        await fleet.engine.stop()
+        assert [os.fstat(descriptor).st_size for descriptor in fleet.memory._descriptors] == [0, 0]
+        await fleet.engine.start()
 
 
 async def test_adapters_have_blocks_of_their_own(make: MakeFleet, tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ def check_handover(config: Config, spec: EngineSpec | None) -> None:
         raise ConfigError("prefill-replicas: blocks are handed over on one machine, so replica-address does not fit")
     if spec.runner == "vllm":
         raise ConfigError(
-            "prefill-replicas: not for vllm; its own connectors do that (kv_transfer_config, docs/gpu.md)"
+            "prefill-replicas: not for vllm; it has connectors of its own (kv_transfer_config in engine-args; see "
+            "docs/disaggregation.md)"
         )
     if spec.runner not in _HANDING_OVER:
         raise ConfigError(f"prefill-replicas: only the openvino engine hands blocks over, not {spec.runner}")

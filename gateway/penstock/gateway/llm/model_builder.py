@@ -137,8 +137,7 @@ def _engine(
         check_handover(config, spec)
         directory, room = parse_directory(config.adapters.lora_directory), spec.options.get("max_loras", 0)
         adapters = AdapterSet(given, directory=directory, max_loaded=room)
-        is_single = replication.replicas == 1 and replication.resume != "on" and not replication.replica_address
-        if is_single:
+        if replication.replicas == 1 and replication.resume != "on" and not replication.replica_address:
             if new_door is not None and spec.door is None:
                 spec = msgspec.structs.replace(spec, door=new_door())
             return make(0, spec, 1), adapters

@@ -75,7 +75,7 @@ def test_replicas_are_engines_of_one_model() -> None:
         ({"handover_min_tokens": 5}, "handover-min-tokens: nothing is handed over without prefill-replicas"),
         (ROLES | {"replicas": 0, "engine": "auto", "replica_address": ["ipc:///x/d"]}, "prefill-replicas: .* machine"),
         (ROLES | {"replica_address": ["ipc:///x/d"]}, "prefill-replicas: blocks are handed over on one machine"),
-        (ROLES | {"engine": "vllm"}, "prefill-replicas: not for vllm; its own connectors"),
+        (ROLES | {"engine": "vllm"}, "prefill-replicas: not for vllm; it has connectors of its own"),
         (ROLES | {"engine": "torch"}, "prefill-replicas: only the openvino engine hands blocks over, not torch"),
         (ROLES | {"scheduler": "engine"}, "prefill-replicas: does not apply to an engine that uses its own scheduler"),
         (ROLES | {"resume": "off"}, "prefill-replicas: .* resume cannot be off"),

@@ -325,6 +325,8 @@ class EngineStats(msgspec.Struct, array_like=True):
     """Requests that waited for their blocks."""
     offload_wait_seconds: float = 0.0
     """How long, together."""
+    admitted_of_others: int = 0
+    """Of an engine with a door (`penstock.engines.door`): how many of `admitted` others than the reader have sent."""
     handover_bytes: int = 0
     """What blocks take that this engine has written to the memory that it shares with others."""
     handover_saved: int = 0
@@ -339,8 +341,6 @@ class EngineStats(msgspec.Struct, array_like=True):
     """Requests that waited for their blocks."""
     handover_wait_seconds: float = 0.0
     """How long, together."""
-    admitted_of_others: int = 0
-    """Of an engine with a door (`penstock.engines.door`): how many of `admitted` others than the reader have sent."""
 
     @property
     def own_admitted(self) -> int:

@@ -26,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _batches(commands)
     _schemas(commands)
     _grammars(commands)
+    _handover(commands)
     settings = vars(parser.parse_args(argv))
     run: Callable[[dict[str, Any]], int] = settings.pop("run_command")
     return run(settings)
@@ -129,6 +130,24 @@ def _schemas(commands: Any) -> None:
     parser.add_argument("--concurrency", type=int, default=16, metavar="N", help="answers in flight (16)")
     parser.add_argument("--timeout", type=float, default=120.0, metavar="S", help="of a request (120)")
     parser.add_argument("--json", metavar="FILE", help="write all figures and wrong answers there")
+
+
+def _handover(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "handover",
+        help="when it pays that one replica computes prompts for another one",
+        usage="%(prog)s [MODEL] [options]",
+        description="Lets long prompts come while streams generate: with one engine, with two replicas, and with two "
+        "of which one computes the prompts.",
+    )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="a model folder; default: the demo model")
+    parser.add_argument("--prompt", type=int, default=1024, metavar="N", help="tokens of a long prompt (1024)")
+    parser.add_argument("--prompts", type=int, default=8, metavar="N", help="of them in a run (8)")
+    parser.add_argument("--streams", type=int, default=4, metavar="N", help="that generate meanwhile (4)")
+    parser.add_argument("--weights", default="auto", metavar="TYPE", help="as of penstock serve (auto)")
+    parser.add_argument("--simulated", action="store_true", help="engines that sleep in place of computing")
+    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs; figures are medians (3)")
 
 
 def _grammars(commands: Any) -> None:

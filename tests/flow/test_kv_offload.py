@@ -51,7 +51,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     yield _start
     for driver in drivers:
-        offload = core_of(driver).offload
+        offload = core_of(driver).blocks
         if offload is not None and not offload._closing.is_set():
             driver.core.close()
 
@@ -229,10 +229,10 @@ def test_blocks_that_could_not_be_loaded_are_loaded_again(start: Start) -> None:
     [request] = driver.add(PROMPT, 3)
     driver.run(until=lambda: driver.stats.offload_waits == 1)
     core = core_of(driver)
-    assert core.offload is not None
+    assert core.blocks is not None
     while core.scheduler.prefetches.next_look is not None:  # without a step, so that both are in the next one
         assert select.select(core.wakeups, [], [], 60)[0]
-        core.offload.advance()
+        core.blocks.advance()
     driver.run()
     assert driver.stats.step_failures == 1
     assert (driver.tokens[request], driver.cached[request]) == (expected, 31)
@@ -326,8 +326,8 @@ def test_a_folder_is_one_process_s(start: Start, monkeypatch: pytest.MonkeyPatch
     assert second.stats.offload_saved == 0
     first.core.close()
     core = core_of(second)
-    assert core.offload is not None
-    assert select.select(core.offload.wakeups, [], [], 60)[0]
+    assert core.blocks is not None
+    assert select.select(core.blocks.wakeups, [], [], 60)[0]
     second.step()
     assert second.stats.offload_blocks
     fill(second)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from penstock.engines.adapter_loading import adapter_loader
+from penstock.engines.block_mover import BlockMover
 from penstock.engines.contract.messages import (
     AbortRequests,
     AddRequest,
@@ -23,7 +24,7 @@ from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.errors import StepFailedError, UnsupportedError
 from penstock.engines.grammar_compiling import GrammarCompilations
-from penstock.engines.offload.opening import offload_tier
+from penstock.engines.offload.opening import OffloadTier, offload_tier
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.integrity import check_idle, check_integrity
 from penstock.engines.scheduler.scheduler import Scheduler
@@ -31,6 +32,7 @@ from penstock.engines.scheduler.step import StepUnderWay
 from penstock.kvcache import IntegrityError, KVCacheManager
 
 if TYPE_CHECKING:
+    from penstock.engines.handover.opening import SharedCache
     from penstock.engines.kv_events.publisher import KVEventPublisher
     from penstock.engines.kv_events.settings import KVEventsConfig
 
@@ -93,7 +95,7 @@ class EngineCore:
 
     def __init__(self, runner: ModelRunner, config: SchedulerConfig, clock: Callable[[], float]) -> None:
         """Raises UnsupportedError for guesses that the runner cannot verify, EngineError for an address that events
-        cannot be published at, and as `offload_tier`."""
+        cannot be published at, and as `offload_tier` and `shared_cache`."""
         if config.speculative != "off" and not runner.info.supports_drafts:
             raise UnsupportedError(f"--speculative: this engine cannot verify guesses ({runner.info.runner}).")
         if config.speculative == "draft_model" and not runner.info.has_draft_model:
@@ -101,9 +103,9 @@ class EngineCore:
         self.runner = runner
         self._depth = min(config.steps_in_flight, runner.max_steps_in_flight)
         config = msgspec.structs.replace(config, steps_in_flight=self._depth)
-        offloaded = offload_tier(runner, config) if config.kv_offload_dir else None
-        self.scheduler = Scheduler(config, runner.info, offloaded.kv if offloaded else None)
-        self.offload = offloaded.begin(self.scheduler.prefetches, clock) if offloaded else None
+        beyond = _beyond_the_cache(runner, config)
+        self.scheduler = Scheduler(config, runner.info, None if beyond is None else beyond.kv)
+        self.blocks: BlockMover | None = None if beyond is None else beyond.begin(self.scheduler.prefetches, clock)
         self.kv_events = _publisher(config.kv_events, self.scheduler.kv) if config.kv_events else None
         self.adapters = adapter_loader(runner, self.scheduler.intake, clock)
         self.grammars = GrammarCompilations(runner, self.scheduler.intake, clock)
@@ -123,8 +125,8 @@ class EngineCore:
 
     @property
     def wakeups(self) -> Sequence[int]:
-        offload = () if self.offload is None else self.offload.wakeups
-        return (*self.adapters.wakeups, *self.grammars.wakeups, *offload)
+        blocks = () if self.blocks is None else self.blocks.wakeups
+        return (*self.adapters.wakeups, *self.grammars.wakeups, *blocks)
 
     @property
     def next_look(self) -> float | None:
@@ -144,13 +146,13 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         stats = self.scheduler.stats()
-        if self.offload is not None:
-            self.offload.report(stats)
+        if self.blocks is not None:
+            self.blocks.report(stats)
         return stats
 
     def close(self) -> None:
-        if self.offload is not None:
-            self.offload.close(save=not self.broken)
+        if self.blocks is not None:
+            self.blocks.close(save=not self.broken)
         if self.kv_events is not None:
             self.kv_events.close()
         self.adapters.close()
@@ -161,8 +163,8 @@ class EngineCore:
         """One iteration: takes in messages, submits steps, and takes in the oldest one's result."""
         replies = [*self._receive(messages), *self.adapters.advance()]
         self.grammars.advance()
-        if self.offload is not None:
-            self.offload.advance()
+        if self.blocks is not None:
+            self.blocks.advance()
         records: list[StepRecord] = []
         if self._submit() and self.scheduler.under_way:
             self._collect(records)
@@ -190,20 +192,20 @@ class EngineCore:
 
     def _reset_prefix_cache(self) -> None:
         self.scheduler.kv.clear_cache()
-        if self.offload is not None:
-            self.offload.clear()
+        if self.blocks is not None:
+            self.blocks.clear()
 
     def _submit(self) -> bool:
         """Submits steps until as many are under way as may be. False when that failed."""
         while len(self.scheduler.under_way) < self._depth:
             step = self.scheduler.schedule(self._clock())
-            if self.offload is not None:
-                self.offload.begin()
+            if self.blocks is not None:
+                self.blocks.begin()
             if not step.request_ids:
                 break
             try:
-                if self.offload is not None:
-                    self.offload.carry_out(step)
+                if self.blocks is not None:
+                    self.blocks.carry_out(step)
                 self.runner.submit(step)
             except Exception:
                 self._recover(self.scheduler.under_way[-1])
@@ -223,6 +225,8 @@ class EngineCore:
         self._last_collected = now
         self.failures_in_a_row = 0
         self.scheduler.update_from_output(result, now, seconds)
+        if self.blocks is not None:
+            self.blocks.collected()
         records.append(StepRecord(seconds, len(done.runs), done.step.total_num_scheduled_tokens))
 
     def _recover(self, failed: StepUnderWay) -> None:
@@ -250,6 +254,15 @@ class EngineCore:
     def check_integrity(self) -> None:
         """Raises IntegrityError when queues, seats, steps under way or blocks contradict one another."""
         check_integrity(self.scheduler)
+
+
+def _beyond_the_cache(runner: ModelRunner, config: SchedulerConfig) -> OffloadTier | SharedCache | None:
+    """Where blocks go, or come from, beyond the runner's KV cache."""
+    if config.handover is not None:
+        from penstock.engines.handover.opening import shared_cache  # few have it
+
+        return shared_cache(runner, config.handover)
+    return offload_tier(runner, config) if config.kv_offload_dir else None
 
 
 def _publisher(config: KVEventsConfig, kv: KVCacheManager) -> KVEventPublisher:

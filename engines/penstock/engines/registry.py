@@ -146,6 +146,8 @@ def load_core(spec: EngineSpec, clock: Callable[[], float], report: Report = sil
         raise UnsupportedError(f"--kv-events: {spec.runner} has a KV cache of its own under its own scheduler")
     if spec.scheduler.kv_offload_dir:
         raise UnsupportedError(f"--kv-offload-dir: {spec.runner} has a KV cache of its own under its own scheduler")
+    if spec.scheduler.handover is not None:
+        raise UnsupportedError(f"--prefill-replicas: {spec.runner} has a KV cache of its own under its own scheduler")
     return AutonomousCore(BATCHERS[spec.runner](spec.options, report), spec.scheduler, clock)
 
 

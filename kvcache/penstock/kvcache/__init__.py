@@ -8,7 +8,7 @@ from penstock.kvcache.manager import KVCacheManager
 from penstock.kvcache.pool import BlockHash, BlockPool
 from penstock.kvcache.retention import Retention
 from penstock.kvcache.table import NO_BLOCK, BlockTables, Growth, HashChain
-from penstock.kvcache.tier import BlockSave, BlockTier
+from penstock.kvcache.tier import BlockSave, BlockSource, BlockTier
 
 __all__ = [
     "NO_BLOCK",
@@ -16,6 +16,7 @@ __all__ = [
     "BlockHasher",
     "BlockPool",
     "BlockSave",
+    "BlockSource",
     "BlockTables",
     "BlockTier",
     "BlocksRemoved",

@@ -16,11 +16,12 @@ DIGEST_SIZE = 16
 class BlockHasher:
     """Keyed BLAKE2b, with a secret key: a client cannot construct colliding prompts."""
 
-    def __init__(self, key: bytes | None = None) -> None:
+    def __init__(self, key: bytes | None = None, adapters_of: bytes | None = None) -> None:
         """`key`: None for one of this process. With another process's key, hashes are the same there, except those
-        with an adapter: the keys of adapters are counted in each process, so they may mean other weights there."""
+        with an adapter: the keys of adapters are counted in each process, so they may mean other weights there.
+        `adapters_of`: equal where an adapter's key means the same weights; None: nowhere else."""
         self._key = secrets.token_bytes(32) if key is None else key
-        self._of_process = secrets.token_bytes(16)
+        self._adapters_of = secrets.token_bytes(16) if adapters_of is None else adapters_of
 
     def root(self, *, adapter: str = "", salt: str = "") -> BlockHash:
         """The parent of a prompt's first block. Requests share blocks only if their extra keys are equal.
@@ -29,7 +30,7 @@ class BlockHasher:
         """
         hasher = hashlib.blake2b(key=self._key, digest_size=DIGEST_SIZE, person=b"root")
         if adapter:
-            hasher.update(self._of_process)
+            hasher.update(self._adapters_of)
         for part in (adapter, salt):
             data = part.encode("utf-8", "surrogatepass")
             hasher.update(len(data).to_bytes(8, "little") + data)

@@ -21,7 +21,7 @@ from penstock.kvcache.integrity import require
 from penstock.kvcache.pool import BlockHash, BlockPool
 from penstock.kvcache.retention import Retention
 from penstock.kvcache.table import NO_BLOCK, BlockTable, BlockTables, Growth, HashChain
-from penstock.kvcache.tier import BlockSave, BlockTier
+from penstock.kvcache.tier import BlockSave, BlockSource, BlockTier
 
 _NOTHING: Mapping[BlockHash, Any] = MappingProxyType({})
 
@@ -42,14 +42,20 @@ class KVCacheManager:
         enable_prefix_caching: bool = True,
         hasher: BlockHasher | None = None,
         tier: BlockTier | None = None,
+        source: BlockSource | None = None,
     ) -> None:
-        """`tier`: takes in what the prefix cache evicts; None: that is lost."""
+        """`tier`: takes in what the prefix cache evicts; None: that is lost. `source`: has contents of other engines;
+        None: only the tier has some."""
         if not groups:
             raise ValueError("a KV cache needs at least one group of layers")
         self.groups = tuple(groups)
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = BlockPool(num_blocks)
         self.tier = tier
+        self.source = tier if source is None else source
+        self.in_use: dict[BlockHash, None] | None = None
+        """Blocks that were published, or found in the prefix cache for a request, since this was last emptied; None:
+        nobody asks."""
         if tier is not None:
             self.pool.evicted = []
         self._log: CacheLog | None = None
@@ -126,6 +132,10 @@ class KVCacheManager:
                 self.pool.release([block_id for block_id in table.held[::-1] if block_id != NO_BLOCK])
             return None
         self.holders.add(tables)
+        if self.in_use is not None:
+            for table in tables.tables:
+                hashes = table.chain.hashes[table.first : len(table.block_ids)]
+                self.in_use.update(dict.fromkeys(_key(block_hash, table.index) for block_hash in hashes))
         if fetched:
             for table in tables.tables:
                 tables.loads += self._take_fetched(table, fetched)
@@ -211,21 +221,21 @@ class KVCacheManager:
             length -= self._match_unit
         return length
 
-    # -- the tier behind the pool ----------------------------------------------------------------------------
+    # -- what is behind the pool, or beside it ---------------------------------------------------------------
 
     def missing(self, token_ids: Sequence[int], chains: Chains, most: int) -> list[tuple[BlockHash, int]]:
-        """(hash, slot) of each block that only the tier has and that would lengthen this prompt's cached prefix, as far
-        as `most` blocks go."""
-        tier, limit = self.tier, len(token_ids)
-        if tier is None or not tier.num_kept or not self.enable_prefix_caching:
+        """(hash, slot) of each block that only the source has and that would lengthen this prompt's cached prefix, as
+        far as `most` blocks go."""
+        source, limit = self.source, len(token_ids)
+        if source is None or source.is_empty or not self.enable_prefix_caching:
             return []
         while limit > 0:
-            matched = self._match(token_ids, chains, limit, tier)
+            matched = self._match(token_ids, chains, limit, source)
             if matched <= self._match(token_ids, chains, matched):
                 return []
             found = self._not_in_pool(chains, matched, len(token_ids))
             if len(found) <= most:
-                slots = [tier.use(key) for key in reversed(found)]  # beginnings stay longest
+                slots = [source.use(key) for key in reversed(found)]  # beginnings stay longest
                 return list(zip(found, reversed(slots), strict=True))
             limit = min(matched - 1, matched * most // len(found))
         return []
@@ -385,6 +395,8 @@ class KVCacheManager:
                 self.pool.publish(table.block_ids[index], _key(hashes[index], table.index))
                 for index in range(first, count)
             ]
+            if self.in_use is not None:
+                self.in_use.update(dict.fromkeys(_key(block_hash, table.index) for block_hash in hashes[first:count]))
             if self._log is not None:
                 _note_stored(self._log, table, token_ids, first, new)
             if not table.index:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from penstock.kvcache.integrity import require
 from penstock.kvcache.pool import BlockHash
@@ -16,6 +16,28 @@ class BlockSave(NamedTuple):
     block_id: int
     slot: int
     block_hash: BlockHash
+
+
+class BlockSource(Protocol):
+    """Where contents of blocks can be read that the pool does not have."""
+
+    @property
+    def max_reading(self) -> int:
+        """Blocks that may be read and not in the pool yet."""
+        ...
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing can be found there."""
+        ...
+
+    def __contains__(self, block_hash: object) -> bool:
+        """It can be read, or could be a moment ago: readers check what they get."""
+        ...
+
+    def use(self, block_hash: BlockHash) -> int:
+        """The slot of one that was there a moment ago. It counts as used now."""
+        ...
 
 
 class BlockTier:
@@ -65,6 +87,10 @@ class BlockTier:
     @property
     def num_kept(self) -> int:
         return len(self._kept)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._kept
 
     def __contains__(self, block_hash: object) -> bool:
         """It can be read."""

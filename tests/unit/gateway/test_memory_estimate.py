@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.engines.handover.memory import HandoverMemory
 from penstock.engines.registry import EngineSpec
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.memory import estimate as memory_estimate
@@ -291,6 +292,15 @@ def test_blocks_on_their_way_to_files() -> None:
     for limit, more in ((GIB, 768 << 20), (1000, 2000)):
         offload = SchedulerConfig(kv_offload_dir="x", kv_offload_bytes=limit)
         assert estimate(msgspec.structs.replace(spec, scheduler=offload)).host.rest == before + more
+
+
+def test_blocks_that_are_handed_over() -> None:
+    """A prefill replica has what it writes, and all have what they read on its way."""
+    before = estimate(EngineSpec(runner="simulated")).host.rest
+    memory = HandoverMemory(2, 1000)
+    for own, more in ((None, 1000), (1, 1500)):
+        spec = EngineSpec(runner="simulated", scheduler=SchedulerConfig(handover=memory.config(own)))
+        assert estimate(spec).host.rest == before + more
 
 
 def test_a_cache_of_a_share(folder: Path) -> None:

@@ -35,6 +35,12 @@ def test_every_set_of_keys_has_a_root_of_its_own(keys: dict[str, str]) -> None:
     assert (HASHER.root(**swapped) == HASHER.root(**keys)) == (swapped == {"salt": "", "adapter": "", **keys})
 
 
+def test_an_adapter_means_the_same_only_where_that_is_said() -> None:
+    assert BlockHasher(b"key").root(adapter="a") != HASHER.root(adapter="a")
+    told = [BlockHasher(b"key", adapters_of=of).root(adapter="a") for of in (b"x", b"x", b"y")]
+    assert told[0] == told[1] != told[2]
+
+
 def test_the_border_between_two_keys_counts() -> None:
     assert HASHER.root(adapter="ab", salt="c") != HASHER.root(adapter="a", salt="bc")
 

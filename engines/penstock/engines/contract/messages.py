@@ -327,6 +327,20 @@ class EngineStats(msgspec.Struct, array_like=True):
     """How long, together."""
     admitted_of_others: int = 0
     """Of an engine with a door (`penstock.engines.door`): how many of `admitted` others than the reader have sent."""
+    handover_bytes: int = 0
+    """What blocks take that this engine has written to the memory that it shares with others."""
+    handover_saved: int = 0
+    """Blocks that it has written there."""
+    handover_loaded: int = 0
+    """Blocks that it has read there, for a request."""
+    handover_lost: int = 0
+    """Blocks that were overwritten before they were read, or damaged."""
+    handover_missed_tokens: int = 0
+    """Of prompts that another engine had computed: tokens in full blocks that had to be computed again."""
+    handover_waits: int = 0
+    """Requests that waited for their blocks."""
+    handover_wait_seconds: float = 0.0
+    """How long, together."""
 
     @property
     def own_admitted(self) -> int:
@@ -348,6 +362,7 @@ GAUGES = (
     "num_cached_blocks",
     "offload_blocks",
     "offload_bytes",
+    "handover_bytes",
 )
 """Fields of EngineStats that are of this moment; all others count."""
 

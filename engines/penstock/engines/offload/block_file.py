@@ -31,13 +31,13 @@ class BlockFile:
     writing was cut off.
     """
 
-    def __init__(self, folder: Path, num_slots: int, block_bytes: int, key: bytes) -> None:
-        """`key`: of the checksums. Slots from `num_slots` on, of a larger file, are deleted. Raises OSError."""
+    def __init__(self, contents: Path, index: Path, num_slots: int, block_bytes: int, key: bytes) -> None:
+        """`key`: of the checksums. Slots from `num_slots` on, of larger files, are deleted. Raises OSError."""
         self._block_bytes = block_bytes
         self._key = key
-        self._contents = _open(folder / "blocks", num_slots * block_bytes)
+        self._contents = _open(contents, num_slots * block_bytes)
         try:
-            self._index = _open(folder / "index", num_slots * RECORD_BYTES)
+            self._index = _open(index, num_slots * RECORD_BYTES)
         except OSError:
             os.close(self._contents)
             raise
@@ -45,16 +45,25 @@ class BlockFile:
 
     def kept(self) -> list[tuple[BlockHash, int]]:
         """(hash, slot) of what the index names, in the order in which it was written. Raises OSError."""
-        size = os.fstat(self._index).st_size
-        found = []
-        index = _read(self._index, np.empty(size, np.uint8), 0).tobytes()
-        for slot in range(len(index) // RECORD_BYTES):
-            magic, number, length, padded, _ = _RECORD.unpack_from(index, slot * RECORD_BYTES)
-            if magic == _MAGIC and 0 < length <= len(padded):
-                found.append((number, padded[:length], slot))
+        found = self.records(0, os.fstat(self._index).st_size // RECORD_BYTES)
         found.sort()
         self._num_writes = found[-1][0] if found else 0
         return [(block_hash, slot) for _, block_hash, slot in found]
+
+    @property
+    def num_writes(self) -> int:
+        """The number of the newest write, once `kept` was called."""
+        return self._num_writes
+
+    def records(self, first: int, count: int) -> list[tuple[int, BlockHash, int]]:
+        """(number of the write, hash, slot) of what the index names in these slots. Raises OSError."""
+        found = []
+        index = _read(self._index, np.empty(count * RECORD_BYTES, np.uint8), first * RECORD_BYTES).tobytes()
+        for place in range(len(index) // RECORD_BYTES):
+            magic, number, length, padded, _ = _RECORD.unpack_from(index, place * RECORD_BYTES)
+            if magic == _MAGIC and 0 < length <= len(padded):
+                found.append((number, padded[:length], first + place))
+        return found
 
     def write(self, slot: int, block_hash: BlockHash, contents: Contents) -> None:
         """Raises OSError; what the slot held is lost then."""

@@ -43,6 +43,23 @@ class _Done:
     """Of a file that has been opened."""
 
 
+def read_wanted(
+    prefetch: Prefetch, read: Callable[[int, BlockHash], Contents | None]
+) -> tuple[dict[BlockHash, Contents], OSError | MemoryError | None]:
+    """What a request waits for, as far as `read` finds it, and the error that ended the reading. On a thread."""
+    contents: dict[BlockHash, Contents] = {}
+    try:
+        for block_hash, slot in prefetch.wanted:
+            if prefetch.contents is not None:  # nobody waits any more
+                break
+            found = read(slot, block_hash)
+            if found is not None:
+                contents[block_hash] = found
+    except (OSError, MemoryError) as error:
+        return contents, error
+    return contents, None
+
+
 class Offload:
     """Owned by the engine's loop, which calls `carry_out` for each step before it submits it, and `advance` between
     steps. The books are the KV cache manager's: `BlockTier`."""
@@ -124,6 +141,9 @@ class Offload:
         if self._prefetches.give_up(self._clock()):
             self._turn_off("reading takes too long", reads=True)
 
+    def collected(self) -> None:
+        """What is evicted goes with the next step."""
+
     def clear(self) -> None:
         """After the tier was cleared: what the files hold is deleted, too."""
         self._prefetches.clear()
@@ -136,6 +156,9 @@ class Offload:
         stats.offload_bytes = tier.num_kept * (self._host.block_bytes + RECORD_BYTES)
         stats.offload_saved = tier.num_saved
         stats.offload_dropped = tier.num_dropped
+        stats.offload_loaded = self._prefetches.num_loaded
+        stats.offload_waits = self._prefetches.num_waits
+        stats.offload_wait_seconds = self._prefetches.wait_seconds
         stats.offload_damaged = self._num_damaged
 
     def close(self, *, save: bool) -> None:
@@ -165,16 +188,7 @@ class Offload:
         self._tell(_Done(saves=saves, error=error))
 
     def _read(self, prefetch: Prefetch) -> None:
-        contents, error = {}, None
-        try:
-            for block_hash, slot in prefetch.wanted:
-                if self._file is None or prefetch.contents is not None:  # nobody waits any more
-                    break
-                found = self._file.read(slot, block_hash)
-                if found is not None:
-                    contents[block_hash] = found
-        except (OSError, MemoryError) as e:
-            error = e
+        contents, error = ({}, None) if self._file is None else read_wanted(prefetch, self._file.read)
         self._tell(_Done(prefetch=prefetch, contents=contents, error=error))
 
     def _clear(self) -> None:
@@ -202,8 +216,9 @@ class Offload:
             return None
         try:
             self._folder.remove_unused()
-            file_key, num_slots = self._folder.file_key, self._tier.num_slots
-            self._file = BlockFile(self._folder.path, num_slots, self._host.block_bytes, file_key)
+            path, num_slots = self._folder.path, self._tier.num_slots
+            key, block_bytes = self._folder.file_key, self._host.block_bytes
+            self._file = BlockFile(path / "blocks", path / "index", num_slots, block_bytes, key)
             return self._file.kept()
         except OSError:
             self._release_folder()

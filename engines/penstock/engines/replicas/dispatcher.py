@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import count
 
@@ -27,6 +28,7 @@ from penstock.engines.errors import (
 )
 from penstock.engines.replicas.membership import Membership
 from penstock.engines.replicas.replica import Replica
+from penstock.engines.replicas.roles import Roles
 from penstock.engines.replicas.routing import RoutedRequest, Router
 from penstock.engines.replicas.sample import Sample, is_untouched
 from penstock.engines.replicas.settings import ReplicaSettings
@@ -62,6 +64,7 @@ class Dispatcher:
         self._members = members
         self._is_member = is_member
         self._settings = settings
+        self.roles = Roles(settings.num_prefill, settings.handover_min_tokens)
         self._clock = clock
         self._waits = waits
         self._ids = count(1)
@@ -86,7 +89,9 @@ class Dispatcher:
     @property
     def words(self) -> str:
         """For the log."""
-        return f"(routing: {self._settings.policy}; resume: {'on' if self._resumes else 'off'})"
+        words = f"(routing: {self._settings.policy}; resume: {'on' if self._resumes else 'off'})"
+        num_prefill = self.roles.num_prefill
+        return f"{words}, {num_prefill} of them for prompts" if num_prefill else words
 
     def close(self, error: PenstockError) -> None:
         """Nothing goes anywhere any more: what waits ends with this error, and what replicas lose with theirs."""
@@ -140,10 +145,13 @@ class Dispatcher:
         router = self._router
         if router is None:
             raise _nobody()
-        for replica in self._choices(part, router):
+        choices = self._choices(part, router)
+        able = [replica.number for replica in choices]
+        for replica in choices:
             ids = replica.engine.new_ids(len(part.samples))
+            part.hands_over = self._resumes and self.roles.hands_over(replica.number, able, part.samples)
             try:
-                stream = replica.engine.submit(_messages(part.samples, ids))
+                stream = replica.engine.submit(_messages(part, ids))
             except OverloadedError as error:
                 refusal = refusal or error
                 part.tried.add(replica.number)
@@ -162,7 +170,7 @@ class Dispatcher:
         able = [each for each in able if part.adapter not in each.missing and self._may_go_on_at(each, part)]
         able = [each for each in able if each.engine.ready] or able
         ranked = router.rank(part.routed, [replica.load() for replica in able])
-        return [self._replicas[number] for number in ranked]
+        return [self._replicas[number] for number in self.roles.sorted(ranked, part.samples, part.routed, router)]
 
     def _may_go_on_at(self, replica: Replica, part: Part) -> bool:
         """Its engine would have given the same tokens so far."""
@@ -185,6 +193,7 @@ class Dispatcher:
     def _receive(self, part: Part) -> None:
         """A replica has something for its part."""
         client, lost, cause = part.client, [], None
+        handed: list[Sample] = []
         is_heard = False
         for output in part.stream.take() if part.stream is not None else ():
             sample = part.by_id.get(output.id)
@@ -197,15 +206,35 @@ class Dispatcher:
                 if not output.token_ids and output.prompt is None:
                     continue
                 output.error = output.finish_reason = None  # what came before it is the client's
+            elif part.hands_over and output.finish_reason is FinishReason.LENGTH:
+                handed.append(sample)
+                output.finish_reason = None  # it was sent for its first token only
             elif output.finish_reason is not None:
                 del self._parts[sample.id]
                 part.forget(sample)
             part.begun()
             is_heard = client.add(sample.take(output)) or is_heard
+        if handed:
+            self._hand_over(part, handed)
         if cause is not None:
             self._move(part, lost, cause)
         if is_heard:
             client.call_listener()
+
+    # -- prompts that one replica computes for another -------------------------------------------------------
+
+    def _hand_over(self, part: Part, samples: Sequence[Sample]) -> None:
+        """Sends samples on that have their first token: the full blocks of their prompt are in the shared memory. What
+        is not, the other replica computes."""
+        for sample in samples:
+            part.forget(sample)
+            sample.moves()
+        size = self._members.info.block_size
+        known = part.routed.num_tokens // size * size
+        going = self._part(part.client, _in_order(samples))
+        going.routed = replace(going.routed, num_handed=known)
+        going.is_handed_over = True
+        self._go_on(going, RequestError.of(_nobody()), may_wait=True)
 
     # -- replicas that are lost ------------------------------------------------------------------------------
 
@@ -222,8 +251,7 @@ class Dispatcher:
         tried = set() if died and all(sample.num_deaths == 1 for sample in lost) else part.tried
         if part.replica is not None:
             tried = tried | {part.replica.number}
-        # in their order, by which an engine gives them their seeds
-        going = sorted((sample for sample in lost if self._may_go_on(sample)), key=lambda sample: sample.index)
+        going = _in_order(sample for sample in lost if self._may_go_on(sample))
         self._fail(part, [sample for sample in lost if sample not in going], error)
         if going:
             self._go_on(self._part(part.client, going, tried), error, may_wait=died)
@@ -252,6 +280,9 @@ class Dispatcher:
             self._count_moved(part)
 
     def _count_moved(self, part: Part) -> None:
+        if part.is_handed_over:
+            self.moves.handed_over += len(part.samples)
+            return
         resumed = sum(1 for sample in part.samples if sample.tokens)
         self.moves.resumed += resumed
         self.moves.failed_over += len(part.samples) - resumed
@@ -315,10 +346,18 @@ def _nobody() -> NotReadyError:
     return NotReadyError("No replica of the model is ready.", retry_after=_RETRY_AFTER)
 
 
-def _messages(samples: Sequence[Sample], ids: Sequence[int]) -> list[AddRequest]:
+def _in_order(samples: Iterable[Sample]) -> list[Sample]:
+    """By which an engine gives them their seeds."""
+    return sorted(samples, key=lambda sample: sample.index)
+
+
+def _messages(part: Part, ids: Sequence[int]) -> list[AddRequest]:
     """What a replica is sent. Samples stay together: as one request, or where they have put out tokens as several that
     share what is cached."""
-    message = samples[0].message
+    samples, message = part.samples, part.samples[0].message
     if is_untouched(samples):
-        return [msgspec.structs.replace(message, ids=tuple(ids), session="")]
+        params = message.params
+        if part.hands_over and isinstance(params, SamplingParams):
+            params = msgspec.structs.replace(params, max_tokens=1)
+        return [msgspec.structs.replace(message, ids=tuple(ids), params=params, session="")]
     return [sample.rest(request_id) for sample, request_id in zip(samples, ids, strict=True)]

@@ -14,6 +14,7 @@ from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.messages import AddRequest, EngineStats
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import EngineDeadError, EngineError, NotReadyError, PenstockError
+from penstock.engines.handover.memory import HandoverMemory
 from penstock.engines.replicas.dispatcher import Dispatcher
 from penstock.engines.replicas.membership import Membership
 from penstock.engines.replicas.merged_stats import MergedStats
@@ -44,9 +45,11 @@ class ReplicatedEngine:
         *,
         num_elsewhere: int = 0,
         fingerprint: Callable[[ModelInfo], str] = lambda info: info.runner,
+        memory: HandoverMemory | None = None,
     ) -> None:
         """So many of the replicas, the last ones, run elsewhere: nobody waits for them where others serve.
-        `fingerprint`: engines with the same one give the same tokens; of those that do not tell their own."""
+        `fingerprint`: engines with the same one give the same tokens; of those that do not tell their own.
+        `memory`: which they share."""
         self.replicas = [Replica(number, engine) for number, engine in enumerate(replicas)]
         self._num_own = len(replicas) - num_elsewhere
         self._members = Membership()
@@ -56,6 +59,7 @@ class ReplicatedEngine:
         )
         self._merged = MergedStats(len(replicas))
         self._fingerprint = fingerprint
+        self._memory = memory
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._clock = clock
@@ -92,10 +96,15 @@ class ReplicatedEngine:
     def moves(self) -> MoveCounts:
         return self._dispatcher.moves
 
+    @property
+    def has_roles(self) -> bool:
+        return self._dispatcher.roles.num_prefill > 0
+
     def replica_states(self) -> list[ReplicaState]:
         return [
             ReplicaState(
                 replica=replica.number,
+                role=self._dispatcher.roles.name(replica.number),
                 ready=replica.engine.ready and self._is_member(replica),
                 failed=replica.engine.failed,
                 restarts=replica.life,
@@ -197,6 +206,8 @@ class ReplicatedEngine:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(replica.engine.stop(reason) for replica in self.replicas))
+        if self._memory is not None:
+            self._memory.clear()
 
     # -- requests --------------------------------------------------------------------------------------------
 

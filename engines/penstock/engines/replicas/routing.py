@@ -50,6 +50,8 @@ class RoutedRequest:
     hashes: Sequence[BlockHash] = ()
     """Of its full blocks; none where the policy does not look at them."""
     session: str = ""
+    num_handed: int = 0
+    """Leading tokens whose keys and values are there for whatever replica gets it."""
 
 
 class Router:
@@ -85,9 +87,9 @@ class Router:
         return sorted(costs, key=costs.__getitem__)
 
     def cached(self, request: RoutedRequest, replica: int) -> int:
-        """Tokens of the prompt that the replica has probably cached. One is always computed."""
-        matched = self._indexes[replica].matched(request.hashes)
-        return max(0, min(matched * self._block_size, request.num_tokens - 1))
+        """Tokens of the prompt that the replica probably need not compute. One is always computed."""
+        cached = self._indexes[replica].matched(request.hashes) * self._block_size
+        return max(0, min(max(cached, request.num_handed), request.num_tokens - 1))
 
     def to_compute(self, request: RoutedRequest, replica: int) -> int:
         """Tokens that are probably not cached there; at least one."""

@@ -24,3 +24,7 @@ class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The start fails where an engine cannot do that."""
     resume_wait: float = 60.0
     """Seconds for which such a request waits for a replica that can take it."""
+    num_prefill: int = 0
+    """The first ones of the replicas compute prompts, for the others (`Roles`). They share memory."""
+    handover_min_tokens: int = 128
+    """Prompts of which less has to be computed are not handed over."""

@@ -18,12 +18,16 @@ class MoveCounts:
     """That went on behind their tokens."""
     given_up: int = 0
     """That ended with an error since their replica had died."""
+    handed_over: int = 0
+    """That went on at a decode replica behind the first token of a prefill replica."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaState:
     replica: int
     """Its number."""
+    role: str
+    """prefill, decode, or any."""
     ready: bool
     failed: bool
     restarts: int
@@ -44,5 +48,10 @@ class Replicated(Protocol):
 
     @property
     def moves(self) -> MoveCounts: ...
+
+    @property
+    def has_roles(self) -> bool:
+        """Some of its engines compute prompts for the others."""
+        ...
 
     def replica_states(self) -> list[ReplicaState]: ...

@@ -27,6 +27,10 @@ class Part:
         """None while it waits for one."""
         self.life = 0
         """The replica's, when it was sent there."""
+        self.hands_over = False
+        """Its replica computes the prompt and the first tokens only."""
+        self.is_handed_over = False
+        """Another replica has done that."""
         self.stream: RequestStream | None = None
         """The replica's."""
         self.by_id: dict[int, Sample] = {}

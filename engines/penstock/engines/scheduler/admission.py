@@ -126,9 +126,8 @@ class Admission:
         if admitted is None:
             return 0
         self._intake.pop()
-        self._prefetches.drop(request)
         tables, cached = admitted
-        self._intake.stats.offload_loaded += len(tables.loads)
+        self._prefetches.admitted(request, cached, len(tables.loads))
         if request.num_preemptions == 0:
             request.num_cached_tokens = cached
             if read_cache:

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from penstock.engines.handover.settings import HandoverConfig
 from penstock.engines.kv_events.settings import KVEventsConfig
 from penstock.engines.scheduler.queues import Policy
 
@@ -46,6 +47,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Most bytes of a model's blocks in it."""
     kv_events: KVEventsConfig | None = None
     """Where is published what the prefix cache stores and evicts; None: nowhere."""
+    handover: HandoverConfig | None = None
+    """Memory that the KV cache shares with those of other engines; None: none."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -64,6 +67,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("kv-offload-dir: nothing is evicted where prefix-caching is off")
         if self.kv_events is not None and not self.enable_prefix_caching:
             raise ValueError("kv-events: nothing is stored where prefix-caching is off")
+        if self.handover is not None and (self.kv_offload_dir or not self.enable_prefix_caching):
+            raise ValueError("prefill-replicas: they need prefix-caching, and work without kv-offload-dir only")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "

@@ -1,4 +1,4 @@
-"""Requests that wait for blocks of the tier behind the KV cache."""
+"""Requests that wait for blocks from outside of the KV cache: of the tier behind it, or of another engine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.engines.contract.messages import EngineStats
 from penstock.engines.scheduler.request import Request
 from penstock.kvcache import BlockHash, KVCacheManager
 
@@ -30,11 +29,18 @@ class Prefetch:
 class Prefetches:
     """At most one of each waiting request. Times are passed in. The reader empties `begun`, and calls `ended`."""
 
-    def __init__(self, kv: KVCacheManager, stats: EngineStats) -> None:
+    def __init__(self, kv: KVCacheManager) -> None:
         self.begun: list[Prefetch] = []
         """Those that are to be read now."""
+        self.num_waits = 0
+        """Requests that have waited for their blocks since the start."""
+        self.wait_seconds = 0.0
+        """How long, together."""
+        self.num_loaded = 0
+        """Blocks that were read and came into the KV cache."""
+        self.num_missed_tokens = 0
+        """In full blocks of prompts that another engine had computed, and that were found nowhere."""
         self._kv = kv
-        self._stats = stats
         self._num_blocks = 0
         """That are read and not in the KV cache yet, of all requests together."""
         self._num_reading = 0
@@ -47,16 +53,16 @@ class Prefetches:
     def blocks(self, request: Request, now: float) -> Callable[[], bool] | None:
         """What the next request, whose chains are known, has to wait for: true while it does. None: nothing, whether
         its blocks are here or there are none."""
-        tier = self._kv.tier
-        if tier is None or request.id in self._live:
+        source = self._kv.source
+        if source is None or request.id in self._live:
             return None
         if request.chains is None or request.scores_prompt:
             return None
-        wanted = self._kv.missing(request.token_ids, request.chains, tier.max_reading)
+        wanted = self._kv.missing(request.token_ids, request.chains, source.max_reading)
         other = self._by_hash.get(wanted[0][0]) if wanted else None
         if other is not None and other.request.key < request.key:
             return lambda: self._live.get(other.request.id) is other  # then it computes them, or has not got them
-        room = tier.max_reading - self._num_blocks
+        room = source.max_reading - self._num_blocks
         if len(wanted) > room:
             if self._num_reading:
                 return lambda: self._num_reading > 0
@@ -69,7 +75,7 @@ class Prefetches:
         self._num_reading += 1
         self._by_hash.update((block_hash, prefetch) for block_hash, _ in wanted)
         self.begun.append(prefetch)
-        self._stats.offload_waits += 1
+        self.num_waits += 1
         return lambda: prefetch.contents is None
 
     def fetched(self, request: Request) -> dict[BlockHash, Any]:
@@ -77,11 +83,20 @@ class Prefetches:
         prefetch = self._live.get(request.id)
         return prefetch.contents or {} if prefetch is not None else {}
 
+    def admitted(self, request: Request, num_cached: int, num_loaded: int) -> None:
+        """The request runs, with so many leading tokens that need not be computed, and so many blocks of what was
+        read."""
+        self.drop(request)
+        self.num_loaded += num_loaded
+        if request.num_preemptions == 0 and request.num_tokens > request.num_prompt_tokens:
+            size = self._kv.groups[0].block_size
+            self.num_missed_tokens += max(0, request.num_prompt_tokens // size * size - num_cached)
+
     def ended(self, prefetch: Prefetch, contents: dict[BlockHash, Any], now: float) -> None:
         """It has been read; ignored for one that was given up."""
         if prefetch.contents is None:
             self._end(prefetch, contents)
-            self._stats.offload_wait_seconds += now - prefetch.begun
+            self.wait_seconds += now - prefetch.begun
 
     def _end(self, prefetch: Prefetch, contents: dict[BlockHash, Any]) -> None:
         if prefetch.contents is None:

@@ -64,7 +64,7 @@ class Scheduler:
         """The second one also while requests have predictions."""
         self._predicted: set[int] = set()
         """Ids of requests with predictions; of ended ones until the next step."""
-        self.prefetches = Prefetches(self.kv, self.intake.stats)
+        self.prefetches = Prefetches(self.kv)
         self._admission = Admission(self.intake, self.running, self.kv, self.prefetches, chunk, speculates=always)
         self._forces = False
         """Some request has tokens that are forced."""

@@ -138,6 +138,20 @@ class ReplicaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "token, by cached prefix and load; least-loaded: by load; round-robin: in turn"
         ),
     ] = "prefix"
+    prefill_replicas: Annotated[
+        Annotated[int, Meta(ge=0, le=63)],
+        Meta(
+            description="openvino, simulated: so many of the replicas compute long prompts, and hand their keys and "
+            "values over to the others, which generate; 0: each computes its own prompts"
+        ),
+    ] = 0
+    handover_bytes: Annotated[
+        Positive, Meta(description="most bytes of shared memory for what prefill-replicas hand over")
+    ] = 2 << 30
+    handover_min_tokens: Annotated[
+        Positive,
+        Meta(description="prompts of which less is left to compute are computed where they go on, not handed over"),
+    ] = 128
     resume: Annotated[
         Literal["auto", "on", "off"],
         Meta(

@@ -38,6 +38,7 @@ from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.llm.adapters import Adapter, AdapterSet, new_adapter, parse_adapters, parse_directory
 from penstock.gateway.llm.engine_choice import choose_engine
 from penstock.gateway.llm.engine_sharing import attached_engine, door_spec, engine_elsewhere, watchdog_config
+from penstock.gateway.llm.handing_over import check_handover
 from penstock.gateway.llm.model_metrics import ModelMetrics
 from penstock.gateway.llm.model_texts import read_texts, read_tokenizer, text_settings
 from penstock.gateway.llm.models import LoadedModel, ModelSource, find_model
@@ -133,6 +134,7 @@ def _engine(
         spec = engine_spec(config, source, tokenizer, given, names)
         if spec.scheduler.kv_events is not None and replication.replica_address:
             raise ConfigError("kv-events: engines elsewhere publish theirs where they are started")
+        check_handover(config, spec)
         directory, room = parse_directory(config.adapters.lora_directory), spec.options.get("max_loras", 0)
         adapters = AdapterSet(given, directory=directory, max_loaded=room)
         if replication.replicas == 1 and replication.resume != "on" and not replication.replica_address:

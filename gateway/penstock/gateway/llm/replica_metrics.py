@@ -33,19 +33,44 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ReplicaState], float]], ...] = (
 )
 
 
+_HANDOVER_GAUGES: tuple[tuple[str, str, Callable[[ReplicaState], float]], ...] = (
+    ("handover_bytes", "Shared memory that its blocks take.", lambda r: r.stats.handover_bytes),
+)
+_HANDOVER_COUNTERS: tuple[tuple[str, str, Callable[[ReplicaState], float]], ...] = (
+    ("handover_saved_blocks", "Blocks that it has put into shared memory.", lambda r: r.stats.handover_saved),
+    ("handover_loaded_blocks", "Blocks that it has taken from there.", lambda r: r.stats.handover_loaded),
+    ("handover_lost_blocks", "Blocks that were overwritten before it read them.", lambda r: r.stats.handover_lost),
+    (
+        "handover_missed_tokens",
+        "Prompt tokens in full blocks that it computed again although another replica had.",
+        lambda r: r.stats.handover_missed_tokens,
+    ),
+    ("handover_waits", "Requests that waited for their blocks.", lambda r: r.stats.handover_waits),
+    ("handover_wait_seconds", "How long they waited, together.", lambda r: r.stats.handover_wait_seconds),
+)
+
+
 def replica_metrics(engine: Replicated, labels: dict[str, str]) -> Iterator[Metric]:
     """Of each replica, and of requests that changed theirs."""
     names, values, state = [*labels, "replica"], list(labels.values()), engine.replica_states()
-    for name, text, value in _GAUGES:
+    for name, text, value in (*_GAUGES, *(_HANDOVER_GAUGES if engine.has_roles else ())):
         gauge = GaugeMetricFamily(f"penstock_replica_{name}", text, labels=names)
         for each in state:
             gauge.add_metric([*values, str(each.replica)], value(each))
         yield gauge
-    for name, text, value in _COUNTERS:
+    for name, text, value in (*_COUNTERS, *(_HANDOVER_COUNTERS if engine.has_roles else ())):
         counter = CounterMetricFamily(f"penstock_replica_{name}", text, labels=names)
         for each in state:
             counter.add_metric([*values, str(each.replica)], value(each))
         yield counter
+    if engine.has_roles:
+        handovers = CounterMetricFamily(
+            "penstock_replica_handovers",
+            "Samples that went on at another replica than the one that computed their prompt.",
+            labels=list(labels),
+        )
+        handovers.add_metric(values, engine.moves.handed_over)
+        yield handovers
     yield from _moves(engine, list(labels), values)
 
 

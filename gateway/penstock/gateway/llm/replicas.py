@@ -20,6 +20,7 @@ from penstock.engines.replicas.settings import ReplicaSettings, RoutingPolicy
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.llm.adapters import AdapterSet
 from penstock.gateway.llm.engine_sharing import attached_engine, replicas_elsewhere
+from penstock.gateway.llm.handing_over import check_handover, handover_memory, sharing
 from penstock.gateway.llm.models import ModelSource
 from penstock.gateway.memory.budgeted_engine import BudgetedEngine
 
@@ -38,10 +39,15 @@ def replicated_engine(
     """`spec` is that of the engines that are started here, None where there are none. `make` makes one of them: of its
     number, its own specification, and of how many share its devices. Raises ConfigError."""
     given, engines = config.replication, list[Engine]()
+    if spec is None:
+        check_handover(config, spec)
+    memory = handover_memory(config)
     if spec is not None:
         _check(config, spec)
         on_gpus = _is_on_gpus(spec)
         specs = replica_specs(spec, given.replicas, on_gpus=on_gpus)
+        if memory is not None:
+            specs = [sharing(each, memory, number, given.prefill_replicas) for number, each in enumerate(specs)]
         engines += [make(number, each, 1 if on_gpus else given.replicas) for number, each in enumerate(specs)]
     fingerprint = _same
     if given.replica_address or spec is None:
@@ -55,8 +61,12 @@ def replicated_engine(
         resume=given.resume != "off",
         resume_required=given.resume == "on",
         resume_wait=given.resume_wait,
+        num_prefill=given.prefill_replicas,
+        handover_min_tokens=given.handover_min_tokens,
     )
-    return ReplicatedEngine(engines, settings, num_elsewhere=len(given.replica_address), fingerprint=fingerprint)
+    return ReplicatedEngine(
+        engines, settings, num_elsewhere=len(given.replica_address), fingerprint=fingerprint, memory=memory
+    )
 
 
 def _same(info: ModelInfo) -> str:

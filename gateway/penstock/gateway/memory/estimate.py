@@ -92,7 +92,11 @@ def estimate(spec: EngineSpec) -> Demand:
 
 
 def _offload(spec: EngineSpec) -> int:
-    """Of blocks on their way to files and back."""
+    """Of blocks on their way to files and back, and of those that it hands over or gets."""
+    handover = spec.scheduler.handover
+    if handover is not None:
+        written = 0 if handover.own is None else handover.region_bytes
+        return written + min(handover.region_bytes * len(handover.regions), READING_BYTES)
     if not spec.scheduler.kv_offload_dir:
         return 0
     return sum(min(spec.scheduler.kv_offload_bytes, most) for most in (WRITING_BYTES, READING_BYTES))

@@ -32,8 +32,8 @@ def cores(make_runner: Any, tmp_path: Path) -> Iterator[Any]:
 
     def make(model: Path, scheduler: dict[str, Any] | None = None, **runner: Any) -> Core:
         for core in made:
-            assert core.offload is not None
-            core.offload.close(save=True)
+            assert core.blocks is not None
+            core.blocks.close(save=True)
         made.clear()
         driver = Core(
             make_runner(model, num_blocks=10, **runner), kv_offload_dir=str(tmp_path / "kv"), **scheduler or {}
@@ -44,8 +44,8 @@ def cores(make_runner: Any, tmp_path: Path) -> Iterator[Any]:
 
     yield make
     for core in made:
-        assert core.offload is not None
-        core.offload.close(save=False)
+        assert core.blocks is not None
+        core.blocks.close(save=False)
 
 
 def ask(core: Core, tokens: list[int], count: int = 8, **params: Any) -> tuple[list[int], int]:

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections import OrderedDict
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -74,6 +75,18 @@ def test_a_hit_is_worth_what_it_saves() -> None:
     assert routes.rank(wanted, busier)[0] == 0
     waiting = [busy[0], ReplicaLoad(1, 1, 160, num_free_blocks=1000)]
     assert routes.rank(wanted, waiting)[0] == 0
+
+
+def test_what_is_handed_over_goes_by_load() -> None:
+    """It is there for all of them, so what one has cached of it saves nothing."""
+    routes = router()
+    tokens = prompt(640)
+    routes.sent(routes.request(tokens), 0)
+    loads = [ReplicaLoad(0, num_requests=2), ReplicaLoad(1, num_requests=1)]
+    assert routes.rank(routes.request(tokens), loads) == [0, 1]
+    handed = replace(routes.request(tokens), num_handed=640)
+    assert routes.rank(handed, loads) == [1, 0]
+    assert routes.to_compute(handed, 1) == 1
 
 
 def test_tokens_without_a_free_block_count_twice() -> None:

@@ -25,6 +25,9 @@ from penstock.gateway.memory.demand import CacheWish, Demand, MemoryNeeds
 DEMO = find_model(None)
 
 
+ROLES = {"replicas": 2, "prefill_replicas": 1}
+
+
 def engine_of(**settings: Any) -> Any:
     return build_model(load_config({"engine": "simulated"} | settings, environ={}), DEMO).engine
 
@@ -43,6 +46,7 @@ from penstock.gateway.llm.model_builder import build_model
 from penstock.gateway.llm.models import find_model
 build_model(load_config({"engine": "simulated"}, environ={}), find_model(None))
 loaded = {"penstock.engines.replicas.engine", "penstock.engines.replicas.routing", "penstock.gateway.llm.replicas"}
+loaded |= {"penstock.engines.handover.memory", "penstock.engines.handover.shared_blocks"}
 sys.exit(bool(loaded & sys.modules.keys()))
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -76,11 +80,31 @@ def test_replicas_are_engines_of_one_model() -> None:
             "kv-events-replay: 2 replicas need it 2 ports or more",
         ),
         ({"kv_events": "tcp://127.0.0.1:65535", "replicas": 2}, "kv-events: 'tcp://127.0.0.1:65536'"),
+        ({"prefill_replicas": 1}, "prefill-replicas: 1 of 1 replicas leave none that generates"),
+        ({"handover_bytes": 5}, "handover-bytes: nothing is handed over without prefill-replicas"),
+        ({"handover_min_tokens": 5}, "handover-min-tokens: nothing is handed over without prefill-replicas"),
+        (ROLES | {"replicas": 0, "engine": "auto", "replica_address": ["ipc:///x/d"]}, "prefill-replicas: .* machine"),
+        (ROLES | {"replica_address": ["ipc:///x/d"]}, "prefill-replicas: blocks are handed over on one machine"),
+        (ROLES | {"engine": "vllm"}, "prefill-replicas: not for vllm; it has connectors of its own"),
+        (ROLES | {"engine": "torch"}, "prefill-replicas: only the openvino engine hands blocks over, not torch"),
+        (ROLES | {"scheduler": "engine"}, "prefill-replicas: does not apply to an engine that uses its own scheduler"),
+        (ROLES | {"resume": "off"}, "prefill-replicas: .* resume cannot be off"),
+        (ROLES | {"prefix_caching": False}, "prefill-replicas: .* prefix-caching must be on"),
+        (ROLES | {"kv_offload_dir": "/tmp"}, "prefill-replicas: blocks come from shared memory or from kv-offload-dir"),
     ],
 )
 def test_what_cannot_be(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         engine_of(**settings)
+
+
+def test_the_first_ones_compute_prompts() -> None:
+    engine = engine_of(replicas=3, prefill_replicas=2, handover_bytes=1000)
+    told = [replica.engine._spec.scheduler.handover for replica in engine.replicas]
+    assert [each.own for each in told] == [0, 1, None]
+    assert {each.region_bytes for each in told} == {500}
+    assert len({(each.key, each.regions) for each in told}) == 1, "they share what they tell"
+    assert [state.role for state in engine.replica_states()] == ["prefill", "prefill", "decode"]
 
 
 def spec(runner: str = "openvino", **options: Any) -> EngineSpec:

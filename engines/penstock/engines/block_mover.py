@@ -1,0 +1,47 @@
+"""What moves contents of blocks between a runner's KV cache and elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from penstock.engines.contract.messages import EngineStats
+from penstock.engines.contract.step import SchedulerOutput
+
+
+class BlockMover(Protocol):
+    """Driven by the engine's loop: `advance` between steps, `begin` when one is scheduled, `carry_out` before it is
+    submitted, `collected` when its result is there."""
+
+    @property
+    def wakeups(self) -> Sequence[int]:
+        """File descriptors that are readable while `advance` has something to take in."""
+        ...
+
+    def begin(self) -> None:
+        """Has the blocks read that requests wait for."""
+        ...
+
+    def carry_out(self, step: SchedulerOutput) -> None:
+        """Copies the blocks out that the step may overwrite, and those in that it reads."""
+        ...
+
+    def collected(self) -> None:
+        """A step has succeeded, and its outputs have not left yet."""
+        ...
+
+    def advance(self) -> None:
+        """Takes in what was read and written, and gives up what takes too long."""
+        ...
+
+    def clear(self) -> None:
+        """After the prefix cache was emptied: what is elsewhere is deleted, too."""
+        ...
+
+    def report(self, stats: EngineStats) -> None:
+        """Puts its figures there."""
+        ...
+
+    def close(self, *, save: bool) -> None:
+        """`save`: what the cache holds is of use to a later process."""
+        ...

@@ -1,0 +1,1 @@
+"""When it pays that one replica computes prompts for another one: `python loadtest/benchmarks handover`."""

@@ -32,6 +32,7 @@ from penstock.engines.replicas.sample import Sample, is_untouched
 from penstock.engines.replicas.settings import ReplicaSettings
 from penstock.engines.replicas.state import MoveCounts
 from penstock.engines.replicas.streams import Part, ReplicatedStream, Waiting
+from penstock.kvcache import BlockHasher
 
 logger = logging.getLogger(__name__)
 
@@ -55,12 +56,15 @@ class Dispatcher:
         settings: ReplicaSettings,
         clock: Callable[[], float],
         waits: Callable[[], None],
+        hasher: BlockHasher | None = None,
     ) -> None:
+        """`hasher`: as `Router`."""
         self._replicas = replicas
         self._members = members
         self._settings = settings
         self._clock = clock
         self._waits = waits
+        self._hasher = hasher
         self._ids = count(1)
         self._parts: dict[int, tuple[Part, Sample]] = {}
         """By the ids that clients know."""
@@ -73,7 +77,7 @@ class Dispatcher:
         """Requests may come: there is a replica."""
         members = self._members
         blocks = [members.num_blocks(replica.number) for replica in self._replicas]
-        self._router = Router(self._settings.policy, blocks, members.info.block_size)
+        self._router = Router(self._settings.policy, blocks, members.info.block_size, self._hasher)
 
     @property
     def _resumes(self) -> bool:

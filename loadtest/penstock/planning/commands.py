@@ -1,0 +1,25 @@
+"""The command that this package adds to `penstock`. Nothing heavy is imported before it runs."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from typing import Any
+
+from penstock.loadtest.commands import AddSections, run_module
+
+
+def plan(commands: Any, add_sections: AddSections, formatter: type[argparse.HelpFormatter]) -> None:
+    from penstock.planning.options import SECTIONS, SETTINGS
+
+    parser = commands.add_parser(
+        "plan",
+        help="simulate a fleet of replicas",
+        usage="penstock plan --measured REPORT.json --replicas N [options]",
+        description="Simulates replicas behind the gateway under a load test's workload, in virtual time: latencies, "
+        "throughput, costs, the replicas that an SLO needs, autoscaling and failures.",
+        argument_default=argparse.SUPPRESS,
+        formatter_class=formatter,
+    )
+    parser.set_defaults(run_command=partial(run_module, parser, "penstock.planning.main"))
+    add_sections(parser, SECTIONS, only=SETTINGS)

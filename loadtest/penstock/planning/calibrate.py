@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean, median
+from itertools import pairwise
+from math import log
+from statistics import fmean
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +23,9 @@ from penstock.planning.simulate import Simulation
 from penstock.planning.step_model import StepModel
 
 _FITTED = ("ttft_ms.p50", "ttft_ms.p95", "tpot_ms.p50", "tpot_ms.p95", "e2e_ms.p50", "e2e_ms.p95")
-_ROUNDS = 3
+_LATENCIES = tuple(path for path in _FITTED if not path.startswith("tpot"))
+_GUESSES_MS = (0.0, *(2.0**power for power in range(-1, 7)))
+_ROUNDS = 5
 _LEAST = 1e-9
 """Seconds: a term that is fitted never gets to nothing."""
 
@@ -106,18 +110,26 @@ def _simulated(engine: EngineOptions, found: Calibration, report: Report) -> Fig
 
 
 def _gateway_ms(engine: EngineOptions, step: StepModel, reports: Sequence[Report], template: int) -> float:
-    """The median of what measured requests took longer to their first token than simulated ones. A closed loop sends
-    less where it waits longer, so this is looked at again."""
-    gateway_ms = 0.0
-    for _ in range(_ROUNDS if reports else 0):
-        found = Calibration(step=step, gateway_ms=gateway_ms, template_tokens=template)
-        missing = []
-        for report in reports:
-            path = "ttft_ms.p50" if report.ttft_ms is not None else "e2e_ms.p50"
-            simulated = value(_simulated(engine, found, report), path)
-            missing.append((value(report, path) or 0.0) - (simulated or 0.0))
-        gateway_ms = max(0.0, gateway_ms + median(missing))
-    return gateway_ms
+    """The time with which simulated requests take as long as the measured ones. Not just the difference: where clients
+    wait for answers, when they send decides which step takes a request in. Halving and doubling, then between."""
+    errors: dict[float, float] = {}
+
+    def error(gateway_ms: float) -> float:
+        if gateway_ms not in errors:
+            found = Calibration(step=step, gateway_ms=gateway_ms, template_tokens=template)
+            ratios = _ratios(engine, found, reports)
+            errors[gateway_ms] = sum(log(ratio) ** 2 for path in _LATENCIES for ratio in ratios.get(path, ()))
+        return errors[gateway_ms]
+
+    if not reports:
+        return 0.0
+    best = min(_GUESSES_MS, key=error)
+    for _ in range(_ROUNDS):
+        tried = sorted(errors)
+        place = tried.index(best)
+        around = tried[max(0, place - 1) : place + 2]
+        best = min([best, *((low + high) / 2 for low, high in pairwise(around))], key=error)
+    return best
 
 
 def _fit(engine: EngineOptions, reports: Sequence[Report], template: int, notes: list[str]) -> tuple[StepModel, float]:
@@ -145,7 +157,7 @@ def _fit(engine: EngineOptions, reports: Sequence[Report], template: int, notes:
 
     def errors(logs: Vector) -> Vector:
         ratios = _ratios(engine, found(logs), reports)
-        return np.log(np.array([ratio for path in _FITTED for ratio in ratios.get(path, ())]))
+        return np.array([log(ratio) for path in _FITTED for ratio in ratios.get(path, ())])
 
     best = found(minimize(errors, np.log(np.array(start))))
     return best.step, best.gateway_ms

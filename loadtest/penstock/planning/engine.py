@@ -233,9 +233,10 @@ class PlannedEngine:
 
     def _equal_ends(self) -> Sequence[tuple[float, float]]:
         """(seconds, end) of the equal steps that have ended by now."""
-        scheduler, found = self._scheduler, []
+        scheduler = self._scheduler
         if scheduler is None or not self._equal_steps:
             return ()
+        found: list[tuple[float, float]] = []
         oldest, end, now = scheduler.under_way[0], self._free_at, self._events.now + _ROUNDING
         seconds, growth = self._seconds(oldest), self._growth(oldest)
         while len(found) < self._equal_steps and end + seconds <= now:

@@ -8,6 +8,7 @@ from penstock.loadtest.goodput import parse_objectives
 from penstock.loadtest.metrics import Figures
 from penstock.loadtest.search.slo import Bound, margin, parse_bounds
 from penstock.planning.figures import summarize
+from penstock.planning.flight import Flight
 from penstock.planning.options import PlanOptions
 from penstock.planning.report import Bounded, FailureReport, Slice
 from penstock.planning.simulate import Simulation
@@ -28,7 +29,7 @@ def slices(simulation: Simulation, bounds: Sequence[Bound]) -> list[Slice]:
     """The run in parts, up to the last request that was due. Gaps between tokens are not known of a part."""
     options, length = simulation.options, simulation.options.goals.slice
     known = [bound for bound in bounds if not bound.name.startswith("itl")]
-    parts: dict[int, list] = {}
+    parts: dict[int, list[Flight]] = {}
     for flight in simulation.flights:
         parts.setdefault(int(flight.due / length), []).append(flight)
     found = []

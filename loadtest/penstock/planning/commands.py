@@ -1,8 +1,9 @@
-"""The command that this package adds to `penstock`. Nothing heavy is imported before it runs."""
+"""The command that this package adds to `penstock`. Nothing is imported, and no flag is made, before it is used."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -10,8 +11,6 @@ from penstock.loadtest.commands import AddSections, run_module
 
 
 def plan(commands: Any, add_sections: AddSections, formatter: type[argparse.HelpFormatter]) -> None:
-    from penstock.planning.options import SECTIONS, SETTINGS
-
     parser = commands.add_parser(
         "plan",
         help="simulate a fleet of replicas",
@@ -22,4 +21,16 @@ def plan(commands: Any, add_sections: AddSections, formatter: type[argparse.Help
         formatter_class=formatter,
     )
     parser.set_defaults(run_command=partial(run_module, parser, "penstock.planning.main"))
-    add_sections(parser, SECTIONS, only=SETTINGS)
+    parse = parser.parse_known_args
+
+    def parse_known_args(
+        args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        if parser.parse_known_args is not parse:
+            from penstock.planning.options import SECTIONS, SETTINGS
+
+            parser.parse_known_args = parse
+            add_sections(parser, SECTIONS, only=SETTINGS)
+        return parse(args, namespace)
+
+    parser.parse_known_args = parse_known_args

@@ -54,6 +54,8 @@ class PlannedEngine:
         self.busy_seconds = 0.0
         self.on_idle: Callable[[], None] | None = None
         """Called when nothing is left to do."""
+        self.on_error: Callable[[Sequence[Flight]], None] | None = None
+        """Called with those that the engine has refused: they may have ended, or be elsewhere."""
         self.may_leap = True
         self._config = config
         self._model = model
@@ -290,6 +292,7 @@ class PlannedEngine:
     def _deliver(self, scheduler: LeapingScheduler, now: float, gap: float | None) -> None:
         """`gap`: of a leap the longest step."""
         self.stats = copy(scheduler.stats())
+        refused: list[Flight] = []
         since, alike = now, 0
         """Requests whose last token came at the same time, as it mostly did."""
         for output in scheduler.take_outputs():
@@ -306,8 +309,12 @@ class PlannedEngine:
                     held.unsent += count
                     continue
                 held.begun = True
+            if output.error is not None:
+                refused.append(flight)
             self._send(held, output, now)
         self._gaps.add(now - since, alike)
+        if refused and self.on_error is not None:
+            self.on_error(refused)
 
     def _send(self, held: _Held, output: RequestOutput, now: float) -> None:
         """To the gateway: the first token, and then what has come until the end. It does not look at more."""

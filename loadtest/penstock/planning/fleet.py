@@ -9,6 +9,7 @@ from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.replicas.settings import ReplicaSettings, RoutingPolicy
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.kvcache import KVGroup
+from penstock.loadtest.errors import LoadTestError
 from penstock.planning.clock import EventQueue
 from penstock.planning.engine import PlannedEngine
 from penstock.planning.failures import Failure
@@ -17,6 +18,9 @@ from penstock.planning.gateway import PlannedGateway
 from penstock.planning.options import EngineOptions, FleetOptions
 from penstock.planning.prompts import VOCABULARY
 from penstock.planning.step_model import StepModel
+
+_STEP_TOKENS = 512
+"""Most tokens in one step, as a server without a GPU has it."""
 
 
 class State(StrEnum):
@@ -53,7 +57,7 @@ class Fleet:
         *,
         most: int,
     ) -> None:
-        """`most`: replicas that there may be at a time."""
+        """`most`: replicas that there may be at a time. Raises LoadTestError."""
         self.gaps = Gaps()
         self._events = events
         self._start_seconds = fleet.start_seconds
@@ -216,11 +220,15 @@ def _info(engine: EngineOptions) -> ModelInfo:
 
 
 def _scheduler(engine: EngineOptions) -> SchedulerConfig:
-    return SchedulerConfig(
-        max_num_seqs=engine.max_num_seqs,
-        max_num_batched_tokens=max(engine.max_num_batched_tokens, engine.max_num_seqs),
-        itl_target_ms=engine.itl_target_ms,
-        steps_in_flight=engine.steps_in_flight,
-        max_queued_requests=engine.max_queued_requests,
-        enable_prefix_caching=engine.prefix_caching,
-    )
+    """Raises LoadTestError."""
+    try:
+        return SchedulerConfig(
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens or max(_STEP_TOKENS, engine.max_num_seqs),
+            itl_target_ms=engine.itl_target_ms,
+            steps_in_flight=engine.steps_in_flight,
+            max_queued_requests=engine.max_queued_requests,
+            enable_prefix_caching=engine.prefix_caching,
+        )
+    except ValueError as error:
+        raise LoadTestError(str(error)) from None

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import cast
 
 from penstock.engines.client.engine import Engine
+from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.messages import AddRequest, SamplingParams
-from penstock.engines.errors import PenstockError
+from penstock.engines.errors import InvalidRequestError, PenstockError, from_code
 from penstock.engines.replicas.dispatcher import Dispatcher
 from penstock.engines.replicas.membership import Membership
 from penstock.engines.replicas.replica import Replica
@@ -20,8 +21,9 @@ from penstock.planning.hashing import QuickHasher
 
 _RETRY = 0.25
 """Seconds between two looks at requests that wait for a replica, as `ReplicatedEngine` takes them."""
-REFUSED, BROKEN = "http_503", "stream_error"
-"""What load tests call a request that no replica takes, and one whose stream ends with an error."""
+REFUSED, BROKEN, INVALID = "http_503", "stream_error", "http_400"
+"""What load tests call a request that no replica takes, one whose stream ends with an error, and one that is too
+long."""
 
 
 class PlannedGateway:
@@ -38,6 +40,8 @@ class PlannedGateway:
             replicas, members, settings, lambda: events.now, self._waits, hasher=QuickHasher()
         )
         self._dispatcher.open()
+        for engine in engines:
+            engine.on_error = self.look_at
         self._waiting = False
         self._unsure: dict[Flight, None] = {}
         """Requests that a replica has refused, or died with: the dispatcher may have ended them."""
@@ -69,7 +73,7 @@ class PlannedGateway:
         for flight in flights:
             stream = flight.stream
             if stream is not None and not stream.live_ids:
-                flight.end(self._events.now, BROKEN if flight.num_tokens else REFUSED)
+                flight.end(self._events.now, _kind(stream, BROKEN if flight.num_tokens else REFUSED))
             elif stream is not None and self._dispatcher.waiting:
                 self._unsure[flight] = None
 
@@ -85,3 +89,9 @@ class PlannedGateway:
         self.look_at(flights)
         if self._dispatcher.waiting:
             self._waits()
+
+
+def _kind(stream: RequestStream, otherwise: str) -> str:
+    """Of the error that a stream has ended with."""
+    errors = [output.error.code for output in stream.take() if output.error is not None]
+    return INVALID if errors and isinstance(from_code(errors[-1], ""), InvalidRequestError) else otherwise

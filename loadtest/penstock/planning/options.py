@@ -43,7 +43,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     kv_block_size: Annotated[Positive, Meta(description="tokens of a block")] = 16
     max_model_len: Annotated[Positive, Meta(description="prompt and output together, in tokens")] = 32_768
     max_num_seqs: Annotated[Positive, Meta(description="most requests in one step")] = 256
-    max_num_batched_tokens: Annotated[Positive, Meta(description="most tokens in one step")] = 512
+    max_num_batched_tokens: Annotated[
+        Positive | None, Meta(description="most tokens in one step; default: 512, or max-num-seqs")
+    ] = None
     itl_target_ms: Annotated[
         Annotated[float, Meta(ge=0)], Meta(description="what prompts may lengthen steps to while others generate")
     ] = 200.0

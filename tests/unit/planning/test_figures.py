@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.metrics import Distribution
 from penstock.loadtest.options import LoadOptions, WorkloadOptions
 from penstock.loadtest.workload.build import build
+from penstock.planning.commands import plan
 from penstock.planning.figures import distribution_of
 from penstock.planning.flight import Gaps
 from penstock.planning.main import BROKEN, main
@@ -101,3 +103,16 @@ def test_the_command_says_how_many_replicas_an_slo_needs(tmp_path: Path, capsys:
     del given["find_replicas"]
     assert main(given | {"replicas": str(needed - 1), "json": "-"}) == BROKEN
     assert json.loads(capsys.readouterr().out)["over_slo_s"] > 0
+
+
+def test_the_command_s_flags_are_made_when_it_is_used() -> None:
+    """They take time that the start of a server would lose."""
+    commands, made = argparse.ArgumentParser().add_subparsers(), []
+    plan(commands, lambda parser, sections, only: made.append(only), argparse.HelpFormatter)
+    assert not made
+    args = commands.choices["plan"].parse_args([])
+    assert callable(args.run_command)
+    commands.choices["plan"].parse_args([])
+    [only] = made
+    assert {"measured", "rate", "trace", "replicas"} <= only
+    assert not {"url", "token_ids", "max_in_flight"} & only

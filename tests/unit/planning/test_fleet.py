@@ -92,6 +92,16 @@ def test_the_autoscaler_follows_kubernetes_rule() -> None:
     assert scaler.number(170, 6, waiting=0, kv_use=0.0) == 5
 
 
+def test_requests_that_are_refused_end() -> None:
+    """The queues of all replicas are full, or the request can never run."""
+    full = planned(replicas=2, max_num_seqs=1, max_queued_requests=2, **BUSY | {"rate": 50})
+    assert full.figures().errors["http_503"] > 20
+    assert full.figures().completed >= 6
+    assert full.fleet_figures(full.figures()).failed_over > 0
+    long = planned(max_model_len=250, **BUSY)
+    assert long.figures().errors == {"http_400": 80}
+
+
 def test_a_part_of_the_gateways_stands_for_all() -> None:
     settings = BUSY | {"rate": 40, "requests": 400, "replicas": 16, "replicas_per_gateway": 2}
     part, whole = planned(simulated_gateways=2, **settings), planned(**settings)
@@ -117,6 +127,7 @@ def test_a_part_of_the_gateways_stands_for_all() -> None:
         ({"tokenizer": "folder"}, "only needed to count"),
         ({"trace": "/nothing"}, "No such file"),
         ({"price": "much"}, "price: Expected"),
+        ({"max_num_batched_tokens": 8}, "must be at least max_num_seqs"),
     ],
 )
 def test_what_cannot_be_is_told(settings: dict[str, object], words: str) -> None:

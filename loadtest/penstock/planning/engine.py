@@ -326,6 +326,8 @@ class PlannedEngine:
             held.flight.moved |= output.error is not None
         if held.stream.add(output):
             held.stream.call_listener()
+        if output.finish_reason is not None:
+            held.stream.listen(None)  # listener and stream hold each other
         if output.finish_reason is not None and output.error is None:
             held.flight.end(now)
 

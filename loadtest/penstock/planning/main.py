@@ -34,12 +34,16 @@ def main(settings: Mapping[str, Any]) -> int:
     target = chosen.output.json
     if target not in (None, "-"):
         _touch(target)
+    collects = gc.isenabled()
     gc.disable()  # what a run makes is freed by reference counts; the collector would look at all of it again and again
     try:
         report = plan(chosen)
     except KeyboardInterrupt:
         print("penstock plan: stopped", file=sys.stderr)
         return STOPPED
+    finally:
+        if collects:
+            gc.enable()
     text = msgspec.json.format(msgspec.json.encode(rounded(msgspec.to_builtins(report))), indent=2).decode() + "\n"
     if target == "-":
         sys.stdout.write(text)

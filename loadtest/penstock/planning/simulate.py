@@ -161,5 +161,7 @@ def _check(options: PlanOptions) -> None:
     if fleet.simulated_gateways:
         if options.scaling.autoscale:
             raise LoadTestError("simulated-gateways: autoscale looks at all replicas")
+        if any(text.startswith("replica") for text in fleet.failure):
+            raise LoadTestError("simulated-gateways: the failure of one replica is not that of all; zones can fail")
         if not load_options(options.workload, options.load).open_loop:
             raise LoadTestError("simulated-gateways: needs --rate or --trace; a closed loop waits for all")

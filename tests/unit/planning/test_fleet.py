@@ -124,6 +124,7 @@ def test_a_part_of_the_gateways_stands_for_all() -> None:
         ({"find_replicas": True}, "which bounds"),
         ({"simulated_gateways": 1, "replicas": 100}, "needs --rate or --trace"),
         ({"simulated_gateways": 1, "autoscale": "1:2", "rate": 1}, "autoscale looks at all"),
+        ({"simulated_gateways": 1, "failure": ["replica=0@1"], "rate": 1}, "zones can fail"),
         ({"tokenizer": "folder"}, "only needed to count"),
         ({"trace": "/nothing"}, "No such file"),
         ({"price": "much"}, "price: Expected"),

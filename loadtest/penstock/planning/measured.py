@@ -52,6 +52,8 @@ def read_measured(paths: Sequence[str]) -> Measured:
         else:
             reports += found
     for report in reports:
+        if report.completed and not report.output_tokens:
+            raise LoadTestError(f"measured: {report.command!r} got no tokens: {report.options.target.protocol}")
         if not report.completed or report.e2e_ms is None:
             raise LoadTestError(f"measured: no request of {report.command!r} was completed")
     return Measured(reports, benches)

@@ -26,14 +26,14 @@ class Wanted(NamedTuple):
     tokens: int
 
 
-def workload(number: int, rate: float, seed: int) -> list[Wanted]:
+def workload(number: int, rate: float, seed: int, *, longest: int) -> list[Wanted]:
     """Prompts of several steps, and some that begin alike."""
     rng, at, found = random.Random(seed), 0.0, []
     for index in range(number):
         at += rng.expovariate(rate)
         shared = [7] * rng.choice((0, 96))
         own = [100 + index] * rng.randint(1, 400)
-        found.append(Wanted(at, shared + own, rng.randint(1, 60)))
+        found.append(Wanted(at, shared + own, rng.randint(1, longest)))
     return found
 
 
@@ -95,18 +95,24 @@ def in_plan(requests: list[Wanted], config: SchedulerConfig, num_blocks: int, *,
 
 
 @pytest.mark.parametrize(
-    ("rate", "num_blocks", "steps_in_flight", "batched"),
-    [(4.0, 8192, 2, 512), (12.0, 8192, 1, 256), (12.0, 150, 2, 256), (40.0, 60, 2, 64)],
-    ids=["light", "one step at a time", "preempting", "waiting"],
+    ("rate", "num_blocks", "steps_in_flight", "batched", "longest"),
+    [
+        (4.0, 8192, 2, 512, 60),
+        (12.0, 8192, 1, 256, 60),
+        (12.0, 150, 2, 256, 60),
+        (40.0, 60, 2, 64, 60),
+        (1.0, 64, 2, 512, 500),
+    ],
+    ids=["light", "one step at a time", "preempting", "waiting", "growing out of its blocks"],
 )
 @pytest.mark.parametrize("leaps", [True, False])
 def test_tokens_come_when_the_core_that_serves_gives_them(
-    rate: float, num_blocks: int, steps_in_flight: int, batched: int, *, leaps: bool
+    rate: float, num_blocks: int, steps_in_flight: int, batched: int, longest: int, *, leaps: bool
 ) -> None:
     config = SchedulerConfig(
         max_num_seqs=32, max_num_batched_tokens=batched, steps_in_flight=steps_in_flight, itl_target_ms=60.0
     )
-    requests = workload(40, rate, seed=num_blocks)
+    requests = workload(24, rate, seed=num_blocks, longest=longest)
     times = served(requests, config, num_blocks)
     for flight, own in zip(in_plan(requests, config, num_blocks, leaps=leaps), times.values(), strict=True):
         assert flight.num_tokens == len(own)
@@ -122,7 +128,7 @@ def test_leaps_change_nothing_in_a_fleet(routing: str) -> None:
     settings = {
         "replicas": 3,
         "rate": 8,
-        "requests": 60,
+        "requests": 40,
         "prompt_tokens": 200,
         "prompt_tokens_stddev": 90,
         "shared_prefix_tokens": 64,

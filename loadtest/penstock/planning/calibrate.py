@@ -24,7 +24,7 @@ from penstock.planning.step_model import StepModel
 
 _FITTED = ("ttft_ms.p50", "ttft_ms.p95", "tpot_ms.p50", "tpot_ms.p95", "e2e_ms.p50", "e2e_ms.p95")
 _LATENCIES = tuple(path for path in _FITTED if not path.startswith("tpot"))
-_GUESSES_MS = (0.0, *(2.0**power for power in range(-1, 7)))
+_GUESSES_MS = (0.0, *(2.0**power for power in range(-1, 9)))
 _ROUNDS = 5
 _LEAST = 1e-9
 """Seconds: a term that is fitted never gets to nothing."""

@@ -31,6 +31,7 @@ def plan(commands: Any, add_sections: AddSections, formatter: type[argparse.Help
 
             parser.parse_known_args = parse
             add_sections(parser, SECTIONS, only=SETTINGS)
-        return parse(args, namespace)
+        found: tuple[argparse.Namespace, list[str]] = parse(args, namespace)
+        return found
 
     parser.parse_known_args = parse_known_args

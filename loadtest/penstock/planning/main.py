@@ -45,12 +45,9 @@ def main(settings: Mapping[str, Any]) -> int:
         if collects:
             gc.enable()
     text = msgspec.json.format(msgspec.json.encode(rounded(msgspec.to_builtins(report))), indent=2).decode() + "\n"
-    if target == "-":
-        sys.stdout.write(text)
-    else:
-        print(table(report))
-        if target is not None:
-            Path(target).write_text(text)
+    if target not in (None, "-"):
+        Path(target).write_text(text)
+    sys.stdout.write(text if target == "-" else table(report) + "\n")
     if not report.completed:
         return CANNOT
     return 0 if all(bound.held for bound in report.slo) else BROKEN

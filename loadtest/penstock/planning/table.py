@@ -93,7 +93,10 @@ def _goals(report: PlanReport) -> Iterator[str]:
         length = report.options.goals.slice
         yield f"over the SLO: {number(report.over_slo_s)} s, in slices of {length:g} s"
     for failure in report.failures:
-        over = "" if failure.over_slo_s is None else f"; over the SLO until {failure.over_slo_s:.0f} s after it"
+        over = ""
+        if failure.over_slo_s is not None:
+            until = f"over the SLO until {failure.over_slo_s:.0f} s after it"
+            over = f"; {until if failure.over_slo_s else 'within the SLO'}"
         yield (
             f"{failure.what}: {plural(failure.hit, 'request')} hit, {failure.resumed:,} resumed, {failure.moved:,} "
             f"begun elsewhere, {failure.failed:,} failed{over}"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"engines": {"engines", "classic"}}
+PACKAGES = {"engines": {"engines", "classic"}, "loadtest": {"loadtest", "planning"}}
 """Of rooms that hold more than one."""
 MAY_IMPORT = {
     "gateway": {"gateway", "engines", "classic", "kvcache", "tokenizers"},
@@ -150,9 +150,17 @@ def test_language_models_and_classic_models_know_little_of_each_other() -> None:
 
 
 def test_load_tests_know_servers_only_by_their_protocols() -> None:
-    for path in sources("loadtest/penstock"):
+    for path in sources("loadtest/penstock/loadtest"):
         ours = penstock_packages(path)
         assert ours <= {"loadtest"}, f"{name_of(path)} imports {ours - {'loadtest'}}"
+
+
+def test_plans_run_the_engine_s_books_and_no_server() -> None:
+    """What is planned is what runs: scheduler, KV cache and routing, under a load test's workloads."""
+    for path in sources("loadtest/penstock/planning"):
+        ours = penstock_packages(path)
+        assert ours <= {"planning", "loadtest", "engines", "kvcache"}, name_of(path)
+        assert not {name.split(".")[0] for name in imported(path)} & {"asyncio", "threading"}, name_of(path)
 
 
 def test_the_wheel_has_the_rooms_without_the_benchmarks() -> None:

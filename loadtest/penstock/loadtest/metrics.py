@@ -95,6 +95,11 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     def failed(self) -> int:
         return sum(self.errors.values())
 
+    @property
+    def ended(self) -> int:
+        """Requests that were completed or failed."""
+        return self.completed + self.failed
+
 
 def summarize(
     samples: Sequence[Sample], *, open_loop: bool, objectives: Sequence[Objective] = (), lasts: float = 0.0

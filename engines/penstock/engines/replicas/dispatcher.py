@@ -34,6 +34,7 @@ from penstock.engines.replicas.sample import Sample, is_untouched
 from penstock.engines.replicas.settings import ReplicaSettings
 from penstock.engines.replicas.state import MoveCounts
 from penstock.engines.replicas.streams import Part, ReplicatedStream, Waiting
+from penstock.kvcache import BlockHasher
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,9 @@ class Dispatcher:
         clock: Callable[[], float],
         is_member: Callable[[Replica], bool],
         waits: Callable[[], None],
+        hasher: BlockHasher | None = None,
     ) -> None:
+        """`hasher`: as `Router`."""
         self._replicas = replicas
         self._members = members
         self._is_member = is_member
@@ -67,6 +70,7 @@ class Dispatcher:
         self.roles = Roles(settings.num_prefill, settings.handover_min_tokens)
         self._clock = clock
         self._waits = waits
+        self._hasher = hasher
         self._ids = count(1)
         self._parts: dict[int, tuple[Part, Sample]] = {}
         """By the ids that clients know."""
@@ -79,7 +83,7 @@ class Dispatcher:
         """Requests may come: there is a replica."""
         members = self._members
         blocks = [members.num_blocks(replica.number) for replica in self._replicas]
-        self._router = Router(self._settings.policy, blocks, members.info.block_size)
+        self._router = Router(self._settings.policy, blocks, members.info.block_size, self._hasher)
 
     @property
     def _resumes(self) -> bool:

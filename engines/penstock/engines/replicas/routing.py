@@ -57,11 +57,18 @@ class RoutedRequest:
 class Router:
     """Knows what each replica has been sent."""
 
-    def __init__(self, policy: RoutingPolicy, num_blocks: Sequence[int], block_size: int) -> None:
-        """`num_blocks`: of each replica's KV cache, `block_size` the tokens of a block."""
+    def __init__(
+        self,
+        policy: RoutingPolicy,
+        num_blocks: Sequence[int],
+        block_size: int,
+        hasher: BlockHasher | None = None,
+    ) -> None:
+        """`num_blocks`: of each replica's KV cache, `block_size` the tokens of a block. `hasher`: None for one of its
+        own."""
         self._policy = policy
         self._block_size = block_size
-        self._hasher = BlockHasher()
+        self._hasher = hasher or BlockHasher()
         self._indexes = [PrefixIndex(count) for count in num_blocks]
         self._sessions: dict[str, int] = {}
         """Session -> replica; least recently used first."""

@@ -9,10 +9,10 @@ import msgspec
 
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.goodput import parse_objectives
+from penstock.loadtest.metrics import Figures
 from penstock.loadtest.options import Options
 from penstock.loadtest.report.figures import LATENCIES, value
 from penstock.loadtest.report.formatting import number, percent
-from penstock.loadtest.report.model import Report
 from penstock.loadtest.streamed import check_latencies
 
 _STATISTICS = ("p50", "p90", "p95", "p99", "max", "mean")
@@ -84,7 +84,7 @@ def _bound(text: str) -> Bound:
     return Bound(name, limit)
 
 
-def margin(report: Report, bound: Bound) -> float:
+def margin(report: Figures, bound: Bound) -> float:
     """Measured / allowed, or for least shares the other way round: above 1 the bound is broken. Infinite where nothing
     was measured since nothing was completed. Raises LoadTestError for a figure that such runs never have."""
     if not report.completed:
@@ -103,11 +103,11 @@ def _ratio(above: float, below: float) -> float:
     return above / below
 
 
-def margins(report: Report, bounds: Sequence[Bound]) -> dict[Bound, float]:
+def margins(report: Figures, bounds: Sequence[Bound]) -> dict[Bound, float]:
     return {bound: margin(report, bound) for bound in bounds}
 
 
-def miss(report: Report, bound: Bound) -> str:
+def miss(report: Figures, bound: Bound) -> str:
     """A bound that was broken, with what was measured."""
     if not report.completed:
         return f"{bound}: nothing was completed"

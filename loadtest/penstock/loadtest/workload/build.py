@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import accumulate
+from typing import Any
 
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.messages import Session
@@ -13,6 +14,7 @@ from penstock.loadtest.workload.checks import check
 from penstock.loadtest.workload.contents import Contents
 from penstock.loadtest.workload.datasets import Dataset
 from penstock.loadtest.workload.mixes import Share, shares
+from penstock.loadtest.workload.sources import Source
 from penstock.loadtest.workload.synthetic import Part, Synthetic
 from penstock.loadtest.workload.traces import Trace
 
@@ -35,18 +37,21 @@ class Sessions(Iterator[Session]):
         return self._skipped()
 
 
-def build(options: Options, *, seed: int | None = None, part: int = 0, parts: int = 1) -> Sessions:
+def build(
+    options: Options, *, seed: int | None = None, part: int = 0, parts: int = 1, source: Source[Any] | None = None
+) -> Sessions:
     """The run's sessions, or those that one of `parts` processes sends: the one at place p of the whole is of part
     p % parts, and nothing else depends on the parts.
 
     Equal settings and seeds (None: that of the settings) give equal sessions. They end with the requests asked for,
-    or with the file; else with 64 requests, unless the run has a duration. Raises LoadTestError for settings that
-    contradict each other and for files that cannot be read.
+    or with the file; else with 64 requests, unless the run has a duration. `source`: what synthetic prompts are made
+    of, in place of what the server's protocol and the tokenizer say. Raises LoadTestError for settings that contradict
+    each other and for files that cannot be read.
     """
     workload = options.workload
     parts_of_mix = shares(workload)
     check(options, parts_of_mix)
-    contents = Contents(options, workload.seed if seed is None else seed)
+    contents = Contents(options, workload.seed if seed is None else seed, source)
     if workload.trace is not None:
         trace = Trace(workload, contents)
         return Sessions(trace.sessions(part, parts), lambda: trace.skipped)

@@ -25,8 +25,9 @@ _BLOCKS = 4096
 class Contents:
     """What the parts of a workload draw their prompts from."""
 
-    def __init__(self, options: Options, seed: int) -> None:
-        """Raises LoadTestError for a tokenizer that cannot be had, and for ids that nobody takes."""
+    def __init__(self, options: Options, seed: int, source: Source[Any] | None = None) -> None:
+        """`source`: as `build`. Raises LoadTestError for a tokenizer that cannot be had, and for ids that nobody
+        takes."""
         workload, protocol = options.workload, options.target.protocol
         if workload.token_ids and protocol not in TAKE_IDS:
             raise LoadTestError(f"token-ids: {protocol} takes no token ids, only {' and '.join(sorted(TAKE_IDS))} do")
@@ -35,7 +36,7 @@ class Contents:
         self.seed = seed
         self.protocol = protocol
         self.vocabulary = None if workload.tokenizer is None else load_vocabulary(workload.tokenizer)
-        self.source = _source(workload, self.vocabulary, seed)
+        self.source = source or _source(workload, self.vocabulary, seed)
         self._chat = protocol in CHATS
         self._inputs = options.target.batch_size if protocol == "openai-embeddings" else 1
         """Of a request: the prompt, and it again so many times."""

@@ -1,0 +1,1 @@
+"""`penstock plan`: a fleet of replicas in virtual time. See docs/plan.md."""

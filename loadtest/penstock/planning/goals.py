@@ -1,0 +1,91 @@
+"""Whether a fleet keeps its SLO, and when it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.loadtest.goodput import parse_objectives
+from penstock.loadtest.metrics import Figures
+from penstock.loadtest.search.slo import Bound, margin, parse_bounds
+from penstock.planning.figures import summarize
+from penstock.planning.flight import Flight
+from penstock.planning.options import PlanOptions
+from penstock.planning.report import Bounded, FailureReport, Slice
+from penstock.planning.simulate import Simulation
+
+
+def bounds_of(options: PlanOptions) -> list[Bound]:
+    """None without an SLO. Raises LoadTestError."""
+    objectives = parse_objectives(options.load.goodput)
+    return parse_bounds(options.goals.slo, goodput=bool(objectives)) if options.goals.slo else []
+
+
+def judged(figures: Figures, bounds: Sequence[Bound]) -> list[Bounded]:
+    rows = [(bound, margin(figures, bound)) for bound in bounds]
+    return [Bounded(bound=str(bound), held=reached <= 1, margin=reached) for bound, reached in rows]
+
+
+def slices(simulation: Simulation, bounds: Sequence[Bound]) -> list[Slice]:
+    """The run in parts, up to the last request that was due. Gaps between tokens are not known of a part."""
+    options, length = simulation.options, simulation.options.goals.slice
+    known = [bound for bound in bounds if not bound.name.startswith("itl")]
+    parts: dict[int, list[Flight]] = {}
+    for flight in simulation.flights:
+        parts.setdefault(int(flight.due / length), []).append(flight)
+    found = []
+    for number in range(max(parts) + 1):
+        flights = parts.get(number, [])
+        figures = summarize(
+            flights,
+            None,
+            open_loop=simulation.open_loop,
+            objectives=parse_objectives(options.load.goodput),
+            seconds=length,
+            scale=simulation.fleet.scale,
+        )
+        looks = [look for look in simulation.looks if number <= look.at / length < number + 1]
+        serving = sum(look.serving for look in looks)
+        found.append(
+            Slice(
+                begin=number * length,
+                requests=figures.completed + figures.failed,
+                failed=figures.failed,
+                ttft_ms=figures.ttft_ms,
+                e2e_ms=figures.e2e_ms,
+                replicas=simulation.fleet.scale * serving / max(1, len(looks)),
+                kv_use=sum(look.kv_use for look in looks) / max(1, serving),
+                over=_broken(figures, known) if flights else [],
+            )
+        )
+    return found
+
+
+def _broken(figures: Figures, bounds: Sequence[Bound]) -> list[str]:
+    found = []
+    for bound in bounds:
+        lacks = bound.name.startswith("tpot") and figures.completed and figures.tpot_ms is None
+        if not lacks and margin(figures, bound) > 1:
+            found.append(str(bound))
+    return found
+
+
+def failure_reports(simulation: Simulation, parts: Sequence[Slice], bounds: Sequence[Bound]) -> list[FailureReport]:
+    scale, length = simulation.fleet.scale, simulation.options.goals.slice
+    found = []
+    for failure, hit in simulation.hit.items():
+        failed = sum(bool(flight.error) for flight in hit)
+        resumed = sum(tokens > 0 and not flight.error for flight, tokens in hit.items())
+        over = [part.begin + length for part in parts if part.over and part.begin + length > failure.at]
+        before = any(part.over for part in parts if part.begin + length <= failure.at)
+        found.append(
+            FailureReport(
+                what=str(failure),
+                at=failure.at,
+                hit=round(scale * len(hit)),
+                resumed=round(scale * resumed),
+                moved=round(scale * (len(hit) - failed - resumed)),
+                failed=round(scale * failed),
+                over_slo_s=None if before or not bounds else max(over) - failure.at if over else 0.0,
+            )
+        )
+    return found

@@ -1,7 +1,8 @@
 """ModelInferRequests that differ from an earlier one in nothing but their id and the bytes of their tensors.
 
 Clients send the same names, datatypes and shapes again and again. What stands around the bytes is parsed once. A later
-message with the same bytes there is read without protobuf. Its tensors are copied out of it, once, so that they are aligned.
+message with the same bytes there is read without protobuf. Its tensors are copied out of it once, so that they
+are aligned.
 """
 
 from __future__ import annotations

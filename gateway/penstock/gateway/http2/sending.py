@@ -88,7 +88,7 @@ class Sender:
         if not size:
             return
         if self._at_once(stream, size):
-            self._parts.append(frames.frame(FrameType.DATA, 0, stream.id, data))
+            self._parts.append(frames.HEADER.pack(size << 8 | _DATA, 0, stream.id) + data)
             self.size += frames.HEADER_BYTES + size
             self._sent(size)
             stream.send_window -= size

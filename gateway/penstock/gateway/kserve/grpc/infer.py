@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from tritonclient.grpc.service_pb2 import ModelInferResponse
 
@@ -30,6 +29,7 @@ _LONG_COPY = 4 << 20
 """From so many bytes of a request, or of one with strings, and elements of an answer, coding them is left to a thread:
 it would hold up all other requests. So is what may read or write shared memory. Where an answer's numbers only have to
 be copied, there may be more of them: so many bytes."""
+_POINTER_BYTES = 8
 
 
 class Inference:
@@ -134,10 +134,10 @@ class Inference:
         """Nothing but outputs that are soon written."""
         if decoded.options is not None or response.parameters:
             return False
-        outputs = response.outputs or ()
-        if "BYTES" in [tensor.datatype for tensor in outputs]:
-            return _elements(outputs) < _LONG_ANSWER
-        return sum([tensor.array.nbytes for tensor in outputs]) < _LONG_COPY
+        size = sum([tensor.array.nbytes for tensor in response.outputs or ()])
+        if size < _LONG_ANSWER * _POINTER_BYTES:  # elements of BYTES are pointers in the array
+            return True
+        return size < _LONG_COPY and all(tensor.datatype != "BYTES" for tensor in response.outputs or ())
 
     async def encode(
         self, whole: Message, part: Message, model: InferModel, decoded: Decoded, response: InferResponse
@@ -156,5 +156,5 @@ class Inference:
         return bytes(whole.SerializeToString())
 
 
-def _elements(tensors: Sequence[Tensor]) -> int:
+def _elements(tensors: list[Tensor]) -> int:
     return sum([tensor.array.size for tensor in tensors])

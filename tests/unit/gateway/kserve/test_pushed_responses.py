@@ -42,6 +42,10 @@ class Reader:
             if response.final:
                 return
 
+    async def end(self) -> None:
+        async with asyncio.timeout(10):
+            await self.task
+
     async def put(self, *responses: InferResponse, turns: int = 3) -> None:
         for response in responses:
             self.stream.put(response)
@@ -55,7 +59,7 @@ async def test_only_the_first_and_the_last_need_the_task() -> None:
     await reader.put(numbered(1), numbered(2), turns=0)
     assert reader.written == [0, 1, 2], "at once"
     await reader.put(numbered(3), numbered(4, final=True))
-    await reader.task
+    await reader.end()
     assert reader.written == [0, 1, 2, 3, 4]
     assert reader.by_task == [0, 4]
 
@@ -75,13 +79,13 @@ async def test_what_cannot_be_written_at_once_waits_in_order(refused: set[int]) 
     assert reader.written == [0, 1, 2, 3, 4, 5]
     assert reader.by_task == [0, *sorted(refused)]
     await reader.put(numbered(6, final=True))
-    await reader.task
+    await reader.end()
 
 
 async def test_errors_go_to_the_task() -> None:
     reader = Reader()
     await reader.put(numbered(0), numbered(1, error=True), numbered(2), numbered(3, final=True), turns=10)
-    await reader.task
+    await reader.end()
     assert (reader.written, reader.by_task) == ([0, 1, 2, 3], [0, 1, 3])
 
 
@@ -92,7 +96,7 @@ async def test_what_cannot_be_written_at_all_ends_the_task() -> None:
     reader = Reader(raises)
     await reader.put(numbered(0), numbered(1), turns=5)
     with pytest.raises(ValueError, match="no such text"):
-        await reader.task
+        await reader.end()
     await reader.put(numbered(2))
     assert reader.written == [0]
 
@@ -104,4 +108,4 @@ async def test_a_task_that_is_cancelled_listens_no_more() -> None:
     await reader.put(numbered(1), numbered(2, final=True))
     assert reader.written == [0]
     with pytest.raises(asyncio.CancelledError):
-        await reader.task
+        await reader.end()

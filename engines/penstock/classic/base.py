@@ -49,6 +49,21 @@ class AdmittedLater(ABC):
         """Returns when there is a response, which is left for the reader. Raises PenstockError: the refusal."""
 
 
+class PushedStream(ABC):
+    """A ResponseStream that can also call its reader: that saves the resumption of a task for each response."""
+
+    pushes: bool
+    """Whether this one can."""
+
+    @abstractmethod
+    async def __anext__(self) -> InferResponse: ...
+
+    @abstractmethod
+    def listen(self, listener: Callable[[InferResponse], None] | None) -> None:
+        """Instead of iterating: `listener` is called on the event loop with each response, beginning with those that
+        wait. It must not raise. None: not any more; what comes then waits for the iterator."""
+
+
 class InferModel(Protocol):
     """One version of a model. Lives on the gateway's event loop."""
 

@@ -6,6 +6,7 @@ from asyncio import AbstractEventLoop, Future
 from collections import deque
 from collections.abc import Callable
 
+from penstock.classic.base import PushedStream
 from penstock.classic.call import Call
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.engines.errors import OverloadedError
@@ -16,8 +17,10 @@ MAX_UNREAD_BYTES = 256 * 2**20
 and the stream ends with an OverloadedError instead of what was not read."""
 
 
-class Stream:
+class Stream(PushedStream):
     """The `ResponseStream` of a call: one reader, one final response."""
+
+    pushes = True
 
     def __init__(self, loop: AbstractEventLoop, cancel: Callable[[Call], None]) -> None:
         self._loop = loop
@@ -26,6 +29,7 @@ class Stream:
         self._unread: deque[InferResponse] = deque()
         self._unread_bytes = 0
         self._reader: Future[None] | None = None
+        self._listener: Callable[[InferResponse], None] | None = None
         self._ended = False
 
     def open(self, call: Call) -> None:
@@ -33,6 +37,10 @@ class Stream:
 
     def put(self, response: InferResponse) -> None:
         if self._ended:
+            return
+        if self._listener is not None:
+            self._ended = response.final
+            self._listener(response)
             return
         heavy = response.outputs and self._unread_bytes > MAX_UNREAD_BYTES
         if heavy or len(self._unread) >= MAX_UNREAD_RESPONSES:
@@ -59,6 +67,11 @@ class Stream:
 
     def ready(self) -> InferResponse | None:
         return self._pop() if self._unread else None
+
+    def listen(self, listener: Callable[[InferResponse], None] | None) -> None:
+        self._listener = listener
+        while self._listener is not None and self._unread:
+            self._listener(self._pop())
 
     def _pop(self) -> InferResponse:
         response = self._unread.popleft()

@@ -27,6 +27,9 @@ MAX_ELEMENTS = 2**40
 MAX_DIMS = 32
 """numpy's limit before version 2."""
 
+_WORTH_A_VIEW = 16 << 10
+"""Bytes. A copy of less costs less than a view of it."""
+
 NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
     "UINT8": np.dtype("<u1"),
@@ -120,6 +123,13 @@ def to_buffer(tensor: Tensor) -> bytes:
     if tensor.datatype == "BYTES":
         return encode_bytes(tensor.array)
     return np.ascontiguousarray(tensor.array).tobytes()
+
+
+def buffer_of(tensor: Tensor) -> bytes | memoryview:
+    """As `to_buffer`, over the tensor's own memory where that is large: for a caller that copies it at once."""
+    if tensor.datatype == "BYTES" or tensor.array.nbytes < _WORTH_A_VIEW:
+        return to_buffer(tensor)
+    return memoryview(np.ascontiguousarray(tensor.array).reshape(-1).view(np.uint8))
 
 
 def decode_bytes(data: bytes | memoryview, count: int, name: str) -> Array:

@@ -40,6 +40,7 @@ from penstock.gateway.composition import (
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.front.auth import ApiKeys
 from penstock.gateway.front.context import RequestContext
+from penstock.gateway.front.heap import keep_freed_memory
 from penstock.gateway.front.intake import Intake
 from penstock.gateway.front.loops import loop_factory
 from penstock.gateway.front.server_health import ServerHealth
@@ -229,6 +230,7 @@ class _Front:
                 await port.start()
         gc.collect()
         gc.freeze()
+        keep_freed_memory()
         self._channel.send(Serving())
 
     def take(self, message: FromSupervisor) -> None:

@@ -56,6 +56,7 @@ from penstock.gateway.embedding_models import EmbeddingModels
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.exposure import check_exposure
 from penstock.gateway.front.first_steps import Kind, first_steps, reachable_host
+from penstock.gateway.front.heap import keep_freed_memory
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.front.loops import loop_factory
 from penstock.gateway.front.server_health import ServerHealth, is_live
@@ -398,6 +399,7 @@ class Server:
         # The gateway's long-lived objects are all made now: keep them out of every later collection.
         gc.collect()
         gc.freeze()
+        keep_freed_memory()
         self._manager.ready("ready")
         if self._config.repository.model_repository:
             served = [f"{model.name} {model.version}" for model in self._models.models() if model.ready]

@@ -27,19 +27,16 @@ def unpack(place: list[Any], tail: memoryview, arena: ReceiveArena) -> Tensor:
     """Over the message's tail or the shared memory, without a copy; BYTES are decoded."""
     if len(place) == 5:
         name, datatype, shape, offset, size = place
-        data: Any = tail[offset : offset + size]
         if datatype == "BYTES":
-            return Tensor(name, datatype, decode_strings(data, shape))
-        array: Array = np.frombuffer(data, NUMPY[datatype])
+            return Tensor(name, datatype, decode_strings(tail[offset : offset + size], shape))
+        array: Array = np.ndarray(shape, NUMPY[datatype], tail, offset)
     else:
         name, datatype, shape, offset, size, segment = place
         block = arena.array(arena.loan(segment, offset), segment, offset, size)
         if datatype == "BYTES":
             return Tensor(name, datatype, decode_strings(block, shape))
-        array = block.view(NUMPY[datatype])
-    if datatype == "BF16":
-        array = array.view(ml_dtypes.bfloat16)
-    return Tensor(name, datatype, array.reshape(shape))
+        array = block.view(NUMPY[datatype]).reshape(shape)
+    return Tensor(name, datatype, array.view(ml_dtypes.bfloat16) if datatype == "BF16" else array)
 
 
 def pack_response(packer: Packer, response: InferResponse) -> list[Any]:

@@ -86,6 +86,6 @@ def check_restriction(
     restrictions: Restrictions, group: ApiGroup | None, headers: Mapping[bytes, bytes], what: str
 ) -> None:
     """Raises RestrictedApiError in Triton's words. `headers` are by lower-case name."""
-    required = restrictions.get(group) if group is not None else None
+    required = restrictions.get(group) if restrictions and group is not None else None
     if required is not None and headers.get(required.name.lower().encode()) != required.value.encode():
         raise RestrictedApiError(f"This {what} is restricted, expecting header '{required.name}'")

@@ -19,6 +19,7 @@ Form = Literal["text", "json"]
 
 _FLUSH_SECONDS = 0.2
 
+_OK = Outcome.OK
 _encode = msgspec.json.Encoder().encode
 
 
@@ -49,7 +50,7 @@ class AccessLog:
     def __call__(self, context: RequestContext) -> None:
         record = context.record
         total = time.monotonic() - context.arrival
-        if record.outcome is Outcome.OK and not self._wanted(record, total):
+        if record.outcome is _OK and not self._wanted(record, total):
             return
         if not self._lines:
             asyncio.get_running_loop().call_later(_FLUSH_SECONDS, self.flush)

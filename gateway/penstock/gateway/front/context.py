@@ -30,6 +30,9 @@ _numbers = itertools.count(1)
 class Role(StrEnum):
     """What a route is for. A key has some of these."""
 
+    __hash__ = str.__hash__
+    """That of enumerations is Python code, and every request is looked up by this."""
+
     INFERENCE = "inference"
     METADATA = "metadata"
     """Reading what the server has: models, their configuration, statistics."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 
 from penstock.engines.errors import OverloadedError
+from penstock.gateway.front.heap import trim_heap
 from penstock.gateway.front.unread_answers import UnreadAnswers
 
 SMALL_BODY = 64 << 10
@@ -122,10 +122,4 @@ class Intake:
     def _trim_now(self) -> None:
         self._trim = None
         if self.bodies.held + self.unread.held < _LARGE_BUFFERS:
-            asyncio.get_running_loop().run_in_executor(None, _trim_heap)
-
-
-def _trim_heap() -> None:
-    """glibc keeps freed memory for itself where smaller things lie behind it."""
-    with suppress(OSError, AttributeError):  # another C library has nothing of the kind
-        ctypes.CDLL(None).malloc_trim(0)
+            asyncio.get_running_loop().run_in_executor(None, trim_heap)

@@ -47,6 +47,9 @@ _MAX_NOTED = 128
 
 
 class Outcome(StrEnum):
+    __hash__ = str.__hash__
+    """That of enumerations is Python code, and every request's end is counted by this."""
+
     OK = "ok"
     CLIENT_ERROR = "client_error"
     DENIED = "denied"

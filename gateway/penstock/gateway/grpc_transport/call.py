@@ -209,11 +209,12 @@ class Call:
         else:
             self._end(_OK, "")
         finally:
-            self.running = False
-            if self.finished:
-                self._wire.over(self)
-            else:  # the handler was cancelled by itself
-                self._end(grpc.StatusCode.CANCELLED, "The call was cancelled.")
+            if self.running:
+                self.running = False
+                if self.finished:
+                    self._wire.over(self)
+                else:  # the handler was cancelled by itself
+                    self._end(grpc.StatusCode.CANCELLED, "The call was cancelled.")
 
     async def _stream(self) -> None:
         await self._handler.stream_stream(None, self)
@@ -242,8 +243,9 @@ class Call:
         self.finished = True
         if self._timer is not None:
             self._timer.cancel()
-        self._reader.clear()
-        self._give_back()
+        if self._held:
+            self._reader.clear()
+            self._give_back()
         if self.running and self._task is not asyncio.current_task(self._loop):
             self._cancel_handler()
         self._wire.over(self)
@@ -297,6 +299,13 @@ class Call:
     async def _unpacked(self, message: Message) -> bytes:
         return await decompressed(message.data, self._head.encoding, self._settings.max_message_bytes)
 
+    def write_now(self, data: bytes) -> bool:
+        """False, and then nothing is written: it has to wait for the client, or for its compression."""
+        if self._answers != "identity" or self.finished or self._wire.unsent(self.stream_id) > _HIGH_WATER:
+            return False
+        self._send(self._whole(data))
+        return True
+
     async def write(self, data: bytes) -> None:
         """Returns when little of the stream waits for the client."""
         await self._write(data)
@@ -308,10 +317,13 @@ class Call:
         packed = self._whole(data) if self._answers == "identity" else await self._packed(data)
         if self.finished:
             raise asyncio.CancelledError
+        self._send(packed)
+
+    def _send(self, pieces: tuple[bytes, ...]) -> None:
         if not self._started:
             self._started = True
             self._wire.start(self.stream_id, start_block(self._answers))
-        for piece in packed:
+        for piece in pieces:
             self._wire.send(self.stream_id, piece)
 
     async def _answer(self, data: bytes) -> None:
@@ -320,6 +332,7 @@ class Call:
         if not self.finished:
             end = end_block(_OK.value[0], "", self._trailing)
             self._wire.answer(self.stream_id, start_block(self._answers), packed, end)
+            self.running = False  # nothing comes behind this
             self._finish()
 
     async def _packed(self, data: bytes) -> tuple[bytes, ...]:

@@ -73,15 +73,12 @@ class GrpcConnection(SocketConnection):
 
     def _on_request(self, event: RequestStarted) -> None:
         stream_id, head = event.stream_id, event.head
-        if head.method != b"POST" or not is_grpc(head):
-            self.http2.send_headers(stream_id, refusal_block(405 if head.method != b"POST" else 415), end=True)
-            return
-        if head.too_large:
-            self._refuse(stream_id, _RESOURCE_EXHAUSTED, "received metadata size exceeds limit")
+        found = self._heads.get(id(head))
+        if found is None and self._is_refused(stream_id, head):
             return
         size = _CALL_BYTES + head.size
         try:
-            known = self._call_head(head)
+            known = self._call_head(head) if found is None else found[1]
             handler = self._port.find_handler(CallDetails(known.path, known.metadata))
             if handler is not None:
                 self.share.take(size)
@@ -98,10 +95,17 @@ class GrpcConnection(SocketConnection):
         if event.ended:
             call.receive(b"", ended=True)
 
+    def _is_refused(self, stream_id: int, head: RequestHead) -> bool:
+        """What is no call, or too large a one, is answered so."""
+        if head.method != b"POST" or not is_grpc(head):
+            self.http2.send_headers(stream_id, refusal_block(405 if head.method != b"POST" else 415), end=True)
+            return True
+        if head.too_large:
+            self._refuse(stream_id, _RESOURCE_EXHAUSTED, "received metadata size exceeds limit")
+            return True
+        return False
+
     def _call_head(self, head: RequestHead) -> CallHead:
-        found = self._heads.get(id(head))
-        if found is not None:
-            return found[1]
         known = call_head(head)
         self._heads.keep(id(head), (head, known), head.size)  # the head lives as long as its identity is used
         return known

@@ -76,8 +76,11 @@ class MessageReader:
 
     def take(self) -> Message:
         """Only when one is ready."""
-        self._gather(self._needed)
-        whole, start, end = self._pieces[0], self._start, self._start + self._needed
+        compressed = self._pieces[0][self._start] == 1
+        self._start += PREFIX_BYTES
+        size = self._needed - PREFIX_BYTES
+        self._gather(size)
+        whole, start, end = self._pieces[0], self._start, self._start + size
         self.size -= self._needed
         self._needed = 0
         if end == len(whole):
@@ -85,10 +88,10 @@ class MessageReader:
             self._start = 0
         else:
             self._start = end
-        return Message(whole[start + PREFIX_BYTES : end], whole[start] == 1)
+        return Message(whole[start:end], compressed)
 
     def _gather(self, count: int) -> None:
-        """So many bytes from the start on lie in the first piece."""
+        """So many bytes from the start on lie in the first piece, without what has been taken before them."""
         if len(self._pieces[0]) - self._start < count:
             first = self._pieces.popleft()[self._start :]
             self._pieces = deque((b"".join((first, *self._pieces)),))

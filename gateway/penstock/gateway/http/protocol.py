@@ -30,6 +30,9 @@ from penstock.gateway.http2.frames import PREFACE
 from penstock.gateway.http2_sockets.connection import SocketConnection
 
 _LINGER_SECONDS = 1.0
+_LITTLE_UNSENT = 16 << 10
+"""Bytes of an answer that has ended. So few are sent at once, or watched from the end of the keep-alive on: a timer for
+each small answer would cost more than writing it."""
 _HTTP2_START = PREFACE[:3]
 """No method of HTTP/1.1 begins so."""
 
@@ -156,8 +159,6 @@ class LimitedProtocol(HttpToolsProtocol):
             if not data:
                 return
         self._unset_keepalive_if_required()
-        if self._receive_timer is None and self._phase is _Phase.HEADERS:
-            self._arm_receive(self._limits.header_timeout, self._headers_late)
         self._overhead += len(data)
         try:
             self._feed(data)
@@ -166,6 +167,15 @@ class LimitedProtocol(HttpToolsProtocol):
         else:
             if self._overhead > self._limits.max_header_bytes + self._limits.max_uri_bytes:
                 self._refuse(_headers_too_large())
+            elif self._receive_timer is None and not self._deaf:
+                self._wait_for_rest()
+
+    def _wait_for_rest(self) -> None:
+        """Of a request that has begun; most have come as a whole."""
+        if self._phase is _Phase.BODY:
+            self._arm_receive(self._limits.body_idle_timeout, self._body_idle)
+        elif self._overhead:
+            self._arm_receive(self._limits.header_timeout, self._headers_late)
 
     def _feed(self, data: bytes) -> None:
         """Who asks for another protocol is answered as if it had not; what follows the request is not HTTP. Java's and
@@ -217,7 +227,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._overhead = 0
         self._last_body = self._body_begun = self.loop.time()
         self._body_bytes = 0
-        self._arm_receive(self._limits.body_idle_timeout, self._body_idle)
+        self._disarm_receive()
         if not self.flow.write_paused:
             self._disarm_send()  # the next answer may be longer than what is left of the last one, and yet be read
         super().on_headers_complete()
@@ -328,7 +338,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self.idle_since = time.monotonic()
-        self._watch_unsent()
+        if self.transport.get_write_buffer_size() > _LITTLE_UNSENT or self.transport.is_closing():
+            self._watch_unsent()
         if self._phase is _Phase.BODY:
             # Refused before its end: the rest is read and dropped for a while, so that the answer arrives.
             self._arm_receive(self._limits.body_idle_timeout, self.transport.close)

@@ -73,6 +73,7 @@ class Http2Connection:
         told = {
             Setting.MAX_CONCURRENT_STREAMS: limits.max_streams,
             Setting.INITIAL_WINDOW_SIZE: limits.stream_window,
+            Setting.MAX_FRAME_SIZE: frames.OWN_MAX_FRAME_BYTES,
             Setting.MAX_HEADER_LIST_SIZE: limits.max_header_list_bytes,
         }
         self._sender.control(frames.settings(told))
@@ -91,8 +92,13 @@ class Http2Connection:
         return self._reader.in_frame
 
     @property
+    def left_of_frame(self) -> int:
+        """Bytes that are still to come of a long DATA frame: they are one event."""
+        return self._reader.left
+
+    @property
     def finished_frames(self) -> int:
-        """So far."""
+        """So far; the pieces of a long one count each."""
         return self._reader.finished
 
     def receive(self, data: bytes, now: float) -> list[Event]:
@@ -145,7 +151,7 @@ class Http2Connection:
             raise protocol_error("DATA is for no stream")
         size = len(payload)
         self._windows.received(size)
-        data = without_padding(flags, payload)
+        data = without_padding(flags, payload) if flags & frames.PADDED else payload
         stream = self.streams.get(stream_id)
         if stream is None:
             if not self._numbers.left(stream_id):
@@ -163,7 +169,8 @@ class Http2Connection:
             self._bounds.without_use()
         if size > len(data):
             self.credit(stream_id, size - len(data))
-        _check_length(stream, ended=ended)
+        if stream.declared is not None:
+            _check_length(stream, ended=ended)
         stream.remote_ended = ended
         return DataReceived(stream_id, data, ended)
 

@@ -12,16 +12,27 @@ Frame = tuple[int, int, int, bytes]
 """Type, flags, stream, payload. That of HEADERS is the whole block, without padding and priority."""
 
 _MAX_CONTINUATIONS = 16
+_PIECE_BYTES = frames.MAX_FRAME_BYTES
+"""Of a DATA frame that is longer, so much is handed on as soon as it has come: what is held of a frame does not grow
+with the frames that a client may send."""
+_LAST_BYTES = 512
+"""At least so much is left for the last piece: it has all of the padding, and is no tiny frame."""
 _PRIORITY_BYTES = 5
 _STREAM_MASK = 2**31 - 1
 
 
 class FrameReader:
-    """Holds one unfinished frame and one unfinished header block."""
+    """Holds one unfinished frame and one unfinished header block. A long DATA frame comes out as several."""
 
     def __init__(self, max_block_bytes: int) -> None:
         self._max_block_bytes = max_block_bytes
         self._buffer = b""
+        self.left = 0
+        """Bytes of a long DATA frame that have not been handed on."""
+        self._long = (0, 0)
+        """Its flags and its stream."""
+        self._padding = b""
+        """The byte that says how much padding it has, if it has some."""
         self._preface = True
         """It has not come yet."""
         self.begun = False
@@ -36,7 +47,7 @@ class FrameReader:
     @property
     def in_frame(self) -> bool:
         """A frame or a header block has begun and not ended."""
-        return bool(self._buffer) or self._block is not None
+        return bool(self._buffer) or self.left > 0 or self._block is not None
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """The frames that are complete with these bytes: to be read to the end before the next call.
@@ -44,20 +55,58 @@ class FrameReader:
         buffer = self._buffer + data if self._buffer else data
         position = self._skip_preface(buffer) if self._preface else 0
         end = len(buffer)
-        while not self._preface and end - position >= frames.HEADER_BYTES:
-            word, flags, stream_id = frames.HEADER.unpack_from(buffer, position)
-            size = word >> 8
-            if size > frames.MAX_FRAME_BYTES:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a frame is too long")
-            start = position + frames.HEADER_BYTES
-            if end - start < size:
-                break
-            position = start + size
-            frame = self._frame(word & 0xFF, flags, stream_id & _STREAM_MASK, buffer[start:position])
+        while not self._preface:
+            if self.left:
+                size = self._piece(end - position)
+                if not size:
+                    break
+                frame = self._long_frame(buffer[position : position + size])
+                position += size
+            else:
+                start = position + frames.HEADER_BYTES
+                if start > end:
+                    break
+                word, flags, stream_id = frames.HEADER.unpack_from(buffer, position)
+                kind, size = word & 0xFF, word >> 8
+                if size > _PIECE_BYTES:
+                    self._check_long(kind, size)
+                    if kind == FrameType.DATA:
+                        padded = 1 if flags & frames.PADDED else 0
+                        if start + padded > end:
+                            break
+                        self._padding = buffer[start : start + padded]
+                        self._long, self.left = (flags, stream_id & _STREAM_MASK), size - padded
+                        position = start + padded
+                        continue
+                if end - start < size:
+                    break
+                position = start + size
+                frame = self._frame(kind, flags, stream_id & _STREAM_MASK, buffer[start:position])
             if frame is not None:
                 self.finished += 1
                 yield frame
         self._buffer = buffer[position:]
+
+    def _check_long(self, kind: int, size: int) -> None:
+        """What may be long are bodies, and header blocks as long as they may be in several frames."""
+        if size > frames.OWN_MAX_FRAME_BYTES:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a frame is too long")
+        if kind != FrameType.DATA and size > self._max_block_bytes:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "a frame is too long")
+
+    def _piece(self, come: int) -> int:
+        """How many of the bytes that have come of a long frame are handed on; 0: more have to come first."""
+        if come >= self.left:
+            return self.left
+        size = min(come, self.left - _LAST_BYTES)
+        return size if size >= _PIECE_BYTES else 0
+
+    def _long_frame(self, data: bytes) -> Frame | None:
+        self.left -= len(data)
+        flags, stream_id = self._long
+        if self.left:
+            return self._frame(FrameType.DATA, flags & ~(frames.END_STREAM | frames.PADDED), stream_id, data)
+        return self._frame(FrameType.DATA, flags, stream_id, self._padding + data if self._padding else data)
 
     def _skip_preface(self, buffer: bytes) -> int:
         size = min(len(buffer), len(frames.PREFACE))

@@ -4,6 +4,7 @@ those that are sent often are made once."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from hpack.table import HeaderTable
 
@@ -11,6 +12,8 @@ from penstock.gateway.http2.hpack_decoder import Field
 
 FORGET_TABLE = b"\x20"
 """In front of a block: the dynamic table has no room any more. Due when the client allows less than the default."""
+_MAX_NAMES = 256
+"""Remembered: an answer's names are the server's words, with few exceptions."""
 _NAMES = {name: index for index, (name, _) in reversed(list(enumerate(HeaderTable.STATIC_TABLE, 1)))}
 _FIELDS = {field: index for index, field in enumerate(HeaderTable.STATIC_TABLE, 1)}
 
@@ -24,9 +27,13 @@ def _encode(name: bytes, value: bytes) -> bytes:
     whole = _FIELDS.get((name, value))
     if whole is not None:
         return _number(0x80, 0x7F, whole)
+    return _name(name) + _string(value)
+
+
+@lru_cache(_MAX_NAMES)
+def _name(name: bytes) -> bytes:
     index = _NAMES.get(name)
-    head = _number(0, 0x0F, index) if index is not None else b"\0" + _string(name)
-    return head + _string(value)
+    return _number(0, 0x0F, index) if index is not None else b"\0" + _string(name)
 
 
 def _string(data: bytes) -> bytes:

@@ -16,6 +16,7 @@ _BATCH_BYTES = 256 << 10
 """Data beyond this waits for the next call of `take`."""
 _LOW_WATER = 32 << 10
 _DEFAULT_TABLE_BYTES = 4096
+_DATA, _HEADERS = FrameType.DATA, FrameType.HEADERS
 _LAST_BLOCK = frames.END_HEADERS | frames.END_STREAM
 
 
@@ -65,16 +66,14 @@ class Sender:
         small = size and max(len(start), len(trailers)) <= frames.MAX_FRAME_BYTES
         if self._forget_table or not small or not self._at_once(stream, size):
             return False
-        head, stream_id = frames.frame_header, stream.id
-        parts: tuple[bytes, ...] = (
-            head(FrameType.HEADERS, frames.END_HEADERS, stream_id, len(start)),
-            start,
-            head(FrameType.DATA, 0 if trailers else frames.END_STREAM, stream_id, size),
-            data,
-        )
+        head, stream_id = frames.HEADER.pack, stream.id
+        first = head(len(start) << 8 | _HEADERS, frames.END_HEADERS, stream_id)
+        second = head(size << 8 | _DATA, 0 if trailers else frames.END_STREAM, stream_id)
         if trailers:
-            parts = (*parts, head(FrameType.HEADERS, _LAST_BLOCK, stream_id, len(trailers)), trailers)
-        self.control(b"".join(parts))
+            last = head(len(trailers) << 8 | _HEADERS, _LAST_BLOCK, stream_id)
+            self.control(b"".join((first, start, second, data, last, trailers)))
+        else:
+            self.control(b"".join((first, start, second, data)))
         self._sent(size)
         return True
 
@@ -89,7 +88,7 @@ class Sender:
         if not size:
             return
         if self._at_once(stream, size):
-            self._parts.append(frames.frame(FrameType.DATA, 0, stream.id, data))
+            self._parts.append(frames.HEADER.pack(size << 8 | _DATA, 0, stream.id) + data)
             self.size += frames.HEADER_BYTES + size
             self._sent(size)
             stream.send_window -= size

@@ -14,7 +14,14 @@ from penstock.gateway.front.connection_share import ConnectionShare
 from penstock.gateway.front.port_connections import PortConnection
 from penstock.gateway.http2.connection import Http2Connection
 from penstock.gateway.http2.errors import ErrorCode
-from penstock.gateway.http2.events import ClientLeaving, ConnectionFailed, PingAnswered, StreamEvent, StreamReset
+from penstock.gateway.http2.events import (
+    ClientLeaving,
+    ConnectionFailed,
+    DataReceived,
+    RequestStarted,
+    StreamEvent,
+    StreamReset,
+)
 from penstock.gateway.http2_sockets.port import SocketPort
 from penstock.gateway.http2_sockets.watch import ConnectionWatch
 
@@ -27,7 +34,8 @@ _LAST_CHANCE_SECONDS = 20.0
 """For a client that does not say whether it knows that no more streams are taken."""
 _SLICE_BYTES = 16 << 10
 _SLICE_SECONDS = 0.005
-"""What a client has sent at once is looked at in slices; after this time others have their turn."""
+"""What a client has sent at once is looked at in slices; after this time others have their turn. The rest of
+one frame is never cut."""
 
 
 class SocketConnection(asyncio.Protocol, ABC):
@@ -131,8 +139,9 @@ class SocketConnection(asyncio.Protocol, ABC):
         """At what has come, for a while."""
         data, done, begun = self._unlooked, 0, time.monotonic()
         while done < len(data):
-            self._receive(data[done : done + _SLICE_BYTES])
-            done += _SLICE_BYTES
+            size = max(_SLICE_BYTES, self.http2.left_of_frame)
+            self._receive(data[done : done + size])
+            done += size
             if time.monotonic() - begun > _SLICE_SECONDS:
                 break
         self._unlooked = data[done:]
@@ -142,15 +151,13 @@ class SocketConnection(asyncio.Protocol, ABC):
 
     def _receive(self, data: bytes) -> None:
         for event in self.http2.receive(data, self._loop.time()):
-            if isinstance(event, ConnectionFailed):
-                self._fail()
-            elif isinstance(event, ClientLeaving):
-                self._closing = True
-                self._close_if_done()
-            elif isinstance(event, PingAnswered):
-                self._close_if_done()
-            else:
+            if isinstance(event, (DataReceived, RequestStarted, StreamReset)):
                 self.on_stream_event(event)
+            elif isinstance(event, ConnectionFailed):
+                self._fail()
+            else:
+                self._closing = self._closing or isinstance(event, ClientLeaving)
+                self._close_if_done()
         if self.http2.has_output:
             self._flush_soon()
         if self.http2.unread:

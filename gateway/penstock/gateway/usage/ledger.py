@@ -35,6 +35,7 @@ ON CONFLICT DO UPDATE SET requests = requests + excluded.requests, failed = fail
 _WRITE_SECONDS = 1.0
 _KEPT_DAYS = 400
 _NOT_COUNTED = frozenset({Outcome.DENIED, Outcome.LIMITED})
+_OK, _REFUSED = Outcome.OK, Outcome.REFUSED
 
 _Row = tuple[str, str, str, str]
 """Day, key, tenant, model."""
@@ -66,14 +67,14 @@ def usage_of(context: RequestContext) -> RequestUsage | None:
     record, principal = context.record, context.principal
     if not record.model or record.outcome in _NOT_COUNTED or context.is_handed_over:
         return None
-    if context.background and record.outcome is Outcome.REFUSED:
+    if context.background and record.outcome is _REFUSED:
         return None  # a batch asks again
-    usage = None if record.outcome is Outcome.REFUSED else record.usage
+    usage = None if record.outcome is _REFUSED else record.usage
     return RequestUsage(
         key=principal.key,
         tenant=principal.tenant,
         model=record.model,
-        failed=record.outcome is not Outcome.OK,
+        failed=record.outcome is not _OK,
         prompt_tokens=usage.prompt_tokens if usage is not None else 0,
         completion_tokens=usage.completion_tokens if usage is not None else 0,
         cached_tokens=usage.cached_tokens if usage is not None else 0,
@@ -110,7 +111,9 @@ class UsageLedger:
         self._timer: asyncio.TimerHandle | None = None
         self._used: dict[str, TokensUsed] = {}
         """By key."""
-        today = now().date()
+        self._today = today = now().date()
+        self._written = today.isoformat()
+        """As rows have it."""
         for key, day, tokens in database.prepare(lambda connection: _opened(connection, today)):
             self.used(key).had(date.fromisoformat(day), tokens)
 
@@ -133,7 +136,10 @@ class UsageLedger:
             self.add(found)
 
     def add(self, found: RequestUsage) -> None:
-        row = (self._now().date().isoformat(), found.key, found.tenant, found.model)
+        today = self._now().date()
+        if today != self._today:
+            self._today, self._written = today, today.isoformat()
+        row = (self._written, found.key, found.tenant, found.model)
         sums = self._new.get(row)
         if sums is None:
             sums = self._new[row] = _Sums()

@@ -8,19 +8,25 @@ from benchmarks.micro.benchmark import Benchmark, Work
 from benchmarks.micro.suite.kserve_http import SIZES
 
 
-def _decode(kind: str) -> Work:
+def _message(kind: str) -> bytes:
     from tritonclient.grpc.service_pb2 import ModelInferRequest
 
-    from benchmarks.micro.suite.tensors import model, tensors
+    from benchmarks.micro.suite.tensors import tensors
     from penstock.classic.tensors import to_buffer
-    from penstock.gateway.kserve.grpc.decode import decode, parse
-    from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 
     message = ModelInferRequest(model_name=kind, id="1")
     for tensor in tensors(kind, "INPUT"):
         message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.array.shape)
         message.raw_input_contents.append(to_buffer(tensor))
-    data, served, regions = message.SerializeToString(), model(kind), SharedMemoryRegions(allowed=False)
+    return bytes(message.SerializeToString())
+
+
+def _decode(kind: str) -> Work:
+    from benchmarks.micro.suite.tensors import model
+    from penstock.gateway.kserve.grpc.decode import decode, parse
+    from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
+
+    data, served, regions = _message(kind), model(kind), SharedMemoryRegions(allowed=False)
 
     def run() -> None:
         decode(parse(data), served, regions)
@@ -28,19 +34,32 @@ def _decode(kind: str) -> Work:
     return Work(run)
 
 
-def _encode(kind: str) -> Work:
-    from tritonclient.grpc.service_pb2 import ModelInferResponse
+def _decode_known(kind: str) -> Work:
+    from benchmarks.micro.suite.tensors import model
+    from penstock.gateway.kserve.grpc.decode import decode, parse
+    from penstock.gateway.kserve.grpc.request_forms import RequestForms
+    from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 
-    from benchmarks.micro.suite.tensors import response
-    from penstock.gateway.kserve.grpc.encode import fill_response
-
-    answer = response(kind)
-    outputs = answer.outputs or []
+    data, forms = _message(kind), RequestForms()
+    message = parse(data)
+    forms.learn(data, message, decode(message, model(kind), SharedMemoryRegions(allowed=False)).request)
 
     def run() -> None:
-        message = ModelInferResponse(model_name=kind, model_version="1", id="1")
-        fill_response(message, answer, outputs, None)
-        message.SerializeToString()
+        known = forms.known(data)
+        assert known is not None
+        known.request()
+
+    return Work(run)
+
+
+def _encode(kind: str) -> Work:
+    from benchmarks.micro.suite.tensors import response
+    from penstock.gateway.kserve.grpc.response_forms import ResponseEncoder, ResponseForms
+
+    outputs, forms = response(kind).outputs or [], ResponseForms()
+
+    def run() -> None:
+        ResponseEncoder(forms, kind, 1, "1").encode(outputs)
 
     return Work(run)
 
@@ -48,6 +67,10 @@ def _encode(kind: str) -> Work:
 BENCHMARKS = (
     *(
         Benchmark(f"kserve-grpc/decode-{kind}", f"request of {size}", partial(_decode, kind))
+        for kind, size in SIZES.items()
+    ),
+    *(
+        Benchmark(f"kserve-grpc/decode-known-{kind}", f"request of {size}", partial(_decode_known, kind))
         for kind, size in SIZES.items()
     ),
     *(

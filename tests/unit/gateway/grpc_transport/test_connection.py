@@ -284,6 +284,38 @@ async def test_long_messages_count_as_bodies_while_they_arrive() -> None:
     assert client.bodies.held == 0
 
 
+async def test_what_is_written_at_once_is_bounded_by_what_the_client_takes() -> None:
+    taken: list[int] = []
+
+    async def fill(_: object, rpc: Any) -> None:
+        count = 0
+        while rpc.write_now(b"x" * 10_000):
+            count += 1
+        taken.append(count)
+        await rpc.write(b"last")
+
+    client = Client(grpc.stream_stream_rpc_method_handler(fill))
+    await client.send(headers(1, CALL))
+    assert taken[0] * 10_000 < 65_535 + (80 << 10), "the connection's window, and what may wait"
+    assert client.statuses == {1: ""}, "only the head"
+    await client.send(frames.window_update(0, 1 << 20))
+    assert client.statuses == {1: "0"}
+    assert client.messages[1].endswith(prefix(4) + b"last")
+    assert len(client.messages[1]) == taken[0] * 10_005 + 9
+
+
+async def test_answers_that_are_compressed_are_not_written_at_once() -> None:
+    async def answer(_: object, rpc: Any) -> None:
+        assert not rpc.write_now(b"x")
+        await rpc.write(b"x" * 1000)
+
+    settings = ConnectionSettings(max_message_bytes=1 << 20, compression_level="high")
+    client = Client(grpc.stream_stream_rpc_method_handler(answer), settings)
+    await client.send(headers(1, [*CALL, (b"grpc-accept-encoding", b"gzip")]))
+    assert client.statuses == {1: "0"}
+    assert client.messages[1][:1] == b"\1"
+
+
 async def test_calls_count_as_memory_even_if_they_send_nothing() -> None:
     """The first 64 KiB of a connection are free; a list of headers of 8 KiB and the call itself take 12 KiB."""
     waiting = Waiting()

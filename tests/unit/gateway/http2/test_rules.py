@@ -69,15 +69,18 @@ def test_how_a_connection_must_not_begin(sent: bytes, code: ErrorCode) -> None:
 PROTOCOL, FLOW, SIZE = ErrorCode.PROTOCOL_ERROR, ErrorCode.FLOW_CONTROL_ERROR, ErrorCode.FRAME_SIZE_ERROR
 CLOSED, COMPRESSION = ErrorCode.STREAM_CLOSED, ErrorCode.COMPRESSION_ERROR
 ENDED = headers(1, end=True)
+LONG = b"x" * (frames.OWN_MAX_FRAME_BYTES + 1)
 
 
 @pytest.mark.parametrize(
     ("sent", "code"),
     [
         # 4.2, 4.3
-        (frame(FrameType.DATA, 0, 1, b"x" * 16_385), SIZE),
-        (frame(FrameType.HEADERS, WHOLE, 1, b"x" * 16_385), SIZE),
-        (frame(0x77, 0, 0, b"x" * 16_385), SIZE),
+        (frame(FrameType.DATA, 0, 1, LONG), SIZE),
+        (frame(FrameType.HEADERS, WHOLE, 1, LONG), SIZE),
+        (frame(0x77, 0, 0, LONG), SIZE),
+        (frame(0x77, 0, 0, b"x" * 32_769), ErrorCode.ENHANCE_YOUR_CALM),
+        (frame(FrameType.HEADERS, WHOLE, 1, b"x" * 32_769), ErrorCode.ENHANCE_YOUR_CALM),
         (headers(1, flags=0) + frame(FrameType.PRIORITY, 0, 1, bytes(5)), PROTOCOL),
         (headers(1, flags=0) + headers(3), PROTOCOL),
         (OPEN + frame(FrameType.HEADERS, WHOLE | END, 1, b"\xff"), COMPRESSION),

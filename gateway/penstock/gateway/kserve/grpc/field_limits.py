@@ -41,14 +41,14 @@ def check_fields(data: bytes) -> None:
 def _fields(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int]]:
     """The number of each field, and where its content begins and ends."""
     while position < end:
-        tag, start = _varint(data, position)
+        tag, start = varint(data, position)
         match tag & 7:
             case 0:
-                _, position = _varint(data, start)
+                _, position = varint(data, start)
             case 1:
                 position = start + 8
             case 2:
-                size, start = _varint(data, start)
+                size, start = varint(data, start)
                 position = start + size
             case 5:
                 position = start + 4
@@ -59,8 +59,10 @@ def _fields(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, in
         yield tag >> 3, start, position
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """The number and the position behind it."""
+def varint(data: bytes, position: int) -> tuple[int, int]:
+    """The number and the position behind it. Raises DecodeError."""
+    if position < len(data) and data[position] < 0x80:
+        return data[position], position + 1
     value = 0
     for index, byte in enumerate(data[position : position + _MAX_VARINT]):
         value |= (byte & 0x7F) << 7 * index

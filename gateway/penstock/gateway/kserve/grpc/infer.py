@@ -16,6 +16,8 @@ from penstock.gateway.kserve.classification import Labels
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.decode import Decoded, decode, parse
 from penstock.gateway.kserve.grpc.encode import fill_response, with_classes
+from penstock.gateway.kserve.grpc.request_forms import KnownRequest, RequestForms
+from penstock.gateway.kserve.grpc.response_forms import ResponseEncoder, ResponseForms
 from penstock.gateway.kserve.grpc.rpc import Message, Rpc
 from penstock.gateway.kserve.headers import forwarded
 from penstock.gateway.kserve.tracing import RequestTrace
@@ -23,8 +25,11 @@ from penstock.gateway.kserve.tracing import RequestTrace
 _LONG_REQUEST = 1 << 20
 _LONG_TEXT = 1 << 16
 _LONG_ANSWER = 1 << 17
+_LONG_COPY = 4 << 20
 """From so many bytes of a request, or of one with strings, and elements of an answer, coding them is left to a thread:
-it would hold up all other requests. So is what may read or write shared memory."""
+it would hold up all other requests. So is what may read or write shared memory. Where an answer's numbers only have to
+be copied, there may be more of them: so many bytes."""
+_POINTER_BYTES = 8
 
 
 class Inference:
@@ -39,8 +44,14 @@ class Inference:
         self._tensors = kserve.pools.tensors
         self._pattern = header_pattern
         self._labels = Labels()
+        self._requests = RequestForms()
+        self._responses = ResponseForms()
 
-    async def found_model(self, message: Message, context: RequestContext) -> InferModel:
+    def parse(self, data: bytes) -> Message | KnownRequest:
+        """A ModelInferRequest. Raises InvalidRequestError."""
+        return self._requests.known(data) or parse(data)
+
+    async def found_model(self, message: Message | KnownRequest, context: RequestContext) -> InferModel:
         """The model that serves the request, which is loaded for it if need be. Raises PenstockError."""
         if self._on_demand is not None:
             await self._on_demand.use(message.model_name, context)
@@ -55,14 +66,19 @@ class Inference:
         return self._models.model(message.model_name, message.model_version, decoded.request)
 
     async def decode(
-        self, data: bytes, message: Message, model: InferModel, rpc: Rpc, context: RequestContext
+        self, data: bytes, message: Message | KnownRequest, model: InferModel, rpc: Rpc, context: RequestContext
     ) -> Decoded:
         """`message` is what stands in `data`. Raises PenstockError for what cannot be asked like this."""
-        regions = self._regions.of(context.principal)
-        if self._takes_long(len(data), message):
-            decoded = await self._tensors.run(len(data), decode, message, model, regions)
+        if isinstance(message, KnownRequest):
+            decoded = Decoded(message.request(), options=None, empty_final=False)
         else:
-            decoded = decode(message, model, regions)
+            regions = self._regions.of(context.principal)
+            if self._takes_long(len(data), message):
+                decoded = await self._tensors.run(len(data), decode, message, model, regions)
+            else:
+                decoded = decode(message, model, regions)
+            if decoded.options is None:
+                self._requests.learn(data, message, decoded.request)
         request = decoded.request
         set_caller(request, context, model.name)
         if self._pattern is not None:
@@ -86,7 +102,7 @@ class Inference:
 
     async def infer(self, data: bytes, rpc: Rpc, context: RequestContext) -> bytes:
         """ModelInfer. Cancelling it cancels the request. Raises PenstockError."""
-        message = parse(data)
+        message = self.parse(data)
         model = await self.found_model(message, context)
         if not model.takes_infer:
             raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
@@ -101,17 +117,27 @@ class Inference:
                 trace.mark_now("REQUEST_END")
                 trace.outputs(response.outputs or ())
                 trace.mark_now("GRPC_SEND_START")
+            if self.is_plain(decoded, response):
+                return self.encoder(model, decoded).encode(response.outputs or [])
             answer = ModelInferResponse()
             return await self.encode(answer, answer, model, decoded, response)
         finally:
             if trace is not None:
                 trace.finish()
 
+    def encoder(self, model: InferModel, decoded: Decoded) -> ResponseEncoder:
+        """For the plain responses to this request."""
+        return ResponseEncoder(self._responses, model.name, model.version, decoded.request.id)
+
     @staticmethod
     def is_plain(decoded: Decoded, response: InferResponse) -> bool:
-        """Nothing but a few elements to write: StreamEncoder can do that."""
-        outputs = response.outputs or []
-        return decoded.options is None and not response.parameters and _elements(outputs) < _LONG_ANSWER
+        """Nothing but outputs that are soon written."""
+        if decoded.options is not None or response.parameters:
+            return False
+        size = sum([tensor.array.nbytes for tensor in response.outputs or ()])
+        if size < _LONG_ANSWER * _POINTER_BYTES:  # elements of BYTES are pointers in the array
+            return True
+        return size < _LONG_COPY and all(tensor.datatype != "BYTES" for tensor in response.outputs or ())
 
     async def encode(
         self, whole: Message, part: Message, model: InferModel, decoded: Decoded, response: InferResponse

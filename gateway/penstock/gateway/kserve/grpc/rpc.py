@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,7 +21,6 @@ from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.intake import SMALL_BODY, Intake
 from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.front.load_report import FORMAT_HEADER, LoadReporter
-from penstock.gateway.front.record import RequestRecord
 from penstock.gateway.kserve.grpc.status import shutting_down, status
 
 logger = logging.getLogger("penstock.grpc")
@@ -119,7 +117,7 @@ class Guard:
         async def call(_: object, rpc: Rpc) -> None:
             _name(rpc, context)
             try:
-                with self.recorded(context), answered(context.record):
+                with self.recorded(context):
                     raise error
             except Exception as failure:
                 await abort(rpc, failure)
@@ -137,34 +135,22 @@ class Guard:
         size = len(data)  # small ones count, too: a connection may send thousands at a time
         context.hold_body(self._intake.bodies, size, small=size <= SMALL_BODY)
 
-    @contextmanager
-    def recorded(self, context: RequestContext) -> Iterator[None]:
-        """Its record ends with this block."""
-        self.journal.begin(context)
-        try:
-            yield
-        except asyncio.CancelledError:
-            context.record.cancelled()
-            raise
-        except Exception as error:
-            context.record.failed(error)
-            raise
-        finally:
-            self.journal.end(context)
+    def recorded(self, context: RequestContext) -> Recorded:
+        return Recorded(self.journal, context)
 
     def unary(self, access: Access, handler: UnaryHandler) -> Method:
         """Refused while draining."""
 
+        infers = access.group is ApiGroup.INFERENCE
+
         def of(context: RequestContext) -> grpc.RpcMethodHandler:
             record = context.record
-
-            infers = access.group is ApiGroup.INFERENCE
 
             async def call(data: bytes, rpc: Rpc) -> bytes:
                 record.bytes_in = len(data)
                 _name(rpc, context)
                 try:
-                    with self.recorded(context), answered(record), call_in_flight(self.drain, context):
+                    with self.recorded(context), call_in_flight(self.drain, context):
                         if infers:
                             await self.take_in(context, data)
                         answer = await handler(data, rpc, _with_deadline(context, rpc))
@@ -176,7 +162,7 @@ class Guard:
                 self._tell_end(rpc, context, infers=infers)
                 return await abort(rpc, failure)
 
-            return grpc.unary_unary_rpc_method_handler(call)
+            return _Unary(call)
 
         return Method(access, of)
 
@@ -202,13 +188,13 @@ class Guard:
     def stream(self, access: Access, handler: StreamHandler) -> Method:
         """New streams are refused while draining; what runs on a stream, it counts itself, for its key, too."""
 
-        def of(context: RequestContext) -> grpc.RpcMethodHandler:
-            infers = access.group is ApiGroup.INFERENCE
+        infers = access.group is ApiGroup.INFERENCE
 
+        def of(context: RequestContext) -> grpc.RpcMethodHandler:
             async def call(_: object, rpc: Rpc) -> None:
                 _name(rpc, context)
                 try:
-                    with self.recorded(context), answered(context.record):
+                    with self.recorded(context):
                         if self.drain.draining:
                             raise shutting_down()
                         await handler(rpc, _with_deadline(context, rpc))
@@ -222,15 +208,40 @@ class Guard:
         return Method(access, of)
 
 
-@contextmanager
-def answered(record: RequestRecord) -> Iterator[None]:
-    """Notes the gRPC status by which this block ends."""
-    try:
-        yield
-        record.status = "OK"
-    except Exception as error:
-        record.status = status(error)[0].name
-        raise
+class Recorded:
+    """A request's record ends with this block, and says by which gRPC status."""
+
+    __slots__ = ("_context", "_journal")
+
+    def __init__(self, journal: RequestJournal, context: RequestContext) -> None:
+        self._journal = journal
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._journal.begin(self._context)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        record = self._context.record
+        if error is None:
+            record.status = "OK"
+        elif isinstance(error, asyncio.CancelledError):
+            record.cancelled()
+        elif isinstance(error, Exception):
+            record.status = status(error)[0].name
+            record.failed(error)
+        self._journal.end(self._context)
+
+
+class _Unary(grpc.RpcMethodHandler):  # type: ignore[misc]
+    """One is made for each RPC: the library's function for that costs ten times as much."""
+
+    __slots__ = ("unary_unary",)
+
+    request_streaming = response_streaming = False
+    request_deserializer = response_serializer = None
+
+    def __init__(self, call: Callable[[bytes, Rpc], Awaitable[bytes]]) -> None:
+        self.unary_unary = call
 
 
 def call_in_flight(drain: DrainState, context: RequestContext) -> Call:

@@ -10,17 +10,18 @@ from weakref import WeakValueDictionary
 import grpc
 from tritonclient.grpc.service_pb2 import ModelStreamInferResponse
 
-from penstock.classic.base import AdmittedLater, InferModel, ResponseStream
+from penstock.classic.base import AdmittedLater, InferModel, PushedStream, ResponseStream
 from penstock.classic.messages import InferResponse
 from penstock.engines.errors import DeadlineExceededError, InvalidRequestError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.record import REQUEST_ON_STREAM, RequestRecord
-from penstock.gateway.kserve.grpc.decode import Decoded, parse
+from penstock.gateway.grpc_transport.call import Call
+from penstock.gateway.kserve.grpc.decode import Decoded
 from penstock.gateway.kserve.grpc.encode import empty_final, stream_error
 from penstock.gateway.kserve.grpc.infer import Inference
 from penstock.gateway.kserve.grpc.parameters import FINAL
-from penstock.gateway.kserve.grpc.rpc import Guard, Message, Rpc, answered, call_in_flight
-from penstock.gateway.kserve.grpc.stream_encoder import StreamEncoder
+from penstock.gateway.kserve.grpc.pushed_responses import PushedResponses
+from penstock.gateway.kserve.grpc.rpc import Guard, Message, Rpc, call_in_flight
 from penstock.gateway.kserve.tracing import RequestTrace
 
 _EOF = grpc.aio.EOF
@@ -89,7 +90,7 @@ class InferStream:
     async def _serve(self, data: bytes) -> None:
         """One request."""
         try:
-            message = parse(data)
+            message = self._inference.parse(data)
         except InvalidRequestError as error:
             await self._write(stream_error(error, ""))
             return
@@ -97,7 +98,7 @@ class InferStream:
         context.record.bytes_in = len(data)
         context.record.route += REQUEST_ON_STREAM
         try:
-            with self._guard.recorded(context), answered(context.record), call_in_flight(self._guard.drain, context):
+            with self._guard.recorded(context), call_in_flight(self._guard.drain, context):
                 await self._guard.take_in(context, data)
                 await self._answer(data, message, context)
         except Exception as error:
@@ -142,9 +143,22 @@ class InferStream:
         trace: RequestTrace | None,
         record: RequestRecord,
     ) -> None:
-        encoder = StreamEncoder(model.name, model.version, decoded.request.id)
+        encoder = self._inference.encoder(model, decoded)
+
+        def write(response: InferResponse) -> bool:
+            if record.target or response.outputs is None or not self._inference.is_plain(decoded, response):
+                return False
+            answer = encoder.encode_for_stream(response.outputs, final=False)
+            if not self._write_now(answer):
+                return False
+            record.bytes_out += len(answer)
+            return True
+
+        readable: ResponseStream | PushedResponses = responses
+        if trace is None and isinstance(responses, PushedStream) and responses.pushes:
+            readable = PushedResponses(responses, write)
         try:
-            async for response in responses:
+            async for response in readable:
                 decoded.ended = response.final
                 if response.error is not None:
                     record.failed(response.error)
@@ -153,7 +167,7 @@ class InferStream:
                     if trace is not None:
                         trace.outputs(response.outputs)
                     if not record.target and self._inference.is_plain(decoded, response):
-                        answer = encoder.encode(response.outputs, final=response.final)
+                        answer = encoder.encode_for_stream(response.outputs, final=response.final)
                     else:
                         answer = await self._encode(model, decoded, response, record.target)
                     record.bytes_out += len(answer)
@@ -179,6 +193,13 @@ class InferStream:
         if target:  # a stream has no trailing metadata for each of its requests
             part.parameters[_TARGET].string_param = target
         return await self._inference.encode(message, part, model, decoded, response)
+
+    def _write_now(self, data: bytes) -> bool:
+        """False: it has to wait, for whatever reason."""
+        rpc = self._rpc
+        if not isinstance(rpc, Call) or self._writing.locked() or self._failure.done():
+            return False
+        return rpc.write_now(data)
 
     async def _write(self, data: bytes) -> None:
         async with self._writing:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
+from penstock.classic.base import PushedStream
 from penstock.classic.messages import InferResponse, Timings
 from penstock.classic.statistics import ModelStatistics
 from penstock.classic.tensors import Tensor
@@ -19,7 +20,7 @@ from penstock.gateway.llm.models import LoadedModel
 CANCELLED = "Request cancelled by client"
 
 
-class LanguageStream:
+class LanguageStream(PushedStream):
     """The responses of one request: deltas as they come, or everything at the end."""
 
     def __init__(
@@ -42,6 +43,8 @@ class LanguageStream:
         self._outputs = frozenset(outputs)
         self._timings = timings
         self._on_end = on_end
+        self.pushes = request.stream and on_end is None
+        self._listener: Callable[[InferResponse], None] | None = None
         self._generation: Generation | None = None
         self._beginning: asyncio.Task[Generation] | None = None
         self._cancelled = False
@@ -62,10 +65,16 @@ class LanguageStream:
             while not self._request.stream and self._live:
                 deltas = _merged(deltas, await self._advance())
         except PenstockError as error:
-            if not self._has_responded:
-                self._responded()
-            self._failed(_reason(error))
-            return InferResponse(None, error=error)
+            return self._error(error)
+        return self._response(deltas)
+
+    def _error(self, error: PenstockError) -> InferResponse:
+        if not self._has_responded:
+            self._responded()
+        self._failed(_reason(error))
+        return InferResponse(None, error=error)
+
+    def _response(self, deltas: list[ChoiceDelta]) -> InferResponse:
         if not self._has_responded:
             self._responded()
         final = not self._live
@@ -88,8 +97,31 @@ class LanguageStream:
             if self._cancelled:
                 raise CancelledError(CANCELLED) from None
             raise EngineError("The engine ended the request without a reason.") from None
-        self._live -= sum(delta.finish_reason is not None for delta in deltas)
+        self._count(deltas)
         return deltas
+
+    def _count(self, deltas: list[ChoiceDelta]) -> None:
+        for delta in deltas:
+            if delta.finish_reason is not None:
+                self._live -= 1
+
+    # Pushing, once the first response has been fetched
+
+    def listen(self, listener: Callable[[InferResponse], None] | None) -> None:
+        self._listener = listener
+        if self._generation is not None:
+            self._generation.listen(None if listener is None else self)
+
+    def take(self, deltas: list[ChoiceDelta]) -> None:
+        self._count(deltas)
+        response = self._response(deltas)
+        if self._listener is not None:
+            self._listener(response)
+
+    def fail(self, error: Exception) -> None:
+        failure = error if isinstance(error, PenstockError) else EngineError(str(error))
+        if self._listener is not None:
+            self._listener(self._error(failure))
 
     async def _begin(self) -> Generation:
         if self._cancelled:

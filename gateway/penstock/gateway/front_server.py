@@ -7,7 +7,6 @@ python -m penstock.gateway.front_server CONTROL SOCKET...   (descriptors)
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import resource
 import shutil
@@ -40,7 +39,7 @@ from penstock.gateway.composition import (
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.front.auth import ApiKeys
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.front.heap import keep_freed_memory
+from penstock.gateway.front.heap import settle
 from penstock.gateway.front.intake import Intake
 from penstock.gateway.front.loops import loop_factory
 from penstock.gateway.front.server_health import ServerHealth
@@ -228,9 +227,7 @@ class _Front:
         for port in (self._http, self._grpc):
             if port is not None:
                 await port.start()
-        gc.collect()
-        gc.freeze()
-        keep_freed_memory()
+        settle()
         self._channel.send(Serving())
 
     def take(self, message: FromSupervisor) -> None:

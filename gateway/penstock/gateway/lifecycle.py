@@ -9,7 +9,6 @@ event. A second signal does not wait.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import sys
 from collections.abc import Sequence
@@ -56,7 +55,7 @@ from penstock.gateway.embedding_models import EmbeddingModels
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.exposure import check_exposure
 from penstock.gateway.front.first_steps import Kind, first_steps, reachable_host
-from penstock.gateway.front.heap import keep_freed_memory
+from penstock.gateway.front.heap import settle
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.front.loops import loop_factory
 from penstock.gateway.front.server_health import ServerHealth, is_live
@@ -396,10 +395,7 @@ class Server:
         if file is not None:
             await file.answer(self._endpoints, self._settings, self._is_live)
             return
-        # The gateway's long-lived objects are all made now: keep them out of every later collection.
-        gc.collect()
-        gc.freeze()
-        keep_freed_memory()
+        settle()
         self._manager.ready("ready")
         if self._config.repository.model_repository:
             served = [f"{model.name} {model.version}" for model in self._models.models() if model.ready]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 
@@ -20,9 +19,6 @@ from penstock.gateway.kserve.infer_response import encode_infer
 from penstock.gateway.kserve.tracing import RequestTrace
 
 _HEADER_LENGTH = b"inference-header-content-length"
-_WATCH_AFTER = 0.02
-"""Seconds after which a client that leaves is noticed. Quicker answers, most of them, go without the task for that."""
-
 _LONG_BODY = 1 << 20
 _LONG_TEXT = 1 << 16
 _LONG_COMPRESSED = 1 << 10
@@ -54,24 +50,21 @@ class Infer:
             coding = content_coding(exchange.headers.get(b"content-encoding"))
             length = _header_length(exchange)
             body = await exchange.read(context.max_input_bytes)
-            watching = asyncio.get_running_loop().call_later(_WATCH_AFTER, call.watch)
-            try:
-                if coding:
-                    body = await self._decompressed(coding, body, exchange)
-                if model is None:
-                    model = await found_model(context, exchange, name, version)
-                    _check_takes_infer(model)
-                inference = await self._parsed(body, length, model, exchange.context.principal)
-                complete_request(inference.request, context, exchange, model.name)
-                model = context.models.model(name, version, inference.request)  # a reload may have replaced it
-                trace = context.tracing.start(model.name, model.version, inference.request.id)
-                if trace is not None:
-                    await self._traced(trace, received, exchange, model, inference)
-                else:
-                    response = await model.infer(inference.request)
-                    await self._answer(exchange, model, inference, response)
-            finally:
-                watching.cancel()
+            call.watch()
+            if coding:
+                body = await self._decompressed(coding, body, exchange)
+            if model is None:
+                model = await found_model(context, exchange, name, version)
+                _check_takes_infer(model)
+            inference = await self._parsed(body, length, model, exchange.context.principal)
+            complete_request(inference.request, context, exchange, model.name)
+            model = context.models.model(name, version, inference.request)  # a reload may have replaced it
+            trace = context.tracing.start(model.name, model.version, inference.request.id)
+            if trace is not None:
+                await self._traced(trace, received, exchange, model, inference)
+            else:
+                response = await model.infer(inference.request)
+                await self._answer(exchange, model, inference, response)
 
     async def _decompressed(self, coding: bytes, body: bytes, exchange: Exchange) -> bytes:
         limit = self._context.max_input_bytes

@@ -24,9 +24,9 @@ def settle() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Of glibc; other C libraries have nothing of the kind. From now on some freed memory stays for the next large message. By default glibc gives the memory of each body
-    back as soon as it is freed and asks for it again with the next one: the kernel then fills every page with zeros,
-    which costs many times what is done with the body."""
+    """Of glibc; other C libraries have nothing of the kind. From now on some freed memory stays for the next large
+    message. By default glibc gives the memory of each body back as soon as it is freed and asks for it again with the
+    next one: the kernel then fills every page with zeros, which costs many times what is done with the body."""
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         library.mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)

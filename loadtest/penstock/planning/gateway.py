@@ -37,7 +37,13 @@ class PlannedGateway:
         # of an Engine the dispatcher uses the part that is here
         replicas = [Replica(number, cast(Engine, engine)) for number, engine in enumerate(engines)]
         self._dispatcher = Dispatcher(
-            replicas, members, settings, lambda: events.now, self._waits, hasher=QuickHasher()
+            replicas,
+            members,
+            settings,
+            clock=lambda: events.now,
+            is_member=lambda replica: replica.number in members,
+            waits=self._waits,
+            hasher=QuickHasher(),
         )
         self._dispatcher.open()
         for engine in engines:

@@ -16,8 +16,11 @@ from typing import Any
 import httpx
 import psutil
 import ray
+import ray._private.node
 import yaml
+from ray._private.node import Node
 from ray._private.ray_constants import PROCESS_TYPE_RAYLET
+from ray._raylet import persist_port
 from ray.cluster_utils import Cluster
 
 SIMULATED = {
@@ -33,7 +36,6 @@ _ENVIRONMENT = {
     # a busy machine is slow, and not dead
     "RAY_health_check_timeout_ms": "60000",
     "RAY_agent_register_timeout_ms": _MS,
-    "RAY_raylet_client_connect_timeout_milliseconds": _MS,
     "RAY_gcs_server_request_timeout_seconds": _SECONDS,
     "RAY_gcs_rpc_server_connect_timeout_s": _SECONDS,
     "RAY_gcs_rpc_server_reconnect_timeout_s": _SECONDS,
@@ -41,11 +43,26 @@ _ENVIRONMENT = {
     "RAY_py_gcs_connect_timeout_s": _SECONDS,
     "RAY_worker_register_timeout_seconds": _SECONDS,
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": _SECONDS,
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": _SECONDS,
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": _SECONDS,
 }
 for _name, _value in _ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
 _STORE = 100 << 20
 _AGENTS = ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port", "dashboard_agent_listen_port")
+
+
+class _PatientNode(Node):
+    """A raylet waits 30 s for files in which its agents say their ports, and ends itself without them. A busy machine
+    needs longer to start agents, so their ports are given, and the files are there before."""
+
+    def start_raylet(self, *args: Any, **kwargs: Any) -> None:
+        for name in _AGENTS:
+            persist_port(self._session_dir, self._node_id, name, getattr(self._ray_params, name))
+        super().start_raylet(*args, **kwargs)
+
+
+ray._private.node.Node = _PatientNode
 
 
 class RayCluster:
@@ -102,7 +119,7 @@ class RayCluster:
             env=environ,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=900,
             check=False,
         )
         assert done.returncode == 0, done.stderr[-4000:]
@@ -145,7 +162,6 @@ class RayCluster:
 
 
 def _node() -> dict[str, Any]:
-    """Its agents' ports are given, since a raylet that has to wait for them does not wait long."""
     ports = {name: _free_port() for name in _AGENTS}
     return {"num_cpus": 8, "object_store_memory": _STORE, "include_dashboard": False, **ports}
 

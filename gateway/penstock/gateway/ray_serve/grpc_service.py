@@ -1,7 +1,7 @@
 """KServe's gRPC service, as Ray Serve's proxies learn of it.
 
-Serve pickles requests on their way to replicas, and the messages of tritonclient's stubs cannot be pickled: their module
-has another name there. So messages stay bytes in proxies, which also saves decoding them twice.
+Serve pickles requests on their way to replicas, and the messages of tritonclient's stubs cannot be pickled: they name a
+module that is not there. So messages stay bytes in proxies, which also saves decoding them twice.
 """
 
 from __future__ import annotations

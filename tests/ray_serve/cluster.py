@@ -20,6 +20,7 @@ import ray._private.node
 import yaml
 from ray._private.node import Node
 from ray._private.ray_constants import PROCESS_TYPE_RAYLET
+from ray import serve
 from ray._raylet import persist_port
 from ray.cluster_utils import Cluster
 
@@ -104,11 +105,15 @@ class RayCluster:
         return {**SIMULATED, **settings, "ray": table}
 
     def deploy_here(self, ray_table: dict[str, Any], **settings: Any) -> None:
-        """In this process."""
+        """In this process, and from nothing: proxies keep the router of an application that is deployed again."""
         from penstock.gateway.ray_serve.cluster import deploy
         from penstock.gateway.ray_serve.deployment_file import read_deployment
 
+        ray.init(self.address, log_to_driver=False)
+        serve.delete("penstock")
+        ray.shutdown()
         deploy(read_deployment(self._tables(ray_table, settings), environ={}))
+        ray.shutdown()
 
     def deploy(self, ray_table: dict[str, Any], **settings: Any) -> None:
         """As a user does; returns when it serves."""
@@ -156,8 +161,6 @@ class RayCluster:
         process.send_signal(signal.SIGKILL)
 
     def stop(self) -> None:
-        if ray.is_initialized():
-            ray.shutdown()
         self._cluster.shutdown()
 
 

@@ -20,7 +20,6 @@ import ray._private.node
 import yaml
 from ray._private.node import Node
 from ray._private.ray_constants import PROCESS_TYPE_RAYLET
-from ray import serve
 from ray._raylet import persist_port
 from ray.cluster_utils import Cluster
 
@@ -105,15 +104,13 @@ class RayCluster:
         return {**SIMULATED, **settings, "ray": table}
 
     def deploy_here(self, ray_table: dict[str, Any], **settings: Any) -> None:
-        """In this process, and from nothing: proxies keep the router of an application that is deployed again."""
+        """In this process, and with a new proxy: one that runs keeps the router of an application."""
         from penstock.gateway.ray_serve.cluster import deploy
         from penstock.gateway.ray_serve.deployment_file import read_deployment
 
-        ray.init(self.address, log_to_driver=False)
-        serve.delete("penstock")
-        ray.shutdown()
         deploy(read_deployment(self._tables(ray_table, settings), environ={}))
-        ray.shutdown()
+        for proxy in self._actors("ray::ProxyActor"):
+            self.kill(proxy)
 
     def deploy(self, ray_table: dict[str, Any], **settings: Any) -> None:
         """As a user does; returns when it serves."""
@@ -132,10 +129,13 @@ class RayCluster:
 
     def replicas(self) -> list[psutil.Process]:
         """The actors of replicas."""
+        return self._actors("ServeReplica:penstock")
+
+    def _actors(self, name: str) -> list[psutil.Process]:
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
-                if "ServeReplica:penstock" in (process.cmdline() or [""])[0]:
+                if name in (process.cmdline() or [""])[0]:
                     found.append(process)
         return found
 
@@ -161,6 +161,8 @@ class RayCluster:
         process.send_signal(signal.SIGKILL)
 
     def stop(self) -> None:
+        if ray.is_initialized():
+            ray.shutdown()
         self._cluster.shutdown()
 
 

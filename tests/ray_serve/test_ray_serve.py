@@ -41,39 +41,6 @@ async def test_a_stream_is_that_of_a_server_of_its_own(two: RayCluster) -> None:
     assert (behind.text, behind.finish_reason, behind.usage) == (alone.text, alone.finish_reason, alone.usage)
 
 
-async def converse(url: str) -> tuple[dict[int, set[str]], float]:
-    """Some conversations, whose turns mix: where each has been, and which share of all prompts was cached."""
-    homes: dict[int, set[str]] = {number: set() for number in range(8)}
-    cached = prompt = 0
-    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
-        for turn in range(4):
-            for number in homes:
-                said = [
-                    {"role": "user", "content": f"conversation {number}, turn {each}: " + "some words " * 60}
-                    for each in range(turn + 1)
-                ]
-                ended = await chat(client, "", 4, messages=said)
-                homes[number].add(ended.replica)
-                cached += ended.usage["prompt_tokens_details"]["cached_tokens"]
-                prompt += ended.usage["prompt_tokens"]
-    return homes, cached / prompt
-
-
-async def test_conversations_stay_where_they_are(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And all replicas have some. What a conversation said before is not computed again."""
-    await asyncio.to_thread(cluster.deploy, {"replicas": 3})
-    cluster.wait_for_replicas(3)
-    homes, share = await converse(cluster.url)
-    assert all(len(replicas) == 1 for replicas in homes.values())
-    assert len(set.union(*homes.values())) == 3
-    monkeypatch.setattr(application, "_ROUTER", "ray_serve.round_robin:RoundRobinRouter")
-    await asyncio.to_thread(cluster.deploy_here, {"replicas": 3})
-    cluster.wait_for_replicas(3)
-    _, in_turns = await converse(cluster.url)
-    print(f"cached share of prompts: {share:.0%} by prefix, {in_turns:.0%} in turns")
-    assert share >= 1.5 * in_turns
-
-
 async def test_with_openai_s_client(two: RayCluster) -> None:
     asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 12, "temperature": 0}
     async with AsyncOpenAI(base_url=f"{two.url}/v1", api_key="none") as client:
@@ -208,3 +175,36 @@ async def _until(condition) -> None:
     async with asyncio.timeout(150):
         while not condition():
             await asyncio.sleep(0.2)
+
+
+async def converse(url: str) -> tuple[dict[int, set[str]], float]:
+    """Some conversations, whose turns mix: where each has been, and which share of all prompts was cached."""
+    homes: dict[int, set[str]] = {number: set() for number in range(8)}
+    cached = prompt = 0
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        for turn in range(4):
+            for number in homes:
+                said = [
+                    {"role": "user", "content": f"conversation {number}, turn {each}: " + "some words " * 60}
+                    for each in range(turn + 1)
+                ]
+                ended = await chat(client, "", 4, messages=said)
+                homes[number].add(ended.replica)
+                cached += ended.usage["prompt_tokens_details"]["cached_tokens"]
+                prompt += ended.usage["prompt_tokens"]
+    return homes, cached / prompt
+
+
+async def test_conversations_stay_where_they_are(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And all replicas have some. What a conversation said before is not computed again."""
+    await asyncio.to_thread(cluster.deploy, {"replicas": 3})
+    cluster.wait_for_replicas(3)
+    homes, share = await converse(cluster.url)
+    assert all(len(replicas) == 1 for replicas in homes.values())
+    assert len(set.union(*homes.values())) == 3
+    monkeypatch.setattr(application, "_ROUTER", "ray_serve.round_robin:RoundRobinRouter")
+    await asyncio.to_thread(cluster.deploy_here, {"replicas": 3})
+    cluster.wait_for_replicas(3)
+    _, in_turns = await converse(cluster.url)
+    print(f"cached share of prompts: {share:.0%} by prefix, {in_turns:.0%} in turns")
+    assert share >= 1.5 * in_turns

@@ -85,16 +85,16 @@ async def test_over_http(replica: ReplicaServer) -> None:
 
 async def test_over_grpc(replica: ReplicaServer) -> None:
     service = replica.grpc_service()
-    live = await grpc_calls.call(service, "ServerLive", pb.ServerLiveRequest(), Context())
+    live = await grpc_calls.call(service, "ServerLive", b"", Context())
     assert pb.ServerLiveResponse.FromString(live.SerializeToString()).live
     request = pb.ModelInferRequest(model_name="m", id="7")
     request.parameters["max_tokens"].int64_param = 3
     text = request.inputs.add(name="text_input", datatype="BYTES", shape=[1])
     text.contents.bytes_contents.append(b"Hi")
 
-    async def requests() -> AsyncIterator[Any]:
-        yield request
-        yield pb.ModelInferRequest(model_name="no such model")
+    async def requests() -> AsyncIterator[bytes]:
+        yield request.SerializeToString()
+        yield pb.ModelInferRequest(model_name="no such model").SerializeToString()
 
     context = Context()
     answers = [
@@ -108,7 +108,7 @@ async def test_over_grpc(replica: ReplicaServer) -> None:
     for name, message, key, code in REFUSED:
         context = Context(key)
         with pytest.raises(grpc_calls.Aborted):
-            await grpc_calls.call(service, name, message, context)
+            await grpc_calls.call(service, name, message.SerializeToString(), context)
         assert context.status is not None
         assert context.status[0] is code
 

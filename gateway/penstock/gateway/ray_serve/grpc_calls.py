@@ -1,7 +1,7 @@
 """KServe's gRPC service, as Ray Serve's proxies bring its calls: a message, or a stream of them, and a context.
 
 Serve finds a deployment's method by the name of the RPC. The service behind is the one of the gRPC port, with its keys,
-roles and limits; messages are bytes there.
+roles and limits. Messages are bytes.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
 import grpc
-from tritonclient.grpc import service_pb2
 
-from penstock.gateway.kserve.grpc.rpc import Message, Metadata
+from penstock.gateway.kserve.grpc.rpc import Metadata
 from penstock.gateway.kserve.grpc.service import Service
 from penstock.gateway.kserve.grpc.status import status
+from penstock.gateway.ray_serve.grpc_service import SERVICE
 from penstock.gateway.ray_serve.replica_server import changes_one_replica, refusal
 
-_SERVICE = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-UNARY = tuple(method.name for method in _SERVICE.methods if not method.client_streaming)
-STREAMED = tuple(method.name for method in _SERVICE.methods if method.client_streaming)
+UNARY = tuple(method.name for method in SERVICE.methods if not method.client_streaming)
+STREAMED = tuple(method.name for method in SERVICE.methods if method.client_streaming)
 
 
 class Aborted(Exception):
@@ -28,7 +27,7 @@ class Aborted(Exception):
 
 
 class ServedBytes:
-    """A message that is encoded already."""
+    """An answer that is encoded already, as Serve asks for it."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -40,7 +39,7 @@ class ServedBytes:
 class ServeRpc:
     """`Rpc` over Serve's context."""
 
-    def __init__(self, context: Any, requests: AsyncIterator[Message] | None = None) -> None:
+    def __init__(self, context: Any, requests: AsyncIterator[bytes] | None = None) -> None:
         """`requests`: of a streamed call."""
         self._context = context
         self._requests = requests
@@ -60,8 +59,7 @@ class ServeRpc:
     async def read(self) -> Any:
         if self._requests is None:
             return grpc.aio.EOF
-        message = await anext(self._requests, None)
-        return grpc.aio.EOF if message is None else message.SerializeToString()
+        return await anext(self._requests, grpc.aio.EOF)
 
     async def write(self, data: bytes) -> None:
         await self.answers.put(data)
@@ -72,17 +70,17 @@ class ServeRpc:
         raise Aborted(details)
 
 
-async def call(service: Service, name: str, message: Message, context: Any) -> ServedBytes:
+async def call(service: Service, name: str, message: bytes, context: Any) -> ServedBytes:
     """One request, one answer. Raises Aborted."""
     rpc = ServeRpc(context)
     handler = await _handler(service, name, rpc)
     if handler.unary_unary is None:  # it is refused
         await handler.stream_stream(None, rpc)
-    return ServedBytes(await handler.unary_unary(message.SerializeToString(), rpc))
+    return ServedBytes(await handler.unary_unary(message, rpc))
 
 
 async def stream(
-    service: Service, name: str, messages: AsyncIterator[Message], context: Any
+    service: Service, name: str, messages: AsyncIterator[bytes], context: Any
 ) -> AsyncIterator[ServedBytes]:
     """Many requests and their answers. Raises Aborted."""
     rpc = ServeRpc(context, messages)
@@ -111,7 +109,7 @@ class _Details(NamedTuple):
 
 
 async def _handler(service: Service, name: str, rpc: ServeRpc) -> Any:
-    path = f"/{_SERVICE.full_name}/{name}"
+    path = f"/{SERVICE.full_name}/{name}"
     method = service.methods.get(path)
     if method is not None and changes_one_replica(method.access):
         await rpc.abort(*status(refusal()))

@@ -30,7 +30,13 @@ def test_the_longest_known_beginning_counts():
 def test_a_known_system_prompt_alone_does_not_decide():
     table: RouteTable[str] = RouteTable()
     table.sent(["system"], "a")
-    assert table.choose(["system", "x1", "x2"], IDLE)[0] != "a"
+    assert table.choose(["system", "x1", "x2", "x3"], IDLE)[0] != "a"
+
+
+def test_a_conversation_that_has_doubled_stays():
+    table: RouteTable[str] = RouteTable()
+    table.sent(["1", "2"], "b")
+    assert table.choose(["1", "2", "3", "4", "5"], IDLE)[0] == "b"
 
 
 def test_requests_without_a_key_take_turns_while_all_are_idle():

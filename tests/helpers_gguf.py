@@ -205,7 +205,7 @@ def _write_settings(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]
         ("final_logit_softcapping", writer.add_final_logit_softcapping),
         ("use_parallel_residual", writer.add_parallel_residual),
     ):
-        if key in config:
+        if config.get(key) is not None:
             add(config[key])
     if rope.get("rope_type") in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))

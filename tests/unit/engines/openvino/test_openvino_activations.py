@@ -8,6 +8,7 @@ from typing import Any
 import openvino as ov
 import pytest
 
+from helpers_int8 import needs_int8
 from helpers_models import make_model
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino import device
@@ -18,7 +19,6 @@ from penstock.engines.openvino.kv_types import kv_cache_type
 
 CAPABILITIES = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 needs_bf16 = pytest.mark.skipif("BF16" not in CAPABILITIES, reason="this CPU does not compute in bf16")
-needs_int8 = pytest.mark.skipif(not rounds_activations("CPU", "f32"), reason="this CPU does not multiply in int8")
 EVERYWHERE, IN_F32, NOWHERE = ("bf16", "f32"), ("f32",), ()
 
 

@@ -11,6 +11,7 @@ import openvino.opset15 as ops
 import pytest
 
 from helpers_exported import exported_tokens, write_exported
+from helpers_int8 import needs_int8
 from helpers_models import make_model
 from helpers_runner import Driver, prompt
 from penstock.engines.errors import EngineError, UnsupportedError
@@ -37,6 +38,7 @@ def test_tokens(weights: str, words: str, tmp_path: Path, make_runner: Any) -> N
     assert Driver(runner).generate(PROMPTS, COUNT) == wanted
 
 
+@needs_int8
 def test_activations_are_rounded_beside_integers(tmp_path: Path, make_runner: Any) -> None:
     runner = make_runner(write_exported(tmp_path, weights="int8"))
     assert "activations int8" in runner.info.runner

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from helpers_int8 import needs_int8
 from helpers_models import load_reference, make_model, reference_logprobs
 from helpers_quantized import (
     GROUP,
@@ -190,6 +191,7 @@ def test_embeddings_may_be_quantized(name: str, original: Path, tmp_path: Path, 
     assert distance(make_runner(model, activations="f32"), reference.parent) < 1e-3
 
 
+@needs_int8
 def test_activations_are_rounded_as_with_other_integers(original: Path, tmp_path: Path, make_runner: Any) -> None:
     info = make_runner(quantized(original, tmp_path, "gptq, asymmetric")).info
     assert "weights as stored, activations int8" in info.runner

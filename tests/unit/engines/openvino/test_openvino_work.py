@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers_int8 import ROUNDED
 from helpers_models import make_model
 from penstock.engines.contract.model_info import ModelWork
 from penstock.engines.openvino.product_speed import product_speeds
@@ -60,7 +61,7 @@ def test_int8_has_a_byte_for_each_weight_and_a_scale_for_each_row(make_runner: M
     work, vocab = counted(make_runner, make_model(tmp_path / "m", "llama", **SHAPE), weights="int8")
     assert work.weight_bytes == WEIGHTS + vocab * HIDDEN + 4 * (ROWS + vocab)
     assert work.token_flops == 2 * WEIGHTS
-    assert (work.weights, work.activations, work.precision) == ("int8", "int8", "f32")
+    assert (work.weights, work.activations, work.precision) == ("int8", ROUNDED, "f32")
 
 
 def test_int4_has_half_a_byte_and_for_each_group_a_scale_and_a_zero_point(
@@ -87,7 +88,7 @@ def test_threads_by_tokens(make_runner: MakeRunner, llama_dir: Path) -> None:
     assert counted(make_runner, llama_dir, threads=1)[0].threads == ((0, 1),)
 
 
-@pytest.mark.parametrize(("weights", "activations"), [("f32", "f32"), ("int8", "int8"), ("int4", "int8")])
+@pytest.mark.parametrize(("weights", "activations"), [("f32", "f32"), ("int8", ROUNDED), ("int4", ROUNDED)])
 def test_products_of_each_type_can_be_timed(monkeypatch: pytest.MonkeyPatch, weights: str, activations: str) -> None:
     monkeypatch.setattr("penstock.engines.openvino.product_speed._ROWS", 2)
     monkeypatch.setattr("penstock.engines.openvino.product_speed._SIZE", 128)

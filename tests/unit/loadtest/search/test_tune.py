@@ -115,12 +115,17 @@ def test_interrupted_while_it_starts_it_is_stopped(stub: Stub) -> None:
             time.sleep(0.02)
         # Not by a real signal: the plugin that other tests load into this process leaves a signal stack behind that it
         # has freed (OpenVINO 2026.4 for CPUs), and no handler survives that.
-        _thread.interrupt_main()
+        while True:
+            _thread.interrupt_main()
+            if stopped.wait(5):
+                break  # else it came while a destructor ran, which swallows it
 
+    stopped = threading.Event()
     ringing = threading.Thread(target=interrupt)
     ringing.start()
     with pytest.raises(KeyboardInterrupt), start(stub, "--never=1"):
         pytest.fail("it was never ready")
+    stopped.set()
     ringing.join()
     assert gone(stub.pid())
 

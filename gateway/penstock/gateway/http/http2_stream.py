@@ -204,8 +204,7 @@ class HttpStream:
         self._pieces.clear()
         _wake(self._more)
         _wake(self._room)
-        if self._client_left is not None:
-            self._client_left()
+        self._tell_client_left()
 
     def refuse(self, error: PenstockError) -> None:
         """Answers in the handler's stead where it has not begun to, and ends the stream."""
@@ -289,14 +288,17 @@ class HttpStream:
             await self._room
 
     def watch_client(self, left: Callable[[], None]) -> Callable[[], object]:
+        self._client_left = left
         if self.gone:
-            self._loop.call_soon(left)
-        else:
-            self._client_left = left
+            self._loop.call_soon(self._tell_client_left)
         return self._stop_watching
 
     def _stop_watching(self) -> None:
         self._client_left = None
+
+    def _tell_client_left(self) -> None:
+        if self._client_left is not None:
+            self._client_left()
 
     def room(self) -> None:
         """Less waits for the client than before."""

@@ -83,7 +83,7 @@ class GeneratingEndpoint(ABC, Generic[_R]):
         return request
 
     async def _answer_at_once(self, exchange: Exchange, request: _R) -> bool:
-        """Whether that is done: some requests need no generation."""
+        """True if the request has its answer: some need no generation."""
         return False
 
     @abstractmethod

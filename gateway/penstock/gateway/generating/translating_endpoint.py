@@ -37,7 +37,7 @@ class TranslatingEndpoint(GeneratingEndpoint[_R]):
         return None
 
     async def _answered_without_text(self, exchange: Exchange, request: _R) -> bool:
-        """Whether that is done: some requests need no answer of the other server. Raises PenstockError."""
+        """True if the request has its answer: some need nothing from the other server. Raises PenstockError."""
         return False
 
     @abstractmethod

@@ -100,7 +100,7 @@ class KServeApp:
 
     def _found(self, scope: Scope, asked: tuple[str, str], encoded: bool) -> Found | HttpError:
         method, path = asked
-        verbs, names, route = self._match(scope)
+        verbs, names, route = self._match(scope, encoded=encoded)
         if verbs is None:
             return HttpError(404, "Not Found", code="route_not_found")
         endpoint = verbs.get(method)
@@ -137,14 +137,13 @@ class KServeApp:
                 found[_route(f"{kind}sharedmemory", "region/{region}", verb)] = list(verbs)
         return found
 
-    def _match(self, scope: Scope) -> Matched:
+    def _match(self, scope: Scope, *, encoded: bool) -> Matched:
         path: str = scope["path"]
         fixed = self._fixed.get(path)
         if fixed is not None:
             return fixed, (), path
-        raw: bytes = scope.get("raw_path") or b""
-        if b"%" in raw:
-            parts = [unquote(part) for part in raw.decode("latin-1").split("/")][2:]
+        if encoded:
+            parts = [unquote(part) for part in scope["raw_path"].decode("latin-1").split("/")][2:]
         else:
             parts = path.split("/")[2:]
         return self._resolved(parts)

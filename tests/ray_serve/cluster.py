@@ -48,6 +48,7 @@ _ENVIRONMENT = {
 }
 for _name, _value in _ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
+CPUS_OF_A_NODE = 8
 _STORE = 100 << 20
 _AGENTS = ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port", "dashboard_agent_listen_port")
 
@@ -168,7 +169,7 @@ class RayCluster:
 
 def _node() -> dict[str, Any]:
     ports = {name: _free_port() for name in _AGENTS}
-    return {"num_cpus": 8, "object_store_memory": _STORE, "include_dashboard": False, **ports}
+    return {"num_cpus": CPUS_OF_A_NODE, "object_store_memory": _STORE, "include_dashboard": False, **ports}
 
 
 def _free_port() -> int:

@@ -18,7 +18,7 @@ from tritonclient.utils import InferenceServerException
 
 from helpers_server import serving
 from penstock.gateway.ray_serve import application
-from ray_serve.cluster import SIMULATED, RayCluster
+from ray_serve.cluster import CPUS_OF_A_NODE, SIMULATED, RayCluster
 from ray_serve.streams import SteadyLoad, chat, outcomes
 
 pytestmark = pytest.mark.timeout(600)
@@ -26,7 +26,8 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module")
 def two(cluster: RayCluster) -> RayCluster:
-    cluster.deploy({"replicas": 2})
+    """Two replicas, one on each node: a node has CPUs for one of them."""
+    cluster.deploy({"replicas": 2, "cpus": CPUS_OF_A_NODE - 2})
     return cluster
 
 
@@ -78,6 +79,8 @@ def generating(cluster: RayCluster, max_tokens: int) -> Iterator[Iterator[Any]]:
     got: Queue[tuple[Any, Exception | None]] = Queue()
     text = triton.InferInput("text_input", [1], "BYTES")
     text.set_data_from_numpy(np.array([b"Hi"], np.object_))
+    streamed = triton.InferInput("stream", [1], "BOOL")
+    streamed.set_data_from_numpy(np.array([True]))
 
     def answers() -> Iterator[Any]:
         is_last = False
@@ -91,13 +94,13 @@ def generating(cluster: RayCluster, max_tokens: int) -> Iterator[Iterator[Any]]:
     with triton.InferenceServerClient(f"127.0.0.1:{cluster.grpc_port}") as client:
         client.start_stream(lambda result, error: got.put((result, error)))
         asked = {"max_tokens": max_tokens, "ignore_eos": True}
-        client.async_stream_infer("m", [text], parameters=asked, enable_empty_final_response=True)
+        client.async_stream_infer("m", [text, streamed], parameters=asked, enable_empty_final_response=True)
         yield answers()
 
 
 def test_kserve_over_grpc(two: RayCluster) -> None:
     with generating(two, 4) as answers:
-        assert any(text is not None and text[0] for text in answers)
+        assert sum(text is not None and bool(text[0]) for text in answers) > 1
     client = triton.InferenceServerClient(f"127.0.0.1:{two.grpc_port}")
     assert client.is_server_live()
     assert client.is_model_ready("m")

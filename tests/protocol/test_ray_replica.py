@@ -8,11 +8,13 @@ from typing import Any
 
 import grpc
 import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
 from tritonclient.grpc import service_pb2 as pb
 
 from penstock.gateway.ray_serve import grpc_calls
 from penstock.gateway.ray_serve.deployment_file import read_deployment
 from penstock.gateway.ray_serve.replica_server import ReplicaServer
+from penstock.gateway.ray_serve.stream_guard import BODY
 from protocol.asgi_client import AsgiCall
 
 
@@ -50,9 +52,18 @@ class Context:
         self.status = (self._code, details)
 
 
-async def ask(replica: ReplicaServer, path: str, key: str = "user", **request: Any) -> AsgiCall:
+async def ask(replica: ASGIApp, path: str, key: str = "user", **request: Any) -> AsgiCall:
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
     return await AsgiCall(replica, path, headers=headers, **request).run()
+
+
+def with_scope(replica: ReplicaServer, body: bytes) -> ASGIApp:
+    """The replica behind a proxy that sends the body with the scope."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await replica({**scope, BODY: body}, receive, send)
+
+    return app
 
 
 async def test_over_http(replica: ReplicaServer) -> None:
@@ -65,6 +76,8 @@ async def test_over_http(replica: ReplicaServer) -> None:
         refused = await ask(replica, path, key="admin", body={})
         assert refused.messages[0]["status"] in (400, 501)
         assert b"only the replica" in json.dumps(json.loads(refused.messages[1]["body"])).encode()
+    carried = await ask(with_scope(replica, json.dumps(body).encode()), "/v1/chat/completions", body=b"late")
+    assert carried.bodies[-1].endswith(b"data: [DONE]\n\n")
     lifespan: list[Any] = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
 
     async def receive() -> Any:

@@ -18,6 +18,9 @@ from penstock.gateway.ray_serve.settings import RaySettings
 _DEPLOYMENT = "penstock"
 _POLICY = "penstock.gateway.ray_serve.autoscaling:LoadPolicy"
 _ROUTER = "penstock.gateway.ray_serve.request_router:PrefixRouter"
+_ON_ONE_THREAD = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
+"""A server never blocks its event loop, so a replica needs no second one: each change of threads delays the first
+token."""
 _TELL_READINESS_S = 2.0
 _LOOK_BACK_S = 10.0
 _UNLOADING_S = 10.0
@@ -38,7 +41,12 @@ def build_application(deployment: Deployment) -> Application:
     config = deployment.replica_config()
     options: dict[str, Any] = {
         "name": _DEPLOYMENT,
-        "ray_actor_options": {"num_cpus": ray.cpus, "num_gpus": ray.gpus, "resources": ray.resources},
+        "ray_actor_options": {
+            "num_cpus": ray.cpus,
+            "num_gpus": ray.gpus,
+            "resources": ray.resources,
+            "runtime_env": {"env_vars": _ON_ONE_THREAD},
+        },
         "max_ongoing_requests": ray.max_ongoing_requests,
         "max_queued_requests": ray.max_queued_requests,
         "graceful_shutdown_wait_loop_s": 1.0,

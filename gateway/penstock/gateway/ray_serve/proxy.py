@@ -12,6 +12,7 @@ from penstock.gateway.ray_serve.stream_guard import StreamGuard
 ENVIRONMENT = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "penstock.gateway.ray_serve.proxy:middlewares",
     "RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING": "0",  # else a proxy sees no replica but those beside it
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",  # a second one delays every first token
     "RAY_SERVE_PROXY_USE_GRPC": "1",  # an answer is one gRPC stream, not an object of Ray's for each of its pieces
 }
 """What proxies need. `penstock deploy ray` sets it; for `serve deploy` it has to be that of `ray start`, on all

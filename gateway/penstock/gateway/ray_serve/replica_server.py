@@ -22,7 +22,7 @@ from penstock.gateway.kserve.grpc.service import Service
 from penstock.gateway.lifecycle import Server
 from penstock.gateway.ray_serve.answer_forms import error_form
 from penstock.gateway.ray_serve.load import Load, load_of
-from penstock.gateway.ray_serve.stream_guard import REPLICA_HEADER
+from penstock.gateway.ray_serve.stream_guard import BODY, REPLICA_HEADER
 
 logger = logging.getLogger("penstock")
 
@@ -74,6 +74,8 @@ class ReplicaServer:
             await send(message)
 
         scope = _below_prefix(scope)
+        if BODY in scope:
+            receive = _carried(scope[BODY], receive)
         if scope["type"] == "http" and changes_one_replica(self._server.app.access(scope)):
             exchange = Exchange(scope, receive, named, self._server.drain)
             exchange.error_form = error_form(scope["path"])
@@ -87,6 +89,22 @@ async def _live(receive: Receive, send: Send) -> None:
     for phase in ("startup", "shutdown"):
         await receive()
         await send({"type": f"lifespan.{phase}.complete"})
+
+
+def _carried(body: bytes, receive: Receive) -> Receive:
+    """The body that came with the scope, then what else `receive` says than the body."""
+    is_told = False
+
+    async def received() -> Message:
+        nonlocal is_told
+        if not is_told:
+            is_told = True
+            return {"type": "http.request", "body": body, "more_body": False}
+        while (message := await receive())["type"] == "http.request":
+            pass
+        return message
+
+    return received
 
 
 def changes_one_replica(access: Access | None) -> bool:

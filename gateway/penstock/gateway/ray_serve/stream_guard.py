@@ -4,6 +4,7 @@ A replica that is killed ends its streams without a word: Serve's proxy closes t
 lies around the proxy's app, in its process, so it is there when the replica is not any more. It
 
 - gives the request a key of its prompt's beginnings, for the request router (`prefix_key`),
+- sends the body with the request's scope: a replica otherwise asks the proxy for it, with a call between actors,
 - sends a request again, to another replica, whose own has gone before the first byte of an answer, or has answered 503,
 - ends a stream that was cut with the error event of its protocol,
 - says Serve's own refusals (too many requests, no replica) as JSON in the caller's form, with Retry-After.
@@ -29,6 +30,8 @@ logger = logging.getLogger("penstock.ray")
 
 REPLICA_HEADER = b"x-penstock-replica"
 """Of every answer that a replica of ours gave: which one. What comes without it is Serve's own."""
+BODY = "penstock.request_body"
+"""Of an ASGI scope: the whole body, as bytes."""
 _MOST_TRIES = 3
 _RETRY_AFTER = 2.0
 _STREAMS = (b"text/event-stream", b"application/x-ndjson")
@@ -57,8 +60,9 @@ class StreamGuard:
         for tries_left in reversed(range(tries)):
             answer = _Answer(form, send, is_last=not tries_left)
             told = [(self._session_header, str(key).encode())] if str(key) else []
+            carried = {BODY: request.body} if request.whole else {}
             try:
-                await self._app({**scope, "headers": [*headers, *told]}, request.replay(), answer.send)
+                await self._app({**scope, **carried, "headers": [*headers, *told]}, request.replay(), answer.send)
             except Exception:
                 logger.exception("the proxy failed")
             if answer.finished or request.gone:

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.gateway.ray_serve.prefix_key import LARGEST_BODY, session_hash
 from penstock.gateway.ray_serve.route_key import MARK, RouteKey
-from penstock.gateway.ray_serve.stream_guard import REPLICA_HEADER, StreamGuard
+from penstock.gateway.ray_serve.stream_guard import BODY, REPLICA_HEADER, StreamGuard
 from protocol.asgi_client import AsgiCall
 
 EVENTS = b"text/event-stream; charset=utf-8"
@@ -24,11 +24,13 @@ class Replicas:
         self.behaviours = list(behaviours)
         self.bodies: list[bytes] = []
         self.headers: list[dict[bytes, bytes]] = []
+        self.carried: list[bytes | None] = []
         self._content_type = content_type
 
     async def __call__(self, scope, receive, send) -> None:
         behaviour = self.behaviours[len(self.bodies)]
         self.headers.append(dict(scope["headers"]))
+        self.carried.append(scope.get(BODY))
         scope["headers"].append((b"x-request-id", b"made-by-serve"))
         body = b""
         more = True
@@ -173,9 +175,16 @@ async def test_a_client_cannot_bring_a_key_of_its_own():
     assert b"forged" not in replicas.headers[0].get(b"x-session-id", b"")
 
 
+async def test_a_body_goes_with_the_scope_to_each_replica_that_is_asked():
+    replicas = Replicas("dies", "answers")
+    await guarded(replicas, body=[b'{"model":', b'"m"}']).run()
+    assert replicas.carried == replicas.bodies == [b'{"model":"m"}'] * 2
+
+
 async def test_a_large_body_passes_as_it_comes_and_is_sent_once():
     chunks = [b"x" * (LARGEST_BODY // 2)] * 4
     replicas = Replicas("dies", "answers")
     call = await guarded(replicas, body=chunks).run()
     assert replicas.bodies == [b"".join(chunks)]
+    assert replicas.carried == [None]
     assert call.messages[0]["status"] == 503

@@ -68,11 +68,12 @@ class GrammarCompilations:
 
     def advance(self) -> None:
         """Takes in what is compiled, and gives up what takes too long."""
-        if not self._pending:
-            return
+        # first, and also what was given up before: the descriptor is readable until it is taken
         for compilation, result in self._inbox.take():
             if compilation.is_pending:
                 self._end(compilation, result)
+        if not self._pending:
+            return
         now = self._clock()
         for compilation in [one for one in self._pending.values() if one.give_up_at <= now]:
             self._end(compilation, OverloadedError(f"The grammar was not compiled within {_LONGEST:g} s."))

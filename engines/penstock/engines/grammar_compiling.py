@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from penstock.engines.bell import Bell
 from penstock.engines.contract.messages import AddRequest, Grammar, SamplingParams
 from penstock.engines.contract.runner import GrammarHost
 from penstock.engines.errors import EngineError, OverloadedError, PenstockError
+from penstock.engines.inbox import Inbox
 from penstock.engines.scheduler.compilation import Compilation
 from penstock.engines.scheduler.intake import Intake
 
@@ -40,16 +39,13 @@ class GrammarCompilations:
         self._cached_chars = 0
         self._pending: dict[Grammar, Compilation] = {}
         self._threads: ThreadPoolExecutor | None = None
-        self._lock = threading.Lock()
-        """Guards the next two: threads ring when they are done."""
-        self._done: list[tuple[Compilation, Any]] = []
+        self._inbox: Inbox[tuple[Compilation, Any]] = Inbox()
         """With what the runner has made of it, or an exception."""
-        self._bell = Bell()
 
     @property
     def wakeups(self) -> Sequence[int]:
         """File descriptors that are readable while `advance` has something to take in."""
-        return (self._bell.wakeup,)
+        return (self._inbox.wakeup,)
 
     @property
     def next_look(self) -> float | None:
@@ -72,22 +68,19 @@ class GrammarCompilations:
 
     def advance(self) -> None:
         """Takes in what is compiled, and gives up what takes too long."""
-        if not self._pending:
-            return
-        with self._lock:
-            done, self._done = self._done, []
-            self._bell.silence()
-        for compilation, result in done:
+        # first, and also what was given up before: the descriptor is readable until it is taken
+        for compilation, result in self._inbox.take():
             if compilation.is_pending:
                 self._end(compilation, result)
+        if not self._pending:
+            return
         now = self._clock()
         for compilation in [one for one in self._pending.values() if one.give_up_at <= now]:
             self._end(compilation, OverloadedError(f"The grammar was not compiled within {_LONGEST:g} s."))
 
     def close(self) -> None:
         """What is being compiled is given up."""
-        with self._lock:
-            self._bell.close()
+        self._inbox.close()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -105,9 +98,7 @@ class GrammarCompilations:
             result: Any = host.compile_grammar(compilation.grammar)
         except Exception as error:
             result = error
-        with self._lock:
-            self._done.append((compilation, result))
-            self._bell.ring()
+        self._inbox.put((compilation, result))
 
     def _end(self, compilation: Compilation, result: Any) -> None:
         del self._pending[compilation.grammar]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -139,7 +140,10 @@ def test_what_takes_too_long_is_given_up(host: Host, driver: Driver) -> None:
     error: Any = driver.ends[slow].error
     assert error.code == OverloadedError.code
     host.gate.set()
-    # What comes of it now is nobody's, and the next request begins again.
+    # What comes of it now is nobody's: the loop is woken once, and the next request begins again.
+    assert select.select(driver.core.wakeups, [], [], 20)[0]
+    driver.step()
+    assert not select.select(driver.core.wakeups, [], [], 0)[0], "an engine at idle would step without end"
     [again] = ask(driver, SLOW)
     driver.run()
     assert driver.ends[again].error is None

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
-from penstock.engines.bell import Bell
+from penstock.engines.block_reader import BlockReader, BlocksRead
 from penstock.engines.contract.messages import EngineStats
 from penstock.engines.contract.runner import BlockHost
 from penstock.engines.contract.step import SchedulerOutput
 from penstock.engines.handover.shared_blocks import OwnRegion, SharedBlocks
-from penstock.engines.offload.block_file import RECORD_BYTES, Contents
-from penstock.engines.offload.offload import read_wanted
-from penstock.engines.scheduler.prefetch import Prefetch, Prefetches
+from penstock.engines.inbox import Inbox
+from penstock.engines.offload.block_file import RECORD_BYTES
+from penstock.engines.scheduler.prefetch import Prefetches
 from penstock.kvcache import BlockHash, KVCacheManager
 
 logger = logging.getLogger(__name__)
 
 _AT_ONCE = 32
 """Blocks that are copied together: a bound on the memory that this takes."""
-
-_Read = tuple[Prefetch, dict[BlockHash, Contents], OSError | MemoryError | None]
 
 
 class Handover:
@@ -50,26 +46,18 @@ class Handover:
         """False after an error, too."""
         if own is not None:
             kv.in_use = {}
-        self._reader = ThreadPoolExecutor(1, "kv-handover-read")
-        self._lock = threading.Lock()
-        """Guards the next two: the thread rings when it is done."""
-        self._done: list[_Read] = []
-        self._bell = Bell()
+        self._inbox: Inbox[BlocksRead] = Inbox()
+        self._reader = BlockReader(host, prefetches, self._inbox.put, "kv-handover-read")
 
     @property
     def wakeups(self) -> Sequence[int]:
-        return (self._bell.wakeup,)
+        return (self._inbox.wakeup,)
 
     def begin(self) -> None:
-        begun = self._prefetches.begun
-        for prefetch in begun:
-            self._reader.submit(self._read, prefetch)
-        begun.clear()
+        self._reader.begin(self._shared.read)
 
     def carry_out(self, step: SchedulerOutput) -> None:
-        if step.block_loads:
-            blocks, loaded = zip(*step.block_loads, strict=True)
-            self._host.write_blocks(blocks, loaded)
+        self._reader.carry_out(step)
 
     def collected(self) -> None:
         """Writes what the step has completed of prompts, and what requests found in the prefix cache. This comes before
@@ -98,15 +86,12 @@ class Handover:
         self._num_saved += len(found)
 
     def advance(self) -> None:
-        with self._lock:
-            done, self._done = self._done, []
-            self._bell.silence()
-        for prefetch, contents, error in done:
-            if error is not None:
-                logger.warning("blocks of another engine cannot be read: %s", error or "no memory")
-            if prefetch.contents is None:
-                self._num_lost += len(prefetch.wanted) - len(contents)
-            self._prefetches.ended(prefetch, contents, self._clock())
+        for done in self._inbox.take():
+            if done.error is not None:
+                logger.warning("blocks of another engine cannot be read: %s", done.error or "no memory")
+            if done.prefetch.contents is None:
+                self._num_lost += len(done.prefetch.wanted) - len(done.contents)
+            self._prefetches.ended(done.prefetch, done.contents, self._clock())
         self._prefetches.give_up(self._clock())
 
     def clear(self) -> None:
@@ -132,13 +117,6 @@ class Handover:
 
     def close(self, *, save: bool) -> None:
         """What is shared stays, as long as its memory does."""
-        self._reader.shutdown(cancel_futures=True)
+        self._reader.close(wait=True)
         self._shared.close()
-        with self._lock:
-            self._bell.close()
-
-    def _read(self, prefetch: Prefetch) -> None:
-        contents, error = read_wanted(prefetch, self._shared.read)
-        with self._lock:
-            self._done.append((prefetch, contents, error))
-            self._bell.ring()
+        self._inbox.close()

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from penstock.engines.bell import Bell
+from penstock.engines.block_reader import BlockReader, BlocksRead
 from penstock.engines.contract.messages import EngineStats
 from penstock.engines.contract.runner import BlockHost
 from penstock.engines.contract.step import SchedulerOutput
+from penstock.engines.inbox import Inbox
 from penstock.engines.offload import CLOSING_SECONDS
 from penstock.engines.offload.block_file import RECORD_BYTES, BlockFile, Contents
 from penstock.engines.offload.folder import ModelFolder
-from penstock.engines.scheduler.prefetch import Prefetch, Prefetches
+from penstock.engines.scheduler.prefetch import Prefetches
 from penstock.kvcache import BlockHash, BlockSave, BlockTier, KVCacheManager
 
 logger = logging.getLogger(__name__)
@@ -28,36 +29,15 @@ _LEAST_SECONDS = 1.0
 """For what is being written at the end, whatever was spent before."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Done:
-    """What a thread has to say."""
+    """What the writing thread has to say."""
 
     saves: Sequence[BlockSave] = ()
     """Those that it has written, or tried to."""
-    prefetch: Prefetch | None = None
-    """Was read."""
-    contents: Mapping[BlockHash, Contents] = field(default_factory=dict)
-    """By hash, what was found for it."""
     error: OSError | MemoryError | None = None
     kept: Sequence[tuple[BlockHash, int]] | None = None
     """Of a file that has been opened."""
-
-
-def read_wanted(
-    prefetch: Prefetch, read: Callable[[int, BlockHash], Contents | None]
-) -> tuple[dict[BlockHash, Contents], OSError | MemoryError | None]:
-    """What a request waits for, as far as `read` finds it, and the error that ended the reading. On a thread."""
-    contents: dict[BlockHash, Contents] = {}
-    try:
-        for block_hash, slot in prefetch.wanted:
-            if prefetch.contents is not None:  # nobody waits any more
-                break
-            found = read(slot, block_hash)
-            if found is not None:
-                contents[block_hash] = found
-    except (OSError, MemoryError) as error:
-        return contents, error
-    return contents, None
 
 
 class Offload:
@@ -83,12 +63,9 @@ class Offload:
         self._num_damaged = 0
         self._file: BlockFile | None = None
         self._writer = ThreadPoolExecutor(1, "kv-offload-write")
-        self._reader = ThreadPoolExecutor(1, "kv-offload-read")
+        self._inbox: Inbox[BlocksRead | _Done] = Inbox()
+        self._reader = BlockReader(host, prefetches, self._inbox.put, "kv-offload-read")
         self._closing = threading.Event()
-        self._lock = threading.Lock()
-        """Guards the next two: threads ring when they are done."""
-        self._done: list[_Done] = []
-        self._bell = Bell()
         kept = self._try_open()
         if kept is not None:
             self._opened(kept)
@@ -99,15 +76,13 @@ class Offload:
     @property
     def wakeups(self) -> Sequence[int]:
         """File descriptors that are readable while `advance` has something to take in."""
-        return (self._bell.wakeup,)
+        return (self._inbox.wakeup,)
 
     def carry_out(self, step: SchedulerOutput) -> None:
         """Copies the blocks out that the step may overwrite, and those in that it reads."""
         if step.block_saves:
             self._writer.submit(self._write, step.block_saves, self._copies(step.block_saves))
-        if step.block_loads:
-            blocks, loaded = zip(*step.block_loads, strict=True)
-            self._host.write_blocks(blocks, loaded)
+        self._reader.carry_out(step)
 
     def _copies(self, saves: Sequence[BlockSave]) -> Contents:
         try:
@@ -119,25 +94,17 @@ class Offload:
 
     def begin(self) -> None:
         """Has the blocks read that requests wait for."""
-        begun = self._prefetches.begun
-        for prefetch in begun:
-            self._reader.submit(self._read, prefetch)
-        begun.clear()
+        self._reader.begin(self._read_slot)
 
     def advance(self) -> None:
         """Takes in what was read and written, and gives up what takes too long."""
-        with self._lock:
-            done, self._done = self._done, []
-            self._bell.silence()
-        for each in done:
-            if each.kept is not None:
-                self._opened(each.kept)
-            for save in each.saves:
-                self._tier.written(save.block_hash, save.slot, succeeded=each.error is None)
-            if each.prefetch is not None:
-                self._take_in(each.prefetch, each.contents, complete=each.error is None)
-            if each.error is not None:
-                self._turn_off(str(each.error) or "no memory", reads=each.prefetch is not None)
+        for done in self._inbox.take():
+            if isinstance(done, BlocksRead):
+                self._take_in(done)
+            else:
+                self._note(done)
+            if done.error is not None:
+                self._turn_off(str(done.error) or "no memory", reads=isinstance(done, BlocksRead))
         if self._prefetches.give_up(self._clock()):
             self._turn_off("reading takes too long", reads=True)
 
@@ -167,12 +134,11 @@ class Offload:
         if save and self._file is not None:
             self._save_cached(deadline)
         self._closing.set()
-        self._reader.shutdown(wait=False, cancel_futures=True)
+        self._reader.close(wait=False)
         last = self._writer.submit(self._close_file)
         self._writer.shutdown(wait=False)
         wait_for((last,), max(_LEAST_SECONDS, deadline - self._clock()))
-        with self._lock:
-            self._bell.close()
+        self._inbox.close()
 
     # -- on the threads --------------------------------------------------------------------------------------
 
@@ -185,18 +151,18 @@ class Offload:
                     self._file.write(save.slot, save.block_hash, block)
         except (OSError, MemoryError) as e:
             error = e
-        self._tell(_Done(saves=saves, error=error))
+        self._inbox.put(_Done(saves=saves, error=error))
 
-    def _read(self, prefetch: Prefetch) -> None:
-        contents, error = ({}, None) if self._file is None else read_wanted(prefetch, self._file.read)
-        self._tell(_Done(prefetch=prefetch, contents=contents, error=error))
+    def _read_slot(self, slot: int, block_hash: BlockHash) -> Contents | None:
+        file = self._file
+        return None if file is None else file.read(slot, block_hash)
 
     def _clear(self) -> None:
         try:
             if self._file is not None:
                 self._file.clear()
         except OSError as error:
-            self._tell(_Done(error=error))
+            self._inbox.put(_Done(error=error))
 
     def _wait_for_folder(self) -> None:
         """Blocks are not taken in meanwhile, so nothing has to be written."""
@@ -204,10 +170,10 @@ class Offload:
             try:
                 kept = self._try_open()
             except OSError as error:
-                self._tell(_Done(error=error))
+                self._inbox.put(_Done(error=error))
                 return
             if kept is not None:
-                self._tell(_Done(kept=kept))
+                self._inbox.put(_Done(kept=kept))
                 return
 
     def _try_open(self) -> list[tuple[BlockHash, int]] | None:
@@ -231,13 +197,8 @@ class Offload:
         self._folder.release()
 
     def _close_file(self) -> None:
-        self._reader.shutdown()
+        self._reader.close(wait=True)
         self._release_folder()
-
-    def _tell(self, done: _Done) -> None:
-        with self._lock:
-            self._done.append(done)
-            self._bell.ring()
 
     # -- the loop's side of it -------------------------------------------------------------------------------
 
@@ -251,12 +212,19 @@ class Offload:
             self._tier.num_kept,
         )
 
-    def _take_in(self, prefetch: Prefetch, contents: Mapping[BlockHash, Contents], *, complete: bool) -> None:
-        """`complete`: what is not in `contents` was not in its slot."""
-        for block_hash, slot in prefetch.wanted if complete and prefetch.contents is None else ():
-            if block_hash not in contents:
+    def _note(self, done: _Done) -> None:
+        if done.kept is not None:
+            self._opened(done.kept)
+        for save in done.saves:
+            self._tier.written(save.block_hash, save.slot, succeeded=done.error is None)
+
+    def _take_in(self, done: BlocksRead) -> None:
+        """What was not found, though nothing failed, is not in its slot."""
+        prefetch = done.prefetch
+        for block_hash, slot in prefetch.wanted if done.error is None and prefetch.contents is None else ():
+            if block_hash not in done.contents:
                 self._num_damaged += self._tier.forget(block_hash, slot)
-        self._prefetches.ended(prefetch, dict(contents), self._clock())
+        self._prefetches.ended(prefetch, done.contents, self._clock())
 
     def _turn_off(self, reason: str, *, reads: bool) -> None:
         """`reads`: what is kept is not to be trusted either."""

@@ -1,0 +1,75 @@
+"""Blocks that requests wait for, on their way into the KV cache: from files, or from memory that engines share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from penstock.engines.contract.runner import BlockHost
+from penstock.engines.contract.step import SchedulerOutput
+from penstock.engines.offload.block_file import Contents
+from penstock.engines.scheduler.prefetch import Prefetch, Prefetches
+from penstock.kvcache import BlockHash
+
+ReadSlot = Callable[[int, BlockHash], Contents | None]
+"""What a slot holds for a hash; None: something else. Raises OSError and MemoryError."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksRead:
+    """What came of a prefetch."""
+
+    prefetch: Prefetch
+    contents: dict[BlockHash, Contents]
+    """By hash, what was found for it."""
+    error: OSError | MemoryError | None
+    """That ended the reading."""
+
+
+class BlockReader:
+    """The reading half of a BlockMover. Owned by the engine's loop; one thread reads, one prefetch after the other."""
+
+    def __init__(
+        self, host: BlockHost, prefetches: Prefetches, tell: Callable[[BlocksRead], None], thread_name: str
+    ) -> None:
+        """`tell` is called on the thread, once for each prefetch that was read."""
+        self._host = host
+        self._prefetches = prefetches
+        self._tell = tell
+        self._thread = ThreadPoolExecutor(1, thread_name)
+
+    def begin(self, read: ReadSlot) -> None:
+        """Has the blocks read that requests wait for. `read` is called on the thread."""
+        begun = self._prefetches.begun
+        for prefetch in begun:
+            self._thread.submit(self._read, prefetch, read)
+        begun.clear()
+
+    def carry_out(self, step: SchedulerOutput) -> None:
+        """Copies those blocks in that the step reads."""
+        if step.block_loads:
+            blocks, loaded = zip(*step.block_loads, strict=True)
+            self._host.write_blocks(blocks, loaded)
+
+    def close(self, *, wait: bool) -> None:
+        """Drops what is not being read yet. `wait`: until the thread has ended. May be called again."""
+        self._thread.shutdown(wait=wait, cancel_futures=True)
+
+    def _read(self, prefetch: Prefetch, read: ReadSlot) -> None:
+        self._tell(read_wanted(prefetch, read))
+
+
+def read_wanted(prefetch: Prefetch, read: ReadSlot) -> BlocksRead:
+    """What a request waits for, as far as `read` finds it, and the error that ended the reading. On a thread."""
+    contents: dict[BlockHash, Contents] = {}
+    try:
+        for block_hash, slot in prefetch.wanted:
+            if prefetch.contents is not None:  # nobody waits any more
+                break
+            found = read(slot, block_hash)
+            if found is not None:
+                contents[block_hash] = found
+    except (OSError, MemoryError) as error:
+        return BlocksRead(prefetch, contents, error)
+    return BlocksRead(prefetch, contents, None)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import compileall
 import logging
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,18 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # So does nohup with SIGHUP. A handler that does nothing is not inherited.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda number, frame: None)
+
+
+ROOT = Path(__file__).parents[1]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compiles the server's modules once, as installing does: where PYTHONDONTWRITEBYTECODE is set, each of the hundreds
+    of processes that tests start would spend two seconds on it. With xdist, the process that
+    starts the workers does it for them."""
+    if not hasattr(config, "workerinput"):
+        for folder in ROOT.glob("*/penstock"):
+            compileall.compile_dir(folder, quiet=1)
 
 
 @pytest.fixture(autouse=True)

@@ -21,9 +21,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compiles the server's modules once, as installing does: where PYTHONDONTWRITEBYTECODE is set, each of the hundreds
-    of processes that tests start would spend two seconds on it. With xdist, the process that
-    starts the workers does it for them."""
+    """Compiles the server's modules once, as installing does. Where PYTHONDONTWRITEBYTECODE is set, each of the
+    hundreds of processes that tests start would spend two seconds on it. With xdist, the process that starts the
+    workers does it for them."""
     if not hasattr(config, "workerinput"):
         for folder in ROOT.glob("*/penstock"):
             compileall.compile_dir(folder, quiet=1)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import compileall
+import functools
+import gc
 import logging
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 # A shell starts what it runs in the background with Ctrl-C ignored, which everything started from here would inherit.
@@ -27,6 +30,21 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         for folder in ROOT.glob("*/penstock"):
             compileall.compile_dir(folder, quiet=1)
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests and the modules that they import stay: no collection need look at them again. It would take a
+    second each time, and engines that are closed ask for one."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _certificates_are_read_once() -> Iterator[None]:
+    """Not by each of the thousands of clients that tests make: it takes them longer than a request."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("httpx._transports.default.create_ssl_context", functools.cache(httpx.create_ssl_context))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -328,6 +328,14 @@ def reference_tokens(model: PreTrainedModel, prompt: Sequence[int], count: int, 
     return tokens
 
 
+def reference_answers(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], count: int, guesses: Sequence[Sequence[int]]
+) -> list[list[int]]:
+    """`reference_tokens` of each prompt, with its guess."""
+    pairs = zip(prompts, guesses, strict=True)
+    return [reference_tokens(model, prompt, count, guess) for prompt, guess in pairs]
+
+
 def reference_logprobs(model: PreTrainedModel, token_ids: Sequence[int]) -> torch.Tensor:
     """log-softmax at every position, float64 [len(token_ids), vocab]."""
     with torch.inference_mode():

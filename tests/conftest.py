@@ -7,6 +7,7 @@ import functools
 import gc
 import logging
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,9 +25,11 @@ ROOT = Path(__file__).parents[1]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compiles the server's modules once, as installing does. Where PYTHONDONTWRITEBYTECODE is set, each of the
-    hundreds of processes that tests start would spend two seconds on it. With xdist, the process that starts the
-    workers does it for them."""
+    """Keeps bytecode, as an installation does, even where PYTHONDONTWRITEBYTECODE is set: each of the hundreds of
+    processes that tests start would spend two seconds on it. With xdist, the process that starts the workers compiles
+    the server's modules for all."""
+    sys.dont_write_bytecode = False
+    gc.disable()  # until all tests are collected: what they import stays
     if not hasattr(config, "workerinput"):
         for folder in ROOT.glob("*/penstock"):
             compileall.compile_dir(folder, quiet=1)
@@ -35,6 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     """Thousands of tests and the modules that they import stay: no collection need look at them again. It would take a
     second each time, and engines that are closed ask for one."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import compileall
+import functools
+import gc
 import logging
 import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
+import httpx
 import pytest
 
 # A shell starts what it runs in the background with Ctrl-C ignored, which everything started from here would inherit.
@@ -13,6 +19,36 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # So does nohup with SIGHUP. A handler that does nothing is not inherited.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda number, frame: None)
+
+
+ROOT = Path(__file__).parents[1]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keeps bytecode, as an installation does, even where PYTHONDONTWRITEBYTECODE is set: each of the hundreds of
+    processes that tests start would spend two seconds on it. With xdist, the process that starts the workers compiles
+    the server's modules for all."""
+    sys.dont_write_bytecode = False
+    gc.disable()  # until all tests are collected: what they import stays
+    if not hasattr(config, "workerinput"):
+        for folder in ROOT.glob("*/penstock"):
+            compileall.compile_dir(folder, quiet=1)
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests and the modules that they import stay: no collection need look at them again. It would take a
+    second each time, and engines that are closed ask for one."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _certificates_are_read_once() -> Iterator[None]:
+    """Not by each of the thousands of clients that tests make: it takes them longer than a request."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("httpx._transports.default.create_ssl_context", functools.cache(httpx.create_ssl_context))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import openvino as ov
@@ -159,7 +161,8 @@ def export_graph(folder: Path, kind: str) -> Path:
 
 
 def _export_openvino(folder: Path, traced: torch.nn.Module, given: dict[str, torch.Tensor], output: str) -> Path:
-    graph = ov.convert_model(traced, example_input=tuple(given.values()))
+    with mock.patch.dict(os.environ, CI="true"):  # else it reports to its maker, from forks of this large process
+        graph = ov.convert_model(traced, example_input=tuple(given.values()))
     for port, name in zip(graph.inputs, given, strict=True):
         port.set_names({name})
     graph.output(0).set_names({output})

@@ -309,13 +309,31 @@ def load_reference(directory: Path, attention: str = "eager") -> PreTrainedModel
     return model.eval()
 
 
-def reference_tokens(model: PreTrainedModel, prompt: Sequence[int], count: int) -> list[int]:
-    """`count` greedy tokens after the prompt, EOS or not."""
+def reference_tokens(model: PreTrainedModel, prompt: Sequence[int], count: int, guess: Sequence[int] = ()) -> list[int]:
+    """`count` greedy tokens after the prompt, EOS or not. What is right in `guess` takes one step in all, instead of
+    one for each token; the answer does not depend on it."""
+    tokens: list[int] = []
     with torch.inference_mode():
-        ids = torch.tensor([list(prompt)])
-        # Without a mask, generate() hides every token of the prompt that equals the pad token.
-        output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
-    return output[0, len(prompt) :].tolist()
+        if guess:
+            logits = model(torch.tensor([[*prompt, *guess[: count - 1]]]), use_cache=False).logits[0]
+            best = logits[len(prompt) - 1 :].argmax(-1).tolist()
+            right = next((n for n, pair in enumerate(zip(best, guess, strict=False)) if pair[0] != pair[1]), len(best))
+            tokens = best[: right + 1]
+        if len(tokens) < count:
+            ids = torch.tensor([[*prompt, *tokens]])
+            # Without a mask, generate() hides every token of the prompt that equals the pad token.
+            mask = torch.ones_like(ids)
+            output = model.generate(ids, attention_mask=mask, max_new_tokens=count - len(tokens), do_sample=False)
+            tokens = output[0, len(prompt) :].tolist()
+    return tokens
+
+
+def reference_answers(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], count: int, guesses: Sequence[Sequence[int]]
+) -> list[list[int]]:
+    """`reference_tokens` of each prompt, with its guess."""
+    pairs = zip(prompts, guesses, strict=True)
+    return [reference_tokens(model, prompt, count, guess) for prompt, guess in pairs]
 
 
 def reference_logprobs(model: PreTrainedModel, token_ids: Sequence[int]) -> torch.Tensor:

@@ -9,7 +9,7 @@ import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 from transformers import PreTrainedModel
@@ -44,7 +44,12 @@ from penstock.engines.torch.config import TorchConfig
 from penstock.engines.torch.runner import TorchRunner
 from penstock.kvcache import KVGroup
 
-Oracle = Callable[[Sequence[int], int], list[int]]
+
+class Oracle(Protocol):
+    def __call__(self, prompt: Sequence[int], count: int, guess: Sequence[int] = ()) -> list[int]:
+        """The first `count` greedy tokens after a prompt. `guess`, what the engine says they are, changes nothing: an
+        oracle may be sooner done with what is right in it."""
+
 
 MakeAdapter = Callable[[str], tuple[Path, Oracle]]
 
@@ -56,8 +61,7 @@ MAX_MODEL_LEN = 512
 
 @dataclass(frozen=True)
 class Candidate:
-    """`engine` has NUM_BLOCKS blocks, or as `POOLS` says; `expect(prompt, count)` gives the first `count` greedy tokens
-    after a prompt."""
+    """`engine` has NUM_BLOCKS blocks, or as `POOLS` says."""
 
     engine: ModelRunner | ContinuousBatcher
     expect: Oracle
@@ -115,7 +119,10 @@ def _simulated(own_scheduler: bool = False, own_thread: bool = False, **options:
         first = sizes.get("first_token_id", 0)
 
         def oracle(adapter: str = "") -> Oracle:
-            return lambda prompt, count: generate(runner.info, prompt, count, first_token_id=first, adapter=adapter)
+            def expect(prompt: Sequence[int], count: int, guess: Sequence[int] = ()) -> list[int]:
+                return generate(runner.info, prompt, count, first_token_id=first, adapter=adapter)
+
+            return expect
 
         def make(key: str) -> tuple[Path, Oracle]:
             return save_adapter(folder / key), oracle(key)
@@ -150,10 +157,10 @@ def _transformers(folder: Path) -> dict[str, Any]:
 def _generate(reference: PreTrainedModel) -> Oracle:
     known: dict[tuple[int, ...], list[int]] = {}
 
-    def expect(prompt: Sequence[int], count: int) -> list[int]:
+    def expect(prompt: Sequence[int], count: int, guess: Sequence[int] = ()) -> list[int]:
         tokens = known.get(tuple(prompt), [])
         if len(tokens) < count:
-            tokens = known[tuple(prompt)] = reference_tokens(reference, prompt, count)
+            tokens = known[tuple(prompt)] = reference_tokens(reference, prompt, count, guess)
         return tokens[:count]
 
     return expect

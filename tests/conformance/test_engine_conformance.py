@@ -35,7 +35,7 @@ def test_a_single_request(candidate, length):
     driver = driver_of(candidate)
     [request] = driver.add(prompt(length), 24)
     driver.run()
-    assert driver.tokens[request] == candidate.expect(prompt(length), 24)
+    assert driver.tokens[request] == candidate.expect(prompt(length), 24, guess=driver.tokens[request])
     assert driver.ends[request].finish_reason is FinishReason.LENGTH
 
 
@@ -45,7 +45,7 @@ def test_a_batch_of_different_lengths(candidate):
     asked = {driver.add(prompt(5 + 11 * n, n), 8 + n)[0]: (prompt(5 + 11 * n, n), 8 + n) for n in range(7)}
     driver.run()
     for request, (tokens, count) in asked.items():
-        assert driver.tokens[request] == candidate.expect(tokens, count)
+        assert driver.tokens[request] == candidate.expect(tokens, count, guess=driver.tokens[request])
 
 
 def test_requests_that_join_while_others_decode(candidate):
@@ -57,7 +57,7 @@ def test_requests_that_join_while_others_decode(candidate):
         driver.step()
     driver.run()
     for request, tokens in asked.items():
-        assert driver.tokens[request] == candidate.expect(tokens, 16)
+        assert driver.tokens[request] == candidate.expect(tokens, 16, guess=driver.tokens[request])
 
 
 @pytest.mark.every_family
@@ -68,7 +68,7 @@ def test_chunked_prefill_beside_decodes(candidate, budget):
     asked = {driver.add(prompt(70 + n, n), 12)[0]: prompt(70 + n, n) for n in range(3)}
     driver.run()
     for request, tokens in asked.items():
-        assert driver.tokens[request] == candidate.expect(tokens, 12)
+        assert driver.tokens[request] == candidate.expect(tokens, 12, guess=driver.tokens[request])
 
 
 @pytest.mark.every_family
@@ -80,7 +80,7 @@ def test_prefix_hits(candidate, shared):
         tokens = stem + prompt(9, 10 + n)
         [request] = driver.add(tokens, 12)
         driver.run()
-        assert driver.tokens[request] == candidate.expect(tokens, 12)
+        assert driver.tokens[request] == candidate.expect(tokens, 12, guess=driver.tokens[request])
     assert driver.stats.prefix_hits == 2 * (shared // BLOCK * BLOCK)
 
 
@@ -89,7 +89,7 @@ def test_a_hit_on_the_whole_prompt(candidate):
     for _ in range(3):
         [request] = driver.add(prompt(2 * BLOCK), 12)
         driver.run()
-        assert driver.tokens[request] == candidate.expect(prompt(2 * BLOCK), 12)
+        assert driver.tokens[request] == candidate.expect(prompt(2 * BLOCK), 12, guess=driver.tokens[request])
     assert driver.stats.prefix_hits == 2 * (BLOCK if candidate.whole_block_hits else 2 * BLOCK - 1)
 
 
@@ -100,7 +100,7 @@ def test_an_answer_that_becomes_a_prompt_is_found_in_the_cache(candidate):
     longer = prompt(20) + driver.tokens[first]
     [second] = driver.add(longer, 10)
     driver.run()
-    assert driver.tokens[second] == candidate.expect(longer, 10)
+    assert driver.tokens[second] == candidate.expect(longer, 10, guess=driver.tokens[second])
     assert driver.stats.prefix_hits == 2 * BLOCK
 
 
@@ -108,11 +108,11 @@ def test_an_answer_that_becomes_a_prompt_is_found_in_the_cache(candidate):
 @pytest.mark.parametrize("caching", [False, True])
 def test_preemption_and_resumption(candidate, caching):
     driver = driver_of(candidate, enable_prefix_caching=caching)
-    asked = {driver.add(prompt(40 + n, n), 90)[0]: prompt(40 + n, n) for n in range(8)}
+    asked = {driver.add(prompt(40 + n, n), 64)[0]: prompt(40 + n, n) for n in range(8)}
     driver.run()
     assert driver.stats.preemptions > 0
     for request, tokens in asked.items():
-        assert driver.tokens[request] == candidate.expect(tokens, 90)
+        assert driver.tokens[request] == candidate.expect(tokens, 64, guess=driver.tokens[request])
 
 
 @pytest.mark.every_family
@@ -122,7 +122,7 @@ def test_forked_samples_share_the_prompt_and_part_ways_in_peace(candidate, lengt
     ids = driver.add(prompt(length), 40, n=4)
     driver.run()
     for request in ids:
-        assert driver.tokens[request] == candidate.expect(prompt(length), 40)
+        assert driver.tokens[request] == candidate.expect(prompt(length), 40, guess=driver.tokens[request])
 
 
 def test_forks_beside_strangers_under_pressure(candidate):
@@ -133,7 +133,7 @@ def test_forks_beside_strangers_under_pressure(candidate):
         asked |= dict.fromkeys(driver.add(prompt(50, n) + prompt(20, 9), 60), prompt(50, n) + prompt(20, 9))
     driver.run()
     for request, tokens in asked.items():
-        assert driver.tokens[request] == candidate.expect(tokens, 60)
+        assert driver.tokens[request] == candidate.expect(tokens, 60, guess=driver.tokens[request])
 
 
 def test_aborts_leave_the_others_alone(candidate):
@@ -146,7 +146,7 @@ def test_aborts_leave_the_others_alone(candidate):
             driver.abort(rng.choice(list(asked)))
     for request, tokens in asked.items():
         got = driver.tokens[request]
-        assert got == candidate.expect(tokens, 30)[: len(got)]
+        assert got == candidate.expect(tokens, 30, guess=got)[: len(got)]
         if driver.ends[request].finish_reason is not FinishReason.ABORT:
             assert len(got) == 30
 
@@ -160,7 +160,8 @@ def test_logprobs_do_not_change_tokens(candidate):
     while driver.has_work or not outputs:
         outputs += driver.step()
     entries = [entry for output in outputs for entry in output.logprobs or ()]
-    assert driver.tokens[request] == candidate.expect(prompt(30), 10) == [entry.token_id for entry in entries]
+    expected = candidate.expect(prompt(30), 10, guess=driver.tokens[request])
+    assert driver.tokens[request] == expected == [entry.token_id for entry in entries]
     assert all(entry.rank == 1 and entry.top[0][0] == entry.token_id and len(entry.top) == 3 for entry in entries)
     [info] = [output.prompt for output in outputs if output.prompt is not None]
     assert [entry.token_id for entry in info.logprobs] == prompt(30)[1:]
@@ -207,9 +208,12 @@ def test_stop_tokens_and_minimum_lengths(candidate):
 @pytest.mark.parametrize("done", [1, BLOCK + 5])
 def test_going_on_behind_what_another_engine_has_put_out(candidate, done):
     candidate.needs("our scheduler")
-    expected = candidate.expect(prompt(20), 60)
+    whole = driver_of(candidate)
+    [request] = whole.add(prompt(20), 50)
+    whole.run()
+    expected = candidate.expect(prompt(20), 50, guess=whole.tokens[request])
     driver = driver_of(candidate, enable_prefix_caching=True)
-    [request] = driver.add(prompt(20), 60, behind=expected[:done])
+    [request] = driver.add(prompt(20), 50, behind=expected[:done])
     driver.run()
     assert driver.tokens[request] == expected[done:]
     assert driver.ends[request].finish_reason is FinishReason.LENGTH
@@ -267,7 +271,7 @@ def test_steps_in_flight_change_nothing(candidate):
     assert found[1] == found[0]
     assert found[2] == found[0]
     for request, tokens in list(found[0][0].items())[0:12:4]:
-        assert tokens == candidate.expect(prompt(60 + request // 4, request // 4), 70)
+        assert tokens == candidate.expect(prompt(60 + request // 4, request // 4), 70, guess=tokens)
 
 
 # -- guesses ---------------------------------------------------------------------------------------------------
@@ -317,7 +321,7 @@ def test_guesses_from_the_text_itself_change_nothing(candidate):
     asked = [driver.add(tokens + prompt(n, n), 80)[0] for n in range(8)]
     driver.run()
     for n, request in enumerate(asked):
-        assert driver.tokens[request] == candidate.expect(tokens + prompt(n, n), 80)
+        assert driver.tokens[request] == candidate.expect(tokens + prompt(n, n), 80, guess=driver.tokens[request])
 
 
 # -- vectors ---------------------------------------------------------------------------------------------------
@@ -376,7 +380,7 @@ async def test_vectors_beside_running_chats(candidate):
     for n, asked in enumerate(vectors):
         assert pooled[asked.ids[0]] == pytest.approx(candidate.vector(prompt(30 + 20 * n, n)), abs=candidate.tolerance)
     for n, asked in enumerate(chats):
-        assert said[asked.ids[0]] == candidate.expect(prompt(40 + n, n), 40)
+        assert said[asked.ids[0]] == candidate.expect(prompt(40 + n, n), 40, guess=said[asked.ids[0]])
 
 
 # -- failing steps ---------------------------------------------------------------------------------------------
@@ -403,8 +407,8 @@ def test_a_step_that_fails_ends_only_the_guilty(candidate, depth):
     assert driver.ends[guilty].error.code == "step_failed"
     for request, tokens in asked.items():
         assert driver.ends[request].error is None
-        assert driver.tokens[request] == candidate.expect(tokens, 40)
-    assert driver.tokens[cached] == candidate.expect(prompt(3 * BLOCK), 20)
+        assert driver.tokens[request] == candidate.expect(tokens, 40, guess=driver.tokens[request])
+    assert driver.tokens[cached] == candidate.expect(prompt(3 * BLOCK), 20, guess=driver.tokens[cached])
     assert driver.stats.prefix_hits > 0
 
 
@@ -422,7 +426,7 @@ def test_blocks_behind_a_window_are_given_back(candidate):
         driver.step()
         if driver.tokens[request]:
             most = max(most, driver.stats.num_blocks - driver.stats.num_free_blocks)
-    assert driver.tokens[request] == candidate.expect(prompt(100), 90)
+    assert driver.tokens[request] == candidate.expect(prompt(100), 90, guess=driver.tokens[request])
     needed = (min(190, group.window + 32) if group.window else 190 for group in groups)
     assert most <= sum(-(-tokens // group.block_size) + 1 for tokens, group in zip(needed, groups, strict=True))
     assert most < sum(-(-190 // group.block_size) for group in groups)
@@ -442,7 +446,7 @@ def test_blocks_that_a_window_leaves_are_free_for_others_at_once(candidate):
             driver.step()
     driver.run()
     for request, (tokens, count) in asked.items():
-        assert driver.tokens[request] == candidate.expect(tokens, count)
+        assert driver.tokens[request] == candidate.expect(tokens, count, guess=driver.tokens[request])
 
 
 def test_everything_is_given_back(candidate):
@@ -481,7 +485,7 @@ def test_adapters_and_the_base_model_in_one_batch(candidate, adapters, budget):
             asked |= dict.fromkeys(driver.add(prompt(20 + 17 * n, n), 14, n=1 + n % 2, adapter=key), (key, n))
     driver.run()
     for request, (key, n) in asked.items():
-        assert driver.tokens[request] == adapters[key](prompt(20 + 17 * n, n), 14)
+        assert driver.tokens[request] == adapters[key](prompt(20 + 17 * n, n), 14, guess=driver.tokens[request])
     assert len({tuple(expect(prompt(20), 14)) for expect in adapters.values()}) == 3
 
 
@@ -491,7 +495,7 @@ def test_adapters_share_no_blocks(candidate, adapters):
     for key in [*adapters, *adapters]:
         [request] = driver.add(prompt(2 * BLOCK + 5), 8, adapter=key)
         driver.run()
-        assert driver.tokens[request] == adapters[key](prompt(2 * BLOCK + 5), 8)
+        assert driver.tokens[request] == adapters[key](prompt(2 * BLOCK + 5), 8, guess=driver.tokens[request])
         hits.append(driver.stats.prefix_hits // BLOCK)
     assert hits == [0, 0, 0, 2, 4, 6]
 
@@ -500,11 +504,11 @@ def test_preemption_among_adapters(candidate, adapters):
     driver = driver_of(candidate, enable_prefix_caching=True)
     asked = {}
     for n, key in enumerate([*adapters] * 3):
-        asked[driver.add(prompt(40 + n, n), 80, adapter=key)[0]] = (key, n)
+        asked[driver.add(prompt(40 + n, n), 64, adapter=key)[0]] = (key, n)
     driver.run()
     assert driver.stats.preemptions > 0
     for request, (key, n) in asked.items():
-        assert driver.tokens[request] == adapters[key](prompt(40 + n, n), 80)
+        assert driver.tokens[request] == adapters[key](prompt(40 + n, n), 64, guess=driver.tokens[request])
 
 
 def test_an_adapter_is_replaced_while_others_run(candidate, adapters):
@@ -524,9 +528,9 @@ def test_an_adapter_is_replaced_while_others_run(candidate, adapters):
         assert running not in driver.ends
     driver.run()
     candidate.engine.unload_adapter(new)
-    assert driver.tokens[before] == adapters[old](prompt(3 * BLOCK), 4)
-    assert driver.tokens[after] == expect(prompt(3 * BLOCK), 4)
-    assert driver.tokens[running] == adapters[stays](prompt(30, 1), 60)
+    assert driver.tokens[before] == adapters[old](prompt(3 * BLOCK), 4, guess=driver.tokens[before])
+    assert driver.tokens[after] == expect(prompt(3 * BLOCK), 4, guess=driver.tokens[after])
+    assert driver.tokens[running] == adapters[stays](prompt(30, 1), 60, guess=driver.tokens[running])
     assert driver.stats.prefix_hits == 0
 
 
@@ -541,7 +545,7 @@ def test_predictions_change_nothing_but_the_number_of_steps(candidate):
         [other] = driver.add(prompt(9), length)
         driver.run()
         assert driver.tokens[request] == right
-        assert driver.tokens[other] == candidate.expect(prompt(9), length)
+        assert driver.tokens[other] == candidate.expect(prompt(9), length, guess=driver.tokens[other])
         num_right, _ = driver.ends[request].guessed
         assert driver.stats.accepted_tokens == num_right
         assert (num_right > 5) is fewer
@@ -596,4 +600,4 @@ def test_logits_processors(candidate, monkeypatch):
         error = driver.ends[request].error
         assert (error.code, error.param) == ("invalid_request", "logits_processors")
         assert told in error.message
-    assert driver.tokens[other] == candidate.expect(prompt(20), 6)
+    assert driver.tokens[other] == candidate.expect(prompt(20), 6, guess=driver.tokens[other])

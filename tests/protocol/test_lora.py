@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import openai
 import pytest
 
 from helpers_adapters import save_adapter
-from helpers_server import Server, serving, wait_until
+from helpers_server import Server, refusal, serving, wait_until
 
 ASK = [{"role": "user", "content": "Which weights are yours?"}]
 SIMULATED = ("--engine", "simulated", "--served-model-name", "base", "--served-model-name", "alias")
@@ -200,10 +201,7 @@ def test_nothing_is_loaded_at_run_time_unless_the_server_allows_it(shop: Path) -
         (("--lora-directory", "nowhere"), "lora-directory: nowhere is not a folder"),
     ],
 )
-def test_settings_that_cannot_be_end_the_start(flags: tuple[str, ...], told: str) -> None:
-    server = Server(*SIMULATED, *flags)
-    try:
-        server.wait_for_log(told)
-        assert server.process.wait(30) == 1
-    finally:
-        server.close()
+def test_settings_that_cannot_be_end_the_start(
+    flags: tuple[str, ...], told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert re.search(told, refusal(caplog, *SIMULATED, *flags))

@@ -182,9 +182,7 @@ def test_books_are_kept_without_concurrency() -> None:
     for path in sources("kvcache", "engines/penstock/engines/scheduler"):
         found = {name.split(".")[0] for name in imported(path)} & forbidden
         assert not found, f"{name_of(path)} imports {found}"
-        asynchronous = [
-            n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.AsyncFunctionDef | ast.Await)
-        ]
+        asynchronous = [n for n in ast.walk(tree(path)) if isinstance(n, ast.AsyncFunctionDef | ast.Await)]
         assert not asynchronous, f"{name_of(path)} awaits"
 
 
@@ -194,7 +192,7 @@ def test_nothing_unpickles() -> None:
     attributes = {"recv_pyobj", "send_pyobj"}
     for path in sources(*MAY_IMPORT, "loadtest"):
         found = {name.split(".")[0] for name in imported(path)} & modules
-        nodes = list(ast.walk(ast.parse(path.read_text())))
+        nodes = list(ast.walk(tree(path)))
         calls = [node for node in nodes if isinstance(node, ast.Call)]
         tensors_only = {call.func for call in calls if "weights_only=True" in map(ast.unparse, call.keywords)}
         for node in nodes:

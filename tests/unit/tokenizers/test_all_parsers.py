@@ -53,7 +53,7 @@ damaged = st.tuples(st.sampled_from(TEXTS), st.integers(0, 200), st.integers(0, 
 texts = st.one_of(markup, damaged, st.tuples(damaged, markup).map("".join), st.text())
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(name=st.sampled_from(sorted(STAGES)), text=texts, cuts=st.lists(st.integers(0, 200), max_size=12))
 def test_parts_do_not_depend_on_how_the_text_is_cut(name: str, text: str, cuts: list[int]) -> None:
     make = STAGES[name]
@@ -89,7 +89,7 @@ def test_what_waits_to_be_read_is_never_longer_than_a_tag(name: str, kind: str) 
     """So the work for each new piece does not grow with the text."""
     stage = STAGES[name]()
     assert isinstance(stage, ParserStage)
-    text = (LONG[kind] * (8_000 // len(LONG[kind])))[:8_000]
+    text = LONG[kind] * (3_000 // len(LONG[kind]))
     longest = 0
     for char in text:
         stage.push(char)
@@ -109,7 +109,7 @@ UNENDING = {
 
 @pytest.mark.parametrize("name", UNENDING)
 def test_the_work_is_linear_in_the_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counts the characters that the parser is given each time something arrives, in 200,000 pieces."""
+    """Counts the characters that the parser is given each time something arrives, in 20,000 pieces."""
     looked_at = 0
     feed = Reader.feed
 
@@ -119,7 +119,7 @@ def test_the_work_is_linear_in_the_text(name: str, monkeypatch: pytest.MonkeyPat
         looked_at += len(reader._text)
 
     monkeypatch.setattr(Reader, "feed", counted)
-    text = UNENDING[name] + 200_000 * "x"
+    text = UNENDING[name] + 20_000 * "x"
     parts = pushed(tool_stage(name), text)
     assert len(text) <= looked_at < 3 * len(text)
     assert len(found(parts).text) in (0, len(text))

@@ -47,13 +47,22 @@ def with_flagged_tokens(form: str) -> tokenizers.Tokenizer:
     return tokenizer
 
 
+@cache
+def cuts_of(split: str, form: str = "none") -> Cuts:
+    return read_cuts(trained(split, form))
+
+
 def in_one_call(backend: tokenizers.Tokenizer, text: str, special: bool = True) -> list[int]:
     return list(backend.encode(text, add_special_tokens=special).ids)
 
 
+@cache
+def bounded(backend: tokenizers.Tokenizer, size: int) -> BoundedEncoder:
+    return BoundedEncoder(backend, lambda text, special: in_one_call(backend, text, special), whole=size)
+
+
 def in_pieces(backend: tokenizers.Tokenizer, text: str, size: int, special: bool = True) -> list[int]:
-    encoder = BoundedEncoder(backend, lambda text, special: in_one_call(backend, text, special), whole=size)
-    return encoder.encode(text, special, ENOUGH)
+    return bounded(backend, size).encode(text, special, ENOUGH)
 
 
 @pytest.mark.parametrize(("split", "form"), EVERYWHERE)
@@ -79,7 +88,7 @@ def test_added_tokens_are_not_cut(form, text, size):
 def test_each_cut_is_between_words(split, text):
     """Stricter than tokens, which can be the same though the words are not."""
     backend = trained(split, "none")
-    cuts = read_cuts(backend)
+    cuts = cuts_of(split)
     for at in places(cuts, text):
         left, right = (words(backend, part) for part in (text[:at], text[at:]))
         assert left + right == words(backend, text)
@@ -96,7 +105,7 @@ def words(backend: tokenizers.Tokenizer, text: str) -> list[str]:
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("form", NORMALIZERS)
 def test_there_are_cuts_in_plain_text(split, form):
-    cuts = read_cuts(trained(split, form))
+    cuts = cuts_of(split, form)
     text = "It was 1984, and the clocks were striking."
     assert places(cuts, text)[:2] == [2, 6]
 
@@ -116,12 +125,12 @@ def test_there_are_cuts_in_plain_text(split, form):
     ],
 )
 def test_texts_without_spaces_are_cut(split, text):
-    cuts = read_cuts(trained(split, "none"))
+    cuts = cuts_of(split)
     assert places(cuts, text)
 
 
 def test_digits_are_cut_in_the_groups_of_the_whole_run():
-    cuts = read_cuts(trained("llama3", "none"))
+    cuts = cuts_of("llama3")
     assert places(cuts, "x 1234567890 y") == [1, 5, 8, 11, 12]
 
 

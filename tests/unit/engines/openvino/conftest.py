@@ -13,8 +13,9 @@ MakeRunner = Callable[..., OpenVINORunner]
 
 
 @pytest.fixture
-def make_runner() -> Any:
-    """Runners in f32 on one thread, closed after the test."""
+def make_runner(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runners in f32 on one thread, closed after the test. No huge pages: they would copy all that the process has."""
+    monkeypatch.setattr("penstock.engines.openvino.runner.collapse_filled_memory", lambda seconds: None)
     made: list[OpenVINORunner] = []
 
     def make(model_dir: Path, **settings: Any) -> OpenVINORunner:

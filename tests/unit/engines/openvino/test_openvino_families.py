@@ -9,7 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from helpers_models import OTHER_FAMILIES, SHAPE, edit_config, load_reference, make_model, reference_tokens
+from helpers_models import (
+    OTHER_FAMILIES,
+    SHAPE,
+    edit_config,
+    load_reference,
+    make_model,
+    reference_answers,
+    reference_tokens,
+)
 from helpers_runner import Driver, prompt
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.families import parse_config
@@ -85,9 +93,9 @@ def test_tokens(family: str, settings: dict[str, Any], tmp_path: Path, make_runn
     make_model(tmp_path, family, **settings)
     prompts = [prompt(length, length) for length in LENGTHS]
     reference = load_reference(tmp_path)
-    wanted = [reference_tokens(reference, tokens, COUNT) for tokens in prompts]
-    assert len({tuple(tokens) for tokens in wanted}) == len(wanted), "the model says the same whatever the prompt"
-    assert Driver(make_runner(tmp_path)).generate(prompts, COUNT) == wanted
+    found = Driver(make_runner(tmp_path)).generate(prompts, COUNT)
+    assert len({tuple(tokens) for tokens in found}) == len(found), "the model says the same whatever the prompt"
+    assert found == reference_answers(reference, prompts, COUNT, found)
 
 
 @pytest.mark.parametrize("family", OTHER_FAMILIES)

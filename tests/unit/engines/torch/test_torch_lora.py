@@ -30,8 +30,8 @@ class Adapted:
     adapters: dict[str, Path]
     references: dict[str, Any]
 
-    def expect(self, key: str, tokens: Sequence[int], count: int) -> list[int]:
-        return reference_tokens(self.references[key], tokens, count)
+    def expect(self, key: str, tokens: Sequence[int], count: int, guess: Sequence[int] = ()) -> list[int]:
+        return reference_tokens(self.references[key], tokens, count, guess)
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen2"])
@@ -66,7 +66,7 @@ def test_a_batch_of_all_kinds_in_chunks(adapted: Adapted, runner: TorchRunner, b
         asked[driver.add(tokens, 14, adapter=key)[0]] = (key, tokens)
     driver.run()
     for request, (key, tokens) in asked.items():
-        assert driver.tokens[request] == adapted.expect(key, tokens, 14)
+        assert driver.tokens[request] == adapted.expect(key, tokens, 14, guess=driver.tokens[request])
 
 
 def test_one_prompt_gives_three_answers(adapted: Adapted, runner: TorchRunner) -> None:
@@ -90,7 +90,7 @@ def test_preemption(adapted: Adapted, make_runner: Any) -> None:
     driver.run()
     assert driver.stats.preemptions > 0
     for request, (key, tokens) in asked.items():
-        assert driver.tokens[request] == adapted.expect(key, tokens, 70)
+        assert driver.tokens[request] == adapted.expect(key, tokens, 70, guess=driver.tokens[request])
 
 
 def test_adapters_share_no_blocks(adapted: Adapted, runner: TorchRunner) -> None:
@@ -100,7 +100,7 @@ def test_adapters_share_no_blocks(adapted: Adapted, runner: TorchRunner) -> None
     for key in ["", "a:1", "b:2", "a:1", "", "b:2"]:
         [request] = driver.add(tokens, 8, adapter=key)
         driver.run()
-        assert driver.tokens[request] == adapted.expect(key, tokens, 8)
+        assert driver.tokens[request] == adapted.expect(key, tokens, 8, guess=driver.tokens[request])
         hits.append(driver.stats.prefix_hits)
     assert hits == [0, 0, 0, 2 * BLOCK, 4 * BLOCK, 6 * BLOCK]
 
@@ -121,7 +121,7 @@ def test_coming_and_going_while_others_run(adapted: Adapted, make_runner: Any) -
         runner.unload_adapter(key)
     assert running not in driver.ends
     driver.run()
-    assert driver.tokens[running] == adapted.expect("", other, 60)
+    assert driver.tokens[running] == adapted.expect("", other, 60, guess=driver.tokens[running])
     assert answers == [adapted.expect(key, tokens, 12) for key in ("a:1", "b:2")]
     assert driver.stats.prefix_hits == 0
 
@@ -138,7 +138,7 @@ def test_steps_without_adapters_run_the_bare_model(adapted: Adapted, runner: Tor
     driver.step()
     assert hooks_of(runner) == bare
     driver.run()
-    assert driver.tokens[second] == adapted.expect("", prompt(20, 7), 10)
+    assert driver.tokens[second] == adapted.expect("", prompt(20, 7), 10, guess=driver.tokens[second])
 
 
 def test_a_request_whose_adapter_is_not_there_fails_alone(adapted: Adapted, runner: TorchRunner) -> None:
@@ -150,7 +150,7 @@ def test_a_request_whose_adapter_is_not_there_fails_alone(adapted: Adapted, runn
     assert driver.ends[lost].error.message == "the adapter 'a:9' is not loaded in this engine"
     assert driver.ends[lost].error.code == "model_not_found"
     assert driver.tokens[lost] == []
-    assert driver.tokens[fine] == adapted.expect("a:1", prompt(30, 9), 8)
+    assert driver.tokens[fine] == adapted.expect("a:1", prompt(30, 9), 8, guess=driver.tokens[fine])
 
 
 def test_logprobs_of_an_adapter(adapted: Adapted, runner: TorchRunner) -> None:

@@ -101,7 +101,8 @@ def test_what_cannot_be(settings: dict[str, Any], message: str) -> None:
 
 
 def test_vllm_has_replicas_where_it_computes_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.gateway.llm.replicas.is_cpu_build", lambda: True)
+    for module in ("replicas", "block_hosts"):
+        monkeypatch.setattr(f"penstock.gateway.llm.{module}.is_cpu_build", lambda: True)
     engine = engine_of(**ROLES, engine="vllm")
     assert isinstance(engine, ReplicatedEngine)
     assert engine.has_roles

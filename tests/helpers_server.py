@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,15 @@ def block(language: str, about: str) -> str:
     [found] = [code for code in re.findall(rf"```{language}\n(.*?)```", README.read_text(), re.DOTALL) if about in code]
     return found
 
+
+OPENVINO = ("--engine", "openvino")
+VLLM = ("--engine", "vllm", "--threads", "1", "--dtype", "f32", "--kv-cache-memory", "64MiB")
+WITH_VLLM = (
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+)
+"""Of tests with an engine that few environments have, and that takes long to start."""
 
 ANY_PORTS = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
 
@@ -102,8 +112,8 @@ class Server:
     def operator(self) -> str:
         return f"http://127.0.0.1:{self._port(3)}"
 
-    def wait_ready(self) -> Server:
-        self.wait_for_log(r"ready: ")
+    def wait_ready(self, seconds: float = 60) -> Server:
+        self.wait_for_log(r"ready: ", seconds)
         wait_until(lambda: httpx.get(self.url + "/health/ready").status_code == 200)
         return self
 
@@ -149,11 +159,11 @@ class Server:
 
 
 @contextmanager
-def serving(*flags: str, environ: dict[str, str] | None = None) -> Iterator[Server]:
-    """A server that is ready."""
+def serving(*flags: str, environ: dict[str, str] | None = None, seconds: float = 60) -> Iterator[Server]:
+    """A server that is ready, within so many seconds."""
     server = Server(*flags, environ=environ)
     try:
-        yield server.wait_ready()
+        yield server.wait_ready(seconds)
     finally:
         server.close()
 

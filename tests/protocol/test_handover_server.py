@@ -12,15 +12,16 @@ import httpx
 import psutil
 import pytest
 
-from helpers_server import Server, serving, wait_until
+from helpers_server import OPENVINO, VLLM, WITH_VLLM, Server, serving, wait_until
 
 TEXT = " ".join(f"word{k} and more of it" for k in range(60))
 STREAMS = 6
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving("--dtype", "f32", "--replicas", "2", "--prefill-replicas", "1") as running:
+@pytest.fixture(scope="module", params=[OPENVINO, pytest.param(VLLM, marks=WITH_VLLM)], ids=["openvino", "vllm"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    flags = ("--dtype", "f32", "--replicas", "2", "--prefill-replicas", "1")
+    with serving(*request.param, *flags, seconds=200) as running:
         yield running
 
 

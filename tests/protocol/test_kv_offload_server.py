@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from helpers_server import Server, serving
+from helpers_server import OPENVINO, VLLM, WITH_VLLM, Server, serving
 from penstock.gateway.configuration.config import Config, ConfigError, overlay
 from penstock.gateway.llm.model_builder import engine_spec
 from penstock.gateway.llm.models import find_model
@@ -23,10 +23,11 @@ def complete(server: Server, key: str, prompt: str = PROMPT) -> tuple[str, int]:
     return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-def test_a_restart_keeps_prefixes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", [OPENVINO, pytest.param(VLLM, marks=WITH_VLLM)], ids=["openvino", "vllm"])
+def test_a_restart_keeps_prefixes(engine: tuple[str, ...], tmp_path: Path) -> None:
     flags = ("--kv-offload-dir", str(tmp_path / "kv"), "--kv-offload-bytes", str(64 << 20), "--num-kv-blocks", "40")
     keys = ("--api-key", "one", "--api-key", "two")
-    with serving(*flags, *keys) as server:
+    with serving(*engine, *flags, *keys, seconds=120) as server:
         first, cached = complete(server, "one")
         assert cached == 0
         others = [complete(server, "one", f"{number} {PROMPT}")[0] for number in range(3)]
@@ -37,7 +38,7 @@ def test_a_restart_keeps_prefixes(tmp_path: Path) -> None:
         assert 'penstock_kv_offload_waits_total{model="penstock-demo"} 1.0' in metrics
         assert server.stop() == 0
         server.wait_for_log("blocks were written for the next start")
-    with serving(*flags, *keys) as server:
+    with serving(*engine, *flags, *keys, seconds=120) as server:
         server.wait_for_log("evicted blocks are kept in .*: room for")
         assert complete(server, "two") == (first, 0), "tenants share no prefixes"
         assert complete(server, "one") == (first, cached)
@@ -47,7 +48,6 @@ def test_a_restart_keeps_prefixes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"engine": "vllm"}, "kv-offload-dir: only the openvino engine"),
         ({"engine": "torch"}, "kv-offload-dir: only the openvino engine"),
         ({"engine": "simulated", "scheduler": "engine"}, "kv-offload-dir: does not apply"),
         ({"prefix_caching": False}, "kv-offload-dir: nothing is evicted"),

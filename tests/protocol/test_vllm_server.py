@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,7 +19,7 @@ from helpers_server import Server, serving, wait_until
 pytestmark = [
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
     pytest.mark.slow,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(500),
 ]
 FLAGS = ("--engine", "vllm", "--threads", "1", "--dtype", "f32", "--kv-cache-memory", "64MiB", "--max-num-seqs", "4")
 COMPLETIONS = "/v1/completions"
@@ -58,3 +60,24 @@ def test_kill_9_under_load_ends_every_stream_soon_and_leaks_nothing(scheduler: s
         state = server.state()
         assert state["num_free_blocks"] == state["num_blocks"]
         assert state["admitted"] == sum(state["finished"].values())
+
+
+def answer(server: Server, prompt: list[int], max_tokens: int) -> tuple[str, int]:
+    """Its text, and how many tokens of the prompt were found."""
+    wanted = body(max_tokens) | {"model": "penstock-demo", "prompt": [prompt]}
+    found = server.post(COMPLETIONS, wanted).raise_for_status().json()
+    return found["choices"][0]["text"], found["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_a_kv_connector_of_vllm_finds_what_another_server_has_computed(tmp_path: Path) -> None:
+    """In the bounds that docs/disaggregation.md gives: the prompt is computed in one step."""
+    store = {"shared_storage_path": str(tmp_path)}
+    connector = {"kv_connector": "ExampleConnector", "kv_role": "kv_both", "kv_connector_extra_config": store}
+    engine_args = json.dumps({"kv_transfer_config": connector})
+    flags = (*FLAGS, "--scheduler", "engine", "--max-num-batched-tokens", "2048", "--engine-args", engine_args)
+    prompt = [300 + (7 * n + n * n) % 3000 for n in range(400)]
+    with serving(*flags, seconds=200) as prefill, serving(*flags, seconds=200) as decode:
+        assert answer(prefill, prompt, 1)[1] == 0
+        text, found = answer(decode, prompt, 24)
+        assert found == 384, "all full blocks of 32"
+        assert answer(prefill, prompt, 24)[0] == text, "of its own keys and values"

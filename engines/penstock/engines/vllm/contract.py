@@ -21,6 +21,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "vllm.engine.arg_utils:EngineArgs.create_engine_config": ("self",),
     "vllm.v1.engine.core:EngineCore": ("vllm_config", "executor_class", "log_stats"),
     "vllm.v1.engine.core:EngineCore.shutdown": ("self",),
+    "vllm.v1.engine.core:EngineCore.execute_dummy_batch": ("self",),
     "vllm.v1.engine.core:EngineCore.preprocess_add_request": ("self", "request"),
     "vllm.v1.engine.core:EngineCore.add_request": ("self", "request", "request_wave"),
     "vllm.v1.engine.core:EngineCore.abort_requests": ("self", "request_ids"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import re
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -76,11 +77,35 @@ def _start(arguments: dict[str, Any], check: Callable[[Any], None], version: str
     except (ValueError, TypeError, KeyError, NotImplementedError) as e:
         raise InvalidRequestError(f"vLLM refuses this configuration: {_in_a_line(e)}") from e
     check(vllm_config)
-    core = EngineCore(vllm_config, Executor.get_class(vllm_config), log_stats=False)
+    core = _core_that_computes(vllm_config)
     if not vllm_config.use_v2_model_runner:
         moved = core.model_executor.collective_rpc("penstock_draw_by_position")
         refuse("vLLM", version, sorted(set().union(*moved)))
     return core
+
+
+def _core_that_computes(vllm_config: Any) -> EngineCore:
+    """On CPUs vLLM chooses kernels by the types of weights alone, and computes nothing while it starts: that its build
+    for this processor lacks a kernel would show with the first request. So one token is computed here.
+
+    Raises EngineError.
+    """
+    try:
+        core = EngineCore(vllm_config, Executor.get_class(vllm_config), log_stats=False)
+        if current_platform.is_cpu():
+            core.execute_dummy_batch()
+    except Exception as e:
+        raise EngineError(_why_it_cannot_run(e, vllm_config.model_config.quantization)) from e
+    return core
+
+
+def _why_it_cannot_run(error: Exception, quantization: str | None) -> str:
+    """In a line: vLLM's reasons can have several."""
+    kernel = re.search(r"_OpNamespace.* no attribute '(\w+)'", str(error))
+    if kernel is None:
+        return " ".join(f"vLLM cannot run this model: {type(error).__name__}: {error}".split())
+    weights = f", which {quantization} weights need" if quantization else ""
+    return f"vLLM cannot run this model here: its build for this processor lacks the kernel {kernel[1]}{weights}"
 
 
 def _in_a_line(error: Exception) -> str:

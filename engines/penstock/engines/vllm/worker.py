@@ -19,7 +19,7 @@ RANDOM_KEY = "penstock_random_key"
 """In `SamplingParams.extra_args`: the key of a seed's sequence of random numbers."""
 _USED = (
     *("input_batch.generators", "input_batch.random_reqs", "input_batch.req_id_to_index", "discard_request_mask.np"),
-    *("requests", "_sample", "execute_model_state"),
+    *("requests", "_sample", "execute_model_state", "kv_caches"),
 )
 """Attributes of the model runner's object."""
 
@@ -64,6 +64,11 @@ class WorkerExtension:
                 output_token_ids=output_token_ids,
                 lora_request=data.lora_request,
             )
+
+    def penstock_kv_caches(self) -> list[torch.Tensor]:
+        """Of each layer. Only for who lives in the worker's process."""
+        caches: list[torch.Tensor] = self.model_runner.kv_caches
+        return caches
 
     def penstock_abandon(self) -> None:
         """After a failed step: forgets a forward pass that was never sampled from."""

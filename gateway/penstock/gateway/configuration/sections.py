@@ -141,8 +141,8 @@ class ReplicaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefill_replicas: Annotated[
         Annotated[int, Meta(ge=0, le=63)],
         Meta(
-            description="openvino, simulated: so many of the replicas compute long prompts, and hand their keys and "
-            "values over to the others, which generate; 0: each computes its own prompts"
+            description="openvino, vllm on CPUs, simulated: so many of the replicas compute long prompts, and hand "
+            "their keys and values over to the others, which generate; 0: each computes its own prompts"
         ),
     ] = 0
     handover_bytes: Annotated[
@@ -275,8 +275,8 @@ class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_offload_dir: Annotated[
         Name | None,
         Meta(
-            description="openvino, simulated: folder for what the prefix cache evicts, also for later starts; default: "
-            "it is lost"
+            description="openvino, vllm on CPUs, simulated: folder for what the prefix cache evicts, also for later "
+            "starts; default: it is lost"
         ),
     ] = None
     kv_offload_bytes: Annotated[Positive, Meta(description="most bytes of a model's blocks in kv-offload-dir")] = (

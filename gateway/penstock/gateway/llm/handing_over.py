@@ -9,11 +9,10 @@ import msgspec
 from penstock.engines.registry import EngineSpec
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.configuration.sections import ReplicaConfig
+from penstock.gateway.llm.block_hosts import BLOCK_HOSTS, is_block_host
 
 if TYPE_CHECKING:
     from penstock.engines.handover.memory import HandoverMemory
-
-_HANDING_OVER = ("openvino", "simulated")
 
 
 def check_handover(config: Config, spec: EngineSpec | None) -> None:
@@ -26,13 +25,8 @@ def check_handover(config: Config, spec: EngineSpec | None) -> None:
         return
     if given.replica_address or spec is None:
         raise ConfigError("prefill-replicas: blocks are handed over on one machine, so replica-address does not fit")
-    if spec.runner == "vllm":
-        raise ConfigError(
-            "prefill-replicas: not for vllm; it has connectors of its own (kv_transfer_config in engine-args; see "
-            "docs/disaggregation.md)"
-        )
-    if spec.runner not in _HANDING_OVER:
-        raise ConfigError(f"prefill-replicas: only the openvino engine hands blocks over, not {spec.runner}")
+    if not is_block_host(spec.runner):
+        raise ConfigError(f"prefill-replicas: only {BLOCK_HOSTS} hand blocks over, not {spec.runner}")
     if spec.scheduling == "engine":
         raise ConfigError("prefill-replicas: does not apply to an engine that uses its own scheduler")
     if given.prefill_replicas >= given.replicas:

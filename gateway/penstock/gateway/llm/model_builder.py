@@ -36,6 +36,7 @@ from penstock.gateway.configuration.sections import (
 )
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.llm.adapters import Adapter, AdapterSet, new_adapter, parse_adapters, parse_directory
+from penstock.gateway.llm.block_hosts import BLOCK_HOSTS, is_block_host
 from penstock.gateway.llm.engine_choice import choose_engine
 from penstock.gateway.llm.engine_sharing import attached_engine, door_spec, engine_elsewhere, watchdog_config
 from penstock.gateway.llm.handing_over import check_handover
@@ -280,7 +281,6 @@ _GPU_ENGINES = ("vllm", "tensorrt_llm", "torch")
 _OWN_SCHEDULER = ("vllm", "tensorrt_llm", "simulated")
 _FOREIGN_ENGINES = ("openvino", "simulated")
 _LARGE_ENGINES = ("vllm", "tensorrt_llm")
-_OFFLOADING = ("openvino", "simulated")
 
 
 def _check_engine_settings(config: Config, runner: str) -> None:
@@ -312,8 +312,8 @@ def _check_engine_settings(config: Config, runner: str) -> None:
             raise ConfigError("kv-offload-bytes: nothing is kept without kv-offload-dir")
     elif scheduler == "engine":
         raise ConfigError("kv-offload-dir: does not apply to an engine that uses its own scheduler")
-    elif runner not in _OFFLOADING:
-        raise ConfigError(f"kv-offload-dir: only the openvino engine has this setting, not {runner}")
+    elif not is_block_host(runner):
+        raise ConfigError(f"kv-offload-dir: only {BLOCK_HOSTS} have this setting, not {runner}")
     if config.cache.kv_events is not None and (scheduler == "engine" or runner == "tensorrt_llm"):
         raise ConfigError("kv-events: does not apply to an engine that uses its own scheduler")
     if config.scheduling.speculative == "mtp" and runner != "openvino":

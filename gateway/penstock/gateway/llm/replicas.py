@@ -17,6 +17,7 @@ from penstock.engines.process import WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from penstock.engines.replicas.engine import ReplicatedEngine
 from penstock.engines.replicas.settings import ReplicaSettings, RoutingPolicy
+from penstock.engines.vllm.versions import is_cpu_build
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.llm.adapters import AdapterSet
 from penstock.gateway.llm.engine_sharing import attached_engine, replicas_elsewhere
@@ -24,7 +25,7 @@ from penstock.gateway.llm.handing_over import check_handover, handover_memory, s
 from penstock.gateway.llm.models import ModelSource
 from penstock.gateway.memory.budgeted_engine import BudgetedEngine
 
-_OF_CPUS = ("openvino", "torch")
+_OF_CPUS = ("openvino", "torch", "vllm")
 """Engines that compute on as many cores as they may run on."""
 
 
@@ -87,7 +88,7 @@ def _check(config: Config, spec: EngineSpec) -> None:
         raise ConfigError("resume: an engine that uses its own scheduler cannot go on with what another has begun")
     if given.replicas == 1:
         return
-    if spec.runner in ("vllm", "tensorrt_llm"):
+    if spec.runner == "tensorrt_llm" or (spec.runner == "vllm" and not _has_one_device(spec)):
         raise ConfigError(
             f"replicas: the {spec.runner} engine divides devices by itself; start a server for each replica"
         )
@@ -97,6 +98,11 @@ def _check(config: Config, spec: EngineSpec) -> None:
             raise ConfigError(f"replicas: each takes a GPU of its own, so device cannot be {device}")
         if given.replicas > gpus:
             raise ConfigError(f"replicas: each takes a GPU of its own, and there are {gpus}")
+
+
+def _has_one_device(spec: EngineSpec) -> bool:
+    """vLLM on a CPU, in the engine's own process."""
+    return is_cpu_build() and spec.options["tensor_parallel_size"] * spec.options["pipeline_parallel_size"] == 1
 
 
 def _is_on_gpus(spec: EngineSpec) -> bool:

@@ -85,8 +85,10 @@ def test_replicas_are_engines_of_one_model() -> None:
         ({"handover_min_tokens": 5}, "handover-min-tokens: nothing is handed over without prefill-replicas"),
         (ROLES | {"replicas": 0, "engine": "auto", "replica_address": ["ipc:///x/d"]}, "prefill-replicas: .* machine"),
         (ROLES | {"replica_address": ["ipc:///x/d"]}, "prefill-replicas: blocks are handed over on one machine"),
-        (ROLES | {"engine": "vllm"}, "prefill-replicas: not for vllm; it has connectors of its own"),
-        (ROLES | {"engine": "torch"}, "prefill-replicas: only the openvino engine hands blocks over, not torch"),
+        (
+            ROLES | {"engine": "torch"},
+            "prefill-replicas: only the openvino engine, and vllm on CPUs, .* not torch",
+        ),
         (ROLES | {"scheduler": "engine"}, "prefill-replicas: does not apply to an engine that uses its own scheduler"),
         (ROLES | {"resume": "off"}, "prefill-replicas: .* resume cannot be off"),
         (ROLES | {"prefix_caching": False}, "prefill-replicas: .* prefix-caching must be on"),
@@ -96,6 +98,17 @@ def test_replicas_are_engines_of_one_model() -> None:
 def test_what_cannot_be(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         engine_of(**settings)
+
+
+def test_vllm_has_replicas_where_it_computes_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("replicas", "block_hosts"):
+        monkeypatch.setattr(f"penstock.gateway.llm.{module}.is_cpu_build", lambda: True)
+    engine = engine_of(**ROLES, engine="vllm")
+    assert isinstance(engine, ReplicatedEngine)
+    assert engine.has_roles
+    assert len(engine.replicas) == 2
+    with pytest.raises(ConfigError, match="replicas: the vllm engine divides devices by itself"):
+        engine_of(replicas=2, engine="vllm", tensor_parallel_size=2)
 
 
 def test_the_first_ones_compute_prompts() -> None:

@@ -22,11 +22,11 @@ from penstock.gateway.configuration.sections import (
     LanguageModelConfig,
     ReplicaConfig,
 )
+from penstock.gateway.llm.block_hosts import is_block_host
 from penstock.gateway.llm.kserve.tensor_form import Form
 
 ENGINES = ("auto", "openvino", "simulated", "tensorrt_llm", "torch", "vllm")
 """What `--backend-config BACKEND,engine=` may say."""
-_OFFLOADING = ("auto", "openvino", "simulated")
 _PRECISIONS = {
     **dict.fromkeys(("bf16", "bfloat16"), "bf16"),
     **dict.fromkeys(("f16", "half", "float16"), "f16"),
@@ -97,7 +97,8 @@ KV_EVENTS = ("kv_events", "kv_events_replay", "kv_events_topic")
 
 def with_offload_where_it_works(config: Config) -> Config:
     """Without the server's kv-offload-dir where the model's engine cannot use it, or the model has no prefix cache."""
-    able = config.model.engine in _OFFLOADING and config.scheduling.scheduler != "engine"
+    engine = config.model.engine
+    able = (engine == "auto" or is_block_host(engine)) and config.scheduling.scheduler != "engine"
     if able and config.cache.prefix_caching:
         return config
     none = CacheConfig()

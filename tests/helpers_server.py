@@ -49,7 +49,10 @@ ANY_PORTS = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
 
 def refusal(log: pytest.LogCaptureFixture, *flags: str) -> str:
     """The one error of a server that cannot start. It runs in this process, since another one would take a second."""
-    assert cli.main(["serve", *ANY_PORTS, *flags]) == 1
+    try:
+        assert cli.main(["serve", *ANY_PORTS, *flags]) == 1
+    finally:  # the server's event loop leaves Ctrl-C without a handler
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     [error] = [record for record in log.records if record.levelname == "ERROR"]
     assert error.exc_info is None
     return error.getMessage()

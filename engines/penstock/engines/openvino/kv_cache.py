@@ -11,6 +11,7 @@ import numpy.typing as npt
 import openvino as ov
 
 from penstock.engines.errors import EngineError
+from penstock.engines.kit.block_rows import BlockRows
 from penstock.engines.kit.features import FeatureStore
 from penstock.engines.kit.layer_groups import LayerGroup
 from penstock.engines.openvino.huge_pages import prefer_huge_pages
@@ -43,6 +44,7 @@ class OpenVINOKVCache:
                 self._tensors.update({f"{cache}.{layer}": tensor for layer in layers})
         if features is not None:
             self._raw.append(features.raw)
+        self._rows = BlockRows(self._raw)
 
     def bind(self, request: Any) -> None:
         """Makes these the caches of an infer request."""
@@ -58,27 +60,15 @@ class OpenVINOKVCache:
     @property
     def block_bytes(self) -> int:
         """`BlockHost.block_bytes`"""
-        return sum(raw.shape[1] for raw in self._raw)
+        return self._rows.block_bytes
 
     def read_blocks(self, block_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
         """`BlockHost.read_blocks`: slot by slot, keys before values."""
-        chosen = np.array(block_ids)
-        contents = np.empty((len(chosen), self.block_bytes), np.uint8)
-        begin = 0
-        for raw in self._raw:
-            end = begin + raw.shape[1]
-            contents[:, begin:end] = raw[chosen]
-            begin = end
-        return contents
+        return self._rows.read(block_ids)
 
     def write_blocks(self, block_ids: Sequence[int], contents: Sequence[npt.NDArray[np.uint8]]) -> None:
         """`BlockHost.write_blocks`"""
-        for block_id, block in zip(block_ids, contents, strict=True):
-            begin = 0
-            for raw in self._raw:
-                end = begin + raw.shape[1]
-                raw[block_id] = block[begin:end]
-                begin = end
+        self._rows.write(block_ids, contents)
 
 
 def cache_layout(compiled: Any) -> str:

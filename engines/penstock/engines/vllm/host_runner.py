@@ -9,7 +9,8 @@ from importlib import metadata
 import torch
 
 from penstock.engines.door.fingerprint import model_digests
-from penstock.engines.vllm.block_memory import BlockMemory, Rows, cache_tensors
+from penstock.engines.kit.block_rows import Bytes
+from penstock.engines.vllm.block_memory import BlockMemory, cache_tensors
 from penstock.engines.vllm.config import VLLMConfig
 from penstock.engines.vllm.requests import to_vllm_blocks
 from penstock.engines.vllm.runner import VLLMRunner
@@ -42,11 +43,11 @@ class VLLMHostRunner(VLLMRunner):
             (metadata.version("penstock"), settings, model_digests(config.model_dir), processor, self._memory.layout)
         )
 
-    def read_blocks(self, block_ids: Sequence[int]) -> Rows:
+    def read_blocks(self, block_ids: Sequence[int]) -> Bytes:
         """`BlockHost.read_blocks`"""
         return self._memory.read(to_vllm_blocks(block_ids))
 
-    def write_blocks(self, block_ids: Sequence[int], contents: Sequence[Rows]) -> None:
+    def write_blocks(self, block_ids: Sequence[int], contents: Sequence[Bytes]) -> None:
         """`BlockHost.write_blocks`"""
         blocks = to_vllm_blocks(block_ids)
         self._memory.write(blocks, contents)

@@ -55,12 +55,12 @@ class StreamGuard:
         await request.read()
         if request.gone:
             return
-        key, headers = self._key(scope["headers"], request)
+        carried = {BODY: request.body} if request.whole else {}
+        key, headers = self._key(scope["headers"], carried.get(BODY, b""))
         tries = _MOST_TRIES if form.repeatable and request.whole else 1
         for tries_left in reversed(range(tries)):
             answer = _Answer(form, send, is_last=not tries_left)
             told = [(self._session_header, str(key).encode())] if str(key) else []
-            carried = {BODY: request.body} if request.whole else {}
             try:
                 await self._app({**scope, **carried, "headers": [*headers, *told]}, request.replay(), answer.send)
             except Exception:
@@ -74,11 +74,11 @@ class StreamGuard:
                 key = replace(key, avoid=(*key.avoid, answer.refused_by))
             logger.warning("%s: a replica has gone or cannot serve now: trying another one", scope["path"])
 
-    def _key(self, headers: list[tuple[bytes, bytes]], request: _Request) -> tuple[RouteKey, list[tuple[bytes, bytes]]]:
+    def _key(self, headers: list[tuple[bytes, bytes]], body: bytes) -> tuple[RouteKey, list[tuple[bytes, bytes]]]:
         """And the headers without the one that becomes the key."""
         given = [value.decode("latin-1") for name, value in headers if name == self._session_header]
         session = given[0] if given else None
-        hashes = request_hashes(request.body if request.whole else b"", session)
+        hashes = request_hashes(body, session)
         return RouteKey(hashes), [(name, value) for name, value in headers if name != self._session_header]
 
 

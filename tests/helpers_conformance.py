@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from typing import Protocol
 
 from helpers_door import AttachedDriver
 from helpers_engine import Driver
+
+
+class Oracle(Protocol):
+    def __call__(self, prompt: Sequence[int], count: int, guess: Sequence[int] = ()) -> list[int]:
+        """The first `count` greedy tokens after a prompt. `guess`, what the engine says they are, changes nothing: an
+        oracle may be sooner done with what is right in it."""
+
 
 _attached: list[AttachedDriver] = []
 

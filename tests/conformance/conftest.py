@@ -9,13 +9,13 @@ import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 from transformers import PreTrainedModel
 
 from helpers_adapters import save_adapter
-from helpers_conformance import close_drivers
+from helpers_conformance import Oracle, close_drivers
 from helpers_engine import is_runner
 from helpers_models import (
     FAMILIES,
@@ -43,13 +43,6 @@ from penstock.engines.simulated import (
 from penstock.engines.torch.config import TorchConfig
 from penstock.engines.torch.runner import TorchRunner
 from penstock.kvcache import KVGroup
-
-
-class Oracle(Protocol):
-    def __call__(self, prompt: Sequence[int], count: int, guess: Sequence[int] = ()) -> list[int]:
-        """The first `count` greedy tokens after a prompt. `guess`, what the engine says they are, changes nothing: an
-        oracle may be sooner done with what is right in it."""
-
 
 MakeAdapter = Callable[[str], tuple[Path, Oracle]]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from helpers_adapters import load_adapter
-from helpers_conformance import driver_of, prompt
+from helpers_conformance import Oracle, driver_of, prompt
 from helpers_engine import Driver, Failing
 from penstock.engines.client.inline import InlineEngine
 from penstock.engines.contract.messages import (
@@ -29,13 +29,19 @@ from penstock.engines.scheduler.drafts import PromptLookup
 BLOCK = 32
 
 
+def check_greedy(driver: Driver, request: int, oracle: Oracle, tokens: Sequence[int], count: int) -> None:
+    """A greedy request with the prompt `tokens` has put out what the oracle expects."""
+    said = driver.tokens[request]
+    assert said == oracle(tokens, count, guess=said)
+
+
 @pytest.mark.every_family
 @pytest.mark.parametrize("length", [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
 def test_a_single_request(candidate, length):
     driver = driver_of(candidate)
     [request] = driver.add(prompt(length), 24)
     driver.run()
-    assert driver.tokens[request] == candidate.expect(prompt(length), 24, guess=driver.tokens[request])
+    check_greedy(driver, request, candidate.expect, prompt(length), 24)
     assert driver.ends[request].finish_reason is FinishReason.LENGTH
 
 
@@ -45,7 +51,7 @@ def test_a_batch_of_different_lengths(candidate):
     asked = {driver.add(prompt(5 + 11 * n, n), 8 + n)[0]: (prompt(5 + 11 * n, n), 8 + n) for n in range(7)}
     driver.run()
     for request, (tokens, count) in asked.items():
-        assert driver.tokens[request] == candidate.expect(tokens, count, guess=driver.tokens[request])
+        check_greedy(driver, request, candidate.expect, tokens, count)
 
 
 def test_requests_that_join_while_others_decode(candidate):
@@ -57,7 +63,7 @@ def test_requests_that_join_while_others_decode(candidate):
         driver.step()
     driver.run()
     for request, tokens in asked.items():
-        assert driver.tokens[request] == candidate.expect(tokens, 16, guess=driver.tokens[request])
+        check_greedy(driver, request, candidate.expect, tokens, 16)
 
 
 @pytest.mark.every_family
@@ -68,7 +74,7 @@ def test_chunked_prefill_beside_decodes(candidate, budget):
     asked = {driver.add(prompt(70 + n, n), 12)[0]: prompt(70 + n, n) for n in range(3)}
     driver.run()
     for request, tokens in asked.items():
-        assert driver.tokens[request] == candidate.expect(tokens, 12, guess=driver.tokens[request])
+        check_greedy(driver, request, candidate.expect, tokens, 12)
 
 
 @pytest.mark.every_family
@@ -80,7 +86,7 @@ def test_prefix_hits(candidate, shared):
         tokens = stem + prompt(9, 10 + n)
         [request] = driver.add(tokens, 12)
         driver.run()
-        assert driver.tokens[request] == candidate.expect(tokens, 12, guess=driver.tokens[request])
+        check_greedy(driver, request, candidate.expect, tokens, 12)
     assert driver.stats.prefix_hits == 2 * (shared // BLOCK * BLOCK)
 
 
@@ -89,7 +95,7 @@ def test_a_hit_on_the_whole_prompt(candidate):
     for _ in range(3):
         [request] = driver.add(prompt(2 * BLOCK), 12)
         driver.run()
-        assert driver.tokens[request] == candidate.expect(prompt(2 * BLOCK), 12, guess=driver.tokens[request])
+        check_greedy(driver, request, candidate.expect, prompt(2 * BLOCK), 12)
     assert driver.stats.prefix_hits == 2 * (BLOCK if candidate.whole_block_hits else 2 * BLOCK - 1)
 
 
@@ -100,7 +106,7 @@ def test_an_answer_that_becomes_a_prompt_is_found_in_the_cache(candidate):
     longer = prompt(20) + driver.tokens[first]
     [second] = driver.add(longer, 10)
     driver.run()
-    assert driver.tokens[second] == candidate.expect(longer, 10, guess=driver.tokens[second])
+    check_greedy(driver, second, candidate.expect, longer, 10)
     assert driver.stats.prefix_hits == 2 * BLOCK
 
 
@@ -112,7 +118,7 @@ def test_preemption_and_resumption(candidate, caching):
     driver.run()
     assert driver.stats.preemptions > 0
     for request, tokens in asked.items():
-        assert driver.tokens[request] == candidate.expect(tokens, 64, guess=driver.tokens[request])
+        check_greedy(driver, request, candidate.expect, tokens, 64)
 
 
 @pytest.mark.every_family
@@ -122,7 +128,7 @@ def test_forked_samples_share_the_prompt_and_part_ways_in_peace(candidate, lengt
     ids = driver.add(prompt(length), 40, n=4)
     driver.run()
     for request in ids:
-        assert driver.tokens[request] == candidate.expect(prompt(length), 40, guess=driver.tokens[request])
+        check_greedy(driver, request, candidate.expect, prompt(length), 40)
 
 
 def test_forks_beside_strangers_under_pressure(candidate):
@@ -133,7 +139,7 @@ def test_forks_beside_strangers_under_pressure(candidate):
         asked |= dict.fromkeys(driver.add(prompt(50, n) + prompt(20, 9), 60), prompt(50, n) + prompt(20, 9))
     driver.run()
     for request, tokens in asked.items():
-        assert driver.tokens[request] == candidate.expect(tokens, 60, guess=driver.tokens[request])
+        check_greedy(driver, request, candidate.expect, tokens, 60)
 
 
 def test_aborts_leave_the_others_alone(candidate):
@@ -321,7 +327,7 @@ def test_guesses_from_the_text_itself_change_nothing(candidate):
     asked = [driver.add(tokens + prompt(n, n), 80)[0] for n in range(8)]
     driver.run()
     for n, request in enumerate(asked):
-        assert driver.tokens[request] == candidate.expect(tokens + prompt(n, n), 80, guess=driver.tokens[request])
+        check_greedy(driver, request, candidate.expect, tokens + prompt(n, n), 80)
 
 
 # -- vectors ---------------------------------------------------------------------------------------------------
@@ -407,8 +413,8 @@ def test_a_step_that_fails_ends_only_the_guilty(candidate, depth):
     assert driver.ends[guilty].error.code == "step_failed"
     for request, tokens in asked.items():
         assert driver.ends[request].error is None
-        assert driver.tokens[request] == candidate.expect(tokens, 40, guess=driver.tokens[request])
-    assert driver.tokens[cached] == candidate.expect(prompt(3 * BLOCK), 20, guess=driver.tokens[cached])
+        check_greedy(driver, request, candidate.expect, tokens, 40)
+    check_greedy(driver, cached, candidate.expect, prompt(3 * BLOCK), 20)
     assert driver.stats.prefix_hits > 0
 
 
@@ -426,7 +432,7 @@ def test_blocks_behind_a_window_are_given_back(candidate):
         driver.step()
         if driver.tokens[request]:
             most = max(most, driver.stats.num_blocks - driver.stats.num_free_blocks)
-    assert driver.tokens[request] == candidate.expect(prompt(100), 90, guess=driver.tokens[request])
+    check_greedy(driver, request, candidate.expect, prompt(100), 90)
     needed = (min(190, group.window + 32) if group.window else 190 for group in groups)
     assert most <= sum(-(-tokens // group.block_size) + 1 for tokens, group in zip(needed, groups, strict=True))
     assert most < sum(-(-190 // group.block_size) for group in groups)
@@ -446,7 +452,7 @@ def test_blocks_that_a_window_leaves_are_free_for_others_at_once(candidate):
             driver.step()
     driver.run()
     for request, (tokens, count) in asked.items():
-        assert driver.tokens[request] == candidate.expect(tokens, count, guess=driver.tokens[request])
+        check_greedy(driver, request, candidate.expect, tokens, count)
 
 
 def test_everything_is_given_back(candidate):
@@ -485,7 +491,7 @@ def test_adapters_and_the_base_model_in_one_batch(candidate, adapters, budget):
             asked |= dict.fromkeys(driver.add(prompt(20 + 17 * n, n), 14, n=1 + n % 2, adapter=key), (key, n))
     driver.run()
     for request, (key, n) in asked.items():
-        assert driver.tokens[request] == adapters[key](prompt(20 + 17 * n, n), 14, guess=driver.tokens[request])
+        check_greedy(driver, request, adapters[key], prompt(20 + 17 * n, n), 14)
     assert len({tuple(expect(prompt(20), 14)) for expect in adapters.values()}) == 3
 
 
@@ -495,7 +501,7 @@ def test_adapters_share_no_blocks(candidate, adapters):
     for key in [*adapters, *adapters]:
         [request] = driver.add(prompt(2 * BLOCK + 5), 8, adapter=key)
         driver.run()
-        assert driver.tokens[request] == adapters[key](prompt(2 * BLOCK + 5), 8, guess=driver.tokens[request])
+        check_greedy(driver, request, adapters[key], prompt(2 * BLOCK + 5), 8)
         hits.append(driver.stats.prefix_hits // BLOCK)
     assert hits == [0, 0, 0, 2, 4, 6]
 
@@ -508,7 +514,7 @@ def test_preemption_among_adapters(candidate, adapters):
     driver.run()
     assert driver.stats.preemptions > 0
     for request, (key, n) in asked.items():
-        assert driver.tokens[request] == adapters[key](prompt(40 + n, n), 64, guess=driver.tokens[request])
+        check_greedy(driver, request, adapters[key], prompt(40 + n, n), 64)
 
 
 def test_an_adapter_is_replaced_while_others_run(candidate, adapters):
@@ -528,9 +534,9 @@ def test_an_adapter_is_replaced_while_others_run(candidate, adapters):
         assert running not in driver.ends
     driver.run()
     candidate.engine.unload_adapter(new)
-    assert driver.tokens[before] == adapters[old](prompt(3 * BLOCK), 4, guess=driver.tokens[before])
-    assert driver.tokens[after] == expect(prompt(3 * BLOCK), 4, guess=driver.tokens[after])
-    assert driver.tokens[running] == adapters[stays](prompt(30, 1), 60, guess=driver.tokens[running])
+    check_greedy(driver, before, adapters[old], prompt(3 * BLOCK), 4)
+    check_greedy(driver, after, expect, prompt(3 * BLOCK), 4)
+    check_greedy(driver, running, adapters[stays], prompt(30, 1), 60)
     assert driver.stats.prefix_hits == 0
 
 
@@ -545,7 +551,7 @@ def test_predictions_change_nothing_but_the_number_of_steps(candidate):
         [other] = driver.add(prompt(9), length)
         driver.run()
         assert driver.tokens[request] == right
-        assert driver.tokens[other] == candidate.expect(prompt(9), length, guess=driver.tokens[other])
+        check_greedy(driver, other, candidate.expect, prompt(9), length)
         num_right, _ = driver.ends[request].guessed
         assert driver.stats.accepted_tokens == num_right
         assert (num_right > 5) is fewer
@@ -600,4 +606,4 @@ def test_logits_processors(candidate, monkeypatch):
         error = driver.ends[request].error
         assert (error.code, error.param) == ("invalid_request", "logits_processors")
         assert told in error.message
-    assert driver.tokens[other] == candidate.expect(prompt(20), 6, guess=driver.tokens[other])
+    check_greedy(driver, other, candidate.expect, prompt(20), 6)

@@ -7,6 +7,8 @@ import re
 import signal
 import socket
 import threading
+from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -26,12 +28,38 @@ def body(max_tokens: int = 8, **more: object) -> dict[str, object]:
     return {"model": "m", "prompt": [[300, 301, 302]], "max_tokens": max_tokens, **more}
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Server]:
+    """A server for tests that leave it as they found it."""
+    with serving(*SLOW) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def watched() -> Iterator[Server]:
+    """A server that replaces an engine whose step takes 2 s. Its step with token 1000 never ends."""
+    with serving(*SLOW, "--watchdog-timeout", "2", "--sim-faults", "stall=1000") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def with_keys() -> Iterator[Server]:
+    with serving(*SIMULATED, environ={"PENSTOCK_API_KEY": "right,other"}) as server:
+        yield server
+
+
 def assert_idle(server: Server) -> None:
     """Conservation: nothing runs, nothing waits, every block is free, and all that came has ended."""
     wait_until(lambda: (lambda s: s["num_running"] == s["num_waiting"] == 0)(server.state()))
     state = server.state()
     assert state["num_free_blocks"] == state["num_blocks"]
     assert state["admitted"] == sum(state["finished"].values())
+
+
+def assert_recovers(server: Server) -> None:
+    wait_until(lambda: httpx.get(server.url + "/health/ready").status_code == 200)
+    assert server.post(COMPLETIONS, body()).status_code == 200
+    assert_idle(server)
 
 
 def test_readiness_tells_the_truth_while_loading():
@@ -106,35 +134,27 @@ def test_a_second_signal_does_not_wait():
         assert server.process.wait(30) == 0
 
 
-def test_kill_9_of_the_engine_ends_streams_and_the_server_recovers():
-    with serving(*SLOW) as server:
-        with server.stream(COMPLETIONS, body(5000)) as events:
-            next(events)
-            os.kill(server.engine_pid(), signal.SIGKILL)
-            rest = list(events)
-        assert rest[-1] == "[DONE]"
-        assert rest[-2]["error"]["message"]
-        wait_until(lambda: httpx.get(server.url + "/health/ready").status_code == 200)
-        assert server.post(COMPLETIONS, body()).status_code == 200
-        assert_idle(server)
+def test_kill_9_of_the_engine_ends_streams_and_the_server_recovers(shared):
+    with shared.stream(COMPLETIONS, body(5000)) as events:
+        next(events)
+        os.kill(shared.engine_pid(), signal.SIGKILL)
+        rest = list(events)
+    assert rest[-1] == "[DONE]"
+    assert rest[-2]["error"]["message"]
+    assert_recovers(shared)
 
 
-def test_a_hung_engine_is_noticed_and_replaced():
-    with serving(*SLOW, "--watchdog-timeout", "2") as server:
-        with server.stream(COMPLETIONS, body(5000)) as events:
-            next(events)
-            os.kill(server.engine_pid(), signal.SIGSTOP)
-            assert "error" in list(events)[-2]
-        wait_until(lambda: httpx.get(server.url + "/health/ready").status_code == 200)
-        assert server.post(COMPLETIONS, body()).status_code == 200
+def test_a_hung_engine_is_noticed_and_replaced(watched):
+    with watched.stream(COMPLETIONS, body(5000)) as events:
+        next(events)
+        os.kill(watched.engine_pid(), signal.SIGSTOP)
+        assert "error" in list(events)[-2]
+    assert_recovers(watched)
 
 
-def test_a_stalled_step_ends_its_request_with_one_error_and_the_server_recovers():
-    with serving(*SIMULATED, "--sim-faults", "stall=1000", "--watchdog-timeout", "1.5") as server:
-        assert server.post(COMPLETIONS, body(5) | {"prompt": [1000]}).status_code == 503
-        wait_until(lambda: httpx.get(server.url + "/health/ready").status_code == 200)
-        assert server.post(COMPLETIONS, body()).status_code == 200
-        assert_idle(server)
+def test_a_stalled_step_ends_its_request_with_one_error_and_the_server_recovers(watched):
+    assert watched.post(COMPLETIONS, body(5) | {"prompt": [1000]}).status_code == 503
+    assert_recovers(watched)
 
 
 def test_a_slow_step_turns_readiness_off_and_is_waited_for():
@@ -165,27 +185,26 @@ def test_a_killed_server_leaves_no_files(tmp_path):
         assert list(tmp_path.iterdir()) == []
 
 
-def test_an_engine_is_not_blamed_for_a_gateway_that_stood_still():
-    with serving(*SIMULATED, "--watchdog-timeout", "2") as server:
-        engine = server.engine_pid()
-        server.process.send_signal(signal.SIGSTOP)
-        threading.Event().wait(3)
-        server.process.send_signal(signal.SIGCONT)
-        assert server.post(COMPLETIONS, body()).status_code == 200
-        assert server.engine_pid() == engine
+def test_an_engine_is_not_blamed_for_a_gateway_that_stood_still(watched):
+    engine = watched.engine_pid()
+    watched.process.send_signal(signal.SIGSTOP)
+    threading.Event().wait(3)
+    watched.process.send_signal(signal.SIGCONT)
+    assert watched.post(COMPLETIONS, body()).status_code == 200
+    assert watched.engine_pid() == engine
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_disconnects_free_blocks_at_once(stream):
-    with serving(*SLOW) as server:
-        if stream:
-            with server.stream(COMPLETIONS, body(5000)) as events:
-                next(events)
-        else:
-            with pytest.raises(httpx.ReadTimeout):
-                httpx.post(server.url + COMPLETIONS, json=body(5000), timeout=0.5)
-        assert_idle(server)
-        assert server.state()["finished"] == {"abort": 1}
+def test_disconnects_free_blocks_at_once(stream, shared):
+    before = Counter(shared.state()["finished"])
+    if stream:
+        with shared.stream(COMPLETIONS, body(5000)) as events:
+            next(events)
+    else:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(shared.url + COMPLETIONS, json=body(5000), timeout=0.5)
+    assert_idle(shared)
+    assert Counter(shared.state()["finished"]) - before == {"abort": 1}
 
 
 def test_random_aborts_leave_nothing_behind():
@@ -232,38 +251,35 @@ def test_deadlines_hold_in_the_queue_and_while_running():
         assert_idle(server)
 
 
-def test_a_client_may_set_its_own_deadline():
-    with serving(*SLOW) as server:
-        late = server.post(COMPLETIONS, body(5000), headers={"X-Request-Timeout": "0.2"})
-        assert late.status_code == 504
-        for nonsense in ("soon", "-1", "0", "1e9", "nan"):
-            assert server.post(COMPLETIONS, body(), headers={"X-Request-Timeout": nonsense}).status_code == 400
-        assert server.post(COMPLETIONS, body(), headers={"X-Request-Timeout": "30"}).status_code == 200
-        assert_idle(server)
+def test_a_client_may_set_its_own_deadline(shared):
+    late = shared.post(COMPLETIONS, body(5000), headers={"X-Request-Timeout": "0.2"})
+    assert late.status_code == 504
+    for nonsense in ("soon", "-1", "0", "1e9", "nan"):
+        assert shared.post(COMPLETIONS, body(), headers={"X-Request-Timeout": nonsense}).status_code == 400
+    assert shared.post(COMPLETIONS, body(), headers={"X-Request-Timeout": "30"}).status_code == 200
+    assert_idle(shared)
 
 
-def test_keys_are_asked_for_everywhere_but_on_health():
-    with serving(*SIMULATED, environ={"PENSTOCK_API_KEY": "right,other"}) as server:
-        assert httpx.get(server.url + "/health/ready").status_code == 200
-        for path in ("/v1/models", "/metrics", "/version", "/v1/absent"):
-            assert httpx.get(server.url + path).status_code == 401
-        assert httpx.get(server.operator + "/metrics").status_code == 200, "on loopback metrics are open"
-        with pytest.raises(openai.AuthenticationError):
-            server.client("wrong").completions.create(**body())
-        for key in ("right", "other"):
-            assert server.client(key).completions.create(**body()).choices
-        assert not any("right" in line for line in server.log)
+def test_keys_are_asked_for_everywhere_but_on_health(with_keys):
+    assert httpx.get(with_keys.url + "/health/ready").status_code == 200
+    for path in ("/v1/models", "/metrics", "/version", "/v1/absent"):
+        assert httpx.get(with_keys.url + path).status_code == 401
+    assert httpx.get(with_keys.operator + "/metrics").status_code == 200, "on loopback metrics are open"
+    with pytest.raises(openai.AuthenticationError):
+        with_keys.client("wrong").completions.create(**body())
+    for key in ("right", "other"):
+        assert with_keys.client(key).completions.create(**body()).choices
+    assert not any("right" in line for line in with_keys.log)
 
 
-def test_tenants_do_not_share_cached_prefixes():
-    with serving(*SIMULATED, "--api-key", "a,b") as server:
-        prompt = {"model": "m", "prompt": [list(range(300, 400))], "max_tokens": 1}
-        cached = [
-            server.client(key).completions.create(**prompt).usage.prompt_tokens_details.cached_tokens
-            for key in ("a", "a", "b", "b")
-        ]
-        assert cached[0] == cached[2] == 0
-        assert cached[1] == cached[3] > 0
+def test_tenants_do_not_share_cached_prefixes(with_keys):
+    prompt = {"model": "m", "prompt": [list(range(300, 400))], "max_tokens": 1}
+    cached = [
+        with_keys.client(key).completions.create(**prompt).usage.prompt_tokens_details.cached_tokens
+        for key in ("right", "right", "other", "other")
+    ]
+    assert cached[0] == cached[2] == 0
+    assert cached[1] == cached[3] > 0
 
 
 def test_grpc_health_follows_readiness():
@@ -294,8 +310,8 @@ def test_metrics_add_up():
         assert values['penstock_kv_cache_usage_ratio{model="m"}'] == "0.0"
 
 
-def test_the_live_feed_tells_the_scheduler_s_state():
-    with serving(*SIMULATED) as server, httpx.stream("GET", server.operator + "/debug/scheduler/stream") as feed:
+def test_the_live_feed_tells_the_scheduler_s_state(shared):
+    with httpx.stream("GET", shared.operator + "/debug/scheduler/stream") as feed:
         assert feed.headers["content-type"].startswith("text/event-stream")
         assert '"num_running":0' in next(line for line in feed.iter_lines() if line.startswith("data: "))
 
